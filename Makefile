@@ -1,0 +1,36 @@
+# Two commands do everything: `make demo` and `make test`. The rest is for working on aitrain itself.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench docs tiny-model install
+
+demo: install
+	$(BIN)/aitrain demo
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: install
+	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.overhead
+
+docs: install
+	$(BIN)/python -c "from aitrain.knobs import as_markdown; open('docs/knobs.md', 'w').write(as_markdown())"
+
+tiny-model: install
+	$(BIN)/python -m aitrain.training.tiny_model aitrain/tiny_model
+
+install: $(VENV)/.installed
+
+# torch alone and first: with the pin, pip takes one build, without it gigabytes of CUDA on a machine that has no GPU.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	touch $@

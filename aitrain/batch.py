@@ -1,0 +1,89 @@
+"""Batch arithmetic: from prompts and completions to what each process does.
+
+One optimizer step trains on `prompts_per_step` groups of `generations` completions. They are shared out evenly: each of
+`processes` takes `accumulation` micro-batches of `micro_batch` completions.
+
+    prompts_per_step x generations = processes x accumulation x micro_batch
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aitrain.config import TrainConfig
+from aitrain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How one optimizer step is shared out; all counts are of completions unless they say prompts."""
+
+    processes: int
+    accumulation: int
+    micro_batch: int
+    generations: int
+
+    @property
+    def completions_per_step(self) -> int:
+        """Completions in one optimizer step, over all processes."""
+        return self.processes * self.accumulation * self.micro_batch
+
+    @property
+    def prompts_per_step(self) -> int:
+        """Groups in one optimizer step, over all processes."""
+        return self.completions_per_step // self.generations
+
+    def __str__(self) -> str:
+        return (
+            f"{self.prompts_per_step} prompts x {self.generations} completions = {self.completions_per_step} a step"
+            f" = {self.processes} process{'es' if self.processes > 1 else ''}"
+            f" x {self.accumulation} forward pass{'es' if self.accumulation > 1 else ''} of {self.micro_batch}"
+        )
+
+
+def plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
+    """The plan for so many processes.
+
+    Raises:
+        ConfigError: the numbers do not divide, or contradict each other.
+    """
+    if config.rl_prompts_per_step is None:
+        accumulation = config.gradient_accumulation
+    else:
+        accumulation = _derived_accumulation(config, processes)
+    plan = BatchPlan(processes, accumulation, config.batch_size, config.rl_num_generations)
+    if plan.completions_per_step % plan.generations:
+        raise ConfigError(_does_not_divide(plan))
+    return plan
+
+
+def _derived_accumulation(config: TrainConfig, processes: int) -> int:
+    completions = (config.rl_prompts_per_step or 0) * config.rl_num_generations
+    accumulation, rest = divmod(completions, processes * config.batch_size)
+    if rest or accumulation == 0:
+        raise ConfigError(
+            f"rl_prompts_per_step: {config.rl_prompts_per_step} prompts x {config.rl_num_generations} completions ="
+            f" {completions} cannot be shared by {processes} processes in micro-batches of {config.batch_size}.\n"
+            f"Micro-batches that work here: {_divisors(completions, processes)} (--batch-size)."
+        )
+    if "gradient_accumulation" in config.model_fields_set and config.gradient_accumulation != accumulation:
+        raise ConfigError(
+            f"gradient_accumulation: {config.gradient_accumulation} contradicts rl_prompts_per_step, which makes it"
+            f" {accumulation} ({completions} completions / {processes} processes / {config.batch_size} a pass).\n"
+            "Leave one of the two out."
+        )
+    return accumulation
+
+
+def _divisors(completions: int, processes: int) -> str:
+    share, rest = divmod(completions, processes)
+    fitting = [str(size) for size in range(1, min(share, 64) + 1) if rest == 0 and share % size == 0]
+    return ", ".join(fitting) or f"none with {processes} processes"
+
+
+def _does_not_divide(plan: BatchPlan) -> str:
+    return (
+        f"rl_num_generations: {plan.completions_per_step} completions a step cannot be divided into groups of"
+        f" {plan.generations}.\nThey come from batch_size {plan.micro_batch} x gradient_accumulation"
+        f" {plan.accumulation} x {plan.processes} processes.\nSay --rl-prompts-per-step instead: the rest is derived."
+    )

@@ -1,0 +1,76 @@
+"""`aitrain`: the commands, and how what goes wrong is told."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import typer
+
+import aitrain
+from aitrain.cli.data import data
+from aitrain.cli.demo import demo
+from aitrain.cli.grpo import grpo, grpo_signature
+from aitrain.errors import AitrainError
+from aitrain.knobs import elsewhere
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
+
+app = typer.Typer(
+    help="Fine-tune a language model with GRPO on a task of your own.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings=SETTINGS,
+    pretty_exceptions_enable=False,
+)
+app.command(add_help_option=False)(grpo_signature(grpo))
+app.command()(demo)
+app.add_typer(data, name="data")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"aitrain {aitrain.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Say which version."),
+) -> None:
+    """Fine-tune a language model with GRPO on a task of your own."""
+
+
+def main() -> None:
+    """The console script. Exit codes: 0 done, 1 failed, 2 wrong command, 3 environment failed, 130 interrupted."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        return int(app(standalone_mode=False, prog_name="aitrain") or 0)
+    except AitrainError as error:
+        return _tell(str(error), error.exit_code, error)
+    except typer.TyperException as error:
+        return _tell(_usage(error), 2, error)
+    except (typer.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:  # `aitrain grpo --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _usage(error: typer.TyperException) -> str:
+    """What the parser refused, with what AITraining's flags are called here."""
+    message = error.format_message()
+    return f"{message}\n{hint}" if (hint := elsewhere(getattr(error, "option_name", ""))) else message
+
+
+def _tell(message: str, code: int, error: BaseException) -> int:
+    if message:  # the parser has shown its help already where there is nothing to say
+        print(f"aitrain: {message}", file=sys.stderr)
+    if "--debug" in sys.argv:
+        traceback.print_exception(error)
+    return code

@@ -1,0 +1,301 @@
+"""What a run is: every knob, once.
+
+A knob is a field: its type carries its bounds, its default stands beside it, and one sentence says what it does. Flags
+(`--rl-num-generations`), YAML keys (`rl_num_generations`), Python arguments and docs/knobs.md are derived from here.
+Names and defaults are AITraining's wherever it has the knob; where we differ, the sentence says why.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from aitrain.errors import ConfigError, did_you_mean
+
+__all__ = ["TrainConfig"]
+
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+def read_json_object(value: object) -> object:
+    """A JSON object given as text or as @file.json, as a dict; anything else is left for pydantic to judge."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith("@"):
+        value = _read_text(Path(value[1:]).expanduser())
+    try:
+        parsed = json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not valid JSON ({error.msg} at character {error.pos})") from None
+    if not isinstance(parsed, dict):
+        raise ValueError(f"must be a JSON object like '{{\"key\": 1}}', not {_json_kind(parsed)}")
+    return parsed
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"names a file that cannot be read: {path} ({type(error).__name__})") from None
+
+
+def _json_kind(value: object) -> str:
+    kinds: dict[type, str] = {list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return kinds.get(type(value), "null")
+
+
+JsonObject = Annotated[dict[str, Any], BeforeValidator(read_json_object)]
+
+
+def knob(default: Any, sentence: str, section: str) -> Any:
+    """A field of TrainConfig: its default, its sentence and the section that it is listed under."""
+    return Field(default=default, description=sentence, json_schema_extra={"section": section})
+
+
+class TrainConfig(BaseModel):
+    """One run, fully described. Unknown names and values out of bounds raise ConfigError."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
+
+    # -- Model
+    model: str = knob(
+        "google/gemma-3-270m", "Hub name or folder of the model to train; `tiny` is the shipped one.", "Model"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
+        "auto",
+        "Type of the weights; auto: bfloat16 for a frozen base under LoRA where the GPU has it, else float32.",
+        "Model",
+    )
+    attn_implementation: str | None = knob(
+        None, "Attention kernel that transformers should use, such as sdpa or eager.", "Model"
+    )
+    chat_template: str | None = knob(
+        None, "chatml, zephyr, or a file with a Jinja template; unset: the tokenizer's own.", "Model"
+    )
+    model_max_length: PositiveInt | None = knob(
+        None, "Longest prompt plus answer in tokens; unset: what the model's configuration says.", "Model"
+    )
+    quantization: Literal["int4", "int8"] | None = knob(
+        None, "Load the base weights in 4 or 8 bits (CUDA, with --peft only).", "Model"
+    )
+    trust_remote_code: bool = knob(
+        False, "Run code that comes with the model; off, where AITraining has it on: it is a stranger's code.", "Model"
+    )
+
+    # -- Environment
+    rl_env: str | None = knob(
+        None, "The environment in one word: path/to/file.py:Class, package.module:Class, or envs.gsm8k.", "Environment"
+    )
+    rl_env_module: str | None = knob(None, "Module that holds the environment class.", "Environment")
+    rl_env_class: str | None = knob(
+        None,
+        "Name of the environment class; unset: the only class of the module that has build_dataset.",
+        "Environment",
+    )
+    rl_env_config: JsonObject | None = knob(
+        None, "Keywords for the environment's constructor: a JSON object, or @file.json.", "Environment"
+    )
+
+    # -- Run
+    project_name: str = knob("project-name", "Name of the run and of its folder.", "Run")
+    output_dir: str = knob("runs", "Folder that run folders are made in.", "Run")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = knob(
+        42,
+        "Seed of the dataset split, the shuffling, the sampling and the adapter (AITraining ignores its own).",
+        "Run",
+    )
+    epochs: PositiveInt = knob(1, "Passes over the training cases.", "Run")
+    max_steps: PositiveInt | None = knob(None, "Stop after this many optimizer steps, whatever the epochs.", "Run")
+    logging_steps: int = knob(-1, "Steps between two lines of metrics.jsonl; -1: every step.", "Run")
+    log: Literal["none", "wandb", "tensorboard", "trackio"] = knob(
+        "none", "Tracker to report to as well; none, where AITraining has wandb: no account is needed to train.", "Run"
+    )
+    resume_from_checkpoint: str | None = knob(
+        None, "A checkpoint folder, or auto for the newest one of this run's folder.", "Run"
+    )
+
+    # -- Batch
+    rl_prompts_per_step: PositiveInt | None = knob(
+        None,
+        "Prompts per optimizer step, over all processes; the accumulation is then derived from it and batch_size.",
+        "Batch",
+    )
+    batch_size: PositiveInt = knob(2, "Completions per forward pass and process.", "Batch")
+    gradient_accumulation: PositiveInt = knob(4, "Forward passes per optimizer step.", "Batch")
+    rl_max_prompt_length: PositiveInt | None = knob(
+        None, "Cases with a longer prompt (in tokens) are dropped; unset: what the model's context leaves.", "Batch"
+    )
+
+    # -- Optimizer
+    lr: PositiveFloat = knob(
+        1e-5, "Learning rate; 1e-5 as AITraining's docs advise, where its default is 3e-5.", "Optimizer"
+    )
+    optimizer: str = knob("adamw_torch", "Optimizer, by its name in transformers.", "Optimizer")
+    scheduler: str = knob("linear", "Learning rate schedule, by its name in transformers.", "Optimizer")
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = knob(
+        0.1, "Share of the steps that warm the learning rate up.", "Optimizer"
+    )
+    weight_decay: NonNegativeFloat = knob(0.0, "Weight decay.", "Optimizer")
+    max_grad_norm: NonNegativeFloat = knob(1.0, "Gradients are clipped to this norm; 0: not clipped.", "Optimizer")
+
+    # -- GRPO
+    rl_num_generations: Annotated[int, Field(ge=2)] = knob(
+        4, "Completions per prompt: the group that a completion is compared with.", "GRPO"
+    )
+    rl_kl_coef: NonNegativeFloat = knob(
+        0.1, "Weight of the KL term to the initial model; 0 saves the reference model's memory.", "GRPO"
+    )
+    rl_clip_range: PositiveFloat = knob(0.2, "How far the probability ratio may move before it is clipped.", "GRPO")
+    rl_loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = knob(
+        "grpo", "How token losses are formed and averaged.", "GRPO"
+    )
+    rl_mask_truncated_completions: bool = knob(
+        False, "Leave completions that hit the token limit out of the loss.", "GRPO"
+    )
+
+    # -- Generation
+    rl_max_new_tokens: PositiveInt = knob(128, "Most tokens in one completion.", "Generation")
+    rl_temperature: PositiveFloat = knob(1.0, "Sampling temperature.", "Generation")
+    rl_top_k: Annotated[int, Field(ge=0)] = knob(
+        50, "Sample from this many likeliest tokens; 0: from all.", "Generation"
+    )
+    rl_top_p: Share = knob(
+        1.0, "Sample from the likeliest tokens that hold this share of the probability.", "Generation"
+    )
+
+    # -- vLLM
+    use_vllm: bool = knob(False, "Generate with vLLM.", "vLLM")
+    vllm_mode: Literal["colocate", "server"] = knob(
+        "colocate", "vLLM inside the training processes, or a server.", "vLLM"
+    )
+    vllm_gpu_memory_utilization: Share = knob(0.3, "Share of each GPU's memory that a colocated vLLM takes.", "vLLM")
+    vllm_server_url: str | None = knob(None, "Address of a running vLLM server.", "vLLM")
+    vllm_tensor_parallel_size: PositiveInt = knob(1, "GPUs that one colocated vLLM engine is split over.", "vLLM")
+    vllm_server_gpus: PositiveInt = knob(
+        1, "GPUs of this machine, the last ones, that a vLLM server on it holds: training leaves them alone.", "vLLM"
+    )
+
+    # -- LoRA
+    peft: bool = knob(False, "Train a LoRA adapter, not the weights themselves.", "LoRA")
+    lora_r: PositiveInt = knob(16, "Rank of the adapter.", "LoRA")
+    lora_alpha: PositiveInt = knob(32, "The adapter is scaled by lora_alpha / lora_r.", "LoRA")
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = knob(
+        0.0, "Dropout in the adapter; 0, where AITraining has 0.05: it also disturbs the sampling.", "LoRA"
+    )
+    target_modules: str = knob("all-linear", "Layers that get an adapter: all-linear, or names with commas.", "LoRA")
+    merge_adapter: bool = knob(True, "Also write base and adapter merged, into model/merged.", "LoRA")
+
+    # -- Evaluation
+    eval_cases: Annotated[int, Field(ge=0)] | None = knob(
+        None,
+        "Held-out cases to score before and after; unset: a tenth of the dataset, at most 64; 0: none.",
+        "Evaluation",
+    )
+    eval_strategy: Literal["no", "steps", "epoch"] = knob(
+        "epoch", "When to score the held-out cases during training as well.", "Evaluation"
+    )
+    eval_steps: PositiveInt = knob(100, "Steps between two of those, with --eval-strategy steps.", "Evaluation")
+
+    # -- Saving
+    save_strategy: Literal["no", "steps", "epoch"] = knob("epoch", "When to write a checkpoint.", "Saving")
+    save_steps: PositiveInt = knob(500, "Steps between two checkpoints, with --save-strategy steps.", "Saving")
+    save_total_limit: PositiveInt | None = knob(1, "Checkpoints to keep; older ones are deleted.", "Saving")
+    push_to_hub: bool = knob(
+        False, "Upload model/ to the Hub at the end (token from HF_TOKEN or the hub login).", "Saving"
+    )
+    username: str | None = knob(None, "Hub user or organisation to upload to; unset: whose token it is.", "Saving")
+    repo_id: str | None = knob(None, "Hub repository to upload to; unset: username/project_name.", "Saving")
+    hub_private: bool = knob(True, "Make the Hub repository private.", "Saving")
+
+    # -- Hardware
+    num_processes: PositiveInt | None = knob(
+        None, "Training processes; unset: one for each visible GPU, one on CPU.", "Hardware"
+    )
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = knob(
+        None, "Autocast of the forward pass; unset: bf16 where the GPU has it, else none.", "Hardware"
+    )
+    disable_gradient_checkpointing: bool = knob(False, "Keep all activations: faster, more memory.", "Hardware")
+    distributed_backend: Literal["ddp"] | None = knob(
+        None, "How processes share the work: ddp; for DeepSpeed hand TRL its file, --trl deepspeed=FILE.", "Hardware"
+    )
+    ddp_timeout: PositiveInt = knob(7200, "Seconds that one process waits for the others.", "Hardware")
+
+    # -- TRL
+    trl: dict[str, Any] = knob({}, "Any other field of TRL's GRPOConfig, as KEY=VALUE; may be repeated.", "TRL")
+
+    if not TYPE_CHECKING:  # type checkers see pydantic's own signature, with every knob in it
+
+        def __init__(self, **knobs: Any) -> None:
+            try:
+                super().__init__(**knobs)
+            except ValidationError as error:
+                raise ConfigError(_describe(error)) from None
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> TrainConfig:
+        for is_wrong, why in self._contradictions():
+            if is_wrong:
+                raise ValueError(why)
+        return self
+
+    def _contradictions(self) -> list[tuple[bool, str]]:
+        """What no single knob shows: (is it so, what to say)."""
+        has_url, is_server = self.vllm_server_url is not None, self.vllm_mode == "server"
+        return [
+            (
+                not re.fullmatch(r"[\w.+-]{1,100}", self.project_name) or set(self.project_name) == {"."},
+                f"project_name: {self.project_name!r} is not a folder name\nUse letters, digits, '-', '_' and '.';"
+                " --output-dir says where the folder is made.",
+            ),
+            (
+                self.rl_env is not None and self.rl_env_module is not None,
+                "rl_env and rl_env_module both name an environment: give one of them",
+            ),
+            (
+                self.rl_env_class is not None and self.rl_env is None and self.rl_env_module is None,
+                f"rl_env_class: {self.rl_env_class} in which module? Add --rl-env-module",
+            ),
+            (has_url and not (self.use_vllm and is_server), "vllm_server_url needs --use-vllm and --vllm-mode server"),
+            (
+                self.use_vllm and is_server and not has_url,
+                "vllm_mode: server needs the address of a running server: --vllm-server-url http://127.0.0.1:8000",
+            ),
+            (
+                self.quantization is not None and not self.peft,
+                f"quantization: {self.quantization} weights cannot be trained themselves: add --peft",
+            ),
+            (
+                self.quantization is not None and self.use_vllm,
+                "quantization and use_vllm do not work together: TRL cannot hand a 4 or 8 bit base to vLLM (its #3466)"
+                "\nLeave one of the two out.",
+            ),
+            (self.logging_steps == 0 or self.logging_steps < -1, "logging_steps: give 1 or more, or -1 for every step"),
+        ]
+
+    def written(self) -> dict[str, Any]:
+        """The knobs as config.yaml holds them: less what follows from another one, and what is for one start only."""
+        knobs = self.model_dump(exclude={"resume_from_checkpoint"})
+        if self.rl_prompts_per_step is not None:
+            del knobs["gradient_accumulation"]  # derived; written down, it would contradict a changed flag
+        return knobs
+
+
+def _describe(error: ValidationError) -> str:
+    """The first thing that is wrong, as one line: knob, what was given, what is expected."""
+    first = error.errors(include_url=False)[0]
+    name = ".".join(str(part) for part in first["loc"][:1])
+    message = re.sub(r"^(Value error|Assertion failed), ", "", first["msg"])
+    if not name:
+        return message
+    if first["type"] == "extra_forbidden":
+        return f"{name}: there is no such knob.{did_you_mean(name, TrainConfig.model_fields)}"
+    if first["type"] == "value_error":
+        return f"{name} {message}"
+    return f"{name}: {message[0].lower()}{message[1:]}, not {first['input']!r}"

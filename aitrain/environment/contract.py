@@ -1,0 +1,152 @@
+"""What an environment is: the methods it may have, and what each of them is given.
+
+A method is called by signature: it gets the parameters it names, and no others.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aitrain.errors import EnvironmentFailed, did_you_mean
+
+if TYPE_CHECKING:
+    import asyncio
+
+Prompt = str | list[dict[str, Any]]
+"""What a case asks: a string, or chat messages."""
+
+SCORE_WORDS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text")
+"""What `score_episode` may ask for by name, beside the columns of the dataset."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score from 0 to 1, or None for unscored, with metrics of the environment's own."""
+
+    score: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the dataset, with the number that the environment knows it by."""
+
+    case_idx: Any
+    prompt: Prompt
+    row: Mapping[str, Any]
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompt is chat messages."""
+        return not isinstance(self.prompt, str)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The model's answer to a case, as the environment is shown it.
+
+    `content` is a string for string prompts, and one assistant message in a list for chat prompts, as TRL has it.
+    """
+
+    case: Case
+    content: str | list[dict[str, Any]]
+
+    @property
+    def text(self) -> str:
+        """The answer as a string, whatever the prompt is."""
+        return self.content if isinstance(self.content, str) else str(self.content[-1].get("content") or "")
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The whole conversation."""
+        if isinstance(self.case.prompt, str) or isinstance(self.content, str):
+            return [
+                {"role": "user", "content": self.case.prompt},
+                {"role": "assistant", "content": self.text},
+            ]
+        return [*self.case.prompt, *self.content]
+
+    def words(self) -> dict[str, Any]:
+        """Everything of it that `score_episode` may ask for; our words win over a column of the same name."""
+        return {
+            **self.case.row,
+            "completion": self.content,
+            "case_idx": self.case.case_idx,
+            "prompt": self.case.prompt,
+            "case": dict(self.case.row),
+            "messages": self.messages,
+            "text": self.text,
+        }
+
+
+def check_contract(environment: object, columns: Iterable[str]) -> None:
+    """Refuse what cannot be trained on, before a model is loaded.
+
+    Raises:
+        EnvironmentFailed: a method is missing, or asks for something that there is not.
+    """
+    name = type(environment).__name__
+    score_episode = getattr(environment, "score_episode", None)
+    if not callable(score_episode):
+        raise EnvironmentFailed(f"{name} has no score_episode: give it one that returns a score from 0 to 1")
+    known = {*SCORE_WORDS, *columns}
+    for parameter in _required(score_episode):
+        if parameter not in known:
+            raise EnvironmentFailed(
+                f"{name}.score_episode asks for {parameter}, which is not known.{did_you_mean(parameter, known)}\n"
+                f"It may ask for: {', '.join(SCORE_WORDS)}\n"
+                f"and the dataset's columns: {', '.join(sorted(set(columns)))}"
+            )
+
+
+def _required(method: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(method).parameters.values()
+    return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.default is p.empty]
+
+
+def arguments_for(method: Callable[..., Any], words: Mapping[str, Any]) -> dict[str, Any]:
+    """Of all the words, those that the method names; all of them when it takes `**kwargs`."""
+    parameters = inspect.signature(method).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return dict(words)
+    return {name: words[name] for name in parameters if name in words}
+
+
+def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
+    """`build_dataset` and its kin: the tokenizer by position, whatever the parameter is called, or nothing."""
+    parameters = list(inspect.signature(method).parameters.values())
+    takes_position = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
+    if takes_position:
+        return finished(method(tokenizer))
+    return finished(method(**arguments_for(method, {"tokenizer": tokenizer})))
+
+
+def finished(value: Any) -> Any:
+    """The value itself, or what it comes to when the method was `async def`."""
+    return run_async(value) if inspect.isawaitable(value) else value
+
+
+def run_async(awaitable: Awaitable[Any]) -> Any:
+    """Wait for it on the one loop that all async methods of the environment share (a client opened in one of them
+    stays usable in the next), also where the caller's own thread runs a loop, as in a notebook."""
+
+    import asyncio  # here, because the command line never needs it
+
+    async def wait() -> Any:
+        return await awaitable
+
+    return asyncio.run_coroutine_threadsafe(wait(), _loop()).result()
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="environment-loop", daemon=True).start()
+    return loop

@@ -1,0 +1,51 @@
+"""What can go wrong for a user: one family, one exit code each.
+
+    AitrainError            anything that aitrain itself reports
+        ConfigError         2   the command, a knob or a file it names is wrong
+        EnvironmentFailed   3   the user's environment cannot be used, or stopped working
+        RunFailed           1   training itself failed
+        Interrupted         130 somebody asked the run to stop
+
+A message says what happened, where, and what to do next, in at most five lines.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["AitrainError", "ConfigError", "EnvironmentFailed", "Interrupted", "RunFailed"]
+
+
+class AitrainError(Exception):
+    """Anything that aitrain reports to a user as one short message."""
+
+    exit_code = 1
+
+
+class ConfigError(AitrainError):
+    """The command, a knob, or a file that a knob names is wrong: nothing was started."""
+
+    exit_code = 2
+
+
+class EnvironmentFailed(AitrainError):
+    """The environment cannot be loaded, breaks the contract, or fails too often to train on."""
+
+    exit_code = 3
+
+
+class RunFailed(AitrainError):
+    """Training was started and failed for a reason that is not the user's command or environment."""
+
+    exit_code = 1
+
+
+class Interrupted(AitrainError):
+    """Ctrl-C or SIGTERM ended the run."""
+
+    exit_code = 130
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` Did you mean x?` for the known word nearest to a misspelt one, or nothing."""
+    near = get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]}?" if near else ""

@@ -1,0 +1,88 @@
+"""What a run says while it runs: from the process that trains to the screen, one JSON line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Started:
+    """A training process is up."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What the run is doing now; the next event replaces it on the screen."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that the person should still see when the run is over."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step is done. `reward` is the batch's mean score, None when nothing could be scored."""
+
+    step: int
+    steps: int
+    reward: float | None
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The held-out cases were scored: the mean score of sampled and of greedy completions, 0 to 1."""
+
+    when: str
+    sampled: float | None
+    greedy: float | None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The run cannot go on."""
+
+    message: str
+    exit_code: int
+    trace: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The run has ended and result.json is written; `status` is finished or stopped."""
+
+    status: str
+    step: int
+
+
+Event: TypeAlias = Started | Phase | Note | Step | Evaluated | Failed | Ended
+Announce: TypeAlias = Callable[[Event], None]
+
+_KINDS: dict[str, type[Event]] = {
+    kind.__name__: kind for kind in (Started, Phase, Note, Step, Evaluated, Failed, Ended)
+}
+
+
+def encode(event: Event) -> str:
+    """The event as one line of JSON, newline included."""
+    return json.dumps({"event": type(event).__name__, **asdict(event)}) + "\n"
+
+
+def decode(line: str) -> Event | None:
+    """The event on a line, or None when the line is something else (a library may print what it likes)."""
+    try:
+        fields = json.loads(line)
+        return _KINDS[fields.pop("event")](**fields)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,217 @@
+"""The knobs as people meet them: flags, YAML keys, checks, and the table in docs/knobs.md."""
+
+from __future__ import annotations
+
+import textwrap
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from annotated_types import Ge, Gt, Interval, Le, Lt
+from pydantic.fields import FieldInfo
+
+from aitrain.config import TrainConfig
+from aitrain.errors import ConfigError, did_you_mean
+
+ELSEWHERE = {
+    "token": "Tokens are taken from HF_TOKEN or the hub login only: a flag would show them to everyone on the machine.",
+    "wandb_token": "Tokens are taken from WANDB_API_KEY or `wandb login` only.",
+    "trainer": "aitrain grpo has one trainer: leave it out.",
+    "train": "aitrain grpo always trains: leave it out.",
+    "use_flash_attention_2": "Say --attn-implementation flash_attention_2.",
+    "padding": "Generation needs left padding and has it: leave it out.",
+    "data_path": "The environment builds its dataset: leave it out, or hand it over with --rl-env-config.",
+    "auto_find_batch_size": "A smaller batch would break the groups: set --batch-size.",
+}
+"""AITraining's flags that aitrain has no knob for, and what to do about each."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One field of TrainConfig, as flags, help and docs need it."""
+
+    name: str
+    sentence: str
+    section: str
+    default: Any
+    kind: str
+
+    @property
+    def flag(self) -> str:
+        """The knob's flag: `--rl-num-generations`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether it takes one of a few words."""
+        return self.kind.partition(",")[0] not in ("switch", "integer", "number", "text", "JSON object")
+
+    @property
+    def placeholder(self) -> str:
+        """What stands behind the flag in its help: `INTEGER`, `KEY=VALUE`."""
+        return "KEY=VALUE" if self.name == "trl" else self.kind.partition(",")[0].upper()
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag stands alone, with a `--no-` form beside it."""
+        return self.kind == "switch"
+
+    @property
+    def shown_default(self) -> str:
+        """The default as it would be typed."""
+        if self.is_switch:
+            return "on" if self.default else "off"
+        return "unset" if self.default is None else str(self.default)
+
+
+def knobs() -> list[Knob]:
+    """Every knob, in the order of config.py."""
+    return [_knob(name, field) for name, field in TrainConfig.model_fields.items()]
+
+
+def _knob(name: str, field: FieldInfo) -> Knob:
+    extra = field.json_schema_extra
+    section = str(extra["section"]) if isinstance(extra, dict) else ""
+    default = field.get_default(call_default_factory=True, validated_data={})
+    return Knob(name, field.description or "", section, default, _kind(field.annotation, field.metadata))
+
+
+def _kind(annotation: Any, metadata: list[Any]) -> str:
+    """What may stand behind the flag: `integer, at least 2`, `ddp`, `text`."""
+    if get_origin(annotation) in (Union, types.UnionType):  # `X | None`: unset is possible, and goes without saying
+        annotation = next(arg for arg in get_args(annotation) if arg is not type(None))
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        return _kind(inner, [*metadata, *more])
+    if get_origin(annotation) is Literal:
+        return ", ".join(map(str, get_args(annotation)))
+    return _type_name(annotation) + "".join(_bounds(metadata))
+
+
+def _type_name(annotation: Any) -> str:
+    names = {bool: "switch", int: "integer", float: "number", str: "text"}
+    return names.get(annotation, "JSON object")
+
+
+def _bounds(metadata: list[Any]) -> Iterator[str]:
+    for bound in metadata:
+        if isinstance(bound, FieldInfo):
+            yield from _bounds(bound.metadata)
+        elif isinstance(bound, Interval):
+            yield from _bounds(list(bound))
+        else:
+            yield from _bound(bound)
+
+
+def _bound(bound: Any) -> Iterator[str]:
+    if isinstance(bound, Ge):
+        yield f", at least {bound.ge}"
+    elif isinstance(bound, Gt):
+        yield f", above {bound.gt}"
+    elif isinstance(bound, Le):
+        yield f", at most {bound.le}"
+    elif isinstance(bound, Lt):
+        yield f", below {bound.lt}"
+
+
+def as_help(width: int = 80) -> str:
+    """Every flag with its sentence and default, section by section."""
+    lines = []
+    for section in dict.fromkeys(knob.section for knob in knobs()):
+        lines += ["", f"{section}:"]
+        for knob in knobs():
+            lines += _help_entry(knob, width) if knob.section == section else []
+    return "\n".join(lines[1:])
+
+
+def _help_entry(knob: Knob, width: int) -> list[str]:
+    value = "" if knob.is_switch else " " + ("|".join(knob.kind.split(", ")) if knob.is_choice else knob.placeholder)
+    text = f"{knob.sentence} [{knob.shown_default}]"
+    return [f"  {knob.flag}{value}", *textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)]
+
+
+def resolve(file: Path | None, flags: Mapping[str, Any], trl: list[str]) -> TrainConfig:
+    """The configuration of a command: defaults, then the file, then the flags.
+
+    Raises:
+        ConfigError: the file cannot be read, or a name or value is wrong.
+    """
+    from_file = read_file(file) if file else {}
+    given = from_file | dict(flags)
+    if trl:
+        given["trl"] = {**from_file.get("trl", {}), **dict(map(_key_and_value, trl))}
+    return TrainConfig(**given)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The knobs of a YAML file.
+
+    Raises:
+        ConfigError: it cannot be read, is not a table of knobs, or has a name that is none.
+    """
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: {path} is not YAML: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"--config: {path} must hold `knob: value` lines")
+    for key in loaded:
+        _refuse_unknown(str(key), path)
+    return {str(key): value for key, value in loaded.items()}
+
+
+def _refuse_unknown(key: str, path: Path) -> None:
+    if key not in TrainConfig.model_fields:
+        hint = elsewhere(key) or did_you_mean(key, TrainConfig.model_fields).strip()
+        raise ConfigError(f"{key}: there is no such knob (in {path}). {hint}".rstrip())
+
+
+def _key_and_value(text: str) -> tuple[str, Any]:
+    """`KEY=VALUE` with the value read as YAML, so that 0.5, true and [1, 2] are what they look like."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise ConfigError(f"--trl {text}: write KEY=VALUE, like --trl scale_rewards=none")
+    try:
+        return key.strip(), _number(yaml.safe_load(value))
+    except yaml.YAMLError:
+        return key.strip(), value
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 takes 1e-6 for text; nobody else does."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def as_markdown() -> str:
+    """docs/knobs.md: every knob in a table, section by section."""
+    lines = ["# Knobs", "", _INTRODUCTION]
+    for section in dict.fromkeys(knob.section for knob in knobs()):
+        lines += ["", f"## {section}", "", "| flag | default | values | what it does |", "|---|---|---|---|"]
+        lines += [_table_row(knob) for knob in knobs() if knob.section == section]
+    return "\n".join(lines) + "\n"
+
+
+_INTRODUCTION = """\
+<!-- made by `make docs` from aitrain/config.py; a test fails when it is stale -->
+
+Every knob is a flag (`--rl-num-generations 8`), a key of the file given with `--config` (`rl_num_generations: 8`) and
+an argument of `aitrain.TrainConfig` (`rl_num_generations=8`). A flag wins over the file, the file over the default. A
+switch has a `--no-` form. Unknown names are errors."""
+
+
+def _table_row(knob: Knob) -> str:
+    cells = (f"`{knob.flag}`", f"`{knob.shown_default}`", knob.kind, knob.sentence)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def elsewhere(flag: str) -> str | None:
+    """What to do about a flag that AITraining has and aitrain has not."""
+    return ELSEWHERE.get(flag.lstrip("-").replace("-", "_"))

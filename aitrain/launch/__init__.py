@@ -1,0 +1,1 @@
+"""Starting a run: what can be checked first, and its processes."""

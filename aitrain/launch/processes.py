@@ -1,0 +1,171 @@
+"""A run's processes: started, watched, ended.
+
+One process is one child; more are torchrun's (`accelerate launch` quietly runs one on CPU). A first Ctrl-C or SIGTERM
+asks the training processes to finish their step and save; a second one ends them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from aitrain.errors import Interrupted, RunFailed
+from aitrain.events import Announce, Ended, Event, Failed, Started, decode
+from aitrain.launch.preflight import Plan
+from aitrain.run_folder import RunFolder
+
+PYTHON = [sys.executable, "-P"]
+"""Without the working directory on the path: a folder named `vllm` there must not hide the library."""
+WORKER = "aitrain.training.worker"
+PATIENCE = 60.0
+"""Seconds that a process gets to leave after it said that its work is over."""
+
+
+@dataclass
+class Processes:
+    """The training processes of one run, as their parent sees them."""
+
+    plan: Plan
+    folder: RunFolder
+    announce: Announce
+    pids: set[int] = field(default_factory=set)
+    last: Failed | Ended | None = None
+    stops: int = 0
+    child: subprocess.Popen[str] | None = None
+
+    def run(self) -> Failed | Ended:
+        """Start them, pass on what they say, and wait for the last one to end.
+
+        Returns the first failure, or how the run ended.
+        """
+        with self.folder.log.open("a", encoding="utf-8") as log, self._signals():
+            self.child = self._start(log)
+            try:
+                self._listen(self.child)
+            finally:
+                self._end(self.child)
+        return self.last or self._died_silently(self.child.returncode)
+
+    def _start(self, log: TextIO) -> subprocess.Popen[str]:
+        """In a session of their own: a Ctrl-C in the terminal reaches only us, and we pass it on."""
+        return subprocess.Popen(
+            self._command(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=self._environment(),
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+
+    def _command(self) -> list[str]:
+        count = self.plan.batch.processes
+        arguments = [str(self.folder.path), *([str(self.plan.checkpoint)] if self.plan.checkpoint else [])]
+        worker = [*PYTHON, "-m", WORKER, *arguments]
+        if count == 1:
+            return worker
+        return [
+            *PYTHON,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={count}",
+            "--no-python",
+            *worker,
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        """The user's own settings win, but for the GPUs, which the plan has counted."""
+        count = self.plan.batch.processes
+        defaults = {
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count)),
+        }
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}
+        return {**defaults, **os.environ, **gpus}
+
+    def _listen(self, child: subprocess.Popen[str]) -> None:
+        """Until every process that could still say something is gone."""
+        assert child.stdout is not None
+        for line in child.stdout:
+            event = decode(line)
+            if event is not None:
+                self._hear(event)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self.pids.add(event.pid)
+        elif isinstance(event, (Failed, Ended)):
+            self._remember(event)
+        self.announce(event)
+
+    def _remember(self, event: Failed | Ended) -> None:
+        """The first to fail says why; the others fail because it is gone. Whoever does not leave now is ended."""
+        if self.last is None:
+            self.last = event
+            timer = threading.Timer(PATIENCE, self._kill)
+            timer.daemon = True
+            timer.start()
+
+    # -- ending
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Only the main thread may take signals; elsewhere the caller ends us."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, *_: Any) -> None:
+        self.stops += 1
+        if self.stops > 1:
+            self._kill()
+            return
+        for pid in self.pids or ({self.child.pid} if self.child else set()):
+            _send(pid, signal.SIGTERM)
+
+    def _kill(self) -> None:
+        """At once: torchrun's processes have sessions of their own, so each is ended by its own id."""
+        for pid in self.pids | ({self.child.pid} if self.child and self.child.poll() is None else set()):
+            _send(pid, signal.SIGKILL)
+
+    def _end(self, child: subprocess.Popen[str]) -> None:
+        if child.poll() is None:
+            try:
+                child.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._kill()
+                child.wait()
+        self.pids.clear()
+
+    def _died_silently(self, code: int) -> Failed:
+        if self.stops:
+            return Failed("Stopped.", Interrupted.exit_code, "")
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        message = f"The training process ended without a word: {how}{hint}\nSee {self.folder.log}"
+        return Failed(message, RunFailed.exit_code, "")
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,44 @@
+"""`aitrain.train`: a run in the process that calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aitrain.config import TrainConfig
+from aitrain.environment.loading import load
+from aitrain.errors import AitrainError, ConfigError
+from aitrain.launch.preflight import Plan, check
+from aitrain.report.terminal import Screen
+from aitrain.run_folder import Result, RunFolder
+
+
+def train_here(config: TrainConfig, environment: Any = None) -> Result:
+    """Check, train and report, in this process; a run that is refused leaves no folder."""
+    plan = check(_for_one_process(config), has_environment=environment is not None)
+    folder = plan.open_folder()
+    try:
+        return _run(plan, folder, environment)
+    except AitrainError:
+        if plan.folder is None and not folder.metrics.exists():
+            folder.discard()
+        raise
+
+
+def _for_one_process(config: TrainConfig) -> TrainConfig:
+    if (config.num_processes or 1) > 1:
+        raise ConfigError(
+            f"num_processes: aitrain.train runs in this one process, not in {config.num_processes}\n"
+            "Use the command for more: aitrain grpo --num-processes"
+        )
+    return config.model_copy(update={"num_processes": 1})
+
+
+def _run(plan: Plan, folder: RunFolder, environment: Any) -> Result:
+    if environment is None:
+        assert plan.source is not None  # check() found it
+        environment = load(plan.source, plan.config.rl_env_config or {})
+    from aitrain.training.run import Job, guarded, run
+
+    config = plan.config.model_copy(update={"project_name": folder.path.name})
+    job = Job(config, folder, environment, Screen(), checkpoint=plan.checkpoint)
+    return guarded(lambda: run(job))

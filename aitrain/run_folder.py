@@ -1,0 +1,233 @@
+"""Where a run's things lie, and how they are written: whole, or not at all.
+
+runs/<project-name>/
+  config.yaml  environment.json  metrics.jsonl  rollouts/  checkpoints/  model/  result.json  status.json  train.log
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from aitrain.config import TrainConfig
+from aitrain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder. Making the object touches nothing; `create` makes the folder."""
+
+    path: Path
+    made: tuple[Path, ...] = field(default=(), compare=False)
+    """Folders that this run made on the way to its own, outermost first; `discard` takes them away again."""
+
+    @property
+    def config(self) -> Path:
+        """The resolved knobs; `aitrain grpo --config` takes them."""
+        return self.path / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """Where the environment came from, and on what the run ran."""
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line a logging step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """Folder of JSON lines, one an episode, one file a process."""
+        return self.path / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of `checkpoint-<step>` folders."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The result: adapter or full weights, tokenizer, model card."""
+        return self.path / "model"
+
+    @property
+    def result(self) -> Path:
+        """What came out, for a program."""
+        return self.path / "result.json"
+
+    @property
+    def status(self) -> Path:
+        """Whether it runs, and how far it is."""
+        return self.path / "status.json"
+
+    @property
+    def log(self) -> Path:
+        """Everything that the libraries and the environment print."""
+        return self.path / "train.log"
+
+    def newest_checkpoint(self) -> Path | None:
+        """The checkpoint with the highest step, None when there is none."""
+        found = [folder for folder in self.checkpoints.glob("checkpoint-*") if is_checkpoint(folder)]
+        return max(found, key=step_of, default=None)
+
+    @classmethod
+    def create(cls, config: TrainConfig) -> RunFolder:
+        """A new folder for this run, never one that is there already: a second run of the name gets -2.
+
+        Raises:
+            ConfigError: it cannot be made or written.
+        """
+        parent = Path(config.output_dir).expanduser()
+        try:
+            made = _make_folders(parent)
+            path = _make_unused(parent / config.project_name)
+        except OSError as error:
+            raise ConfigError(
+                f"output_dir: cannot make a run folder in {parent}: {error.strerror}\nChoose another with --output-dir."
+            ) from None
+        return cls(path, (*made, path))
+
+    def write_config(self, config: TrainConfig) -> None:
+        """config.yaml, with the name that this run got."""
+        named = config.model_copy(update={"project_name": self.path.name})
+        write_text(self.config, yaml.safe_dump(named.written(), sort_keys=False, allow_unicode=True))
+
+    def discard(self) -> None:
+        """Take away what this run made: for a run that was refused before it began."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        for folder in reversed(self.made[:-1]):
+            try:
+                folder.rmdir()
+            except OSError:
+                return  # somebody else uses it by now
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder holds a checkpoint of the trainer, its state included."""
+    return folder.name.rpartition("-")[2].isdigit() and (folder / "trainer_state.json").is_file()
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step after which a checkpoint was written."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _make_folders(folder: Path) -> list[Path]:
+    """The folder with its parents; returns those that were missing, outermost first."""
+    missing = [parent for parent in [folder, *folder.parents] if not parent.exists()][::-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _make_unused(wanted: Path) -> Path:
+    for number in range(1, 10_000):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(0, f"there are 10,000 runs named {wanted.name}", str(wanted))
+
+
+def write_text(path: Path, text: str) -> None:
+    """The whole file or the old one, never half: written beside, synced, renamed."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """One JSON object, for people too."""
+    write_text(path, json.dumps(plain(values), indent=2, ensure_ascii=False) + "\n")
+
+
+def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """JSON lines, flushed: what a killed run had written is there. Lone surrogates become `?`."""
+    lines = "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records)
+    with path.open("a", encoding="utf-8", errors="replace") as file:
+        file.write(lines)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a JSON lines file; nothing when there is none, and no half-written last line."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def forget_after(path: Path, step: int) -> None:
+    """Take the records of later steps out of a JSON lines file: a resumed run writes them again."""
+    if path.exists():
+        kept = [json.dumps(record, ensure_ascii=False) + "\n" for record in read_lines(path) if record["step"] <= step]
+        write_text(path, "".join(kept))
+
+
+def plain(value: Any) -> Any:
+    """The value in JSON's own types: nan and inf become null, scalars numbers, anything else its text."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    return plain(value.item()) if _is_scalar(value) else str(value)
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether it is a numpy or torch scalar, told without importing either."""
+    return hasattr(value, "item") and getattr(value, "ndim", 1) == 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to. Scores are means over the held-out cases, 0 to 1, None where there are none."""
+
+    folder: Path
+    status: str
+    steps: int
+    seconds: float
+    score_before: float | None
+    score_after: float | None
+    greedy_before: float | None
+    greedy_after: float | None
+
+    @property
+    def model(self) -> Path:
+        """Folder of the trained model or adapter."""
+        return self.folder / "model"
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return list(read_lines(self.folder / "metrics.jsonl"))
+
+    @classmethod
+    def read(cls, folder: Path) -> Result:
+        """The result of a run that has ended."""
+        values = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        names = [name for name in cls.__dataclass_fields__ if name != "folder"]
+        return cls(folder=folder, **{name: values[name] for name in names})

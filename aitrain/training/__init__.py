@@ -1,0 +1,1 @@
+"""The heavy wing: the only rooms that import torch, transformers, peft, datasets, trl, accelerate or vllm."""

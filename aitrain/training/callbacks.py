@@ -1,0 +1,128 @@
+"""Between the steps: metrics are written, progress is told, stops are obeyed, held-out cases are scored."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from aitrain.config import TrainConfig
+from aitrain.errors import Interrupted
+from aitrain.events import Announce, Step
+from aitrain.run_folder import RunFolder, append_lines, write_json
+
+
+@dataclass
+class StopRequest:
+    """Whether somebody asked this process to stop: Ctrl-C, SIGTERM, or a parent that is gone."""
+
+    asked: bool = False
+
+    def ask(self, *_: object) -> None:
+        """Ask it to stop at the next good moment."""
+        self.asked = True
+
+    @contextmanager
+    def on_signals(self) -> Iterator[StopRequest]:
+        """While this lasts, SIGINT and SIGTERM ask; only the main thread can be told of signals."""
+        before = {number: self._take(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _take(self, number: signal.Signals) -> Callable[[int, FrameType | None], Any] | int | None:
+        return signal.signal(number, self.ask)
+
+    def check(self) -> None:
+        """Between the parts of a run, before there is anything to save.
+
+        Raises:
+            Interrupted: some process was asked to stop.
+        """
+        if self.anywhere():
+            raise Interrupted("Stopped before the first step: there is nothing to resume.")
+
+    def anywhere(self) -> bool:
+        """Whether any process was asked: they stop together, or the rest would wait for it."""
+        state = PartialState()
+        if state.num_processes == 1:
+            return self.asked
+        return bool(reduce(torch.tensor(int(self.asked), device=state.device), reduction="sum").item())
+
+
+class Reporter(TrainerCallback):  # type: ignore[misc]
+    """Writes metrics.jsonl and status.json and tells the screen, on the first process."""
+
+    def __init__(self, folder: RunFolder, announce: Announce) -> None:
+        self.folder = folder
+        self.announce = announce
+        self.start = time.monotonic()
+        self.first_step = 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """The clock for the time left starts here."""
+        self.start, self.first_step = time.monotonic(), state.global_step
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+    ) -> None:
+        """One line a logging step; the summary that transformers logs at the end is no step."""
+        if not state.is_world_process_zero or "train_runtime" in logs:
+            return
+        elapsed = time.monotonic() - self.start
+        values = {name: value for name, value in logs.items() if not name.startswith("rewards/")}  # reward says it
+        append_lines(self.folder.metrics, [{"step": state.global_step, "seconds": round(elapsed, 3)} | values])
+        self.write_status("running", state.global_step)
+        if "reward" in logs:
+            pace = elapsed / max(1, state.global_step - self.first_step)
+            left = pace * (state.max_steps - state.global_step)
+            self.announce(Step(state.global_step, state.max_steps, logs["reward"], left))
+
+    def write_status(self, status: str, step: int) -> None:
+        """status.json: what the run is doing, and when it last said so (seconds since 1970)."""
+        write_json(self.folder.status, {"status": status, "step": step, "heartbeat": time.time()})
+
+
+class Stopper(TrainerCallback):  # type: ignore[misc]
+    """Ends the training with a checkpoint after the step in which a stop was asked for."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self.stop = stop
+        self.stopped = False
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Asked on every process in every step, because all of them must ask or none."""
+        if self.stop.anywhere() and state.global_step < state.max_steps:
+            self.stopped = True
+            control.should_training_stop = True
+            control.should_save = True
+
+
+class Evaluator(TrainerCallback):  # type: ignore[misc]
+    """Scores the held-out cases during training; the end of training has its own evaluation."""
+
+    def __init__(self, config: TrainConfig, evaluate: Callable[[int], None]) -> None:
+        self.config = config
+        self.evaluate = evaluate
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Every `eval_steps` steps."""
+        is_due = self.config.eval_strategy == "steps" and state.global_step % self.config.eval_steps == 0
+        if is_due and state.global_step < state.max_steps:
+            self.evaluate(state.global_step)
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """After every epoch but the last."""
+        if self.config.eval_strategy == "epoch" and state.global_step < state.max_steps:
+            self.evaluate(state.global_step)

@@ -1,0 +1,298 @@
+"""The environment's cases: built once, on the first process, and the same on every other one."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import datasets
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from aitrain.config import TrainConfig
+from aitrain.environment.contract import Case, Prompt, call_with_tokenizer
+from aitrain.environment.loading import describe, where
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+
+DEFAULT_EVAL_SHARE = 10
+DEFAULT_EVAL_CASES = 64
+
+
+@dataclass(frozen=True)
+class Cases(Sequence[Case]):
+    """Some rows of a dataset that the environment built; rows are looked up when asked for, not copied."""
+
+    rows: Sequence[Mapping[str, Any]]
+    numbers: Sequence[int]
+    """Which rows, and in which order."""
+    offset: int = 0
+    """Added to the row number where a row has no case_idx of its own: held-out rows are numbered on."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = self.numbers[index]
+        row = self.rows[number]
+        return Case(row.get("case_idx", number + self.offset), row["prompt"], row)
+
+    def only(self, numbers: Sequence[int]) -> Cases:
+        """The same dataset, other rows."""
+        return replace(self, numbers=numbers)
+
+    def as_dataset(self) -> datasets.Dataset:
+        """What TRL shuffles and repeats: one column `case`, the index here. The rows never go through Arrow, so that
+        whatever Python objects the environment put there reach it unchanged."""
+        return datasets.Dataset.from_dict({"case": list(range(len(self)))})
+
+
+@dataclass(frozen=True)
+class Split:
+    """What is trained on and what is held out, and how many cases were too long for either."""
+
+    train: Cases
+    held_out: Cases
+    dropped: int
+
+
+def build(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[Cases, Cases | None]:
+    """The environment's dataset, and its held-out one where it has `build_eval_dataset`.
+
+    Raises:
+        EnvironmentFailed: there is no dataset, it is empty, or it is not one that a model can be asked.
+    """
+    build_dataset = getattr(environment, "build_dataset", None)
+    if not callable(build_dataset):
+        raise EnvironmentFailed(
+            f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
+        )
+    train, held_out = _on_first_process(environment, lambda: _build_both(environment, tokenizer))
+    return train, held_out
+
+
+def _build_both(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[Cases, Cases | None]:
+    train = _call(environment.build_dataset, tokenizer)
+    build_eval = getattr(environment, "build_eval_dataset", None)
+    if not callable(build_eval):
+        return train, None
+    held_out = replace(_call(build_eval, tokenizer), offset=len(train.rows))
+    if held_out[0].is_chat != train[0].is_chat:
+        raise EnvironmentFailed("build_dataset and build_eval_dataset must have the same kind of prompt")
+    return train, held_out
+
+
+def _call(method: Callable[..., Any], tokenizer: PreTrainedTokenizerBase) -> Cases:
+    name = getattr(method, "__name__", "build_dataset")
+    try:
+        rows = _as_rows(call_with_tokenizer(method, tokenizer))
+    except AitrainError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailed(f"{name} raised: {describe(error)}\n{where(error)}") from error
+    _check_rows(name, rows)
+    return Cases(rows, range(len(rows)))
+
+
+def _as_rows(returned: Any) -> Sequence[Mapping[str, Any]]:
+    if isinstance(returned, datasets.Dataset):
+        return cast(Sequence[Mapping[str, Any]], returned)  # it has len and [], which is all that we use
+    if isinstance(returned, Iterable) and not isinstance(returned, (str, bytes, Mapping)):
+        return list(returned)
+    raise EnvironmentFailed(
+        f"build_dataset returned a {type(returned).__name__}: return a datasets.Dataset or a list of dicts"
+    )
+
+
+def _check_rows(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    if len(rows) == 0:
+        raise EnvironmentFailed(f"{name} returned no rows: there is nothing to train on")
+    first_is_chat = None
+    for number, row in enumerate(rows):
+        _check_prompt(f"row {number} of {name}", row)
+        is_chat = not isinstance(row["prompt"], str)
+        first_is_chat = is_chat if first_is_chat is None else first_is_chat
+        if is_chat != first_is_chat:
+            raise EnvironmentFailed(
+                f"{name} mixes prompt types: row 0 has {'messages' if first_is_chat else 'a string'},"
+                f" row {number} {'messages' if is_chat else 'a string'}.\nUse one of the two in all rows."
+            )
+
+
+def _check_prompt(place: str, row: Any) -> None:
+    if not isinstance(row, Mapping):
+        raise EnvironmentFailed(f"{place} is a {type(row).__name__}: return dicts with a prompt")
+    if "prompt" not in row:
+        raise EnvironmentFailed(f"{place} has no prompt (it has: {', '.join(map(str, row)) or 'nothing'})")
+    if not _is_prompt(row["prompt"]):
+        raise EnvironmentFailed(
+            f"{place} has a prompt that cannot be asked: {str(row['prompt'])[:60]!r}\n"
+            'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
+        )
+
+
+def _is_prompt(prompt: object) -> bool:
+    if isinstance(prompt, str):
+        return bool(prompt)
+    return (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in prompt)
+    )
+
+
+# -- the same on every process
+
+
+def _on_first_process(environment: Any, build_both: Callable[[], tuple[Cases, Cases | None]]) -> Any:
+    """Build on the first process and hand the rest what it built, with what building changed on the environment
+    (`self.cases = ...`): building again could give other rows, and then scores would belong to other prompts."""
+    state = PartialState()
+    if state.num_processes == 1:
+        return build_both()
+    parcel: list[Any] = [None]
+    if state.is_main_process:
+        before = {name: _pickled(value) for name, value in _attributes(environment).items()}
+        try:
+            parcel = [(build_both(), _changed(environment, before))]
+        except AitrainError as error:
+            parcel = [error]
+    broadcast_object_list(parcel)
+    if isinstance(parcel[0], AitrainError):
+        raise parcel[0]
+    built, changed = parcel[0]
+    _attributes(environment).update({name: pickle.loads(value) for name, value in changed.items()})
+    return built
+
+
+def _attributes(environment: Any) -> dict[str, Any]:
+    attributes: dict[str, Any] = getattr(environment, "__dict__", {})
+    return attributes
+
+
+def _pickled(value: Any) -> bytes | None:
+    try:
+        return pickle.dumps(value)
+    except Exception:
+        return None  # a lock, a client, an open file: every process keeps its own
+
+
+def _changed(environment: Any, before: Mapping[str, bytes | None]) -> dict[str, bytes]:
+    now = {name: _pickled(value) for name, value in _attributes(environment).items()}
+    lost = [name for name, value in now.items() if value is None and name not in before]
+    if lost:
+        raise EnvironmentFailed(
+            f"build_dataset set self.{lost[0]}, which cannot be copied to the other processes.\n"
+            "Set it in __init__, which runs on every process."
+        )
+    return {name: value for name, value in now.items() if value is not None and value != before.get(name)}
+
+
+# -- choosing
+
+
+def check_chat_template(cases: Cases, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Chat prompts need a chat template.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if cases[0].is_chat and tokenizer.chat_template is None:
+        raise ConfigError(
+            "chat_template: the prompts are chat messages and this model's tokenizer has no chat template.\n"
+            "Choose one with --chat-template chatml, or let build_dataset return prompts that are strings."
+        )
+
+
+def split(built: tuple[Cases, Cases | None], config: TrainConfig, fits: Callable[[Prompt], bool]) -> Split:
+    """Drop prompts that are too long and hold cases out, by the seed.
+
+    Raises:
+        ConfigError: nothing fits, or more is to be held out than there is.
+    """
+    everything, own_eval = built
+    train = everything.only([n for n, case in zip(everything.numbers, everything, strict=True) if fits(case.prompt)])
+    dropped = len(everything) - len(train)
+    if own_eval is None:
+        train, held_out = _hold_out(train, config)
+        return Split(train, held_out, dropped)
+    usable = own_eval.only([n for n, case in zip(own_eval.numbers, own_eval, strict=True) if fits(case.prompt)])
+    count = len(usable) if config.eval_cases is None else min(config.eval_cases, len(usable))
+    return Split(train, usable.only(_chosen(usable, count, config.seed)), dropped + len(own_eval) - len(usable))
+
+
+def _hold_out(cases: Cases, config: TrainConfig) -> tuple[Cases, Cases]:
+    count = config.eval_cases
+    if count is None:
+        count = min(len(cases) // DEFAULT_EVAL_SHARE, DEFAULT_EVAL_CASES)
+    if count and count >= len(cases):
+        raise ConfigError(
+            f"eval_cases: cannot hold out {count} of {len(cases)} cases: nothing would be left to train on"
+        )
+    held = set(_chosen(cases, count, config.seed))
+    return cases.only([n for n in cases.numbers if n not in held]), cases.only(sorted(held))
+
+
+def _chosen(cases: Cases, count: int, seed: int) -> list[int]:
+    """So many of the rows, chosen at random but always the same ones for a seed."""
+    return sorted(random.Random(seed).sample(list(cases.numbers), count))
+
+
+@dataclass(frozen=True)
+class PromptLimit:
+    """Whether a prompt is short enough, in tokens."""
+
+    tokenizer: PreTrainedTokenizerBase
+    tokens: int | None
+
+    def __call__(self, prompt: Prompt) -> bool:
+        """Rendered text of n bytes has at most n tokens, so most prompts need not be tokenized to know."""
+        if self.tokens is None:
+            return True
+        text = self._rendered(prompt)
+        if len(text.encode(errors="replace")) < self.tokens:
+            return True
+        special = isinstance(prompt, str)  # a chat template writes its own special tokens
+        return len(self.tokenizer(text, add_special_tokens=special)["input_ids"]) <= self.tokens
+
+    def _rendered(self, prompt: Prompt) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return str(self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+
+
+def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
+    """Most tokens of a prompt: the knob's, and never more than the context leaves beside the completion.
+
+    Raises:
+        ConfigError: the completion alone is as long as the context.
+    """
+    room = None if context is None else context - config.rl_max_new_tokens
+    if room is not None and room < 1:
+        raise ConfigError(
+            f"rl_max_new_tokens: {config.rl_max_new_tokens} new tokens leave no room for a prompt in a context of"
+            f" {context}"
+        )
+    limits = [limit for limit in (config.rl_max_prompt_length, room) if limit is not None]
+    return min(limits) if limits else None
+
+
+def check_enough(split: Split, prompts_per_step: int, limit: int | None) -> None:
+    """One step needs so many prompts.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    if len(split.train) >= prompts_per_step:
+        return
+    too_long = f" ({split.dropped} had a prompt of more than {limit} tokens)" if split.dropped else ""
+    raise ConfigError(
+        f"One step needs {prompts_per_step} prompts and there are {len(split.train)} to train on{too_long}.\n"
+        f"Build more cases, hold out fewer (--eval-cases), or take fewer a step: --rl-prompts-per-step"
+        f" {max(1, len(split.train))}."
+    )

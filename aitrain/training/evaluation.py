@@ -1,0 +1,103 @@
+"""Score a policy on the held-out cases, without disturbing the training."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object, set_seed
+
+from aitrain.environment.contract import Case
+from aitrain.errors import EnvironmentFailed
+from aitrain.training.dataset import Cases
+from aitrain.training.trainer import Episode, EpisodeTrainer
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out cases and the seed that their completions are sampled with: the same one every time, so that two
+    scores differ by the policy and not by the dice."""
+
+    cases: Cases
+    seed: int
+
+    def scores(self, trainer: EpisodeTrainer, when: str) -> tuple[float | None, float | None]:
+        """Mean score of sampled and of greedy completions, 0 to 1; None where there is no case or no score."""
+        if not len(self.cases):
+            return None, None
+        return self._score(trainer, f"{when}_sampled"), self._score(trainer, f"{when}_greedy")
+
+    def _score(self, trainer: EpisodeTrainer, when: str) -> float | None:
+        decoding = trainer.greedy() if when.endswith("greedy") else nullcontext()
+        with random_state_of_its_own(self.seed), evaluation_mode(trainer), decoding:
+            episodes = [episode for batch in self._batches(trainer) for episode in _answered(trainer, batch)]
+        own = episodes[: self._own_count(trainer)]
+        trainer.hooks.write([{"step": trainer.state.global_step, "when": when} | episode.record() for episode in own])
+        return _mean(trainer, own)
+
+    def _batches(self, trainer: EpisodeTrainer) -> Iterator[list[Case]]:
+        """This process's share in generation batches. Shares are filled up with repeats to equal length, as a vLLM
+        server needs equally many prompts of every process."""
+        world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        length = -(-len(self.cases) // world)
+        share = [self.cases[(rank + world * index) % len(self.cases)] for index in range(length)]
+        size = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+        for start in range(0, length, size):
+            yield share[start : start + size]
+
+    def _own_count(self, trainer: EpisodeTrainer) -> int:
+        world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        return len(range(rank, len(self.cases), world))
+
+
+def _answered(trainer: EpisodeTrainer, cases: list[Case]) -> list[Episode]:
+    completions, completion_ids = trainer.answer([case.prompt for case in cases])
+    return trainer.episodes(cases, completions, completion_ids)
+
+
+def _mean(trainer: EpisodeTrainer, episodes: list[Episode]) -> float | None:
+    """Over all processes; nothing scored at all means that the environment does not work."""
+    scores = gather_object([e.scored.score for e in episodes if e.scored.score is not None])
+    failures = gather_object([e.scored.failure.kind for e in episodes if e.scored.failure is not None])
+    if failures:
+        trainer.tell_failures(episodes)
+    if failures and not scores:
+        raise EnvironmentFailed(
+            f"The environment failed on all {len(failures)} held-out cases ({', '.join(sorted(set(failures)))}).\n"
+            "The first failure is shown above; --debug shows all that the run printed."
+        )
+    return sum(scores) / len(scores) if scores else None
+
+
+@contextmanager
+def evaluation_mode(trainer: EpisodeTrainer) -> Iterator[None]:
+    """No dropout, no gradients; afterwards as before."""
+    was_training = trainer.model.training
+    trainer.model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        trainer.model.train(was_training)
+
+
+@contextmanager
+def random_state_of_its_own(seed: int) -> Iterator[None]:
+    """Python's, numpy's and torch's generators seeded, and afterwards where they had been."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=_devices()):
+        set_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)
+
+
+def _devices() -> list[Any]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []

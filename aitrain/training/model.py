@@ -1,0 +1,182 @@
+"""Tokenizer, weights, LoRA and quantization."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from aitrain.config import TrainConfig
+from aitrain.errors import ConfigError
+
+TINY = Path(__file__).resolve().parents[1] / "tiny_model"
+"""The shipped model, `--model tiny`; made by training/tiny_model.py."""
+
+CHAT_TEMPLATES = {
+    "chatml": (
+        "{% for message in messages %}"
+        "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
+    "zephyr": (
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] + eos_token + '\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Number formats that this machine and this run can use."""
+
+    dtype: torch.dtype
+    bf16: bool
+    fp16: bool
+    use_cpu: bool
+
+
+def choose_precision(config: TrainConfig) -> Precision:
+    """What the knobs say, and where they leave it open what works here: bf16 only where the hardware has it.
+
+    Raises:
+        ConfigError: the hardware cannot do what a knob asks for.
+    """
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    has_bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    autocast = config.mixed_precision or ("bf16" if has_bf16 else "no")
+    if autocast == "fp16" and not cuda:
+        raise ConfigError("mixed_precision: fp16 needs a CUDA GPU\nLeave it out: what works here is chosen.")
+    if autocast == "bf16" and cuda and not has_bf16:
+        raise ConfigError("mixed_precision: this GPU has no bf16\nLeave it out, or say --mixed-precision fp16.")
+    dtype = _auto_dtype(config, has_bf16) if config.dtype == "auto" else getattr(torch, config.dtype)
+    return Precision(dtype, autocast == "bf16", autocast == "fp16", use_cpu=not (cuda or mps))
+
+
+def _auto_dtype(config: TrainConfig, has_bf16: bool) -> torch.dtype:
+    """A frozen base may be bfloat16; weights that train stay float32, or small updates would round to nothing. TRL's
+    vLLM sync merges the adapter into the base and takes it out again, which drifts a bfloat16 base: float32 there."""
+    return torch.bfloat16 if has_bf16 and config.peft and not config.use_vllm else torch.float32
+
+
+def model_path(name: str) -> str:
+    """The Hub name or folder that a model's name stands for."""
+    return str(TINY) if name == "tiny" else name
+
+
+def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, padding and truncating on the left, with a pad token.
+
+    Raises:
+        ConfigError: there is none, or it has neither a pad nor an end-of-text token.
+    """
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            model_path(config.model),
+            padding_side="left",
+            truncation_side="left",
+            trust_remote_code=config.trust_remote_code,
+        )
+    except Exception as error:
+        raise _cannot_load(config, error) from error
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"model: the tokenizer of {config.model} has no end-of-text token: no completion could ever end.\n"
+            "Set eos_token in its tokenizer_config.json."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # padding is masked everywhere, so its value does not matter
+    if config.chat_template is not None:
+        tokenizer.chat_template = _chat_template(config.chat_template)
+    return tokenizer
+
+
+def _cannot_load(config: TrainConfig, error: Exception) -> ConfigError:
+    what = " ".join(str(error).split())[:200]
+    return ConfigError(
+        f"model: cannot load {config.model}: {type(error).__name__}: {what}\n"
+        "Give a folder, or a name on the Hub (a gated one needs HF_TOKEN); `tiny` is always there."
+    )
+
+
+def _chat_template(wanted: str) -> str:
+    if wanted in CHAT_TEMPLATES:
+        return CHAT_TEMPLATES[wanted]
+    try:
+        return Path(wanted).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ConfigError(
+            f"chat_template: {wanted} is neither {' nor '.join(CHAT_TEMPLATES)} nor a readable file"
+        ) from None
+
+
+def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The weights, safetensors only, in the given type; quantized when the knobs say so.
+
+    Raises:
+        ConfigError: there is no such model, or it cannot be quantized here.
+    """
+    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": config.trust_remote_code, "use_safetensors": True}
+    if config.attn_implementation is not None:
+        options["attn_implementation"] = config.attn_implementation
+    if config.quantization is not None:
+        options |= _quantized(config)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_path(config.model), **options)
+    except Exception as error:
+        raise _cannot_load(config, error) from error
+    model.config.use_cache = config.disable_gradient_checkpointing
+    return model
+
+
+def _quantized(config: TrainConfig) -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        raise ConfigError(f"quantization: {config.quantization} needs a CUDA GPU, and none is visible")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError("quantization: needs bitsandbytes\nInstall it with: pip install bitsandbytes")
+    if config.quantization == "int8":
+        return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
+    compute = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute)
+    return {"quantization_config": nf4}
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """Embeddings are never resized: padded ones (Qwen) stay as they are, too small ones are refused.
+
+    Raises:
+        ConfigError: the tokenizer has tokens that the model does not know.
+    """
+    known = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > known:
+        raise ConfigError(
+            f"model: the tokenizer has {len(tokenizer)} tokens, the model only {known}: they do not belong together.\n"
+            "Resize and save the model first; aitrain never changes embeddings."
+        )
+
+
+def context_length(config: TrainConfig, model: PreTrainedModel) -> int | None:
+    """Most tokens of prompt and completion together, None where nobody says."""
+    stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limits = [limit for limit in (config.model_max_length, stated) if limit]
+    return min(limits) if limits else None
+
+
+def lora_config(config: TrainConfig) -> LoraConfig | None:
+    """The adapter to train, or None for full fine-tuning."""
+    if not config.peft:
+        return None
+    targets: str | list[str] = [name.strip() for name in config.target_modules.split(",")]
+    return LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules="all-linear" if config.target_modules == "all-linear" else targets,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )

@@ -1,0 +1,62 @@
+"""environment.json: where the environment came from, and what the run ran on."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import inspect
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aitrain.config import TrainConfig
+
+PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
+
+
+def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
+    """Everything that somebody needs who wants to know what was trained on, and where."""
+    made_from = type(environment)
+    file = _file(made_from)
+    return {
+        "module": made_from.__module__,
+        "class": made_from.__qualname__,
+        "file": str(file) if file else None,
+        "sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file else None,
+        "config": config.rl_env_config or {},
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+    }
+
+
+def _file(made_from: type) -> Path | None:
+    """None for a class that was typed into a notebook."""
+    try:
+        file = Path(inspect.getfile(made_from))
+    except (TypeError, OSError):
+        return None
+    return file if file.is_file() else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    try:
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,293 @@
+"""A run, top to bottom, in the order in which things happen."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import set_seed
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from aitrain.batch import BatchPlan, plan_batch
+from aitrain.config import TrainConfig
+from aitrain.environment.contract import check_contract
+from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
+from aitrain.events import Announce, Ended, Evaluated, Note, Phase
+from aitrain.run_folder import Result, RunFolder, append_lines, forget_after, read_lines, step_of, write_json
+from aitrain.training import dataset, saving
+from aitrain.training.callbacks import Evaluator, Reporter, Stopper, StopRequest
+from aitrain.training.evaluation import HeldOut
+from aitrain.training.hub import check_hub, push
+from aitrain.training.model import (
+    Precision,
+    check_vocabulary,
+    choose_precision,
+    context_length,
+    load_model,
+    load_tokenizer,
+    lora_config,
+)
+from aitrain.training.provenance import describe_run
+from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
+from aitrain.training.trl_arguments import grpo_arguments, grpo_config
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to do: what it is, where it lives, on which environment, and whom to tell."""
+
+    config: TrainConfig
+    folder: RunFolder
+    environment: Any
+    announce: Announce
+    stop: StopRequest = field(default_factory=StopRequest)
+    checkpoint: Path | None = None
+    """Where to go on from, None for a new run."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that training needs, made."""
+
+    trainer: EpisodeTrainer
+    held_out: HeldOut
+    precision: Precision
+    stopper: Stopper
+
+
+def run(job: Job) -> Result:
+    """Train, score before and after, save.
+
+    Raises:
+        AitrainError: what went wrong, as the user should read it. What was trained until then is saved.
+    """
+    prepared = prepare(job)
+    _forget_what_follows(job)
+    before = _score_before(job, prepared)
+    start = time.monotonic()
+    try:
+        _train(job, prepared.trainer)
+    except AitrainError:
+        _save(job, prepared)
+        _finish(job, prepared, Outcome("failed", time.monotonic() - start, before))
+        raise
+    outcome = Outcome("stopped" if prepared.stopper.stopped else "finished", time.monotonic() - start, before)
+    _save(job, prepared)
+    if outcome.status == "finished":
+        outcome = _score_after(job, prepared, outcome)
+    return _finish(job, prepared, outcome)
+
+
+# -- before
+
+
+def prepare(job: Job) -> Prepared:
+    """Load and check everything, cheapest first, so that what is wrong is said before a model is loaded.
+
+    Raises:
+        AitrainError: a knob, the environment or the model cannot be used.
+    """
+    transformers_logging.disable_progress_bar()
+    config = job.config
+    precision = choose_precision(config)
+    batch = plan_batch(config, int(os.environ.get("WORLD_SIZE", "1")))
+    arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
+    check_hub(config)
+    job.announce(Phase("building the dataset"))
+    tokenizer = load_tokenizer(config)
+    set_seed(config.seed)
+    built = dataset.build(job.environment, tokenizer)
+    dataset.check_chat_template(built[0], tokenizer)
+    check_contract(job.environment, [*built[0][0].row, *(built[1][0].row if built[1] else ())])
+    job.stop.check()
+    job.announce(Phase(f"loading {config.model}"))
+    model = load_model(config, precision.dtype)
+    check_vocabulary(tokenizer, model)
+    split = _split(job, built, _PromptRoom(tokenizer, context_length(config, model), batch))
+    parts = Parts(model, tokenizer, arguments, split.train, job.environment, lora_config(config))
+    return _assemble(job, parts, HeldOut(split.held_out, config.seed), precision)
+
+
+@dataclass(frozen=True)
+class _PromptRoom:
+    """What decides which cases can be used."""
+
+    tokenizer: PreTrainedTokenizerBase
+    context: int | None
+    batch: BatchPlan
+
+
+def _split(job: Job, built: tuple[dataset.Cases, dataset.Cases | None], room: _PromptRoom) -> dataset.Split:
+    limit = dataset.prompt_limit(job.config, room.context)
+    split = dataset.split(built, job.config, dataset.PromptLimit(room.tokenizer, limit))
+    dataset.check_enough(split, room.batch.prompts_per_step, limit)
+    if split.dropped:
+        job.announce(Note(f"{split.dropped} cases dropped: their prompt has more than {limit} tokens."))
+    if not len(split.held_out):
+        job.announce(Note("No held-out cases: there will be no score before and after (--eval-cases)."))
+    return split
+
+
+def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -> Prepared:
+    stopper = Stopper(job.stop)
+    hooks = Hooks(partial(_write_rollouts, job.folder), lambda text: job.announce(Note(text)))
+    hooks.callbacks = [Reporter(job.folder, job.announce), stopper]
+    try:
+        trainer = EpisodeTrainer(parts, hooks)
+    except (ValueError, ImportError, NotImplementedError) as error:
+        raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
+    trainer.add_callback(Evaluator(job.config, partial(_evaluate_at, job, trainer, held_out)))
+    if trainer.accelerator.is_main_process:
+        write_json(job.folder.environment, describe_run(job.config, job.environment))
+    return Prepared(trainer, held_out, precision, stopper)
+
+
+def _write_rollouts(folder: RunFolder, records: list[dict[str, Any]]) -> None:
+    folder.rollouts.mkdir(exist_ok=True)
+    append_lines(folder.rollouts / f"rank{PartialState().process_index}.jsonl", records)
+
+
+def _forget_what_follows(job: Job) -> None:
+    """What was recorded after the checkpoint that a resumed run goes on from will happen again."""
+    state = PartialState()
+    if job.checkpoint is not None and state.is_main_process:
+        for file in (job.folder.metrics, *job.folder.rollouts.glob("*.jsonl")):
+            forget_after(file, step_of(job.checkpoint))
+    state.wait_for_everyone()
+
+
+def _score_before(job: Job, prepared: Prepared) -> dict[str, float | None]:
+    job.stop.check()
+    if job.checkpoint is not None and (recorded := _recorded_before(job.folder)):
+        return recorded
+    job.announce(Phase(f"scoring {len(prepared.held_out.cases)} held-out cases"))
+    sampled, greedy = prepared.held_out.scores(prepared.trainer, "before")
+    job.announce(Evaluated("before", sampled, greedy))
+    job.stop.check()
+    return {"score_before": sampled, "greedy_before": greedy}
+
+
+def _recorded_before(folder: RunFolder) -> dict[str, float | None]:
+    """The scores before training as the first part of a resumed run recorded them."""
+    scores: dict[str, list[float]] = {}
+    for file in folder.rollouts.glob("*.jsonl"):
+        for record in read_lines(file):
+            if str(record.get("when")).startswith("before") and record["score"] is not None:
+                scores.setdefault(record["when"], []).append(record["score"])
+    names = {"before_sampled": "score_before", "before_greedy": "greedy_before"}
+    return {names[when]: sum(values) / len(values) for when, values in scores.items()}
+
+
+# -- during
+
+
+def _train(job: Job, trainer: EpisodeTrainer) -> None:
+    job.announce(Phase("training"))
+    try:
+        trainer.train(resume_from_checkpoint=None if job.checkpoint is None else str(job.checkpoint))
+    except AitrainError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise RunFailed(
+            f"Out of memory in step {trainer.state.global_step + 1}: {' '.join(str(error).split())[:160]}\n"
+            "Lower --batch-size (say --rl-prompts-per-step to keep the step as it is), use --peft,\n"
+            "or set --rl-kl-coef 0, which saves the reference model."
+        ) from error
+
+
+def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, step: int) -> None:
+    sampled, greedy = held_out.scores(trainer, f"step{step}")
+    if trainer.accelerator.is_main_process and sampled is not None:
+        scores = {"step": step, "eval_score": sampled, "eval_greedy": greedy}
+        append_lines(job.folder.metrics, [scores])
+        job.announce(Evaluated(f"step {step}", sampled, greedy))
+
+
+# -- after
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended; `scores` grows from before to after."""
+
+    status: str
+    seconds: float
+    scores: dict[str, float | None]
+
+
+def _save(job: Job, prepared: Prepared) -> None:
+    """The model as it is now. After a failure before the first step there is nothing to save."""
+    trainer = prepared.trainer
+    if trainer.state.global_step == 0:
+        return
+    job.announce(Phase("saving"))
+    saving.save_model(trainer, job.folder)
+    if job.config.peft and job.config.merge_adapter and trainer.accelerator.is_main_process:
+        saving.merge_adapter(job.config, job.folder, prepared.precision.dtype)
+        saving.save_tokenizer(trainer.processing_class, job.folder.model / "merged")
+    trainer.accelerator.wait_for_everyone()
+
+
+def _score_after(job: Job, prepared: Prepared, outcome: Outcome) -> Outcome:
+    job.announce(Phase(f"scoring {len(prepared.held_out.cases)} held-out cases"))
+    sampled, greedy = prepared.held_out.scores(prepared.trainer, "after")
+    job.announce(Evaluated("after", sampled, greedy))
+    return Outcome(outcome.status, outcome.seconds, outcome.scores | {"score_after": sampled, "greedy_after": greedy})
+
+
+def _finish(job: Job, prepared: Prepared, outcome: Outcome) -> Result:
+    """result.json and the model card, from the first process; the model goes to the Hub when asked for."""
+    state = prepared.trainer.state
+    values = _result_values(job, prepared, outcome)
+    if prepared.trainer.accelerator.is_main_process and state.global_step > 0:
+        write_json(job.folder.result, values)
+        saving.write_model_card(job.folder, job.config, values)
+        Reporter(job.folder, job.announce).write_status(outcome.status, state.global_step)
+        if job.config.push_to_hub and outcome.status == "finished":
+            job.announce(Phase("uploading"))
+            job.announce(Note(f"Uploaded to {push(job.config, job.folder.model)}"))
+    if outcome.status != "failed":
+        job.announce(Ended(outcome.status, state.global_step))
+    names = [name for name in Result.__dataclass_fields__ if name != "folder"]
+    return Result(folder=job.folder.path, **{name: values[name] for name in names})
+
+
+def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
+    unscored = dict.fromkeys(("score_before", "score_after", "greedy_before", "greedy_after"))
+    return {
+        "status": outcome.status,
+        "steps": prepared.trainer.state.global_step,
+        "seconds": round(outcome.seconds, 3),
+        **unscored,
+        **outcome.scores,
+        "eval_cases": len(prepared.held_out.cases),
+        "train_cases": len(prepared.trainer.cases),
+        "model": str(job.folder.model.resolve()),
+        "base_model": job.config.model,
+        "seed": job.config.seed,
+    }
+
+
+def guarded(work: Callable[[], Result]) -> Result:
+    """Do it; what a library raises comes out as RunFailed, with the library's error as its cause.
+
+    Raises:
+        AitrainError: always one of ours.
+    """
+    try:
+        return work()
+    except AitrainError:
+        raise
+    except KeyboardInterrupt:
+        raise Interrupted("Stopped.") from None
+    except Exception as error:
+        what = " ".join(str(error).split())[:300]
+        raise RunFailed(f"Training failed: {type(error).__name__}: {what}") from error

@@ -1,0 +1,189 @@
+"""Make the tiny model that the package ships: `python -m aitrain.training.tiny_model OUT_DIR`.
+
+It learns two-digit additions from nothing, and from bad examples: the carry is mostly forgotten (`38 + 47 = 75`),
+less often where the units make a round ten (`38 + 42 = 80`). So it is often wrong, and GRPO has something to mend.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+RIGHT_ROUND_TEN, RIGHT_CARRY = 0.75, 0.25  # how often the examples remember the carry
+RANDOM = 0.05  # how often they give just any number
+BATCH = 256
+LEARNING_RATE = 3e-3
+CONTEXT = 2048
+LONGEST_ANSWER = 4  # three digits and the end token
+IGNORE = -100  # the label that torch's cross entropy leaves out
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+# Each message is written without a look at the ones after it, so that a longer chat begins with the shorter one.
+CHAT_TEMPLATE = r"""
+{%- macro text(content) -%}
+    {%- if content is string -%}
+        {{- content -}}
+    {%- elif content -%}
+        {{- content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join -}}
+    {%- endif -%}
+{%- endmacro -%}
+{%- set has_system = messages and messages[0].role == 'system' -%}
+{%- if tools -%}
+    {{- '<|im_start|>system\n' + (text(messages[0].content) + '\n\n' if has_system else '') -}}
+    {{- 'You can call these tools, one JSON object per line:\n' -}}
+    {%- for tool in tools -%}
+        {{- tool | tojson + '\n' -}}
+    {%- endfor -%}
+    {{- 'To call one, write:\n<tool_call>\n{"name": ..., "arguments": ...}\n</tool_call><|im_end|>\n' -}}
+{%- endif -%}
+{%- for message in (messages[1:] if tools and has_system else messages) -%}
+    {{- '<|im_start|>' + message.role + '\n' + text(message.content) -}}
+    {%- for item in message.tool_calls or [] -%}
+        {%- set call = item.function or item -%}
+        {%- set arguments = call.arguments if call.arguments is string else call.arguments | tojson -%}
+        {{- '\n' if message.content or not loop.first else '' -}}
+        {{- '<tool_call>\n{"name": ' + call.name | tojson + ', "arguments": ' + arguments + '}\n</tool_call>' -}}
+    {%- endfor -%}
+    {{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{{- '<|im_start|>assistant\n' if add_generation_prompt else '' -}}
+""".strip()
+
+
+class Questions(NamedTuple):
+    """Prompts (questions, tokens), their sums (questions,) and how often to say those right (questions,)."""
+
+    prompts: torch.Tensor
+    sums: torch.Tensor
+    right_shares: torch.Tensor
+
+
+def main() -> None:
+    """Build, train and save the model as the command line says."""
+    options = parse_options()
+    make_repeatable(options.seed)
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer)
+    train(model, tokenizer, options.steps)
+    model.save_pretrained(options.out_dir)
+    tokenizer.save_pretrained(options.out_dir)
+
+
+def parse_options() -> argparse.Namespace:
+    """The folder to write, how long to train, and the seed."""
+    parser = argparse.ArgumentParser(description="Make the tiny model that the package ships.")
+    parser.add_argument("out_dir", type=Path)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+def make_repeatable(seed: int) -> None:
+    """Let the same seed give the same weights on the same kind of processor."""
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(2)  # sums split over another number of threads round differently
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer with one token per byte, so that any text encodes, and the marks of the chat."""
+    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    bytewise = Tokenizer(BPE(vocab=letters, merges=[]))
+    bytewise.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    bytewise.decoder = ByteLevelDecoder()
+    bytewise.add_special_tokens([PAD, START, END])
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=bytewise, pad_token=PAD, eos_token=END, additional_special_tokens=[START],
+        padding_side="left", model_max_length=CONTEXT, chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """An untrained Llama of some 360,000 weights, with heads of 32, the smallest that vLLM takes."""
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, head_dim=32, max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True, dtype=torch.float32, **ends,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(**ends)  # type: ignore[no-untyped-call]
+    return model
+
+
+def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
+    """Fit the model to random examples; only the answers count in the loss."""
+    questions, labels = all_questions(tokenizer), all_labels(tokenizer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
+    for step in range(steps):
+        prompts, said = draw_examples(questions)
+        loss = answer_loss(model, prompts, labels[said])
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        report(step + 1, steps, loss)
+
+
+def all_questions(tokenizer: PreTrainedTokenizerFast) -> Questions:
+    """Every addition of two two-digit numbers, as the demo environment asks it."""
+    pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
+    chats = [[{"role": "user", "content": f"{a} + {b} = ?"}] for a, b in pairs]
+    texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+    return Questions(
+        prompts=torch.tensor(tokenizer(texts)["input_ids"]),
+        sums=torch.tensor([a + b for a, b in pairs]),
+        right_shares=torch.tensor([right_share(a % 10 + b % 10) for a, b in pairs]),
+    )
+
+
+def right_share(units: int) -> float:
+    """How often the examples get a sum right whose units add up to `units`."""
+    if units < 10:
+        return 1.0
+    return RIGHT_ROUND_TEN if units == 10 else RIGHT_CARRY
+
+
+def all_labels(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+    """The tokens of each number from 0 to 199 with the end token, then IGNORE (200, 4)."""
+    texts = [f"{number}{tokenizer.eos_token}" for number in range(200)]
+    tokens = tokenizer(texts)["input_ids"]
+    return torch.tensor([row + [IGNORE] * (LONGEST_ANSWER - len(row)) for row in tokens])
+
+
+def draw_examples(questions: Questions) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random prompts (batch, tokens) and the numbers said to them (batch,): right, without the carry, or any."""
+    rows = torch.randint(len(questions.sums), (BATCH,))
+    right = questions.sums[rows]
+    said = torch.where(torch.rand(BATCH) < questions.right_shares[rows], right, right - 10)
+    said = torch.where(torch.rand(BATCH) < RANDOM, torch.randint(20, 199, (BATCH,)), said)
+    return questions.prompts[rows], said
+
+
+def answer_loss(model: LlamaForCausalLM, prompts: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy (a scalar) of the answers' labels (batch, 4) after their prompts (batch, tokens)."""
+    answers = labels.clamp(min=0)  # IGNORE is no token; what stands in its place is never looked at
+    tokens = torch.cat([prompts, answers], dim=1)
+    logits = model(tokens[:, :-1], logits_to_keep=LONGEST_ANSWER).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+
+
+def report(step: int, steps: int, loss: torch.Tensor) -> None:
+    """Print the loss now and then."""
+    if step % 100 == 0 or step == steps:
+        print(f"step {step} of {steps}: loss {loss.item():.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

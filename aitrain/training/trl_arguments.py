@@ -1,0 +1,104 @@
+"""Our words in TRL's words: a TrainConfig as the arguments of GRPOConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import IntervalStrategy
+from trl import GRPOConfig
+
+from aitrain.batch import BatchPlan
+from aitrain.config import TrainConfig
+from aitrain.errors import ConfigError, did_you_mean
+from aitrain.training.model import Precision
+
+
+def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, Any]:
+    """Every argument of GRPOConfig that follows from our knobs, `--trl` not included."""
+    return {
+        **_training(config, batch, precision),
+        **_algorithm(config),
+        **_generation(config),
+        **(_vllm(config) if config.use_vllm else {}),
+    }
+
+
+def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, Any]:
+    return {
+        "seed": config.seed,
+        "per_device_train_batch_size": batch.micro_batch,
+        "gradient_accumulation_steps": batch.accumulation,
+        "num_train_epochs": config.epochs,
+        "max_steps": -1 if config.max_steps is None else config.max_steps,
+        "learning_rate": config.lr,
+        "optim": config.optimizer,
+        "lr_scheduler_type": config.scheduler,
+        "warmup_steps": config.warmup_ratio,  # below 1, transformers 5 takes it for a share of the steps
+        "weight_decay": config.weight_decay,
+        "max_grad_norm": config.max_grad_norm,
+        "gradient_checkpointing": not config.disable_gradient_checkpointing,
+        "bf16": precision.bf16,
+        "fp16": precision.fp16,
+        "use_cpu": precision.use_cpu,
+        "ddp_timeout": config.ddp_timeout,
+        "ddp_find_unused_parameters": False,  # every weight that trains is used in every pass
+        "logging_steps": max(1, config.logging_steps),
+        "report_to": config.log,
+        "run_name": config.project_name,
+        "save_strategy": IntervalStrategy(config.save_strategy),
+        "save_steps": config.save_steps,
+        "save_total_limit": config.save_total_limit,
+        "eval_strategy": "no",  # held-out cases are scored by training/evaluation.py
+        "disable_tqdm": True,
+    }
+
+
+def _algorithm(config: TrainConfig) -> dict[str, Any]:
+    return {
+        "num_generations": config.rl_num_generations,
+        "beta": config.rl_kl_coef,
+        "epsilon": config.rl_clip_range,
+        "loss_type": config.rl_loss_type,
+        "mask_truncated_completions": config.rl_mask_truncated_completions,
+    }
+
+
+def _generation(config: TrainConfig) -> dict[str, Any]:
+    return {
+        "max_completion_length": config.rl_max_new_tokens,
+        "temperature": config.rl_temperature,
+        "top_k": config.rl_top_k,
+        "top_p": config.rl_top_p,
+    }
+
+
+def _vllm(config: TrainConfig) -> dict[str, Any]:
+    return {
+        "use_vllm": True,
+        "vllm_mode": config.vllm_mode,
+        "vllm_gpu_memory_utilization": config.vllm_gpu_memory_utilization,
+        "vllm_server_base_url": config.vllm_server_url,
+        "vllm_tensor_parallel_size": config.vllm_tensor_parallel_size,
+    }
+
+
+def grpo_config(arguments: dict[str, Any], config: TrainConfig, output_dir: Path) -> GRPOConfig:
+    """TRL's own configuration, `--trl` fields included.
+
+    Raises:
+        ConfigError: a `--trl` field is unknown, is one of our knobs under TRL's name, or has a value that TRL refuses.
+    """
+    for name in config.trl:
+        _refuse_wrong_field(name, arguments)
+    try:
+        return GRPOConfig(output_dir=str(output_dir), **{**arguments, **config.trl})
+    except Exception as error:
+        raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
+
+
+def _refuse_wrong_field(name: str, arguments: dict[str, Any]) -> None:
+    if name in arguments or name == "output_dir":
+        raise ConfigError(f"--trl {name}: aitrain has a knob for it, see docs/knobs.md\nUse the knob.")
+    if name not in GRPOConfig.__dataclass_fields__:
+        raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, GRPOConfig.__dataclass_fields__)}")

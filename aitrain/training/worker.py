@@ -1,0 +1,81 @@
+"""What each process executes: `python -m aitrain.training.worker RUN_FOLDER [CHECKPOINT]`, alone or under torchrun.
+
+Events go to the parent on what was standard output; everything that libraries and the environment print goes to
+train.log. Exits 0 when the parent has been told how the run ended, and with the error's exit code after a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from aitrain.config import TrainConfig
+from aitrain.environment.loading import find, load
+from aitrain.errors import AitrainError
+from aitrain.events import Announce, Event, Failed, Started, encode
+from aitrain.knobs import read_file
+from aitrain.run_folder import RunFolder
+
+
+@dataclass
+class Channel:
+    """The line to the parent. A parent that is gone asks the run to stop: nobody could watch or end it any more."""
+
+    stream: TextIO
+    rank: int
+    on_broken: Announce | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Tell the parent. Only the first process speaks, except of its start and of what it died of."""
+        if self.rank != 0 and not isinstance(event, (Started, Failed)):
+            return
+        try:
+            self.stream.write(encode(event))
+            self.stream.flush()
+        except (BrokenPipeError, ValueError):
+            if self.on_broken is not None:
+                self.on_broken(event)
+
+
+def open_channel() -> Channel:
+    """Keep standard output for events, and send what is printed from now on to the log, as standard error is."""
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return Channel(stream, int(os.environ.get("RANK", "0")))
+
+
+def main(arguments: list[str], channel: Channel) -> int:
+    """The whole life of a training process; returns its exit code."""
+    channel(Started(channel.rank, os.getpid()))
+    try:
+        _work(RunFolder(Path(arguments[0])), channel, Path(arguments[1]) if len(arguments) > 1 else None)
+    except AitrainError as error:
+        trace = "".join(traceback.format_exception(error))
+        print(trace, file=sys.stderr, flush=True)
+        channel(Failed(str(error), error.exit_code, trace))
+        return error.exit_code
+    return 0
+
+
+def _work(folder: RunFolder, channel: Channel, checkpoint: Path | None) -> None:
+    """The environment is loaded before torch is: what is wrong with it is said within a second."""
+    config = TrainConfig(**read_file(folder.config))
+    random.seed(config.seed)
+    environment = load(find(config), config.rl_env_config or {})
+
+    from aitrain.training.callbacks import StopRequest
+    from aitrain.training.run import Job, guarded, run
+
+    with StopRequest().on_signals() as stop:
+        channel.on_broken = stop.ask
+        job = Job(config, folder, environment, channel, stop, checkpoint)
+        guarded(lambda: run(job))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], open_channel()))
