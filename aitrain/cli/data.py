@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from aitrain.errors import ConfigError
+from aitrain.run_folder import write_text
 
 data = typer.Typer(help="Bring datasets into the form that the bundled environments read.", no_args_is_help=True)
 
@@ -25,45 +26,105 @@ def _group() -> None:
 
 @data.command()
 def gsm8k(
-    input_dir: Annotated[Path, typer.Option(help="Folder with GSM8K's train.jsonl and test.jsonl (question, answer).")],
+    input_dir: Annotated[Path, typer.Option(help="Folder with GSM8K as downloaded from GitHub or the Hub.")],
     out_dir: Annotated[Path, typer.Option(help="Folder to write train.jsonl and test.jsonl to.")],
 ) -> None:
     """GSM8K's question/answer rows as prompts with a ground truth, for envs.gsm8k."""
-    splits = [split for split in ("train", "test") if (input_dir / f"{split}.jsonl").is_file()]
-    if not splits:
-        raise ConfigError(f"input_dir: there is no train.jsonl or test.jsonl in {input_dir}")
-    for split in splits:
-        rows = [_converted(row, split, index) for index, row in enumerate(_read(input_dir / f"{split}.jsonl"))]
-        _write(out_dir / f"{split}.jsonl", rows)
-        typer.echo(f"{len(rows)} rows in {out_dir / f'{split}.jsonl'}")
+    originals = _find(input_dir)
+    _refuse_overwriting(originals, out_dir)
+    splits = {split: _convert_split(split, files) for split, files in originals.items()}
+    for split, rows in splits.items():  # only now that all are converted: a failed conversion leaves nothing
+        path = out_dir / f"{split}.jsonl"
+        _write(path, rows)
+        typer.echo(f"{len(rows)} rows in {path}")
 
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+# -- reading the original files
+
+
+def _find(input_dir: Path) -> dict[str, list[Path]]:
+    """The files of each split: GitHub has train.jsonl, the Hub main/train-00000-of-00001.parquet."""
+    for folder in (input_dir, input_dir / "main"):
+        found = {split: _files(folder, split) for split in ("train", "test")}
+        if any(found.values()):
+            return {split: files for split, files in found.items() if files}
+    raise ConfigError(
+        f"input_dir: there is no GSM8K in {input_dir}\n"
+        "It should have train.jsonl and test.jsonl, or train-*.parquet and test-*.parquet, there or in its folder main."
+    )
+
+
+def _files(folder: Path, split: str) -> list[Path]:
+    lines = folder / f"{split}.jsonl"
+    return [lines] if lines.is_file() else sorted(folder.glob(f"{split}-*.parquet"))
+
+
+def _refuse_overwriting(originals: Mapping[str, list[Path]], out_dir: Path) -> None:
+    for split, files in originals.items():
+        if (out_dir / f"{split}.jsonl").resolve() in [file.resolve() for file in files]:
+            raise ConfigError(f"out_dir: {out_dir} holds the original files, which would be overwritten")
+
+
+def _read(file: Path) -> Iterator[tuple[str, Any]]:
+    """Each row, with where it stands."""
+    try:
+        yield from _read_parquet(file) if file.suffix == ".parquet" else _read_jsonl(file)
+    except OSError as error:
+        raise ConfigError(f"input_dir: cannot read {file}: {error.strerror or error}") from None
+
+
+def _read_jsonl(file: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):  # of bytes: only at real line ends
+        place = f"{file}, line {number}"
         if line.strip():
-            try:
-                yield {"line": f"{path}, line {number}", **json.loads(line)}
-            except (json.JSONDecodeError, TypeError):
-                raise ConfigError(f"{path}, line {number}: not a JSON object") from None
+            yield place, _parsed(place, line)
 
 
-def _converted(row: dict[str, Any], split: str, index: int) -> dict[str, Any]:
-    question, answer = row.get("question"), row.get("answer")
+def _parsed(place: str, line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:  # of which wrong JSON and wrong UTF-8 are kinds
+        raise ConfigError(f"{place}: not a JSON object") from None
+
+
+def _read_parquet(file: Path) -> Iterator[tuple[str, Any]]:
+    from pyarrow import parquet  # type: ignore[import-untyped]  # heavy, and needed for these files only
+
+    try:
+        rows = parquet.read_table(file).to_pylist()
+    except ValueError:
+        raise ConfigError(f"{file}: not a Parquet file (a clone made without git-lfs has none)") from None
+    for number, row in enumerate(rows, start=1):
+        yield f"{file}, row {number}", row
+
+
+# -- writing them in XTuner's form
+
+
+def _convert_split(split: str, files: Iterable[Path]) -> list[dict[str, Any]]:
+    rows = [placed_row for file in files for placed_row in _read(file)]
+    if not rows:
+        raise ConfigError(f"input_dir: {', '.join(map(str, files))} has no rows")
+    return [_convert(place, row, {"split": split, "index": index}) for index, (place, row) in enumerate(rows)]
+
+
+def _convert(place: str, row: Any, origin: Mapping[str, Any]) -> dict[str, Any]:
+    question, answer = (row.get("question"), row.get("answer")) if isinstance(row, Mapping) else (None, None)
     found = ANSWER.search(answer) if isinstance(answer, str) else None
     if not isinstance(question, str) or found is None:
-        raise ConfigError(f"{row['line']}: needs a question, and an answer with `#### <number>`")
+        raise ConfigError(f"{place}: needs a question, and an answer with `#### <number>`")
     return {
         "data_source": "openai/gsm8k",
         "prompt": [{"role": "user", "content": f"{question} {INSTRUCTION}"}],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": found.group(1).replace(",", "")},
-        "extra_info": {"split": split, "index": index, "answer": answer, "question": question},
+        "extra_info": {**origin, "answer": answer, "question": question},
     }
 
 
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
     except OSError as error:
         raise ConfigError(f"out_dir: cannot write {path}: {error.strerror}") from None

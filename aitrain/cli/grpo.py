@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -137,6 +138,6 @@ def _failure(end: Failed, folder: RunFolder, resumed: bool) -> AitrainError:
 def _say_how_to_resume(end: Ended, folder: RunFolder) -> int:
     if end.status != "stopped":
         return 0
-    command = f"aitrain grpo --config {folder.config} --resume-from-checkpoint auto"
+    command = f"aitrain grpo --config {shlex.quote(str(folder.config))} --resume-from-checkpoint auto"
     print(f"stopped after step {end.step} and saved; go on with:\n  {command}", file=sys.stderr)
     return 130

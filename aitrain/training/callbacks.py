@@ -123,6 +123,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
             self.evaluate(state.global_step)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """After every epoch but the last."""
-        if self.config.eval_strategy == "epoch" and state.global_step < state.max_steps:
+        """After every epoch but the last, and not when the run is being stopped."""
+        is_due = self.config.eval_strategy == "epoch" and not control.should_training_stop
+        if is_due and state.global_step < state.max_steps:
             self.evaluate(state.global_step)

@@ -54,11 +54,12 @@ class Cases(Sequence[Case]):
 
 @dataclass(frozen=True)
 class Split:
-    """What is trained on and what is held out, and how many cases were too long for either."""
+    """What is trained on and what is held out, and how many cases were too long for it."""
 
     train: Cases
     held_out: Cases
     dropped: int
+    dropped_held_out: int = 0
 
 
 def build(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[Cases, Cases | None]:
@@ -223,7 +224,7 @@ def split(built: tuple[Cases, Cases | None], config: TrainConfig, fits: Callable
         return Split(train, held_out, dropped)
     usable = own_eval.only([n for n, case in zip(own_eval.numbers, own_eval, strict=True) if fits(case.prompt)])
     count = len(usable) if config.eval_cases is None else min(config.eval_cases, len(usable))
-    return Split(train, usable.only(_chosen(usable, count, config.seed)), dropped + len(own_eval) - len(usable))
+    return Split(train, usable.only(_chosen(usable, count, config.seed)), dropped, len(own_eval) - len(usable))
 
 
 def _hold_out(cases: Cases, config: TrainConfig) -> tuple[Cases, Cases]:

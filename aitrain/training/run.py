@@ -129,8 +129,8 @@ def _split(job: Job, built: tuple[dataset.Cases, dataset.Cases | None], room: _P
     limit = dataset.prompt_limit(job.config, room.context)
     split = dataset.split(built, job.config, dataset.PromptLimit(room.tokenizer, limit))
     dataset.check_enough(split, room.batch.prompts_per_step, limit)
-    if split.dropped:
-        job.announce(Note(f"{split.dropped} cases dropped: their prompt has more than {limit} tokens."))
+    if dropped := split.dropped + split.dropped_held_out:
+        job.announce(Note(f"{dropped} cases dropped: their prompt has more than {limit} tokens."))
     if not len(split.held_out):
         job.announce(Note("No held-out cases: there will be no score before and after (--eval-cases)."))
     return split

@@ -1,0 +1,57 @@
+"""What the tests of the heavy wing share: a small model with random weights, and short runs on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import aitrain
+from aitrain import Result, TrainConfig
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # for child processes; threads that wait for each other gain nothing on this model
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a two-layer model of random weights and a tokenizer with a token for each byte."""
+    from aitrain.training.tiny_model import build_model, build_tokenizer
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    build_model(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def train(small_model: Path, tmp_path: Path) -> Callable[..., Result]:
+    """`train(environment, knob=...)`: a run of a few steps on the small model, in this process."""
+
+    def run(environment: Any, **knobs: Any) -> Result:
+        short = {"max_steps": 3, "rl_max_new_tokens": 6, "rl_kl_coef": 0.0, "lr": 1e-3, "save_strategy": "no"}
+        config = {"model": str(small_model), "output_dir": str(tmp_path / "runs"), **short, **knobs}
+        return aitrain.train(TrainConfig(**config), environment=environment)
+
+    return run
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a saved model."""
+    tensors: dict[str, torch.Tensor] = load_file(folder / "model.safetensors")
+    return tensors
+
+
+def difference(one: Path, other: Path) -> float:
+    """The largest difference between the weights of two saved models."""
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    return max((first[name] - second[name]).abs().max().item() for name in first)

@@ -1,0 +1,78 @@
+"""aitrain adds nothing to the mathematics: the same weights as plain TRL, and the same for any number of processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.training.conftest import difference
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = HERE.parent / "environments" / "vowels.py"
+
+SAME: dict[str, Any] = {
+    "max_steps": 4, "num_train_epochs": 1, "learning_rate": 1e-3, "beta": 0.1, "epsilon": 0.2, "num_generations": 4,
+    "loss_type": "grpo", "max_completion_length": 6, "temperature": 1.0, "top_k": 50, "top_p": 1.0,
+    "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "warmup_steps": 0.1, "optim": "adamw_torch",
+    "lr_scheduler_type": "linear", "seed": 7, "use_cpu": True, "bf16": False, "gradient_checkpointing": True,
+    "save_strategy": "no", "report_to": "none", "logging_steps": 1, "disable_tqdm": True,
+}  # fmt: skip
+"""What TRL is given; the flags below say the same."""
+
+FLAGS = [
+    "--max-steps=4", "--lr=1e-3", "--rl-kl-coef=0.1", "--rl-num-generations=4", "--rl-max-new-tokens=6",
+    "--batch-size=4", "--gradient-accumulation=2", "--seed=7", "--save-strategy=no", "--project-name=ours",
+]  # fmt: skip
+
+
+def run(*command: object) -> None:
+    """Run it to its end; its output is shown when it fails."""
+    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_run_ends_with_the_weights_of_a_plain_trl_script(small_model: Path, tmp_path: Path) -> None:
+    environment = f"{ENVIRONMENTS}:Vowels"
+    run(HERE / "plain_trl.py", small_model, tmp_path / "plain", environment, json.dumps(SAME))
+    run("-m", "aitrain", "grpo", "--model", small_model, "--rl-env", environment, "--output-dir", tmp_path, *FLAGS)
+
+    assert difference(tmp_path / "plain", tmp_path / "ours" / "model") == 0.0
+    assert difference(tmp_path / "plain", small_model) > 1e-4
+
+
+def test_an_adapter_ends_like_that_of_a_plain_trl_script(small_model: Path, tmp_path: Path) -> None:
+    environment = f"{ENVIRONMENTS}:ChatVowels"
+    lora = {"r": 4, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    run(HERE / "plain_trl.py", small_model, tmp_path / "plain", environment, json.dumps({**SAME, "lora": lora}))
+    command = ["grpo", "--model", small_model, "--rl-env", environment, "--output-dir", tmp_path, "--peft", "--lora-r=4"]
+    run("-m", "aitrain", *command, *FLAGS)
+
+    plain, ours = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("plain", "ours/model"))
+    assert plain.keys() == ours.keys()
+    assert all(torch.equal(plain[name], ours[name]) for name in plain)
+    assert any(tensor.abs().max() > 0 for name, tensor in ours.items() if "lora_B" in name)
+
+
+@pytest.fixture(scope="module")
+def scripted(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models trained on the same scripted completions, by one process and by two, with each loss."""
+    out = tmp_path_factory.mktemp("scripted")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run(HERE / "scripted_run.py", small_model, out / "one")
+    run(*torchrun, HERE / "scripted_run.py", small_model, out / "two")
+    return out
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo"])
+def test_two_processes_end_like_one(loss: str, scripted: Path, small_model: Path) -> None:
+    one, two = scripted / "one" / loss / "model", scripted / "two" / loss / "model"
+
+    assert difference(one, two) <= 1e-6
+    assert difference(one, small_model) > 1e-4
