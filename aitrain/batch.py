@@ -8,6 +8,7 @@ One optimizer step trains on `prompts_per_step` groups of `generations` completi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from aitrain.config import TrainConfig
@@ -35,9 +36,9 @@ class BatchPlan:
 
     def __str__(self) -> str:
         return (
-            f"{self.prompts_per_step} prompts x {self.generations} completions = {self.completions_per_step} a step"
-            f" = {self.processes} process{'es' if self.processes > 1 else ''}"
-            f" x {self.accumulation} forward pass{'es' if self.accumulation > 1 else ''} of {self.micro_batch}"
+            f"{_counted(self.prompts_per_step, 'prompt')} x {self.generations} completions"
+            f" = {self.completions_per_step} a step = {_counted(self.processes, 'process')}"
+            f" x {_counted(self.accumulation, 'forward pass')} of {self.micro_batch}"
         )
 
 
@@ -63,13 +64,13 @@ def _derived_accumulation(config: TrainConfig, processes: int) -> int:
     if rest or accumulation == 0:
         raise ConfigError(
             f"rl_prompts_per_step: {config.rl_prompts_per_step} prompts x {config.rl_num_generations} completions ="
-            f" {completions} cannot be shared by {processes} processes in micro-batches of {config.batch_size}.\n"
-            f"Micro-batches that work here: {_divisors(completions, processes)} (--batch-size)."
+            f" {completions} cannot be shared by {_counted(processes, 'process')} in micro-batches of"
+            f" {config.batch_size}.\nMicro-batches that work here: {_divisors(completions, processes)} (--batch-size)."
         )
     if "gradient_accumulation" in config.model_fields_set and config.gradient_accumulation != accumulation:
         raise ConfigError(
             f"gradient_accumulation: {config.gradient_accumulation} contradicts rl_prompts_per_step, which makes it"
-            f" {accumulation} ({completions} completions / {processes} processes / {config.batch_size} a pass).\n"
+            f" {accumulation} ({completions} completions / {_counted(processes, 'process')} / {config.batch_size} a pass).\n"
             "Leave one of the two out."
         )
     return accumulation
@@ -82,8 +83,17 @@ def _divisors(completions: int, processes: int) -> str:
 
 
 def _does_not_divide(plan: BatchPlan) -> str:
+    share = plan.processes * plan.micro_batch
+    prompts = math.lcm(share, plan.generations) // plan.generations
     return (
         f"rl_num_generations: {plan.completions_per_step} completions a step cannot be divided into groups of"
         f" {plan.generations}.\nThey come from batch_size {plan.micro_batch} x gradient_accumulation"
-        f" {plan.accumulation} x {plan.processes} processes.\nSay --rl-prompts-per-step instead: the rest is derived."
+        f" {plan.accumulation} x {_counted(plan.processes, 'process')}.\n"
+        f"Say --rl-prompts-per-step {prompts} or a multiple of it instead: gradient_accumulation is then derived."
     )
+
+
+def _counted(count: int, name: str) -> str:
+    """`1 process`, `2 processes`."""
+    plural = name + ("es" if name.endswith("s") else "s")
+    return f"{count} {name if count == 1 else plural}"

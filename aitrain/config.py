@@ -7,14 +7,13 @@ Names and defaults are AITraining's wherever it has the knob; where we differ, t
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.errors import ConfigError
+from aitrain.values import Address, JsonObject, Names, Table, as_meant, refusal
 
 __all__ = ["TrainConfig"]
 
@@ -22,36 +21,6 @@ PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
-
-
-def read_json_object(value: object) -> object:
-    """A JSON object given as text or as @file.json, as a dict; anything else is left for pydantic to judge."""
-    if not isinstance(value, str):
-        return value
-    if value.startswith("@"):
-        value = _read_text(Path(value[1:]).expanduser())
-    try:
-        parsed = json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is not valid JSON ({error.msg} at character {error.pos})") from None
-    if not isinstance(parsed, dict):
-        raise ValueError(f"must be a JSON object like '{{\"key\": 1}}', not {_json_kind(parsed)}")
-    return parsed
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"names a file that cannot be read: {path} ({type(error).__name__})") from None
-
-
-def _json_kind(value: object) -> str:
-    kinds: dict[type, str] = {list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-    return kinds.get(type(value), "null")
-
-
-JsonObject = Annotated[dict[str, Any], BeforeValidator(read_json_object)]
 
 
 def knob(default: Any, sentence: str, section: str) -> Any:
@@ -176,7 +145,9 @@ class TrainConfig(BaseModel):
         "colocate", "vLLM inside the training processes, or a server.", "vLLM"
     )
     vllm_gpu_memory_utilization: Share = knob(0.3, "Share of each GPU's memory that a colocated vLLM takes.", "vLLM")
-    vllm_server_url: str | None = knob(None, "Address of a running vLLM server.", "vLLM")
+    vllm_server_url: Address | None = knob(
+        None, "Address of a running vLLM server, such as http://127.0.0.1:8000.", "vLLM"
+    )
     vllm_tensor_parallel_size: PositiveInt = knob(1, "GPUs that one colocated vLLM engine is split over.", "vLLM")
     vllm_server_gpus: PositiveInt = knob(
         1, "GPUs of this machine, the last ones, that a vLLM server on it holds: training leaves them alone.", "vLLM"
@@ -189,7 +160,7 @@ class TrainConfig(BaseModel):
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = knob(
         0.0, "Dropout in the adapter; 0, where AITraining has 0.05: it also disturbs the sampling.", "LoRA"
     )
-    target_modules: str = knob("all-linear", "Layers that get an adapter: all-linear, or names with commas.", "LoRA")
+    target_modules: Names = knob("all-linear", "Layers that get an adapter: all-linear, or names with commas.", "LoRA")
     merge_adapter: bool = knob(True, "Also write base and adapter merged, into model/merged.", "LoRA")
 
     # -- Evaluation
@@ -228,7 +199,7 @@ class TrainConfig(BaseModel):
     ddp_timeout: PositiveInt = knob(7200, "Seconds that one process waits for the others.", "Hardware")
 
     # -- TRL
-    trl: dict[str, Any] = knob({}, "Any other field of TRL's GRPOConfig, as KEY=VALUE; may be repeated.", "TRL")
+    trl: Table = knob({}, "Any other field of TRL's GRPOConfig, as KEY=VALUE; may be repeated.", "TRL")
 
     if not TYPE_CHECKING:  # type checkers see pydantic's own signature, with every knob in it
 
@@ -236,7 +207,12 @@ class TrainConfig(BaseModel):
             try:
                 super().__init__(**knobs)
             except ValidationError as error:
-                raise ConfigError(_describe(error)) from None
+                raise ConfigError(refusal(error, TrainConfig.model_fields)) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        return as_meant(value, cls.model_fields[str(info.field_name)].annotation)
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> TrainConfig:
@@ -262,7 +238,15 @@ class TrainConfig(BaseModel):
                 self.rl_env_class is not None and self.rl_env is None and self.rl_env_module is None,
                 f"rl_env_class: {self.rl_env_class} in which module? Add --rl-env-module",
             ),
-            (has_url and not (self.use_vllm and is_server), "vllm_server_url needs --use-vllm and --vllm-mode server"),
+            (
+                self.rl_env_class is not None and (self.rl_env or "").partition(":")[2] not in ("", self.rl_env_class),
+                f"rl_env: {self.rl_env} and rl_env_class: {self.rl_env_class} name two classes: give one of them",
+            ),
+            (
+                has_url and not (self.use_vllm and is_server),
+                "vllm_server_url: a server is used with --use-vllm and --vllm-mode server only\n"
+                "Add both, or leave the address out.",
+            ),
             (
                 self.use_vllm and is_server and not has_url,
                 "vllm_mode: server needs the address of a running server: --vllm-server-url http://127.0.0.1:8000",
@@ -285,17 +269,3 @@ class TrainConfig(BaseModel):
         if self.rl_prompts_per_step is not None:
             del knobs["gradient_accumulation"]  # derived; written down, it would contradict a changed flag
         return knobs
-
-
-def _describe(error: ValidationError) -> str:
-    """The first thing that is wrong, as one line: knob, what was given, what is expected."""
-    first = error.errors(include_url=False)[0]
-    name = ".".join(str(part) for part in first["loc"][:1])
-    message = re.sub(r"^(Value error|Assertion failed), ", "", first["msg"])
-    if not name:
-        return message
-    if first["type"] == "extra_forbidden":
-        return f"{name}: there is no such knob.{did_you_mean(name, TrainConfig.model_fields)}"
-    if first["type"] == "value_error":
-        return f"{name} {message}"
-    return f"{name}: {message[0].lower()}{message[1:]}, not {first['input']!r}"

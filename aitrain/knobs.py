@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.values import read_yaml
 
 ELSEWHERE = {
     "token": "Tokens are taken from HF_TOKEN or the hub login only: a flag would show them to everyone on the machine.",
@@ -25,6 +26,14 @@ ELSEWHERE = {
     "padding": "Generation needs left padding and has it: leave it out.",
     "data_path": "The environment builds its dataset: leave it out, or hand it over with --rl-env-config.",
     "auto_find_batch_size": "A smaller batch would break the groups: set --batch-size.",
+    "base_model": "Here it is called model.",
+    "task": "aitrain grpo has one task: leave it out.",
+    "params": "Knobs are not nested: write them without an indent.",
+    "backend": "aitrain trains on the machine that it runs on: leave it out.",
+    "unsloth": "aitrain trains with TRL as it is: leave it out.",
+    "max_prompt_length": "Say --rl-max-prompt-length.",
+    "max_completion_length": "Say --rl-max-new-tokens.",
+    "valid_split": "Cases are held out by --eval-cases, or come from the environment's build_eval_dataset.",
 }
 """AITraining's flags that aitrain has no knob for, and what to do about each."""
 
@@ -133,6 +142,15 @@ def _help_entry(knob: Knob, width: int) -> list[str]:
     return [f"  {knob.flag}{value}", *textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)]
 
 
+DISPLACES = {
+    "rl_env": ("rl_env_module", "rl_env_class"),
+    "rl_env_module": ("rl_env",),
+    "rl_prompts_per_step": ("gradient_accumulation",),
+    "gradient_accumulation": ("rl_prompts_per_step",),
+}
+"""Two ways to say one thing: a flag also wins over the other way in the file."""
+
+
 def resolve(file: Path | None, flags: Mapping[str, Any], trl: list[str]) -> TrainConfig:
     """The configuration of a command: defaults, then the file, then the flags.
 
@@ -140,9 +158,12 @@ def resolve(file: Path | None, flags: Mapping[str, Any], trl: list[str]) -> Trai
         ConfigError: the file cannot be read, or a name or value is wrong.
     """
     from_file = read_file(file) if file else {}
+    for name in {other for flag in flags for other in DISPLACES.get(flag, ())}:
+        from_file.pop(name, None)
     given = from_file | dict(flags)
     if trl:
-        given["trl"] = {**from_file.get("trl", {}), **dict(map(_key_and_value, trl))}
+        fields = TrainConfig(trl=from_file.get("trl", {})).trl
+        given["trl"] = {**fields, **dict(map(_key_and_value, trl))}
     return TrainConfig(**given)
 
 
@@ -153,16 +174,22 @@ def read_file(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, is not a table of knobs, or has a name that is none.
     """
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = read_yaml(path.expanduser().read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config: {path} is not YAML: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"--config: {path}{_not_yaml(error)}") from None
     if not isinstance(loaded, dict):
-        raise ConfigError(f"--config: {path} must hold `knob: value` lines")
+        raise ConfigError(f"--config: {path} must hold one knob a line, like `lr: 1e-5`")
     for key in loaded:
         _refuse_unknown(str(key), path)
     return {str(key): value for key, value in loaded.items()}
+
+
+def _not_yaml(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f", line {error.problem_mark.line + 1}: {error.problem or error.context}"
+    return " is not a YAML text"
 
 
 def _refuse_unknown(key: str, path: Path) -> None:
@@ -174,20 +201,12 @@ def _refuse_unknown(key: str, path: Path) -> None:
 def _key_and_value(text: str) -> tuple[str, Any]:
     """`KEY=VALUE` with the value read as YAML, so that 0.5, true and [1, 2] are what they look like."""
     key, equals, value = text.partition("=")
-    if not (key and equals):
+    if not (key.strip() and equals):
         raise ConfigError(f"--trl {text}: write KEY=VALUE, like --trl scale_rewards=none")
     try:
-        return key.strip(), _number(yaml.safe_load(value))
+        return key.strip(), read_yaml(value)
     except yaml.YAMLError:
         return key.strip(), value
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 takes 1e-6 for text; nobody else does."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def as_markdown() -> str:

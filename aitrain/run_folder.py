@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
+from aitrain.values import write_yaml
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class RunFolder:
     def write_config(self, config: TrainConfig) -> None:
         """config.yaml, with the name that this run got."""
         named = config.model_copy(update={"project_name": self.path.name})
-        write_text(self.config, yaml.safe_dump(named.written(), sort_keys=False, allow_unicode=True))
+        write_text(self.config, write_yaml(named.written()))
 
     def discard(self) -> None:
         """Take away what this run made: for a run that was refused before it began."""

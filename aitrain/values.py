@@ -1,0 +1,217 @@
+"""How values are read, from YAML, JSON, a shell and Python alike, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path, PurePath
+from typing import Annotated, Any, get_args
+
+import yaml
+from pydantic import AfterValidator, BeforeValidator, ValidationError
+from pydantic.fields import FieldInfo
+
+from aitrain.errors import did_you_mean
+
+# -- YAML, read and written by the same rules
+
+
+class _Reader(yaml.SafeLoader):
+    """YAML 1.1 as people mean it: 1e-6 is a number, a date is text, and no name stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """PyYAML would quietly take the last of two equal names."""
+        names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for number, key in enumerate(names):
+            if key.value in {earlier.value for earlier in names[:number]}:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _Writer(yaml.SafeDumper):
+    """Puts in quotes what _Reader would not read as text."""
+
+
+_EXPONENT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+
+for _kind in (_Reader, _Writer):
+    _kind.yaml_implicit_resolvers = {
+        letter: [resolver for resolver in resolvers if not resolver[0].endswith(":timestamp")]
+        for letter, resolvers in _kind.yaml_implicit_resolvers.items()
+    }
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
+def read_yaml(text: str) -> Any:
+    """What a YAML text says.
+
+    Raises:
+        yaml.YAMLError: it is no YAML.
+    """
+    return yaml.load(text, _Reader)  # a SafeLoader
+
+
+def write_yaml(values: Mapping[str, Any]) -> str:
+    """A table as YAML; `read_yaml` makes the same table of it."""
+    return yaml.dump(dict(values), Dumper=_Writer, sort_keys=False, allow_unicode=True)
+
+
+# -- values that come in several forms
+
+_EXAMPLE = '{"key": 1}'
+
+
+def read_json_object(value: object) -> object:
+    """A JSON object given as text or as @file.json, as a dict; a dict stays what it is.
+
+    Raises:
+        ValueError: it is anything else, or holds what JSON cannot hold.
+    """
+    where = ""
+    if isinstance(value, str):
+        where = f" (in {value[1:]})" if value.startswith("@") else ""
+        value = _parsed(_read_text(Path(value[1:]).expanduser()) if where else value, where)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"must be a JSON object like {_EXAMPLE}, not {_json_kind(value)}{where}")
+    return _writable(value)
+
+
+def _parsed(text: str, where: str) -> object:
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"is not valid JSON{where}: {error.msg} at character {error.pos + 1}\n"
+            f"Put single quotes around it, and double ones around the words in it: '{_EXAMPLE}'"
+        ) from None
+    if parsed is None:
+        raise ValueError(f"must be a JSON object like {_EXAMPLE}, not null{where}")
+    return parsed
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ValueError(f"names a file that cannot be read: {path}: {why}") from None
+
+
+def _json_kind(value: object) -> str:
+    kinds: dict[type, str] = {list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def _writable(value: object) -> object:
+    """config.yaml and environment.json must be able to hold it."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"must hold only what JSON can hold: {error}") from None
+    return value
+
+
+def _read_table(value: object) -> object:
+    """`trl:` with nothing behind it is an empty table."""
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"must be a table like {{scale_rewards: none}}, not {_json_kind(value)}")
+    return _writable(value or {})
+
+
+def _read_names(value: object) -> object:
+    """A YAML list of names is the names with commas."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _read_address(value: str) -> str:
+    """Without a path: TRL hangs its own ones behind the address."""
+    if not re.fullmatch(r"https?://[^/\s]+/?", value):
+        raise ValueError(f"must be an address like http://127.0.0.1:8000, with nothing behind the port, not {value}")
+    return value.rstrip("/")
+
+
+JsonObject = Annotated[dict[str, Any], BeforeValidator(read_json_object)]
+Table = Annotated[dict[str, Any], BeforeValidator(_read_table)]
+Names = Annotated[str, BeforeValidator(_read_names)]
+Address = Annotated[str, AfterValidator(_read_address)]
+
+
+def as_meant(value: Any, annotation: Any) -> Any:
+    """Any knob's value before it is checked: paths are text, and pydantic must not take `true` for the number 1.
+
+    Raises:
+        ValueError: it is empty text, or a switch where there is none.
+    """
+    if isinstance(value, bool) and not _allows(annotation, bool):
+        if not value and _allows(annotation, "no"):
+            return "no"  # YAML takes the word `no` for false
+        raise ValueError(f"must be {_kind_of(annotation)}, not {str(value).lower()}")
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("must not be empty")
+    return str(value) if isinstance(value, PurePath) else value
+
+
+def _allows(annotation: Any, kind: Any) -> bool:
+    """Whether a type, or one word of a Literal, is among those that an annotation allows."""
+    return annotation == kind or any(_allows(part, kind) for part in get_args(annotation))
+
+
+def _kind_of(annotation: Any) -> str:
+    kinds = {int: "a whole number", float: "a number", str: "text", dict: "a table"}
+    words = ", ".join(f"'{word}'" for word in get_args(annotation) if isinstance(word, str))
+    return next((name for kind, name in kinds.items() if _allows(annotation, kind)), words)
+
+
+# -- what is said about wrong ones
+
+_EXPECTED = {
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "literal_error": "{expected}",
+    "string_type": "text (in YAML: in quotes)",
+}
+"""pydantic's kinds of errors, in words for people."""
+
+
+def refusal(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
+    """The first thing that is wrong: the knob, what it must be, what was given; then what the knob does."""
+    first = error.errors(include_url=False)[0]
+    name, *inside = [str(part) for part in first["loc"]] or [""]
+    if not name:
+        return _message(first)
+    if first["type"] == "extra_forbidden":
+        return f"{name}: there is no such knob.{did_you_mean(name, fields)}"
+    return f"{name}: {'its keys ' if inside else ''}{_message(first)}\n{fields[name].description}"
+
+
+def _message(error: Any) -> str:
+    if error["type"] == "value_error":  # one of our own
+        return str(error["ctx"]["error"])
+    message = f"must be {_expected(error)}, not {_shown(error['input'])}"
+    if error["type"] == "literal_error":
+        message += "." + did_you_mean(str(error["input"]), re.findall("'(.+?)'", error["ctx"]["expected"]))
+    return message
+
+
+def _expected(error: Any) -> str:
+    """Bounds come as floats: `above 0.0` reads badly."""
+    context = error.get("ctx", {})
+    whole = {key: int(value) for key, value in context.items() if isinstance(value, float) and value.is_integer()}
+    expected: str = _EXPECTED.get(error["type"], error["msg"])
+    return expected.format(**context | whole)
+
+
+def _shown(value: object) -> str:
+    text = "null" if value is None else value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

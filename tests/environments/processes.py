@@ -1,0 +1,46 @@
+"""Environments that tell on which process they run, for the tests of processes and signals."""
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Shared:
+    """Random rows and a table of answers set while building: both must be the first process's everywhere."""
+
+    def __init__(self, notes: str) -> None:
+        self.notes = Path(notes)
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        (self.notes / f"built-by-{os.getpid()}").touch()
+        luck = random.SystemRandom()
+        self.answers = [luck.randrange(10**9) for _ in range(16)]
+        return [{"prompt": f"say {answer}", "answer": answer} for answer in self.answers]
+
+    def score_episode(self, completion: str, case_idx: int, answer: int) -> dict[str, float]:
+        return {"score": len(completion) % 7 / 7, "same": float(self.answers[case_idx] == answer)}
+
+
+class Slow:
+    """Takes its time with every score, so that a signal finds the run busy."""
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return [{"prompt": f"say {number}"} for number in range(64)]
+
+    def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return [{"prompt": "say it"}]
+
+    def score_episode(self, completion: str) -> float:
+        time.sleep(0.02)
+        return sum(letter < "n" for letter in completion) / max(1, len(completion))
+
+
+class Unkind(Slow):
+    """Ends its own process in the middle, as the system does when memory is out."""
+
+    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+        if case_idx == 5:
+            os.kill(os.getpid(), 9)
+        return 0.5

@@ -1,0 +1,177 @@
+"""Real processes: two ranks, signals, a parent that dies, a child that dies, resuming."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain.run_folder import read_lines
+from tests.training.conftest import difference
+
+ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "processes.py"
+FLAGS = ["--rl-max-new-tokens=4", "--rl-kl-coef=0", "--lr=1e-3", "--project-name=run", "--output-dir=."]
+
+
+class Command:
+    """`aitrain grpo` on the small model, in a folder of its own."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.model, self.folder = model, folder
+
+    def start(self, environment: str, *flags: str) -> subprocess.Popen[str]:
+        named = ["--model", str(self.model), "--rl-env", f"{ENVIRONMENTS}:{environment}", *FLAGS, *flags]
+        return subprocess.Popen(
+            [sys.executable, "-m", "aitrain", "grpo", *named],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, environment: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(environment, *flags)
+        out, err = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def records(self, run: str = "run") -> list[dict[str, Any]]:
+        records = [r for file in (self.folder / run / "rollouts").glob("*.jsonl") for r in read_lines(file)]
+        return [record for record in records if "when" not in record]
+
+    def wait_for_step(self, step: int, process: subprocess.Popen[str]) -> None:
+        deadline = time.monotonic() + 240
+        while not any(line["step"] >= step for line in read_lines(self.folder / "run" / "metrics.jsonl")):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def command(small_model: Path, tmp_path: Path) -> Iterator[Command]:
+    yield Command(small_model, tmp_path)
+    assert workers_in(tmp_path) == []
+
+
+def workers_in(folder: Path) -> list[int]:
+    """Ids of the training processes whose working directory is the folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_worker = b"aitrain.training.worker" in (process / "cmdline").read_bytes()
+            if is_worker and (process / "cwd").resolve() == folder.resolve():
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Command) -> None:
+    notes = json.dumps({"notes": str(command.folder)})
+    done = command.run("Shared", "--num-processes=2", "--max-steps=2", f"--rl-env-config={notes}")
+
+    assert done.returncode == 0, done.stderr
+    assert len(list(command.folder.glob("built-by-*"))) == 1
+    assert len(list((command.folder / "run" / "rollouts").iterdir())) == 2
+    assert all(record["metrics"]["same"] == 1.0 for record in command.records())
+    groups = {(record["step"], record["group"]) for record in command.records()}
+    assert groups == {(step, group) for step in (1, 2) for group in range(4)}
+    for group in groups:
+        members = [r for r in command.records() if (r["step"], r["group"]) == group]
+        assert len(members) == 4
+        assert len({member["prompt"] for member in members}) == 1
+
+
+@pytest.mark.parametrize(("number", "processes"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_a_signal_ends_all_processes_saves_and_says_how_to_resume(
+    number: signal.Signals, processes: int, command: Command
+) -> None:
+    running = command.start("Slow", f"--num-processes={processes}", "--max-steps=500", "--save-strategy=no")
+    command.wait_for_step(2, running)
+    running.send_signal(number)
+    out, err = running.communicate(timeout=120)
+
+    assert running.returncode == 130, err
+    assert "--config run/config.yaml --resume-from-checkpoint auto" in err
+    status = json.loads((command.folder / "run" / "status.json").read_text())
+    assert status["status"] == "stopped"
+    assert (command.folder / "run" / "checkpoints" / f"checkpoint-{status['step']}" / "trainer_state.json").exists()
+    assert (command.folder / "run" / "model" / "model.safetensors").exists()
+
+
+def test_a_stopped_run_that_is_resumed_ends_like_one_that_was_not(command: Command) -> None:
+    whole = command.run("Slow", "--max-steps=12", "--project-name=whole")
+    running = command.start("Slow", "--max-steps=12")
+    command.wait_for_step(3, running)
+    running.send_signal(signal.SIGTERM)
+    stopped = running.communicate(timeout=120)
+    resume = [sys.executable, "-m", "aitrain", "grpo", "--config", "run/config.yaml", "--resume-from-checkpoint=auto"]
+    resumed = subprocess.run(resume, cwd=command.folder, capture_output=True, text=True, check=False)
+
+    assert whole.returncode == 0, whole.stderr
+    assert running.returncode == 130, stopped
+    assert resumed.returncode == 0, resumed.stderr
+    assert difference(command.folder / "run" / "model", command.folder / "whole" / "model") == 0.0
+    lines = {run: list(read_lines(command.folder / run / "metrics.jsonl")) for run in ("run", "whole")}
+    assert [line["step"] for line in lines["run"]] == [line["step"] for line in lines["whole"]]
+    assert [line["reward"] for line in lines["run"]] == [line["reward"] for line in lines["whole"]]
+    assert [r["completion"] for r in command.records()] == [r["completion"] for r in command.records("whole")]
+    results = [json.loads((command.folder / run / "result.json").read_text()) for run in ("run", "whole")]
+    assert results[0]["score_before"] == results[1]["score_before"]
+    assert results[0]["score_after"] == results[1]["score_after"]
+
+
+def test_training_stops_and_saves_when_its_parent_is_killed(command: Command) -> None:
+    running = command.start("Slow", "--max-steps=500")
+    command.wait_for_step(2, running)
+    running.kill()
+    running.communicate()
+
+    deadline = time.monotonic() + 60
+    while workers_in(command.folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert workers_in(command.folder) == []
+    assert json.loads((command.folder / "run" / "result.json").read_text())["status"] == "stopped"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_training_process_that_is_killed_ends_the_run_with_its_name(processes: int, command: Command) -> None:
+    done = command.run("Unkind", f"--num-processes={processes}", "--rl-prompts-per-step=16")
+
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "train.log" in done.stderr
+    if processes == 1:
+        assert "SIGKILL" in done.stderr
+    assert (command.folder / "run" / "train.log").exists()
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(command: Command) -> None:
+    running = command.start("Slow", "--max-steps=500", "--rl-prompts-per-step=64", "--batch-size=256")
+    deadline = time.monotonic() + 240
+    while not (command.folder / "run" / "rollouts").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+
+    assert running.returncode == 130, err
+    assert len(err.splitlines()) < 8
+
+
+def test_ctrl_c_before_the_first_step_leaves_nothing_behind(command: Command) -> None:
+    running = command.start("Slow")
+    while not (command.folder / "run").exists():
+        time.sleep(0.05)
+    time.sleep(0.3)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+
+    assert running.returncode == 130, err
+    assert "Traceback" not in err
+    assert os.listdir(command.folder) == []
