@@ -21,6 +21,7 @@ from typing import Any
 
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
+from aitrain.packages import in_working_directory, installed
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 BUNDLED = next(
@@ -47,7 +48,7 @@ def find(config: TrainConfig) -> Source:
         ConfigError: none is named, or there is no such module or file.
     """
     if config.rl_env_module is not None:
-        return _find_module(config.rl_env_module, config.rl_env_class)
+        return _find_module("rl_env_module", config.rl_env_module, config.rl_env_class)
     if config.rl_env is None:
         raise ConfigError(
             "rl_env: which environment? Name yours with --rl-env path/to/file.py:Class, or with --rl-env-module and"
@@ -55,7 +56,10 @@ def find(config: TrainConfig) -> Source:
         )
     place, _, class_name = config.rl_env.partition(":")
     wanted = class_name or config.rl_env_class
-    return _find_file(place, wanted) if place.endswith(".py") else _find_module(place, wanted)
+    if place.endswith(".py"):
+        return _find_file(place, wanted)
+    _refuse_path(place)
+    return _find_module("rl_env", place, wanted)
 
 
 def bundled_modules() -> list[str]:
@@ -65,47 +69,95 @@ def bundled_modules() -> list[str]:
 
 def _find_file(place: str, class_name: str | None) -> Source:
     file = Path(place).expanduser()
+    if file.is_dir():
+        raise ConfigError(f"rl_env: {place} is a folder, not a file")
     if not file.is_file():
         near = did_you_mean(file.name, [other.name for other in file.parent.glob("*.py")])
         raise ConfigError(f"rl_env: there is no file {place} (looked from {Path.cwd()}).{near}")
     return Source(f"aitrain_environment_{file.stem}", file.resolve(), class_name, is_module=False)
 
 
-def _find_module(module: str, class_name: str | None) -> Source:
-    spec = _find_spec(module)
-    if spec is not None:
-        readable = spec.origin is not None and spec.origin.endswith(".py")
-        return Source(module, Path(spec.origin) if readable and spec.origin else None, class_name, is_module=True)
-    bundled = BUNDLED / f"{module.removeprefix('envs.')}.py"
+def _refuse_path(place: str) -> None:
+    """A path that names no Python file."""
+    path = Path(place).expanduser()
+    if path.is_dir() and ("/" in place or place.startswith(".")):
+        raise ConfigError(f"rl_env: {place} is a folder\nName the file in it: --rl-env {_a_file_in(path)}:Class")
+    if path.suffix == ".ipynb":
+        raise ConfigError(
+            f"rl_env: {place} is a notebook\nIn it, call aitrain.train(config, environment=...); or put the class into"
+            " a .py file."
+        )
+    if path.is_file() or "/" in place or place.startswith((".", "~")):
+        raise ConfigError(f"rl_env: {place} does not end in .py\nName a Python file: --rl-env path/to/file.py:Class")
+
+
+def _a_file_in(folder: Path) -> Path:
+    return next(iter(sorted(folder.glob("*.py"))), folder / "file.py")
+
+
+def _find_module(knob: str, module: str, class_name: str | None) -> Source:
+    if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
+        raise ConfigError(
+            f"{knob}: {module} is not the name of a module, like package.module\n"
+            "A file is named with --rl-env path/to/file.py:Class"
+        )
+    chain = _specs(module)
+    if chain:
+        _refuse_library_name(knob, module, chain[0])
+        _refuse_folder(knob, module, chain[-1])
+        readable = (chain[-1].origin or "").endswith(".py")
+        return Source(module, Path(str(chain[-1].origin)) if readable else None, class_name, is_module=True)
     if module in bundled_modules():
-        return Source(module, bundled, class_name, is_module=False)
+        return Source(module, BUNDLED / f"{module.removeprefix('envs.')}.py", class_name, is_module=False)
     raise ConfigError(
-        f"rl_env_module: there is no module {module} (looked in {Path.cwd()} and among the installed packages)."
+        f"{knob}: there is no module {module} (looked in {Path.cwd()} and among the installed packages)."
         f"{did_you_mean(module, [*_modules_here(), *bundled_modules()])}\nBundled ones: {', '.join(bundled_modules())}"
     )
 
 
-def _find_spec(module: str) -> ModuleSpec | None:
-    """Like importlib.util.find_spec, but parent packages are not imported: that would run the user's code."""
-    spec = None
-    search: list[str] | None = None
-    parts = module.split(".")
-    for depth in range(1, len(parts) + 1):
-        name = ".".join(parts[:depth])
-        spec = _find_top(name) if depth == 1 else PathFinder.find_spec(name, search)
-        if spec is None:
-            return None
-        search = list(spec.submodule_search_locations or [])
-    return spec
+def _specs(module: str) -> list[ModuleSpec]:
+    """The packages on the way to a module and the module itself, none of them imported: that would run the user's
+    code. The working directory comes first: an installed package called `tests` does not hide the user's own."""
+    top, *rest = module.split(".")
+    chains = [_down(spec, rest) for spec in (in_working_directory(top), installed(top)) if spec is not None]
+    found = [chain for chain in chains if len(chain) == len(rest) + 1]
+    return next((chain for chain in found if chain[-1].origin is not None), found[0] if found else [])
 
 
-def _find_top(name: str) -> ModuleSpec | None:
-    """The working directory first: an installed package called `tests` does not hide the user's own."""
-    here = PathFinder.find_spec(name, [str(Path.cwd())])
-    if here is not None:
-        return here
-    found = (finder.find_spec(name, None) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
+def _down(spec: ModuleSpec, names: list[str]) -> list[ModuleSpec]:
+    chain = [spec]
+    for name in names:
+        below = PathFinder.find_spec(f"{chain[-1].name}.{name}", list(chain[-1].submodule_search_locations or []))
+        if below is None:
+            break
+        chain.append(below)
+    return chain
+
+
+def _refuse_folder(knob: str, module: str, spec: ModuleSpec) -> None:
+    if spec.origin is None:
+        folder = Path(next(iter(spec.submodule_search_locations or [module])))
+        raise ConfigError(
+            f"{knob}: {module} is a folder, not a module\nName the module in it: {module}.{_a_file_in(folder).stem}"
+        )
+
+
+_NEEDED = {
+    "accelerate", "aitrain", "annotated_types", "datasets", "huggingface_hub", "numpy", "peft", "pydantic", "rich",
+    "safetensors", "tokenizers", "torch", "transformers", "trl", "typer", "vllm", "yaml",
+}  # fmt: skip
+"""Libraries that a training process imports by name."""
+
+
+def _refuse_library_name(knob: str, module: str, top: ModuleSpec) -> None:
+    """Two modules cannot have one name: with the user's `datasets`, the library of that name is gone."""
+    is_own = in_working_directory(top.name) == top
+    if is_own and (top.name in sys.stdlib_module_names or top.name in _NEEDED):
+        file = f"{module.replace('.', '/')}.py"
+        raise ConfigError(
+            f"{knob}: {module} begins with the name of the library {top.name}, which training needs\n"
+            f"Rename {top.name}, or name the file: --rl-env {file}"
+        )
 
 
 def _modules_here() -> list[str]:
@@ -129,6 +181,8 @@ def check_by_reading(source: Source, keywords: Mapping[str, Any]) -> None:
     tree = _parse(source.file)
     classes = {node.name: node for node in _top_level(tree) if isinstance(node, ast.ClassDef)}
     name = source.class_name or _only_candidate(source, classes)
+    if name is None:
+        return
     if name in classes:
         _check_keywords(classes[name], keywords)
     elif name not in _names(tree) and not _has_star_import(tree):
@@ -138,9 +192,11 @@ def check_by_reading(source: Source, keywords: Mapping[str, Any]) -> None:
 def _parse(file: Path) -> ast.Module:
     try:
         return ast.parse(file.read_bytes(), filename=str(file))
-    except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise EnvironmentFailed(f"{file}{line}: {type(error).__name__}: {error.args[0]}") from None
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise EnvironmentFailed(f"{file}{line}: {type(error).__name__}: {error.msg}") from None
+    except (OSError, ValueError) as error:
+        raise EnvironmentFailed(f"{file} cannot be read: {error}") from None
 
 
 def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
@@ -151,19 +207,31 @@ def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _top_level(node)
 
 
-def _only_candidate(source: Source, classes: Mapping[str, ast.ClassDef]) -> str:
-    candidates = [name for name, node in classes.items() if _has_method(node, "build_dataset", classes)]
-    if len(candidates) == 1:
-        return candidates[0]
+def _only_candidate(source: Source, classes: Mapping[str, ast.ClassDef]) -> str | None:
+    """The class that is meant when none is named; None where only running the file can tell."""
+    public = {name: node for name, node in classes.items() if not name.startswith("_")}
+    candidates = [name for name, node in public.items() if _has_method(node, "build_dataset", classes)]
+    if len(candidates) > 1:
+        raise ConfigError(_several(str(source.file), candidates))
     if candidates:
-        raise ConfigError(
-            f"rl_env_class: {source.file} has {len(candidates)} environments: {', '.join(candidates)}\n"
-            "Say which with --rl-env-class."
-        )
+        return candidates[0]
+    if any(_inherits_from_elsewhere(node, classes) for node in public.values()):
+        return None
     raise ConfigError(
         f"rl_env_class: no class in {source.file} has build_dataset (classes there: {', '.join(classes) or 'none'}).\n"
-        "Name the environment's class with --rl-env-class."
+        "Write one, or name a class that is imported there with --rl-env-class."
     )
+
+
+def _several(place: str, names: list[str]) -> str:
+    return (
+        f"rl_env_class: {place} has {len(names)} environments: {', '.join(names)}\n"
+        f"Say which one, such as --rl-env-class {names[-1]}"
+    )
+
+
+def _inherits_from_elsewhere(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> bool:
+    return any(not isinstance(base, ast.Name) or base.id not in {*classes, "object"} for base in node.bases)
 
 
 def _has_method(node: ast.ClassDef, method: str, classes: Mapping[str, ast.ClassDef]) -> bool:
@@ -179,6 +247,8 @@ def _check_keywords(node: ast.ClassDef, keywords: Mapping[str, Any]) -> None:
     if init is None or node.decorator_list or init.args.kwarg or init.args.vararg:
         return  # inherited, made by a decorator, or taking anything: the training process will tell
     positional = [argument.arg for argument in init.args.posonlyargs + init.args.args][1:]
+    if init.args.posonlyargs[1:]:
+        return
     taken = positional + [argument.arg for argument in init.args.kwonlyargs]
     needed = positional[: len(positional) - len(init.args.defaults)]
     needed += [a.arg for a, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True) if default is None]
@@ -246,7 +316,10 @@ def load(source: Source, keywords: Mapping[str, Any]) -> object:
     if not hasattr(module, name):
         classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
         raise ConfigError(_no_such_class(source, name, classes))
-    return _construct(getattr(module, name), keywords)
+    made_from = getattr(module, name)
+    if not callable(made_from):
+        raise ConfigError(f"rl_env_class: {name} in {source.file or source.module} is not a class, but {made_from!r}")
+    return _construct(made_from, name, keywords)
 
 
 def _import(source: Source) -> ModuleType:
@@ -254,9 +327,7 @@ def _import(source: Source) -> ModuleType:
     try:
         return _import_module(source.module) if source.is_module else _import_file(source)
     except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(
-            f"The environment's module cannot be imported: {describe(error)}\n{where(error)}"
-        ) from error
+        raise EnvironmentFailed(failure("The environment's module cannot be imported", error)) from error
 
 
 def _allow_sibling_imports(source: Source) -> None:
@@ -268,10 +339,8 @@ def _allow_sibling_imports(source: Source) -> None:
 
 
 def _import_module(name: str) -> ModuleType:
-    top = name.partition(".")[0]
-    spec = None if top in sys.modules else _find_top(top)
-    if spec is not None:
-        _execute(spec)
+    if name.partition(".")[0] not in sys.modules:
+        _execute(_specs(name)[0])
     return importlib.import_module(name)
 
 
@@ -295,26 +364,27 @@ def _execute(spec: ModuleSpec) -> ModuleType:
 
 
 def _only_class(source: Source, module: ModuleType) -> str:
-    found = {
-        name: value
+    found = [
+        name
         for name, value in vars(module).items()
         if inspect.isclass(value) and value.__module__ == module.__name__ and hasattr(value, "build_dataset")
-    }
-    if len(found) != 1:
-        raise ConfigError(
-            f"rl_env_class: {source.module} has {len(found)} environments ({', '.join(found) or 'none'})\n"
-            "Say which with --rl-env-class."
-        )
-    return next(iter(found))
+    ]
+    found = [name for name in found if not name.startswith("_")]
+    place = str(source.file or source.module)
+    if len(found) > 1:
+        raise ConfigError(_several(place, found))
+    if not found:
+        raise ConfigError(f"rl_env_class: no class in {place} has build_dataset\nName one with --rl-env-class.")
+    return found[0]
 
 
-def _construct(made_from: Any, keywords: Mapping[str, Any]) -> object:
-    name = getattr(made_from, "__name__", str(made_from))
+def _construct(made_from: Any, name: str, keywords: Mapping[str, Any]) -> object:
     _check_signature(made_from, name, keywords)
     try:
         return made_from(**keywords)
     except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(f"{name}({_shown(keywords)}) raised: {describe(error)}\n{where(error)}") from error
+        given = ", ".join(f"{key}=..." for key in keywords)
+        raise EnvironmentFailed(failure(f"{name}({given}) raised", error)) from error
 
 
 def _check_signature(made_from: Any, name: str, keywords: Mapping[str, Any]) -> None:
@@ -328,11 +398,12 @@ def _check_signature(made_from: Any, name: str, keywords: Mapping[str, Any]) -> 
     refuse_keywords(name, keywords, ([p.name for p in named], [p.name for p in named if p.default is p.empty]))
 
 
-def _shown(keywords: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}=..." for key in keywords)
-
-
 # -- saying where the user's code failed
+
+
+def failure(what: str, error: BaseException) -> str:
+    """`score_episode raised: ValueError: no such city`, the user's own line, and what to do where we know it."""
+    return "\n".join(line for line in (f"{what}: {describe(error)}", _where(error), _remedy(error)) if line)
 
 
 def describe(error: BaseException) -> str:
@@ -341,15 +412,23 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:300].rstrip(": ")
 
 
-def where(error: BaseException) -> str:
+def _where(error: BaseException) -> str:
     """The user's own line that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_library(frame.filename)]
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
     if not own:
-        return "at an unknown place"
+        return ""
     return f"at {own[-1].filename}, line {own[-1].lineno}, in {own[-1].name}: {own[-1].line}"
+
+
+def _remedy(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"Install {error.name}, or correct the import."
+    if isinstance(error, ImportError) and "no known parent package" in str(error):
+        return "Name it as a module, so that Python knows its package: --rl-env-module package.module"
+    return ""
 
 
 def _is_library(filename: str) -> bool:

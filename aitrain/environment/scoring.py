@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.contract import Completion, Score, arguments_for, run_async
-from aitrain.environment.loading import describe, where
+from aitrain.environment.loading import failure
 from aitrain.errors import EnvironmentFailed
 
 PATIENCE = 3

@@ -1,0 +1,134 @@
+"""What `--trl` may hold: GRPOConfig's fields, read from TRL's source, because importing it takes seconds."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from aitrain.errors import ConfigError, did_you_mean
+from aitrain.packages import installed
+
+KNOB_OF = {
+    "beta": "rl_kl_coef",
+    "bf16": "mixed_precision",
+    "ddp_timeout": "ddp_timeout",
+    "epsilon": "rl_clip_range",
+    "eval_strategy": "eval_strategy",
+    "fp16": "mixed_precision",
+    "gradient_accumulation_steps": "gradient_accumulation",
+    "gradient_checkpointing": "disable_gradient_checkpointing",
+    "learning_rate": "lr",
+    "logging_steps": "logging_steps",
+    "loss_type": "rl_loss_type",
+    "lr_scheduler_type": "scheduler",
+    "mask_truncated_completions": "rl_mask_truncated_completions",
+    "max_completion_length": "rl_max_new_tokens",
+    "max_grad_norm": "max_grad_norm",
+    "max_steps": "max_steps",
+    "num_generations": "rl_num_generations",
+    "num_train_epochs": "epochs",
+    "optim": "optimizer",
+    "output_dir": "output_dir",
+    "per_device_train_batch_size": "batch_size",
+    "report_to": "log",
+    "run_name": "project_name",
+    "save_steps": "save_steps",
+    "save_strategy": "save_strategy",
+    "save_total_limit": "save_total_limit",
+    "seed": "seed",
+    "temperature": "rl_temperature",
+    "top_k": "rl_top_k",
+    "top_p": "rl_top_p",
+    "use_vllm": "use_vllm",
+    "vllm_gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "vllm_mode": "vllm_mode",
+    "vllm_server_base_url": "vllm_server_url",
+    "vllm_tensor_parallel_size": "vllm_tensor_parallel_size",
+    "warmup_steps": "warmup_ratio",
+    "weight_decay": "weight_decay",
+}
+"""Fields that follow from a knob. tests/training/test_trl_arguments.py keeps it equal to what is handed to TRL."""
+
+OURS = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
+"""Fields that aitrain sets by itself."""
+
+_SOURCES = (
+    ("trl", "trainer/grpo_config.py"),
+    ("trl", "trainer/base_config.py"),
+    ("transformers", "training_args.py"),
+)
+
+
+def check_trl_fields(given: Mapping[str, Any]) -> None:
+    """Refuse a field that TRL does not have, that a knob is for, or that holds something else.
+
+    Raises:
+        ConfigError: for the first of them.
+    """
+    fields = trl_fields() if given else {}
+    for name, value in given.items():
+        if name in KNOB_OF:
+            flag = "--" + KNOB_OF[name].replace("_", "-")
+            raise ConfigError(f"--trl {name}: aitrain has a knob for it: {flag}")
+        if name in OURS:
+            raise ConfigError(f"--trl {name}: aitrain sets it by itself: leave it out")
+        if fields and name not in fields:
+            raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, fields)}")
+        if not _holds(fields.get(name, ""), value):
+            raise ConfigError(f"--trl {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
+
+
+@cache
+def trl_fields() -> dict[str, str]:
+    """GRPOConfig's fields with their types, as TRL and transformers write them; none where they are not found."""
+    found: dict[str, str] = {}
+    for package, file in _SOURCES:
+        for field in _fields_of(package, file):
+            found.setdefault(str(ast.unparse(field.target)), ast.unparse(field.annotation))
+    return found
+
+
+def _fields_of(package: str, file: str) -> Iterator[ast.AnnAssign]:
+    for node in _classes_in(package, file):
+        yield from (item for item in node.body if isinstance(item, ast.AnnAssign))
+
+
+def _classes_in(package: str, file: str) -> Iterator[ast.ClassDef]:
+    spec = installed(package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / file
+        if path.exists():
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            yield from (node for node in tree.body if isinstance(node, ast.ClassDef))
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "str": (str,),
+    "None": (NoneType,),
+    "dict": (dict,),
+    "list": (list,),
+}
+
+
+def _holds(annotation: str, value: Any) -> bool:
+    """Whether a value is of one of the types, as far as they are simple ones; True and False are no numbers."""
+    kinds = [kind.partition("[")[0] for kind in annotation.split(" | ")]
+    if not all(kind in _TYPES for kind in kinds):
+        return True
+    if isinstance(value, bool):
+        return "bool" in kinds
+    return any(isinstance(value, _TYPES[kind]) for kind in kinds)
+
+
+def words_of(package: str, file: str, enum: str) -> list[str]:
+    """The values of an enumeration of a library, such as the names of its optimizers; none where it is not found."""
+    nodes = (node for node in _classes_in(package, file) if node.name == enum)
+    items = (item.value for node in nodes for item in node.body if isinstance(item, ast.Assign))
+    return [value.value for value in items if isinstance(value, ast.Constant) and isinstance(value.value, str)]

@@ -1,0 +1,22 @@
+"""Where a module lies, found without importing anything: in the working directory, or installed."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+
+def in_working_directory(name: str) -> ModuleSpec | None:
+    """A top-level module or folder of the user's; a folder without `__init__.py` has no `origin`."""
+    return PathFinder.find_spec(name, [str(Path.cwd())])
+
+
+def installed(name: str) -> ModuleSpec | None:
+    """An installed top-level module; what lies in the working directory does not count."""
+    elsewhere = [folder for folder in sys.path if Path(folder).resolve() != Path.cwd()]
+    found = PathFinder.find_spec(name, elsewhere)
+    if found is None:
+        others = (finder.find_spec(name, None) for finder in sys.meta_path if finder is not PathFinder)
+        found = next((spec for spec in others if spec is not None), None)
+    return found if found is not None and found.origin is not None else None

@@ -1,0 +1,45 @@
+"""What both sides of overhead.py train on: some prompts, a reward for letters, and a stopwatch in the reward.
+
+A step is timed from one scoring of a batch to the next, by the same lines on both sides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Letters:
+    """Asks for words and scores the share of letters in the answer, so that a model of random weights gets rewards."""
+
+    def __init__(self, clock: str, completions_per_step: int, cases: int = 200) -> None:
+        self.clock = Path(clock)
+        self.completions_per_step = completions_per_step
+        self.cases = cases
+        self.scored = 0
+        self.seen = hashlib.sha256()
+
+    def build_dataset(self, tokenizer: Any = None) -> list[dict[str, Any]]:
+        """One row per prompt."""
+        return [
+            {"prompt": [{"role": "user", "content": f"Write a word of {number} letters."}]}
+            for number in range(self.cases)
+        ]
+
+    def score_episode(self, completion: list[dict[str, Any]]) -> float:
+        """The share of ASCII letters, 0 to 1."""
+        if self.scored % self.completions_per_step == 0:
+            self._note_time()
+        self.scored += 1
+        text = str(completion[-1]["content"])
+        self.seen.update(text.encode(errors="replace"))
+        return sum(letter.isascii() and letter.isalpha() for letter in text) / max(1, len(text))
+
+    def _note_time(self) -> None:
+        """One line a step: both clocks of this process, and a digest of all completions until now."""
+        line = {"wall": time.perf_counter(), "cpu": time.process_time(), "seen": self.seen.hexdigest()}
+        with self.clock.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")

@@ -1,0 +1,39 @@
+"""The peer of overhead.py: GRPO as one writes it with TRL alone; nothing here imports aitrain.
+
+`python -m benchmarks.plain_trl ARGUMENTS.json CLOCK OUTPUT_DIR`; the file holds `model`, `task` and `grpo`, the
+keyword arguments of GRPOConfig.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks.letters import Letters
+
+
+def main(arguments_file: str, clock: str, output_dir: str) -> None:
+    """Train and save."""
+    arguments = json.loads(Path(arguments_file).read_text(encoding="utf-8"))
+    task = Letters(clock, **arguments["task"])
+
+    def reward(completions: list[list[dict[str, Any]]], **_: Any) -> list[float]:
+        return [task.score_episode(completion) for completion in completions]
+
+    trainer = GRPOTrainer(
+        model=arguments["model"],
+        reward_funcs=reward,
+        args=GRPOConfig(output_dir=output_dir, **arguments["grpo"]),
+        train_dataset=Dataset.from_list(task.build_dataset()),
+    )
+    trainer.train()
+    trainer.save_model()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,111 @@
+"""What aitrain leans on inside TRL and transformers: each fact by name, so that a new release says which one moved."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+from aitrain.launch.preflight import trl_fields
+from aitrain.training.trainer import EpisodeTrainer
+
+OVERRIDDEN_OR_CALLED = {
+    "_generate_and_score_completions": ["inputs"],
+    "_tokenize_prompts": ["prompts"],
+    "_generate_single_turn": ["prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images"],
+    "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
+}
+
+
+@pytest.mark.parametrize("method", OVERRIDDEN_OR_CALLED)
+def test_the_trainers_inner_methods_take_what_they_took(method: str) -> None:
+    parameters = list(inspect.signature(getattr(GRPOTrainer, method)).parameters)
+    assert parameters == ["self", *OVERRIDDEN_OR_CALLED[method]]
+
+
+def test_the_fields_read_from_the_source_are_those_of_the_class() -> None:
+    assert set(trl_fields()) >= set(GRPOConfig.__dataclass_fields__)
+
+
+def test_a_warmup_below_one_is_a_share_of_the_steps(tmp_path: Path) -> None:
+    config = GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, warmup_steps=0.1)
+    assert config.get_warmup_steps(50) == 5
+
+
+def test_advantages_come_out_in_the_order_of_the_inputs(small_model: Path, tmp_path: Path) -> None:
+    """One prompt's completions are scored 0, 1, 2, 3: the advantages of every group must rise in that order."""
+    seen: list[torch.Tensor] = []
+
+    class Spy(GRPOTrainer):  # type: ignore[misc]
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            seen.append(output["advantages"])
+            return output
+
+    train_plainly(Spy, small_model, tmp_path, lambda prompts, **_: [float(index % 4) for index in range(len(prompts))])
+    for advantages in seen:
+        for group in advantages.view(-1, 4):
+            assert group.tolist() == sorted(group.tolist())
+            assert group[0] < group[3]
+
+
+def test_none_is_left_out_of_the_groups_mean_and_gets_no_advantage(small_model: Path, tmp_path: Path) -> None:
+    seen: list[torch.Tensor] = []
+
+    class Spy(GRPOTrainer):  # type: ignore[misc]
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            seen.append(output["advantages"])
+            return output
+
+    train_plainly(Spy, small_model, tmp_path, lambda prompts, **_: [None, 0.0, 1.0, None] * (len(prompts) // 4))
+    first = seen[0].view(-1, 4)[0]
+    assert first[0] == first[3] == 0.0
+    assert first[1] == pytest.approx(-first[2])
+
+
+def test_reward_functions_are_given_what_the_trainer_reads(small_model: Path, tmp_path: Path) -> None:
+    given: list[set[str]] = []
+
+    def reward(prompts: list[str], **rest: Any) -> list[float]:
+        given.append(set(rest))
+        return [0.0] * len(prompts)
+
+    train_plainly(GRPOTrainer, small_model, tmp_path, reward)
+    assert given[0] >= {"completions", "completion_ids", "log_metric", "case"}
+
+
+def test_the_settings_replaced_for_greedy_decoding_are_there(small_model: Path, tmp_path: Path) -> None:
+    trainer = train_plainly(GRPOTrainer, small_model, tmp_path, lambda prompts, **_: [0.0] * len(prompts))
+    assert trainer.generation_config.do_sample is True
+    assert trainer.generation_kwargs["max_new_tokens"] == 4
+    assert trainer.eos_token_ids == [trainer.processing_class.eos_token_id]
+
+
+def test_vllm_generation_keeps_its_sampling_in_attributes() -> None:
+    source = Path(inspect.getfile(GRPOTrainer)).parents[1] / "generation" / "vllm_generation.py"
+    text = source.read_text()
+    for name in ("temperature", "top_k", "top_p"):
+        assert f"{name} = self.{name}" in text, name
+
+
+def test_the_model_card_of_trl_is_not_written() -> None:
+    assert EpisodeTrainer.create_model_card is not GRPOTrainer.create_model_card
+
+
+def train_plainly(kind: type[GRPOTrainer], model: Path, out: Path, reward: Any) -> GRPOTrainer:
+    """Two steps of TRL without aitrain."""
+    from datasets import Dataset
+
+    config = GRPOConfig(
+        output_dir=str(out), use_cpu=True, bf16=False, max_steps=2, per_device_train_batch_size=8, num_generations=4,
+        max_completion_length=4, report_to="none", save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
+    )  # fmt: skip
+    rows = Dataset.from_list([{"prompt": f"say {number}", "case": number} for number in range(8)])
+    trainer = kind(model=str(model), reward_funcs=reward, args=config, train_dataset=rows)
+    trainer.train()
+    return trainer
