@@ -65,26 +65,33 @@ def _derived_accumulation(config: TrainConfig, processes: int) -> int:
         raise ConfigError(
             f"rl_prompts_per_step: {config.rl_prompts_per_step} prompts x {config.rl_num_generations} completions ="
             f" {completions} cannot be shared by {_counted(processes, 'process')} in micro-batches of"
-            f" {config.batch_size}.\nMicro-batches that work here: {_divisors(completions, processes)} (--batch-size)."
+            f" {config.batch_size}.\n{_way_out(config, processes)}"
         )
     if "gradient_accumulation" in config.model_fields_set and config.gradient_accumulation != accumulation:
         raise ConfigError(
             f"gradient_accumulation: {config.gradient_accumulation} contradicts rl_prompts_per_step, which makes it"
-            f" {accumulation} ({completions} completions / {_counted(processes, 'process')} / {config.batch_size} a pass).\n"
-            "Leave one of the two out."
+            f" {accumulation} ({completions} completions / {_counted(processes, 'process')} /"
+            f" {config.batch_size} a pass)\nLeave one of the two out."
         )
     return accumulation
 
 
-def _divisors(completions: int, processes: int) -> str:
-    share, rest = divmod(completions, processes)
-    fitting = [str(size) for size in range(1, min(share, 64) + 1) if rest == 0 and share % size == 0]
-    return ", ".join(fitting) or f"none with {processes} processes"
+def _way_out(config: TrainConfig, processes: int) -> str:
+    """The largest batch_size below the given one that divides, and the fewest prompts that do."""
+    share, rest = divmod((config.rl_prompts_per_step or 0) * config.rl_num_generations, processes)
+    fitting = next((size for size in range(min(config.batch_size, share), 0, -1) if rest + share % size == 0), None)
+    smaller = f"--batch-size {fitting}, or " if fitting else ""
+    prompts = _fewest_prompts(processes * config.batch_size, config.rl_num_generations)
+    return f"Say {smaller}--rl-prompts-per-step {prompts} or a multiple of it."
+
+
+def _fewest_prompts(completions: int, generations: int) -> int:
+    """So many whole groups are so many whole passes of all processes."""
+    return math.lcm(completions, generations) // generations
 
 
 def _does_not_divide(plan: BatchPlan) -> str:
-    share = plan.processes * plan.micro_batch
-    prompts = math.lcm(share, plan.generations) // plan.generations
+    prompts = _fewest_prompts(plan.processes * plan.micro_batch, plan.generations)
     return (
         f"rl_num_generations: {plan.completions_per_step} completions a step cannot be divided into groups of"
         f" {plan.generations}.\nThey come from batch_size {plan.micro_batch} x gradient_accumulation"

@@ -216,20 +216,30 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> TrainConfig:
-        for is_wrong, why in self._contradictions():
+        for is_wrong, why in [*self._about_the_run(), *self._about_the_environment(), *self._about_vllm()]:
             if is_wrong:
                 raise ValueError(why)
         return self
 
-    def _contradictions(self) -> list[tuple[bool, str]]:
-        """What no single knob shows: (is it so, what to say)."""
-        has_url, is_server = self.vllm_server_url is not None, self.vllm_mode == "server"
+    # What no single knob shows: (is it so, what to say).
+
+    def _about_the_run(self) -> list[tuple[bool, str]]:
         return [
             (
                 not re.fullmatch(r"[\w.+-]{1,100}", self.project_name) or set(self.project_name) == {"."},
                 f"project_name: {self.project_name!r} is not a folder name\nUse letters, digits, '-', '_' and '.';"
                 " --output-dir says where the folder is made.",
             ),
+            (self.logging_steps == 0 or self.logging_steps < -1, "logging_steps: give 1 or more, or -1 for every step"),
+            (
+                self.quantization is not None and not self.peft,
+                f"quantization: {self.quantization} weights cannot be trained themselves: add --peft",
+            ),
+        ]
+
+    def _about_the_environment(self) -> list[tuple[bool, str]]:
+        named_twice = (self.rl_env or "").partition(":")[2] not in ("", self.rl_env_class)
+        return [
             (
                 self.rl_env is not None and self.rl_env_module is not None,
                 "rl_env and rl_env_module both name an environment: give one of them",
@@ -239,9 +249,14 @@ class TrainConfig(BaseModel):
                 f"rl_env_class: {self.rl_env_class} in which module? Add --rl-env-module",
             ),
             (
-                self.rl_env_class is not None and (self.rl_env or "").partition(":")[2] not in ("", self.rl_env_class),
+                self.rl_env_class is not None and named_twice,
                 f"rl_env: {self.rl_env} and rl_env_class: {self.rl_env_class} name two classes: give one of them",
             ),
+        ]
+
+    def _about_vllm(self) -> list[tuple[bool, str]]:
+        has_url, is_server = self.vllm_server_url is not None, self.vllm_mode == "server"
+        return [
             (
                 has_url and not (self.use_vllm and is_server),
                 "vllm_server_url: a server is used with --use-vllm and --vllm-mode server only\n"
@@ -252,15 +267,10 @@ class TrainConfig(BaseModel):
                 "vllm_mode: server needs the address of a running server: --vllm-server-url http://127.0.0.1:8000",
             ),
             (
-                self.quantization is not None and not self.peft,
-                f"quantization: {self.quantization} weights cannot be trained themselves: add --peft",
-            ),
-            (
                 self.quantization is not None and self.use_vllm,
                 "quantization and use_vllm do not work together: TRL cannot hand a 4 or 8 bit base to vLLM (its #3466)"
                 "\nLeave one of the two out.",
             ),
-            (self.logging_steps == 0 or self.logging_steps < -1, "logging_steps: give 1 or more, or -1 for every step"),
         ]
 
     def written(self) -> dict[str, Any]:

@@ -49,3 +49,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` Did you mean x?` for the known word nearest to a misspelt one, or nothing."""
     near = get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean {near[0]}?" if near else ""
+
+
+def as_ours(error: BaseException) -> AitrainError:
+    """The error itself when it is one of ours; what a library raised as RunFailed, on one line."""
+    if isinstance(error, AitrainError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("Stopped.")
+    return RunFailed(f"Training failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
@@ -174,7 +175,7 @@ def read_file(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, is not a table of knobs, or has a name that is none.
     """
     try:
-        loaded = read_yaml(path.expanduser().read_text(encoding="utf-8-sig"))
+        loaded = read_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -188,7 +189,8 @@ def read_file(path: Path) -> dict[str, Any]:
 
 def _not_yaml(error: yaml.YAMLError | UnicodeDecodeError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f", line {error.problem_mark.line + 1}: {error.problem or error.context}"
+        what = " ".join(filter(None, (error.context, error.problem)))
+        return f", line {error.problem_mark.line + 1}: {what}"
     return " is not a YAML text"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from aitrain.config import TrainConfig
 from aitrain.environment.loading import load
-from aitrain.errors import AitrainError, ConfigError
+from aitrain.errors import AitrainError, ConfigError, as_ours
 from aitrain.launch.preflight import Plan, check
 from aitrain.report.terminal import Screen
 from aitrain.run_folder import Result, RunFolder
@@ -14,14 +15,18 @@ from aitrain.run_folder import Result, RunFolder
 
 def train_here(config: TrainConfig, environment: Any = None) -> Result:
     """Check, train and report, in this process; a run that is refused leaves no folder."""
+    if isinstance(environment, type):
+        raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
     plan = check(_for_one_process(config), has_environment=environment is not None)
     folder = plan.open_folder()
     try:
         return _run(plan, folder, environment)
-    except AitrainError:
+    except (Exception, KeyboardInterrupt) as error:
         if plan.folder is None and not folder.metrics.exists():
             folder.discard()
-        raise
+        if isinstance(error, AitrainError):
+            raise
+        raise as_ours(error) from error
 
 
 def _for_one_process(config: TrainConfig) -> TrainConfig:
@@ -37,8 +42,10 @@ def _run(plan: Plan, folder: RunFolder, environment: Any) -> Result:
     if environment is None:
         assert plan.source is not None  # check() found it
         environment = load(plan.source, plan.config.rl_env_config or {})
-    from aitrain.training.run import Job, guarded, run
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from aitrain.training.callbacks import StopRequest
+    from aitrain.training.run import Job, run
 
     config = plan.config.model_copy(update={"project_name": folder.path.name})
-    job = Job(config, folder, environment, Screen(), checkpoint=plan.checkpoint)
-    return guarded(lambda: run(job))
+    with StopRequest(raises_when_asked_twice=True).on_signals() as stop:
+        return run(Job(config, folder, environment, Screen(), stop, plan.checkpoint))

@@ -86,7 +86,7 @@ class RunFolder:
         Raises:
             ConfigError: it cannot be made or written.
         """
-        parent = Path(config.output_dir).expanduser()
+        parent = Path(os.path.expanduser(config.output_dir))
         try:
             made = _make_folders(parent)
             path = _make_unused(parent / config.project_name)

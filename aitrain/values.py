@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Hashable, Mapping
 from pathlib import Path, PurePath
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, ValidationError
@@ -71,7 +72,7 @@ def read_json_object(value: object) -> object:
     where = ""
     if isinstance(value, str):
         where = f" (in {value[1:]})" if value.startswith("@") else ""
-        value = _parsed(_read_text(Path(value[1:]).expanduser()) if where else value, where)
+        value = _parsed(_read_text(Path(os.path.expanduser(value[1:]))) if where else value, where)
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"must be a JSON object like {_EXAMPLE}, not {_json_kind(value)}{where}")
     return _writable(value)
@@ -125,10 +126,10 @@ def _read_names(value: object) -> object:
 
 
 def _read_address(value: str) -> str:
-    """Without a path: TRL hangs its own ones behind the address."""
-    if not re.fullmatch(r"https?://[^/\s]+/?", value):
-        raise ValueError(f"must be an address like http://127.0.0.1:8000, with nothing behind the port, not {value}")
-    return value.rstrip("/")
+    """TRL hangs its own paths behind the address, `/v1` among them."""
+    if not re.fullmatch(r"https?://[^/\s]\S*", value):
+        raise ValueError(f"must be an address like http://127.0.0.1:8000, not {value}")
+    return value.rstrip("/").removesuffix("/v1")
 
 
 JsonObject = Annotated[dict[str, Any], BeforeValidator(read_json_object)]
@@ -141,7 +142,7 @@ def as_meant(value: Any, annotation: Any) -> Any:
     """Any knob's value before it is checked: paths are text, and pydantic must not take `true` for the number 1.
 
     Raises:
-        ValueError: it is empty text, or a switch where there is none.
+        ValueError: it is empty text or more than a line, or a switch where there is none.
     """
     if isinstance(value, bool) and not _allows(annotation, bool):
         if not value and _allows(annotation, "no"):
@@ -149,11 +150,15 @@ def as_meant(value: Any, annotation: Any) -> Any:
         raise ValueError(f"must be {_kind_of(annotation)}, not {str(value).lower()}")
     if isinstance(value, str) and not value.strip():
         raise ValueError("must not be empty")
+    if isinstance(value, str) and _allows(annotation, str) and not value.isprintable():
+        raise ValueError(f"must be one line of plain text, not {value[:60]!r}")
     return str(value) if isinstance(value, PurePath) else value
 
 
 def _allows(annotation: Any, kind: Any) -> bool:
     """Whether a type, or one word of a Literal, is among those that an annotation allows."""
+    if get_origin(annotation) is dict:
+        return kind is dict  # the types of its keys and values are another matter
     return annotation == kind or any(_allows(part, kind) for part in get_args(annotation))
 
 

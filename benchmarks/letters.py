@@ -24,10 +24,7 @@ class Letters:
 
     def build_dataset(self, tokenizer: Any = None) -> list[dict[str, Any]]:
         """One row per prompt."""
-        return [
-            {"prompt": [{"role": "user", "content": f"Write a word of {number} letters."}]}
-            for number in range(self.cases)
-        ]
+        return [{"prompt": [{"role": "user", "content": f"word {number}"}]} for number in range(self.cases)]
 
     def score_episode(self, completion: list[dict[str, Any]]) -> float:
         """The share of ASCII letters, 0 to 1."""

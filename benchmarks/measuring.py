@@ -51,7 +51,7 @@ def run(command: Sequence[str], exit_code: int = 0) -> Used:
         child.returncode = os.waitstatus_to_exitcode(status)
         if child.returncode != exit_code:
             output.seek(0)
-            said = output.read().decode(errors="replace")[-2000:]
+            said = output.read().decode(errors="replace")[-8000:]
             raise RuntimeError(f"{' '.join(command)} ended with {child.returncode}, not {exit_code}:\n{said}")
     return Used(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * RSS_UNIT / 2**20)
 

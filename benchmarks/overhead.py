@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +31,7 @@ KNOBS: dict[str, Any] = {
     "rl_prompts_per_step": PROMPTS,
     "rl_num_generations": GENERATIONS,
     "batch_size": PROMPTS * GENERATIONS,
-    "rl_max_new_tokens": 32,
+    "rl_max_new_tokens": 16,
     "num_processes": 1,
     "eval_cases": 0,
     "eval_strategy": "no",
@@ -85,7 +86,7 @@ def main() -> int:
     os.environ.update(SURROUNDINGS)
     with tempfile.TemporaryDirectory(prefix="aitrain-overhead-") as folder:
         random, tiny = prepare(Path(folder), wanted.steps)
-        launcher = run(aitrain_command(random, random.folder / "clock") + ["--dry-run"]).peak_mib
+        launcher = run([*aitrain_command(random, random.folder / "clock"), "--dry-run"]).peak_mib
         rows = compare("10 million weights", random, wanted.pairs, (SECONDS, MEMORY))
         rows += compare("tiny model", tiny, wanted.pairs, (None, None))
     print(f"{wanted.pairs} pairs; {wanted.steps} timed steps of the random model, {tiny.steps} of the tiny one\n")
@@ -96,7 +97,7 @@ def main() -> int:
 
 def _options() -> Any:
     parser = options("Seconds per step and peak memory of aitrain, against plain TRL with the same arguments.")
-    parser.add_argument("--steps", type=positive, default=20, help="timed steps of each training (default: 20)")
+    parser.add_argument("--steps", type=positive, default=12, help="timed steps of each training (default: 12)")
     return parser.parse_args()
 
 
@@ -123,9 +124,11 @@ def make_random_model(folder: Path) -> None:
     """A Llama of 10 million random weights, with the tiny model's tokenizer."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     from aitrain.training.tiny_model import build_tokenizer
 
+    disable_progress_bar()
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -162,16 +165,17 @@ def compare(name: str, training: Training, pairs: int, bounds: tuple[Bounds | No
     """Both sides in turn, so many times; one row a measure. Of the times, the one on the wall has the bound."""
     measured = [(aitrain(training), plain_trl(training)) for _ in range(pairs)]
     check_same_work([side for pair in measured for side in pair])
-    ours, theirs = zip(*measured, strict=True)
     return [
-        Row(f"{name}: seconds per step", *_columns("seconds", ours, theirs), bounds[0]),
-        Row(f"{name}: CPU seconds per step", *_columns("cpu_seconds", ours, theirs)),
-        Row(f"{name}: peak memory, MiB", *_columns("peak_mib", ours, theirs), bounds[1]),
+        _row(f"{name}: seconds per step", measured, lambda side: side.seconds, bounds[0]),
+        _row(f"{name}: CPU seconds per step", measured, lambda side: side.cpu_seconds),
+        _row(f"{name}: peak memory, MiB", measured, lambda side: side.peak_mib, bounds[1]),
     ]
 
 
-def _columns(measure: str, *sides: Sequence[Side]) -> list[list[float]]:
-    return [[getattr(side, measure) for side in column] for column in sides]
+def _row(
+    name: str, measured: list[tuple[Side, Side]], measure: Callable[[Side], float], bounds: Bounds | None = None
+) -> Row:
+    return Row(name, [measure(ours) for ours, _ in measured], [measure(theirs) for _, theirs in measured], bounds)
 
 
 def aitrain(training: Training) -> Side:
@@ -183,7 +187,7 @@ def aitrain_command(training: Training, clock: Path) -> list[str]:
     """A training into a run folder of its own."""
     task = json.dumps(TASK | {"clock": str(clock)})
     where = ["--config", str(training.knobs), "--output-dir", str(training.folder / "runs")]
-    return [script("aitrain"), "grpo", *where, "--rl-env-config", task]
+    return [script("aitrain"), "grpo", *where, "--rl-env-config", task, "--debug"]
 
 
 def plain_trl(training: Training) -> Side:
@@ -207,7 +211,7 @@ def measured(command: Callable[[Training, Path], list[str]], training: Training)
 
 def _per_step(lines: list[dict[str, Any]], clock: str) -> float:
     times = [line[clock] for line in lines[WARM_UP:]]
-    return fmean(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    return fmean(later - earlier for earlier, later in pairwise(times))
 
 
 def check_same_work(sides: Sequence[Side]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aitrain.config import TrainConfig
-from aitrain.environment import loading
+from aitrain.environment import finding, loading
 from aitrain.environment.contract import Case, Completion, check_contract
 from aitrain.environment.scoring import Scored, Scorer
 from aitrain.errors import ConfigError, EnvironmentFailed
@@ -34,7 +34,7 @@ def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
 
 
 def load(**config: Any) -> Any:
-    return loading.load(loading.find(TrainConfig(model="any", rl_env_module="envs.gsm8k")), config)
+    return loading.load(finding.find(TrainConfig(model="any", rl_env_module="envs.gsm8k")), config)
 
 
 def score(environment: Any, text: str, case_idx: int = 0) -> Scored:

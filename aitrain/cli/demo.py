@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,7 @@ def demo(
         seed=seed,
         **SETTINGS,
     )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # on so small a model threads only wait for each other
     return start(check(config), debug)
 
 
@@ -35,8 +37,9 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 128,
     "rl_max_new_tokens": 8,
     "rl_kl_coef": 0.0,
-    "lr": 1e-3,
-    "max_steps": 60,
+    "rl_loss_type": "dapo",
+    "lr": 4e-4,
+    "max_steps": 80,
     "eval_cases": 200,
     "eval_strategy": "no",
     "disable_gradient_checkpointing": True,

@@ -12,7 +12,7 @@ import aitrain
 from aitrain.cli.data import data
 from aitrain.cli.demo import demo
 from aitrain.cli.grpo import grpo, grpo_signature
-from aitrain.errors import AitrainError
+from aitrain.errors import AitrainError, did_you_mean
 from aitrain.knobs import elsewhere
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
@@ -64,8 +64,12 @@ def _run() -> int:
 
 def _usage(error: typer.TyperException) -> str:
     """What the parser refused, with what AITraining's flags are called here."""
-    message = error.format_message()
-    return f"{message}\n{hint}" if (hint := elsewhere(getattr(error, "option_name", ""))) else message
+    flag = getattr(error, "option_name", None) or ""
+    near = did_you_mean(flag, getattr(error, "possibilities", None) or ())
+    context = getattr(error, "ctx", None)
+    hint = elsewhere(flag) or (f"See {context.command_path} --help" if context else "")
+    message = f"{error.message}.{near}" if near else error.format_message()
+    return f"{message}\n{hint}".rstrip()
 
 
 def _tell(message: str, code: int, error: BaseException) -> int:

@@ -84,29 +84,49 @@ class Completion:
         }
 
 
-def check_contract(environment: object, columns: Iterable[str]) -> None:
-    """Refuse what cannot be trained on, before a model is loaded.
+_METHODS = {
+    "build_dataset": "one that returns rows with a prompt",
+    "score_episode": "one that returns a score from 0 to 1",
+}
+
+
+def check_methods(environment: object) -> None:
+    """Refuse an environment that lacks a method; this needs neither a dataset nor a model.
+
+    Raises:
+        EnvironmentFailed: it does.
+    """
+    for name, what in _METHODS.items():
+        if not callable(getattr(environment, name, None)):
+            raise EnvironmentFailed(f"{type(environment).__name__} has no {name}: give it {what}")
+
+
+def check_contract(environment: Any, columns: Iterable[str]) -> None:
+    """Refuse what cannot be trained on, knowing the columns that every row of its dataset has.
 
     Raises:
         EnvironmentFailed: a method is missing, or asks for something that there is not.
     """
-    name = type(environment).__name__
-    score_episode = getattr(environment, "score_episode", None)
-    if not callable(score_episode):
-        raise EnvironmentFailed(f"{name} has no score_episode: give it one that returns a score from 0 to 1")
+    check_methods(environment)
+    place, columns = f"{type(environment).__name__}.score_episode", set(columns)
     known = {*SCORE_WORDS, *columns}
-    for parameter in _required(score_episode):
-        if parameter not in known:
+    for parameter in _required(environment.score_episode):
+        if parameter.kind is parameter.POSITIONAL_ONLY:
             raise EnvironmentFailed(
-                f"{name}.score_episode asks for {parameter}, which is not known.{did_you_mean(parameter, known)}\n"
+                f"{place} takes {parameter.name} by position only, and is called by name: remove the `/`"
+            )
+        if parameter.name not in known:
+            raise EnvironmentFailed(
+                f"{place} asks for {parameter.name}, which is not known.{did_you_mean(parameter.name, known)}\n"
                 f"It may ask for: {', '.join(SCORE_WORDS)}\n"
-                f"and the dataset's columns: {', '.join(sorted(set(columns)))}"
+                f"and the columns that every row has: {', '.join(sorted(columns - {'prompt'})) or 'none but prompt'}"
             )
 
 
-def _required(method: Callable[..., Any]) -> list[str]:
+def _required(method: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that a call must give."""
     parameters = inspect.signature(method).parameters.values()
-    return [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.default is p.empty]
+    return [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.default is p.empty]
 
 
 def arguments_for(method: Callable[..., Any], words: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,11 +139,16 @@ def arguments_for(method: Callable[..., Any], words: Mapping[str, Any]) -> dict[
 
 def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
     """`build_dataset` and its kin: the tokenizer by position, whatever the parameter is called, or nothing."""
-    parameters = list(inspect.signature(method).parameters.values())
-    takes_position = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
-    if takes_position:
+    parameters = inspect.signature(method).parameters
+    if any(_is_for_tokenizer(parameter) for parameter in list(parameters.values())[:1]):
         return finished(method(tokenizer))
     return finished(method(**arguments_for(method, {"tokenizer": tokenizer})))
+
+
+def _is_for_tokenizer(first: inspect.Parameter) -> bool:
+    """Not one with a default of its own kind: `limit=100` is no tokenizer."""
+    is_open = first.default is first.empty or first.default is None or first.name == "tokenizer"
+    return is_open and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD)
 
 
 def finished(value: Any) -> Any:

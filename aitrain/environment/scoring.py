@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aitrain.environment.contract import Completion, Score, arguments_for, run_async
+from aitrain.environment.contract import Completion, Score, arguments_for, finished, run_async
 from aitrain.environment.loading import failure
 from aitrain.errors import EnvironmentFailed
 
@@ -59,20 +59,22 @@ class Scorer:
         return await asyncio.gather(*(self._score_async(completion) for completion in completions))
 
     async def _score_async(self, completion: Completion) -> Scored:
+        import asyncio
+
         start = time.perf_counter()
         try:
             returned = await self.environment.score_episode(**self._arguments(completion))
-        except Exception as error:
+            return judged(returned, time.perf_counter() - start)
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
             return _raised(error, time.perf_counter() - start)
-        return judged(returned, time.perf_counter() - start)
 
     def _score_one(self, completion: Completion) -> Scored:
         start = time.perf_counter()
         try:
-            returned = self.environment.score_episode(**self._arguments(completion))
-        except Exception as error:
+            returned = finished(self.environment.score_episode(**self._arguments(completion)))
+            return judged(returned, time.perf_counter() - start)
+        except (Exception, SystemExit) as error:
             return _raised(error, time.perf_counter() - start)
-        return judged(returned, time.perf_counter() - start)
 
     def _arguments(self, completion: Completion) -> dict[str, Any]:
         words = {**completion.words(), "model": self.model, "tokenizer": self.tokenizer}
@@ -86,7 +88,7 @@ def judged(returned: object, seconds: float) -> Scored:
         return Scored(None, seconds, metrics)
     number = _number(value)
     if number is None:
-        return _unscored("wrong_type", f"returned {_shown(returned)}, not a number from 0 to 1", seconds)
+        return _unscored("wrong_type", f"returned {_shown(returned)}, {_expected(returned)}", seconds)
     if not math.isfinite(number):
         return _unscored("not_finite", f"returned {number}, not a number from 0 to 1", seconds)
     if not 0.0 <= number <= 1.0:
@@ -129,6 +131,12 @@ def _as_float(value: int | float) -> float:
         return math.inf
 
 
+def _expected(returned: object) -> str:
+    if isinstance(returned, Mapping) and "score" not in returned:
+        return 'and a dict needs a "score"'
+    return "not a number from 0 to 1"
+
+
 def _shown(value: object) -> str:
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
@@ -138,10 +146,9 @@ def _unscored(kind: str, message: str, seconds: float) -> Scored:
     return Scored(None, seconds, failure=Failure(kind, message))
 
 
-def _raised(error: Exception, seconds: float) -> Scored:
-    message = f"raised {describe(error)}\n{where(error)}"
+def _raised(error: BaseException, seconds: float) -> Scored:
     trace = "".join(traceback.format_exception(error))
-    return Scored(None, seconds, failure=Failure("raised", message, trace))
+    return Scored(None, seconds, failure=Failure("raised", failure("raised", error), trace))
 
 
 @dataclass
@@ -149,6 +156,8 @@ class FailureCount:
     """Failures over a whole run: what to tell the user once, and when to give up."""
 
     told: set[str] = field(default_factory=set)
+    batches: int = 0
+    scored: int = 0
     empty_batches: int = 0
 
     def first_of_each(self, failures: Sequence[tuple[str, str]]) -> list[str]:
@@ -163,9 +172,29 @@ class FailureCount:
         Raises:
             EnvironmentFailed: nothing could be scored, for the third batch in a row.
         """
-        self.empty_batches = self.empty_batches + 1 if failures and not scores else 0
+        self.batches += 1
+        self.scored += scores
+        is_empty = not scores and (failures or not self.scored)
+        self.empty_batches = self.empty_batches + 1 if is_empty else 0
         if self.empty_batches >= PATIENCE:
-            raise EnvironmentFailed(
-                f"The environment failed on every episode of {PATIENCE} batches in a row: there is nothing to learn"
-                " from.\nThe first failure is shown above; all of them are in rollouts/."
+            raise EnvironmentFailed(self._nothing_to_learn_from(f"{PATIENCE} batches in a row"))
+
+    def after_run(self) -> None:
+        """A run in which nothing was scored has learned nothing.
+
+        Raises:
+            EnvironmentFailed: it is one.
+        """
+        if self.batches and not self.scored:
+            raise EnvironmentFailed(self._nothing_to_learn_from("the whole run"))
+
+    def _nothing_to_learn_from(self, where: str) -> str:
+        if self.told:
+            return (
+                f"The environment failed on every episode of {where}: there is nothing to learn from.\n"
+                "The first failure is shown above; all of them are in rollouts/."
             )
+        return (
+            f"score_episode returned None for every episode of {where}: there is nothing to learn from.\n"
+            "Is a `return` missing? None means that an episode cannot be scored."
+        )

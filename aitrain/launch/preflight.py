@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import os
 import shutil
+import socket
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.config import TrainConfig
-from aitrain.environment.loading import Source, check_by_reading, find
+from aitrain.environment.finding import Source, check_by_reading, find
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.launch.trl_fields import check_trl_fields, words_of
+from aitrain.packages import installed
 from aitrain.run_folder import RunFolder, is_checkpoint
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
@@ -54,7 +55,8 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
         ConfigError: it cannot work.
         EnvironmentFailed: the environment's file is not Python.
     """
-    _check_trl_fields(config)
+    check_trl_fields(config.trl)
+    _check_words(config)
     source = None if has_environment else find(config)
     if source is not None:
         check_by_reading(source, config.rl_env_config or {})
@@ -65,63 +67,60 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
     return Plan(config, source, plan_batch(config, processes), gpus[:processes], _find_checkpoint(config))
 
 
-# -- TRL
-
-
-def _check_trl_fields(config: TrainConfig) -> None:
-    if not config.trl:
-        return
-    known = set(trl_fields())
-    for name in config.trl:
-        if known and name not in known:
-            raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, known)}")
-
-
-def trl_fields() -> Iterator[str]:
-    """Names of GRPOConfig's fields, read from the source: importing it takes seconds."""
-    for package, file in (
-        ("trl", "trainer/grpo_config.py"),
-        ("trl", "trainer/base_config.py"),
-        ("transformers", "training_args.py"),
-    ):
-        yield from _annotated_names(package, file)
-
-
-def _annotated_names(package: str, file: str) -> Iterator[str]:
-    spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / file
-        tree = ast.parse(path.read_text(encoding="utf-8")) if path.exists() else ast.Module([], [])
-        for node in ast.walk(tree):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                yield node.target.id
-
-
-# -- model and packages
+# -- model and libraries
 
 
 def _check_model(config: TrainConfig) -> None:
-    folder = Path(config.model).expanduser()
-    if not folder.exists() and (config.model.startswith((".", "/", "~")) or config.model.count("/") > 1):
-        near = did_you_mean(folder.name, [other.name for other in folder.parent.glob("*/")])
-        raise ConfigError(f"model: there is no folder {config.model}.{near}\nGive a folder, a Hub name, or `tiny`.")
-    if (folder / "adapter_config.json").exists():
+    folder = Path(os.path.expanduser(config.model))
+    if config.model == "tiny":
+        return
+    if not os.path.exists(folder):
+        _refuse_path(config.model, folder)
+    elif (folder / "adapter_config.json").exists():
         raise ConfigError(
             f"model: {config.model} is an adapter, not a model\nGive the merged model (its folder merged/) instead."
         )
+    elif not (folder / "config.json").is_file():
+        near = next((path for path in (folder / "model", folder / "model" / "merged") if _is_model(path)), None)
+        raise ConfigError(
+            f"model: {config.model} is no model folder: it has no config.json\n"
+            + (f"Did you mean {near}?" if near else "Give a folder that save_pretrained wrote, a Hub name, or `tiny`.")
+        )
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and not (folder / "adapter_config.json").exists()
+
+
+def _refuse_path(name: str, folder: Path) -> None:
+    """What can only be a path, and is not there; anything else may be a name on the Hub."""
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        near = did_you_mean(folder.name, [other.name for other in folder.parent.glob("*/")])
+        raise ConfigError(f"model: there is no folder {name}.{near}\nGive a folder, a Hub name, or `tiny`.")
+
+
+_ENUMERATIONS = {
+    "optimizer": ("training_args.py", "OptimizerNames"),
+    "scheduler": ("trainer_utils.py", "SchedulerType"),
+}
+
+
+def _check_words(config: TrainConfig) -> None:
+    """Names that transformers would refuse only after seconds, and at length."""
+    for knob, (file, enumeration) in _ENUMERATIONS.items():
+        given = getattr(config, knob)
+        words = [] if given == TrainConfig.model_fields[knob].default else words_of("transformers", file, enumeration)
+        if words and given not in words:
+            near = [word for word in words if given in word] or get_close_matches(given, words) or words
+            shown = ", ".join(near[:6]) + (", ..." if len(near) > 6 else "")
+            raise ConfigError(f"{knob}: transformers has no {knob} {given}\nIt has {shown}")
 
 
 def _check_packages(config: TrainConfig) -> None:
-    if config.use_vllm and not _is_installed("vllm"):
+    if config.use_vllm and installed("vllm") is None:
         raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
-    if config.log != "none" and not _is_installed(config.log):
+    if config.log != "none" and installed(config.log) is None:
         raise ConfigError(f"log: {config.log} is not installed\nInstall it with: pip install {config.log}")
-
-
-def _is_installed(package: str) -> bool:
-    """Installed, not merely a folder of that name in the working directory."""
-    spec = importlib.util.find_spec(package)
-    return spec is not None and spec.origin is not None
 
 
 # -- processes and GPUs
@@ -165,17 +164,20 @@ def training_gpus(config: TrainConfig) -> tuple[str, ...]:
 
 
 def _is_here(url: str) -> bool:
-    return (urlsplit(url if "//" in url else f"//{url}").hostname or "") in LOCAL_HOSTS
+    return (urlsplit(url).hostname or "") in (*LOCAL_HOSTS, socket.gethostname().lower())
 
 
 def _count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
     count = config.num_processes or max(1, len(gpus))
     if gpus and count > len(gpus):
-        raise ConfigError(f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are there to train on")
+        raise ConfigError(
+            f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are there to train on:"
+            f" {', '.join(gpus)}\nLeave it out for one process a GPU."
+        )
     if config.use_vllm and config.vllm_mode == "colocate" and count % config.vllm_tensor_parallel_size:
         raise ConfigError(
             f"vllm_tensor_parallel_size: {count} processes cannot be divided into engines of"
-            f" {config.vllm_tensor_parallel_size}"
+            f" {config.vllm_tensor_parallel_size}\nSay a number of GPUs that divides them."
         )
     return count
 
@@ -187,13 +189,21 @@ def _find_checkpoint(config: TrainConfig) -> Path | None:
     wanted = config.resume_from_checkpoint
     if wanted is None:
         return None
-    if wanted == "auto":
-        folder = RunFolder(Path(config.output_dir).expanduser() / config.project_name)
-        newest = folder.newest_checkpoint()
-        if newest is None:
-            raise ConfigError(f"resume_from_checkpoint: there is no checkpoint in {folder.checkpoints}")
-        return newest.resolve()
-    path = Path(wanted).expanduser()
+    if wanted in ("auto", "latest", "true"):
+        return _newest(RunFolder(Path(os.path.expanduser(config.output_dir)) / config.project_name))
+    path = Path(os.path.expanduser(wanted))
     if not is_checkpoint(path):
-        raise ConfigError(f"resume_from_checkpoint: {wanted} is not a checkpoint folder (checkpoint-<step>)")
+        newest = RunFolder(path).newest_checkpoint()
+        near = f"\nDid you mean {newest}?" if newest else ""
+        raise ConfigError(f"resume_from_checkpoint: {wanted} is not a checkpoint folder (checkpoint-<step>){near}")
     return path.resolve()
+
+
+def _newest(folder: RunFolder) -> Path:
+    newest = folder.newest_checkpoint()
+    if newest is None:
+        raise ConfigError(
+            f"resume_from_checkpoint: there is no checkpoint in {folder.checkpoints}\n"
+            "Say which run with --project-name and --output-dir, or start it anew without this knob."
+        )
+    return newest.resolve()

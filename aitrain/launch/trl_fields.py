@@ -51,7 +51,7 @@ KNOB_OF = {
     "warmup_steps": "warmup_ratio",
     "weight_decay": "weight_decay",
 }
-"""Fields that follow from a knob. tests/training/test_trl_arguments.py keeps it equal to what is handed to TRL."""
+"""Fields that follow from a knob. tests/test_preflight.py keeps it equal to what is handed to TRL."""
 
 OURS = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
 """Fields that aitrain sets by itself."""

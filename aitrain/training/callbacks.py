@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,16 +26,21 @@ from aitrain.run_folder import RunFolder, append_lines, write_json
 class StopRequest:
     """Whether somebody asked this process to stop: Ctrl-C, SIGTERM, or a parent that is gone."""
 
+    raises_when_asked_twice: bool = False
+    """For a notebook; a worker is ended from outside, and may be asked by its parent and by torchrun alike."""
     asked: bool = False
 
     def ask(self, *_: object) -> None:
         """Ask it to stop at the next good moment."""
+        if self.asked and self.raises_when_asked_twice:
+            raise KeyboardInterrupt
         self.asked = True
 
     @contextmanager
     def on_signals(self) -> Iterator[StopRequest]:
         """While this lasts, SIGINT and SIGTERM ask; only the main thread can be told of signals."""
-        before = {number: self._take(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        is_main = threading.current_thread() is threading.main_thread()
+        before = {number: self._take(number) for number in (signal.SIGINT, signal.SIGTERM)} if is_main else {}
         try:
             yield self
         finally:

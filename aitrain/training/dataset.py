@@ -15,7 +15,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import Case, Prompt, call_with_tokenizer
-from aitrain.environment.loading import describe, where
+from aitrain.environment.loading import describe, failure
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 
 DEFAULT_EVAL_SHARE = 10
@@ -68,11 +68,6 @@ def build(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[Cases, 
     Raises:
         EnvironmentFailed: there is no dataset, it is empty, or it is not one that a model can be asked.
     """
-    build_dataset = getattr(environment, "build_dataset", None)
-    if not callable(build_dataset):
-        raise EnvironmentFailed(
-            f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
-        )
     train, held_out = _on_first_process(environment, lambda: _build_both(environment, tokenizer))
     return train, held_out
 
@@ -91,22 +86,24 @@ def _build_both(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[C
 def _call(method: Callable[..., Any], tokenizer: PreTrainedTokenizerBase) -> Cases:
     name = getattr(method, "__name__", "build_dataset")
     try:
-        rows = _as_rows(call_with_tokenizer(method, tokenizer))
+        rows = _as_rows(name, call_with_tokenizer(method, tokenizer))
     except AitrainError:
         raise
-    except Exception as error:
-        raise EnvironmentFailed(f"{name} raised: {describe(error)}\n{where(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailed(failure(f"{name} raised", error)) from error
     _check_rows(name, rows)
     return Cases(rows, range(len(rows)))
 
 
-def _as_rows(returned: Any) -> Sequence[Mapping[str, Any]]:
+def _as_rows(name: str, returned: Any) -> Sequence[Mapping[str, Any]]:
     if isinstance(returned, datasets.Dataset):
         return cast(Sequence[Mapping[str, Any]], returned)  # it has len and [], which is all that we use
     if isinstance(returned, Iterable) and not isinstance(returned, (str, bytes, Mapping)):
         return list(returned)
+    splits = f": return one of {', '.join(map(repr, returned))}" if isinstance(returned, datasets.DatasetDict) else ""
     raise EnvironmentFailed(
-        f"build_dataset returned a {type(returned).__name__}: return a datasets.Dataset or a list of dicts"
+        f"{name} returned {'None' if returned is None else 'a ' + type(returned).__name__}{splits}\n"
+        "Return a datasets.Dataset or a list of dicts, one a case."
     )
 
 
@@ -132,7 +129,7 @@ def _check_prompt(place: str, row: Any) -> None:
         raise EnvironmentFailed(f"{place} has no prompt (it has: {', '.join(map(str, row)) or 'nothing'})")
     if not _is_prompt(row["prompt"]):
         raise EnvironmentFailed(
-            f"{place} has a prompt that cannot be asked: {str(row['prompt'])[:60]!r}\n"
+            f"{place} has a prompt that cannot be asked: {repr(row['prompt'])[:60]}\n"
             'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
         )
 
@@ -140,11 +137,26 @@ def _check_prompt(place: str, row: Any) -> None:
 def _is_prompt(prompt: object) -> bool:
     if isinstance(prompt, str):
         return bool(prompt)
-    return (
-        isinstance(prompt, list)
-        and bool(prompt)
-        and all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in prompt)
-    )
+    return isinstance(prompt, list) and bool(prompt) and all(_is_message(message) for message in prompt)
+
+
+def _is_message(message: object) -> bool:
+    """With text, with parts, or with tool calls in place of them."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    return isinstance(message.get("content"), (str, list)) or bool(message.get("tool_calls"))
+
+
+def columns(built: tuple[Cases, Cases | None]) -> set[str]:
+    """What every row has, the held-out ones included: so much `score_episode` can ask for in every episode."""
+    names = [_columns(cases.rows) for cases in built if cases is not None]
+    return set.intersection(*names)
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    if isinstance(rows, datasets.Dataset):
+        return set(rows.column_names)
+    return set.intersection(*(set(row) for row in rows))
 
 
 # -- the same on every process
@@ -264,7 +276,12 @@ class PromptLimit:
     def _rendered(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):
             return prompt
-        return str(self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+        try:
+            return str(self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+        except Exception as error:
+            raise EnvironmentFailed(
+                f"The model's chat template refuses a prompt: {describe(error)}\nThe prompt: {str(prompt)[:160]}"
+            ) from error
 
 
 def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
@@ -292,8 +309,8 @@ def check_enough(split: Split, prompts_per_step: int, limit: int | None) -> None
     if len(split.train) >= prompts_per_step:
         return
     too_long = f" ({split.dropped} had a prompt of more than {limit} tokens)" if split.dropped else ""
+    fewer = f", or take fewer a step (--rl-prompts-per-step {len(split.train)})" if len(split.train) else ""
     raise ConfigError(
         f"One step needs {prompts_per_step} prompts and there are {len(split.train)} to train on{too_long}.\n"
-        f"Build more cases, hold out fewer (--eval-cases), or take fewer a step: --rl-prompts-per-step"
-        f" {max(1, len(split.train))}."
+        f"Build more cases{', with shorter prompts' if too_long else ''}, hold out fewer (--eval-cases){fewer}."
     )

@@ -17,6 +17,9 @@ from aitrain.errors import EnvironmentFailed
 from aitrain.training.dataset import Cases
 from aitrain.training.trainer import Episode, EpisodeTrainer
 
+BATCH = 32
+"""Completions generated at a time, where training does not take more anyway: without gradients there is room."""
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -46,7 +49,7 @@ class HeldOut:
         world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
         length = -(-len(self.cases) // world)
         share = [self.cases[(rank + world * index) % len(self.cases)] for index in range(length)]
-        size = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+        size = max(BATCH, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
         for start in range(0, length, size):
             yield share[start : start + size]
 

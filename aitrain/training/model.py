@@ -97,11 +97,22 @@ def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
 
 
 def _cannot_load(config: TrainConfig, error: Exception) -> ConfigError:
-    what = " ".join(str(error).split())[:200]
+    what = " ".join(str(error).split())
+    if "attn_implementation" in what:
+        return ConfigError(f"attn_implementation: {what[:200]}\nLeave it out for what suits the model.")
+    reason = next((reason for words, reason in _REASONS.items() if words in what), f"{type(error).__name__}: {what}")
     return ConfigError(
-        f"model: cannot load {config.model}: {type(error).__name__}: {what}\n"
+        f"model: cannot load {config.model}: {reason[:200]}\n"
         "Give a folder, or a name on the Hub (a gated one needs HF_TOKEN); `tiny` is always there."
     )
+
+
+_REASONS = {
+    "couldn't connect": "there is no folder of this name, and the Hub cannot be reached",
+    "is not a valid model identifier": "there is no folder of this name, and no such model on the Hub",
+    "instantiate the backend tokenizer": "it has no tokenizer",
+}
+"""What transformers says at length, in short."""
 
 
 def _chat_template(wanted: str) -> str:
@@ -130,7 +141,6 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_path(config.model), **options)
     except Exception as error:
         raise _cannot_load(config, error) from error
-    model.config.use_cache = config.disable_gradient_checkpointing
     return model
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,8 @@ from transformers.utils import logging as transformers_logging
 
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.config import TrainConfig
-from aitrain.environment.contract import check_contract
-from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
+from aitrain.environment.contract import check_contract, check_methods
+from aitrain.errors import AitrainError, ConfigError, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Note, Phase
 from aitrain.run_folder import Result, RunFolder, append_lines, forget_after, read_lines, step_of, write_json
 from aitrain.training import dataset, saving
@@ -96,6 +95,7 @@ def prepare(job: Job) -> Prepared:
         AitrainError: a knob, the environment or the model cannot be used.
     """
     transformers_logging.disable_progress_bar()
+    check_methods(job.environment)
     config = job.config
     precision = choose_precision(config)
     batch = plan_batch(config, int(os.environ.get("WORLD_SIZE", "1")))
@@ -106,7 +106,7 @@ def prepare(job: Job) -> Prepared:
     set_seed(config.seed)
     built = dataset.build(job.environment, tokenizer)
     dataset.check_chat_template(built[0], tokenizer)
-    check_contract(job.environment, [*built[0][0].row, *(built[1][0].row if built[1] else ())])
+    check_contract(job.environment, dataset.columns(built))
     job.stop.check()
     job.announce(Phase(f"loading {config.model}"))
     model = load_model(config, precision.dtype)
@@ -193,6 +193,7 @@ def _train(job: Job, trainer: EpisodeTrainer) -> None:
     job.announce(Phase("training"))
     try:
         trainer.train(resume_from_checkpoint=None if job.checkpoint is None else str(job.checkpoint))
+        trainer.failures.after_run()
     except AitrainError:
         raise
     except torch.OutOfMemoryError as error:
@@ -274,20 +275,3 @@ def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, 
         "base_model": job.config.model,
         "seed": job.config.seed,
     }
-
-
-def guarded(work: Callable[[], Result]) -> Result:
-    """Do it; what a library raises comes out as RunFailed, with the library's error as its cause.
-
-    Raises:
-        AitrainError: always one of ours.
-    """
-    try:
-        return work()
-    except AitrainError:
-        raise
-    except KeyboardInterrupt:
-        raise Interrupted("Stopped.") from None
-    except Exception as error:
-        what = " ".join(str(error).split())[:300]
-        raise RunFailed(f"Training failed: {type(error).__name__}: {what}") from error

@@ -21,6 +21,7 @@ from aitrain.training.trainer import EpisodeTrainer
 def save_model(trainer: EpisodeTrainer, folder: RunFolder) -> None:
     """model/, whole or not at all; every process must call this."""
     partial = folder.path / ".model.partial"
+    trainer.model.config.use_cache = True  # the trainer switches it off, and whoever loads the model wants it
     trainer.save_model(str(partial))
     if trainer.accelerator.is_main_process:
         (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle, and of no use to anybody

@@ -100,7 +100,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     bytewise.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     bytewise.decoder = ByteLevelDecoder()
     bytewise.add_special_tokens([PAD, START, END])
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=bytewise, pad_token=PAD, eos_token=END, additional_special_tokens=[START],
         padding_side="left", model_max_length=CONTEXT, chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
@@ -108,15 +108,15 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """An untrained Llama of some 360,000 weights, with heads of 32, the smallest that vLLM takes."""
+    """An untrained Llama of some 360,000 weights, with heads of 32 so that vLLM takes it."""
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=4, head_dim=32, max_position_embeddings=CONTEXT,
         tie_word_embeddings=True, dtype=torch.float32, **ends,
     )  # fmt: skip
-    model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
-    model.generation_config = GenerationConfig(**ends)  # type: ignore[no-untyped-call]
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(**ends)
     return model
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import TextIO
 
 from aitrain.config import TrainConfig
-from aitrain.environment.loading import find, load
-from aitrain.errors import AitrainError
+from aitrain.environment.contract import check_methods
+from aitrain.environment.finding import find
+from aitrain.environment.loading import load
+from aitrain.errors import as_ours
 from aitrain.events import Announce, Event, Failed, Started, encode
 from aitrain.knobs import read_file
 from aitrain.run_folder import RunFolder
@@ -54,11 +56,12 @@ def main(arguments: list[str], channel: Channel) -> int:
     channel(Started(channel.rank, os.getpid()))
     try:
         _work(RunFolder(Path(arguments[0])), channel, Path(arguments[1]) if len(arguments) > 1 else None)
-    except AitrainError as error:
+    except (Exception, KeyboardInterrupt) as error:
         trace = "".join(traceback.format_exception(error))
         print(trace, file=sys.stderr, flush=True)
-        channel(Failed(str(error), error.exit_code, trace))
-        return error.exit_code
+        ours = as_ours(error)
+        channel(Failed(str(ours), ours.exit_code, trace))
+        return ours.exit_code
     return 0
 
 
@@ -67,14 +70,14 @@ def _work(folder: RunFolder, channel: Channel, checkpoint: Path | None) -> None:
     config = TrainConfig(**read_file(folder.config))
     random.seed(config.seed)
     environment = load(find(config), config.rl_env_config or {})
+    check_methods(environment)
 
     from aitrain.training.callbacks import StopRequest
-    from aitrain.training.run import Job, guarded, run
+    from aitrain.training.run import Job, run
 
     with StopRequest().on_signals() as stop:
         channel.on_broken = stop.ask
-        job = Job(config, folder, environment, channel, stop, checkpoint)
-        guarded(lambda: run(job))
+        run(Job(config, folder, environment, channel, stop, checkpoint))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,17 @@ def test_an_adapter_ends_like_that_of_a_plain_trl_script(small_model: Path, tmp_
     environment = f"{ENVIRONMENTS}:ChatVowels"
     lora = {"r": 4, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
     run(HERE / "plain_trl.py", small_model, tmp_path / "plain", environment, json.dumps({**SAME, "lora": lora}))
-    command = ["grpo", "--model", small_model, "--rl-env", environment, "--output-dir", tmp_path, "--peft", "--lora-r=4"]
+    command = [
+        "grpo",
+        "--model",
+        small_model,
+        "--rl-env",
+        environment,
+        "--output-dir",
+        tmp_path,
+        "--peft",
+        "--lora-r=4",
+    ]
     run("-m", "aitrain", *command, *FLAGS)
 
     plain, ours = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("plain", "ours/model"))

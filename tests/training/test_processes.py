@@ -93,7 +93,7 @@ def test_a_signal_ends_all_processes_saves_and_says_how_to_resume(
     running = command.start("Slow", f"--num-processes={processes}", "--max-steps=500", "--save-strategy=no")
     command.wait_for_step(2, running)
     running.send_signal(number)
-    out, err = running.communicate(timeout=120)
+    _out, err = running.communicate(timeout=120)
 
     assert running.returncode == 130, err
     assert "--config run/config.yaml --resume-from-checkpoint auto" in err

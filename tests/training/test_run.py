@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,7 +218,7 @@ def test_held_out_cases_are_a_tenth_of_the_dataset_and_never_trained_on(train: T
 
     result = train(NoEvalDataset(), max_steps=13)
 
-    records = [record for record in read_lines(result.folder / "rollouts" / "rank0.jsonl")]
+    records = list(read_lines(result.folder / "rollouts" / "rank0.jsonl"))
     held_out = {record["case_idx"] for record in records if record.get("when") == "after_greedy"}
     trained = {record["case_idx"] for record in records if "when" not in record}
     assert len(held_out) == 3
@@ -269,3 +270,24 @@ def test_pushing_without_a_token_is_refused_before_anything_is_loaded(
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"])
 def test_every_loss_type_trains(loss: str, train: Train, small_model: Path) -> None:
     assert difference(train(Vowels(), rl_loss_type=loss, max_steps=2).model, small_model) > 0
+
+
+def test_an_interrupt_in_a_notebook_finishes_the_step_and_saves(train: Train) -> None:
+    class Interrupts(Vowels):
+        def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+            self.scored = getattr(self, "scored", 0) + 1
+            if self.scored == 30:
+                signal.raise_signal(signal.SIGINT)
+            return len(completion) % 5 / 5
+
+    result = train(Interrupts(), max_steps=50)
+
+    assert result.status == "stopped"
+    assert 1 <= result.steps <= 4
+    assert (result.model / "model.safetensors").exists()
+    assert list((result.folder / "checkpoints").iterdir())
+
+
+def test_the_saved_configuration_is_that_of_the_model(train: Train, small_model: Path) -> None:
+    before, after = (json.loads((f / "config.json").read_text()) for f in (small_model, train(Vowels()).model))
+    assert before == after

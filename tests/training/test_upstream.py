@@ -10,7 +10,7 @@ import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
 
-from aitrain.launch.preflight import trl_fields
+from aitrain.launch.trl_fields import trl_fields
 from aitrain.training.trainer import EpisodeTrainer
 
 OVERRIDDEN_OR_CALLED = {

@@ -1,0 +1,297 @@
+"""Find the user's environment, and read it; none of it is run, so that the command line can refuse a misspelt module,
+class or keyword at once."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from aitrain.config import TrainConfig
+from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
+from aitrain.packages import in_working_directory, installed
+
+PACKAGE = Path(__file__).resolve().parents[1]
+BUNDLED = next((folder for folder in (PACKAGE / "envs", PACKAGE.parent / "envs") if folder.is_dir()), PACKAGE / "envs")
+"""The example environments: beside the package in a checkout, inside it in a wheel."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an environment comes from."""
+
+    module: str
+    file: Path | None
+    class_name: str | None
+    is_module: bool
+    """Whether it was named as a module, not as a file."""
+
+
+def find(config: TrainConfig) -> Source:
+    """The environment's file, found without running any of the user's code.
+
+    Raises:
+        ConfigError: none is named, or there is no such module or file.
+    """
+    if config.rl_env_module is not None:
+        return _find_module("rl_env_module", config.rl_env_module, config.rl_env_class)
+    place, _, class_name = (config.rl_env or "").partition(":")
+    if not place:
+        raise ConfigError(
+            "rl_env: which environment? Name yours with --rl-env path/to/file.py:Class, or with --rl-env-module and"
+            f" --rl-env-class.\nBundled ones to try: {', '.join(bundled_modules())}"
+        )
+    wanted = class_name or config.rl_env_class
+    if place.endswith(".py"):
+        return _find_file(place, wanted)
+    _refuse_path(place)
+    return _find_module("rl_env", place, wanted)
+
+
+def bundled_modules() -> list[str]:
+    """Names of the example environments that come with aitrain."""
+    return [f"envs.{file.stem}" for file in sorted(BUNDLED.glob("*.py"))]
+
+
+def _find_file(place: str, class_name: str | None) -> Source:
+    file = Path(os.path.expanduser(place))
+    if os.path.isdir(file):
+        raise ConfigError(f"rl_env: {place} is a folder, not a file")
+    if not os.path.isfile(file):
+        near = did_you_mean(file.name, [other.name for other in file.parent.glob("*.py")])
+        raise ConfigError(f"rl_env: there is no file {place} (looked from {Path.cwd()}).{near}")
+    return Source(f"aitrain_environment_{file.stem}", file.resolve(), class_name, is_module=False)
+
+
+def _refuse_path(place: str) -> None:
+    """A path that names no Python file."""
+    path = Path(os.path.expanduser(place))
+    if os.path.isdir(path) and ("/" in place or place.startswith(".")):
+        raise ConfigError(f"rl_env: {place} is a folder\n{_way_in(path, '--rl-env {file}:Class')}")
+    if path.suffix == ".ipynb":
+        raise ConfigError(
+            f"rl_env: {place} is a notebook\nIn it, call aitrain.train(config, environment=...); or put the class into"
+            " a .py file."
+        )
+    if os.path.isfile(path) or "/" in place or place.startswith((".", "~")):
+        raise ConfigError(f"rl_env: {place} does not end in .py\nName a Python file: --rl-env path/to/file.py:Class")
+
+
+def _way_in(folder: Path, example: str) -> str:
+    """What to name instead of a folder."""
+    file = next((file for file in sorted(folder.glob("*.py")) if file.stem.isidentifier()), None)
+    return f"Name a file in it: {example.format(file=file, name=file.stem)}" if file else "It holds no Python file."
+
+
+def _find_module(knob: str, module: str, class_name: str | None) -> Source:
+    if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
+        raise ConfigError(
+            f"{knob}: {module} is not the name of a module, like package.module\n"
+            "A file is named with --rl-env path/to/file.py:Class"
+        )
+    chain = specs(module)
+    if chain:
+        _refuse_library_name(knob, module, chain[0])
+        _refuse_folder(knob, module, chain[-1])
+        readable = (chain[-1].origin or "").endswith(".py")
+        return Source(module, Path(str(chain[-1].origin)) if readable else None, class_name, is_module=True)
+    if module in bundled_modules():
+        return Source(module, BUNDLED / f"{module.removeprefix('envs.')}.py", class_name, is_module=False)
+    raise ConfigError(
+        f"{knob}: there is no module {module} (looked in {Path.cwd()} and among the installed packages)."
+        f"{did_you_mean(module, [*_modules_here(), *bundled_modules()])}\nBundled ones: {', '.join(bundled_modules())}"
+    )
+
+
+def specs(module: str) -> list[ModuleSpec]:
+    """The packages on the way to a module and the module itself, none of them imported: that would run the user's
+    code. The working directory comes first: an installed package called `tests` does not hide the user's own."""
+    top, *rest = module.split(".")
+    chains = [_down(spec, rest) for spec in (in_working_directory(top), installed(top)) if spec is not None]
+    found = [chain for chain in chains if len(chain) == len(rest) + 1]
+    return next((chain for chain in found if chain[-1].origin is not None), found[0] if found else [])
+
+
+def _down(spec: ModuleSpec, names: list[str]) -> list[ModuleSpec]:
+    chain = [spec]
+    for name in names:
+        below = PathFinder.find_spec(f"{chain[-1].name}.{name}", list(chain[-1].submodule_search_locations or []))
+        if below is None:
+            break
+        chain.append(below)
+    return chain
+
+
+def _refuse_folder(knob: str, module: str, spec: ModuleSpec) -> None:
+    if spec.origin is None:
+        folder = Path(next(iter(spec.submodule_search_locations or [module])))
+        raise ConfigError(f"{knob}: {module} is a folder, not a module\n{_way_in(folder, module + '.{name}')}")
+
+
+_NEEDED = {
+    "accelerate", "aitrain", "annotated_types", "datasets", "huggingface_hub", "numpy", "peft", "pydantic", "rich",
+    "safetensors", "tokenizers", "torch", "transformers", "trl", "typer", "vllm", "yaml",
+}  # fmt: skip
+"""Libraries that a training process imports by name."""
+
+
+def _refuse_library_name(knob: str, module: str, top: ModuleSpec) -> None:
+    """Two modules cannot have one name: with the user's `datasets`, the library of that name is gone."""
+    own = in_working_directory(top.name)
+    is_own = own is not None and own.origin == top.origin
+    if is_own and (top.name in sys.stdlib_module_names or top.name in _NEEDED):
+        file = f"{module.replace('.', '/')}.py"
+        raise ConfigError(
+            f"{knob}: {module} begins with the name of the library {top.name}, which training needs\n"
+            f"Rename {top.name}, or name the file: --rl-env {file}"
+        )
+
+
+def _modules_here() -> list[str]:
+    here = Path.cwd()
+    files = [*here.glob("*.py"), *here.glob("*/*.py")]
+    return [".".join(file.relative_to(here).with_suffix("").parts) for file in files]
+
+
+# -- reading: what the file shows without being run
+
+
+def check_by_reading(source: Source, keywords: Mapping[str, Any]) -> None:
+    """Refuse a class or constructor keyword that the file plainly does not have.
+
+    Raises:
+        ConfigError: no such class, two candidates, or a keyword that the constructor does not take.
+        EnvironmentFailed: the file is not Python.
+    """
+    if source.file is None:
+        return
+    tree = _parse(source.file)
+    classes = {node.name: node for node in _top_level(tree) if isinstance(node, ast.ClassDef)}
+    name = source.class_name or _only_candidate(source, classes)
+    if name is None:
+        return
+    if name in classes:
+        _check_keywords(classes[name], keywords)
+    elif name not in _names(tree) and not _has_star_import(tree):
+        raise ConfigError(no_such_class(source, name, list(classes)))
+
+
+def _parse(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes(), filename=str(file))
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise EnvironmentFailed(f"{file}{line}: {type(error).__name__}: {error.msg}") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise EnvironmentFailed(f"{file} cannot be read: {why}") from None
+
+
+def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
+    """The module's own statements, those inside `if` and `try` included."""
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if isinstance(node, (ast.If, ast.Try, ast.ExceptHandler, ast.With)):
+            yield from _top_level(node)
+
+
+def _only_candidate(source: Source, classes: Mapping[str, ast.ClassDef]) -> str | None:
+    """The class that is meant when none is named; None where only running the file can tell."""
+    public = {name: node for name, node in classes.items() if not name.startswith("_")}
+    candidates = [name for name, node in public.items() if _has_method(node, "build_dataset", classes)]
+    if len(candidates) > 1:
+        raise ConfigError(several(str(source.file), candidates))
+    if candidates:
+        return candidates[0]
+    if any(_inherits_from_elsewhere(node, classes) for node in public.values()):
+        return None
+    raise ConfigError(
+        f"rl_env_class: no class in {source.file} has build_dataset (classes there: {', '.join(classes) or 'none'}).\n"
+        "Write one, or name a class that is imported there with --rl-env-class."
+    )
+
+
+def several(place: str, names: list[str]) -> str:
+    """What to say where more than one class could be meant."""
+    return (
+        f"rl_env_class: {place} has {len(names)} environments: {', '.join(names)}\n"
+        f"Say which one, such as --rl-env-class {names[-1]}"
+    )
+
+
+def _inherits_from_elsewhere(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> bool:
+    return any(not isinstance(base, ast.Name) or base.id not in {*classes, "object"} for base in node.bases)
+
+
+def _has_method(node: ast.ClassDef, method: str, classes: Mapping[str, ast.ClassDef]) -> bool:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    if any(isinstance(item, functions) and item.name == method for item in node.body):
+        return True
+    others = {name: other for name, other in classes.items() if name != node.name}
+    bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+    return any(_has_method(others[base], method, others) for base in bases if base in others)
+
+
+def _check_keywords(node: ast.ClassDef, keywords: Mapping[str, Any]) -> None:
+    init = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
+    if init is None or node.decorator_list or init.args.kwarg or init.args.vararg:
+        return  # inherited, made by a decorator, or taking anything: the training process will tell
+    positional = [argument.arg for argument in init.args.posonlyargs + init.args.args][1:]
+    if init.args.posonlyargs[1:]:
+        return
+    taken = positional + [argument.arg for argument in init.args.kwonlyargs]
+    needed = positional[: len(positional) - len(init.args.defaults)]
+    needed += [a.arg for a, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True) if default is None]
+    refuse_keywords(node.name, keywords, (taken, needed))
+
+
+def refuse_keywords(name: str, keywords: Mapping[str, Any], signature: tuple[list[str], list[str]]) -> None:
+    """Compare the keywords with (those that the constructor takes, those that it needs).
+
+    Raises:
+        ConfigError: one is not taken, or a needed one is missing.
+    """
+    taken, needed = signature
+    for keyword in keywords:
+        if keyword not in taken:
+            raise ConfigError(
+                f"rl_env_config: {name} does not take {keyword}.{did_you_mean(keyword, taken)}\n"
+                f"It takes: {', '.join(taken) or 'nothing'}"
+            )
+    missing = [keyword for keyword in needed if keyword not in keywords]
+    if missing:
+        raise ConfigError(
+            f"rl_env_config: {name} also needs {', '.join(missing)}.\n"
+            f"Say it with --rl-env-config '{{\"{missing[0]}\": ...}}'"
+        )
+
+
+def _names(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in _top_level(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+def _has_star_import(tree: ast.Module) -> bool:
+    imports = [node for node in _top_level(tree) if isinstance(node, ast.ImportFrom)]
+    return any(alias.name == "*" for node in imports for alias in node.names)
+
+
+def no_such_class(source: Source, name: str, classes: list[str]) -> str:
+    """What to say where a class is not where it should be."""
+    return (
+        f"rl_env_class: there is no class {name} in {source.file}.{did_you_mean(name, classes)}\n"
+        f"Classes there: {', '.join(classes) or 'none'}"
+    )

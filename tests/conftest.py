@@ -1,0 +1,70 @@
+"""What all tests share: no network, a folder to work in, a small model, and the command as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain nothing on the small model
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def write(folder: Path, files: Mapping[str, str | bytes | None]) -> None:
+    """Files with their text or bytes; None makes a folder."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if content is None:
+            path.mkdir()
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def listing(folder: Path) -> list[str]:
+    """Everything below a folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.fixture
+def aitrain_grpo(here: Path) -> Run:
+    """`aitrain_grpo("--model", "tiny", ...)`: the real command, in the working directory."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "aitrain", "grpo", *arguments]
+        variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=here, env=variables, stdin=subprocess.DEVNULL
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a two-layer model of random weights and a tokenizer with a token for each byte."""
+    import torch
+
+    from aitrain.training.tiny_model import build_model, build_tokenizer
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    build_model(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,98 @@
+"""Batch arithmetic: every completion has a place, for any number of processes."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import pytest
+
+from aitrain import ConfigError, TrainConfig
+from aitrain.batch import BatchPlan, plan_batch
+
+
+def plan(processes: int, **knobs: int) -> BatchPlan:
+    return plan_batch(TrainConfig(**knobs), processes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("processes", "prompts", "shown"),
+    [
+        (1, 2, "2 prompts x 4 completions = 8 a step = 1 process x 4 forward passes of 2"),
+        (2, 4, "4 prompts x 4 completions = 16 a step = 2 processes x 4 forward passes of 2"),
+        (3, 6, "6 prompts x 4 completions = 24 a step = 3 processes x 4 forward passes of 2"),
+        (8, 16, "16 prompts x 4 completions = 64 a step = 8 processes x 4 forward passes of 2"),
+    ],
+)
+def test_without_a_word_each_process_adds_its_prompts(processes: int, prompts: int, shown: str) -> None:
+    assert plan(processes).prompts_per_step == prompts
+    assert str(plan(processes)) == shown
+
+
+@pytest.mark.parametrize("processes", range(1, 9))
+def test_prompts_per_step_mean_the_same_step_for_any_number_of_processes(processes: int) -> None:
+    made = plan(processes, rl_prompts_per_step=840, rl_num_generations=4, batch_size=2)
+
+    assert made.prompts_per_step == 840
+    assert made.accumulation == 840 * 4 // 2 // processes
+
+
+def test_one_prompt_and_one_pass_are_spoken_of_in_the_singular() -> None:
+    one = plan(1, rl_prompts_per_step=1, rl_num_generations=4, batch_size=4)
+
+    assert str(one) == "1 prompt x 4 completions = 4 a step = 1 process x 1 forward pass of 4"
+
+
+NUMBERS = list(product(range(1, 9), range(2, 9), range(1, 9), range(1, 9)))
+"""(processes, completions per prompt, batch size, prompts or passes)"""
+
+
+def test_a_plan_shares_out_exactly_what_was_asked_for() -> None:
+    planned = 0
+    for processes, generations, size, prompts in NUMBERS:
+        try:
+            made = plan(processes, rl_num_generations=generations, batch_size=size, rl_prompts_per_step=prompts)
+        except ConfigError:
+            assert prompts * generations % (processes * size) != 0
+            continue
+        planned += 1
+        assert made.prompts_per_step == prompts
+        assert made.processes * made.accumulation * made.micro_batch == prompts * generations
+        assert (made.processes, made.micro_batch, made.generations) == (processes, size, generations)
+    assert planned > 200
+
+
+def test_given_passes_are_kept_and_groups_are_never_cut() -> None:
+    for processes, generations, size, passes in NUMBERS:
+        knobs = {"rl_num_generations": generations, "batch_size": size, "gradient_accumulation": passes}
+        if processes * size * passes % generations:
+            with pytest.raises(ConfigError, match="cannot be divided into groups"):
+                plan(processes, **knobs)
+        else:
+            made = plan(processes, **knobs)
+            assert made.accumulation == passes
+            assert made.prompts_per_step * generations == made.completions_per_step == processes * size * passes
+
+
+def test_every_way_out_that_a_refusal_names_works() -> None:
+    for processes, generations, size, prompts in NUMBERS:
+        knobs = {"rl_num_generations": generations, "batch_size": size}
+        for given in ({"rl_prompts_per_step": prompts}, {"gradient_accumulation": prompts}):
+            try:
+                plan(processes, **knobs, **given)
+            except ConfigError as error:
+                said = str(error)
+                way_out = int(re.findall(r"--rl-prompts-per-step (\d+)", said)[0])
+                for times in (1, 3):
+                    assert plan(processes, **knobs, rl_prompts_per_step=way_out * times)
+                for smaller in re.findall(r"--batch-size (\d+)", said):
+                    assert plan(processes, **(knobs | given | {"batch_size": int(smaller)}))
+
+
+def test_passes_that_contradict_the_prompts_are_refused_with_the_number_that_follows() -> None:
+    with pytest.raises(ConfigError, match="gradient_accumulation: 3 contradicts rl_prompts_per_step, which makes it 8"):
+        plan(1, rl_prompts_per_step=4, gradient_accumulation=3)
+
+
+def test_passes_that_agree_with_the_prompts_are_taken() -> None:
+    assert plan(2, rl_prompts_per_step=4, gradient_accumulation=4).accumulation == 4

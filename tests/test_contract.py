@@ -1,0 +1,221 @@
+"""The contract with an environment: its methods get what they name, in both forms of prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aitrain import EnvironmentFailed
+from aitrain.environment.contract import (
+    SCORE_WORDS,
+    Case,
+    Completion,
+    arguments_for,
+    call_with_tokenizer,
+    check_contract,
+    check_methods,
+    finished,
+)
+
+TEXT = Completion(Case(7, "38 + 47 =", {"prompt": "38 + 47 =", "answer": 85, "text": "a column"}), " 85")
+QUESTION = [{"role": "system", "content": "Add."}, {"role": "user", "content": "38 + 47 ="}]
+ANSWER = [{"role": "assistant", "content": " 85"}]
+CHAT = Completion(Case(7, QUESTION, {"prompt": QUESTION, "answer": 85}), ANSWER)
+
+
+# -- what score_episode is given
+
+
+def test_a_string_prompt_is_answered_with_a_string() -> None:
+    assert not TEXT.case.is_chat
+    assert TEXT.words()["completion"] == " 85"
+    assert TEXT.words()["prompt"] == "38 + 47 ="
+    assert TEXT.words()["messages"] == [{"role": "user", "content": "38 + 47 ="}, *ANSWER]
+
+
+def test_a_chat_prompt_is_answered_with_one_message() -> None:
+    assert CHAT.case.is_chat
+    assert CHAT.words()["completion"] == ANSWER
+    assert CHAT.words()["prompt"] == QUESTION
+    assert CHAT.words()["messages"] == [*QUESTION, *ANSWER]
+
+
+@pytest.mark.parametrize("completion", [TEXT, CHAT])
+def test_either_way_there_is_the_answer_as_text_the_row_and_its_columns(completion: Completion) -> None:
+    words = completion.words()
+
+    assert words["text"] == " 85"
+    assert words["case_idx"] == 7
+    assert words["answer"] == 85
+    assert words["case"]["answer"] == 85
+
+
+def test_a_message_without_text_is_an_empty_text() -> None:
+    assert Completion(CHAT.case, [{"role": "assistant", "content": None}]).text == ""
+
+
+def test_our_words_win_over_a_column_of_the_same_name_which_the_row_still_has() -> None:
+    assert TEXT.words()["text"] == " 85"
+    assert TEXT.words()["case"]["text"] == "a column"
+
+
+class Methods:
+    def aitraining(self, model: Any, tokenizer: Any, completion: Any, case_idx: Any) -> None: ...
+    def columns(self, completion: Any, answer: Any) -> None: ...
+    def everything(self, **words: Any) -> None: ...
+    def some_and_everything(self, text: Any, **words: Any) -> None: ...
+    def optional(self, text: Any, tolerance: float = 0.1) -> None: ...
+    def keyword_only(self, *, text: Any, case: Any) -> None: ...
+    def nothing(self) -> None: ...
+    @staticmethod
+    def static(text: Any) -> None: ...
+    @classmethod
+    def of_class(cls, prompt: Any) -> None: ...
+    async def slowly(self, messages: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("aitraining", {"model", "tokenizer", "completion", "case_idx"}),
+        ("columns", {"completion", "answer"}),
+        ("everything", {*SCORE_WORDS, "answer"}),
+        ("some_and_everything", {*SCORE_WORDS, "answer"}),
+        ("optional", {"text"}),
+        ("keyword_only", {"text", "case"}),
+        ("nothing", set()),
+        ("static", {"text"}),
+        ("of_class", {"prompt"}),
+        ("slowly", {"messages"}),
+    ],
+)
+def test_a_method_gets_the_words_that_it_names_and_no_others(method: str, names: set[str]) -> None:
+    words = {**TEXT.words(), "model": "a model", "tokenizer": "a tokenizer"}
+
+    given = arguments_for(getattr(Methods(), method), words)
+
+    assert set(given) == names
+    assert given == {name: words[name] for name in names}
+
+
+# -- what is refused before a model is loaded
+
+
+def environment(score_episode: Callable[..., Any]) -> Any:
+    return type("Hotel", (), {"build_dataset": lambda self: [], "score_episode": score_episode})()
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({}, "Hotel has no build_dataset: give it one that returns rows with a prompt"),
+        ({"build_dataset": []}, "Hotel has no build_dataset"),
+        ({"build_dataset": print}, "Hotel has no score_episode: give it one that returns a score from 0 to 1"),
+        ({"build_dataset": print, "score_episode": 0.5}, "Hotel has no score_episode"),
+    ],
+)
+def test_a_missing_method_is_refused_by_its_name(members: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=message):
+        check_methods(type("Hotel", (), members)())
+
+
+def test_a_parameter_that_nobody_knows_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(EnvironmentFailed) as caught:
+        check_contract(environment(lambda self, completion, case_id: 1.0), ["prompt", "city", "answer"])
+
+    assert str(caught.value).splitlines() == [
+        "Hotel.score_episode asks for case_id, which is not known. Did you mean case_idx?",
+        "It may ask for: model, tokenizer, completion, case_idx, prompt, case, messages, text",
+        "and the columns that every row has: answer, city",
+    ]
+
+
+def test_a_parameter_that_can_only_be_given_by_position_is_refused() -> None:
+    def score_episode(self: Any, completion: str, /) -> float:
+        return 1.0
+
+    with pytest.raises(EnvironmentFailed, match="completion by position only"):
+        check_contract(environment(score_episode), ["prompt"])
+
+
+@pytest.mark.parametrize(
+    "score_episode",
+    [
+        lambda self, **words: 1.0,
+        lambda self, *rest: 1.0,
+        lambda self, answer, text, limit=3: 1.0,
+        lambda self, *, answer: 1.0,
+        Methods.slowly,
+    ],
+)
+def test_parameters_that_can_be_given_are_not_refused(score_episode: Callable[..., Any]) -> None:
+    check_contract(environment(score_episode), ["prompt", "answer"])
+
+
+# -- build_dataset
+
+
+class Builders:
+    def tokenizer(self, tokenizer: Any) -> Any:
+        return tokenizer
+
+    def named_otherwise(self, tok: Any) -> Any:
+        return tok
+
+    def optional(self, tok: Any = None) -> Any:
+        return tok
+
+    def with_a_limit(self, tokenizer: Any, limit: int = 3) -> Any:
+        return tokenizer
+
+    def by_keyword(self, *, tokenizer: Any) -> Any:
+        return tokenizer
+
+    def limit_and_keyword(self, limit: int = 3, *, tokenizer: Any) -> Any:
+        return tokenizer
+
+    def by_position(self, tok: Any, /) -> Any:
+        return tok
+
+    def anything(self, *arguments: Any) -> Any:
+        return arguments[0]
+
+    def any_keyword(self, **words: Any) -> Any:
+        return words["tokenizer"]
+
+    async def slowly(self, tokenizer: Any) -> Any:
+        await asyncio.sleep(0)
+        return tokenizer
+
+    def none(self) -> Any:
+        return "nothing given"
+
+    def only_a_limit(self, limit: int = 3) -> Any:
+        return "nothing given" if limit == 3 else limit
+
+
+@pytest.mark.parametrize("name", [name for name in vars(Builders) if not name.startswith("_")])
+def test_build_dataset_gets_the_tokenizer_whatever_it_calls_it_or_nothing(name: str) -> None:
+    expected = "nothing given" if name in ("none", "only_a_limit") else "a tokenizer"
+
+    assert call_with_tokenizer(getattr(Builders(), name), "a tokenizer") == expected
+
+
+# -- async methods
+
+
+def test_async_methods_share_one_loop_so_that_a_client_stays_usable() -> None:
+    async def loop() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    assert finished(loop()) is finished(loop())
+
+
+def test_an_async_method_can_be_waited_for_where_a_loop_runs_already_as_in_a_notebook() -> None:
+    async def notebook_cell() -> Any:
+        return call_with_tokenizer(Builders().slowly, "a tokenizer")
+
+    assert asyncio.run(notebook_cell()) == "a tokenizer"

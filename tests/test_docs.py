@@ -1,0 +1,55 @@
+"""Every example in README and docs is run, in the order of its page, in an empty folder.
+
+A block's info string says what is done: `python file=NAME` is written there, with `run` it is executed as well, `bash`
+is executed, and `bash dry-run` is executed with --dry-run, for models that a test cannot download.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(python|bash)(.*?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def run_block(language: str, info: str, text: str, folder: Path) -> None:
+    """Do what the block's info string says."""
+    if language == "bash":
+        execute(["bash", "-euo", "pipefail", "-c", text.rstrip() + (" --dry-run" if "dry-run" in info else "")], folder)
+        return
+    name = re.search(r"file=(\S+)", info)
+    assert name, f"a block of Python without a file name: {text[:60]}"
+    (folder / name.group(1)).write_text(text)
+    if " run" in info:
+        execute([sys.executable, name.group(1)], folder)
+
+
+def execute(command: list[str], folder: Path) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_examples_of_a_page_run_as_they_are(page: Path, tmp_path: Path) -> None:
+    for language, info, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        run_block(language, info, text, tmp_path)
+
+    if page.name == "README.md":
+        result = json.loads((tmp_path / "runs" / "sums" / "result.json").read_text())
+        assert result["score_after"] > result["score_before"] + 0.2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,280 @@
+"""What is checked before anything is started: GPUs, processes, model, libraries, TRL's fields, checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain import ConfigError, TrainConfig
+from aitrain.batch import plan_batch
+from aitrain.launch.preflight import Plan, check, training_gpus, visible_gpus
+from aitrain.launch.trl_fields import KNOB_OF, OURS, trl_fields, words_of
+from aitrain.packages import installed
+from tests.conftest import write
+
+ENVIRONMENT = "class Env:\n    def build_dataset(self, tokenizer): ...\n    def score_episode(self): ...\n"
+
+
+def plan(**knobs: Any) -> Plan:
+    return check(TrainConfig(model="tiny", **knobs), has_environment=True)
+
+
+def refusal(**knobs: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(TrainConfig(**{"model": "tiny", **knobs}), has_environment=True)
+    assert len(str(caught.value).splitlines()) <= 4
+    return str(caught.value)
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """The knobs of a served vLLM, and a vLLM to be found."""
+    write(tmp_path, {"installed/vllm/__init__.py": ""})
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    return {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://localhost:8000"}
+
+
+# -- GPUs and processes
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        ("", ()),
+        ("-1", ()),
+        ("0", ("0",)),
+        ("2, 5", ("2", "5")),
+        ("0,-1,1", ("0",)),
+        ("GPU-8932f937,MIG-41b3", ("GPU-8932f937", "MIG-41b3")),
+    ],
+)
+def test_the_gpus_are_those_that_cuda_visible_devices_names(
+    monkeypatch: pytest.MonkeyPatch, visible: str, gpus: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert visible_gpus() == gpus
+
+
+def test_without_nvidias_tool_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert visible_gpus() == ()
+
+
+def test_the_driver_is_asked_where_no_gpus_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-2)'\n")
+    tool.chmod(0o755)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert visible_gpus() == ("0", "1")
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_every_visible_gpu_gets_a_process() -> None:
+    assert plan().gpus == ("0", "1", "2", "3")
+    assert plan().batch.processes == 4
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_fewer_processes_take_the_first_gpus() -> None:
+    assert plan(num_processes=2).gpus == ("0", "1")
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_more_processes_than_gpus_are_refused() -> None:
+    assert "num_processes: 5 processes need 5 GPUs, and 4 are there" in refusal(num_processes=5)
+
+
+def test_on_a_cpu_there_is_one_process_or_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    assert plan().batch.processes == 1
+    assert plan(num_processes=3).batch.processes == 3
+    assert plan(num_processes=3).gpus == ()
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_server_on_this_machine_keeps_its_gpus(server: dict[str, Any]) -> None:
+    assert plan(**server).gpus == ("0", "1", "2")
+    assert plan(**server, vllm_server_gpus=3).gpus == ("0",)
+    assert "vllm_server_gpus: 4 GPUs are visible" in refusal(**server, vllm_server_gpus=4)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_a_server_on_another_machine_takes_no_gpu_from_this_one(server: dict[str, Any]) -> None:
+    far = TrainConfig(**{**server, "vllm_server_url": "http://10.1.2.3:8000"})
+
+    assert training_gpus(far) == ("0", "1", "2", "3")
+
+
+@pytest.mark.usefixtures("four_gpus", "server")
+def test_engines_that_processes_cannot_be_divided_into_are_refused() -> None:
+    assert plan(use_vllm=True, vllm_tensor_parallel_size=2).batch.processes == 4
+    assert "vllm_tensor_parallel_size: 4 processes cannot be divided into engines of 3" in refusal(
+        use_vllm=True, vllm_tensor_parallel_size=3
+    )
+
+
+# -- libraries
+
+
+@pytest.mark.skipif(installed("vllm") is not None, reason="vLLM is installed")
+def test_vllm_that_is_not_installed_is_said_with_the_command_to_install_it(here: Path) -> None:
+    write(here, {"vllm/__init__.py": "raise SystemExit('the user has a folder of this name')"})
+
+    assert 'pip install "aitrain[vllm]"' in refusal(use_vllm=True)
+
+
+def test_a_folder_named_like_a_library_does_not_hide_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(here, {"trl/__init__.py": "", "transformers/__init__.py": "", "yaml.py": ""})
+    monkeypatch.syspath_prepend(here)
+    trl_fields.cache_clear()
+
+    assert "min_p" in trl_fields()
+
+
+# -- TRL's fields
+
+
+def test_the_fields_that_trl_has_are_read_without_importing_it() -> None:
+    from trl import GRPOConfig
+
+    assert set(trl_fields()) == {field.name for field in fields(GRPOConfig)}
+
+
+def test_every_field_that_aitrain_fills_is_refused_and_names_its_knob() -> None:
+    from aitrain.training.model import choose_precision
+    from aitrain.training.trl_arguments import grpo_arguments
+
+    config = TrainConfig(use_vllm=True, mixed_precision="no")
+    filled = grpo_arguments(config, plan_batch(config, 1), choose_precision(config))
+
+    assert {*filled, "output_dir"} == {*KNOB_OF, *OURS}
+    assert set(KNOB_OF.values()) <= set(TrainConfig.model_fields)
+    assert "--trl beta: aitrain has a knob for it: --rl-kl-coef" in refusal(trl={"beta": 0.1})
+    assert "--trl use_cpu: aitrain sets it by itself" in refusal(trl={"use_cpu": True})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("scale_reward", "none", "TRL has no such field. Did you mean scale_rewards?"),
+        ("num_iterations", "two", "must be int, not 'two'"),
+        ("num_iterations", True, "must be int, not True"),
+        ("num_iterations", None, "must be int, not None"),
+        ("top_entropy_quantile", "[1", "must be float, not '[1'"),
+        ("min_p", "x", "must be float or None, not 'x'"),
+        ("log_completions", 3, "must be bool, not 3"),
+        ("reward_weights", 1.0, "must be list[float] or None, not 1.0"),
+    ],
+)
+def test_a_field_that_trl_has_not_or_that_holds_something_else_is_refused(field: str, value: Any, message: str) -> None:
+    assert refusal(trl={field: value}) == f"--trl {field}: {message}"
+
+
+def test_fields_of_trl_that_hold_what_they_should_are_passed() -> None:
+    assert plan(trl={"min_p": None, "num_iterations": 2, "top_entropy_quantile": 1, "generation_kwargs": {"a": 1}})
+
+
+@pytest.mark.parametrize(
+    ("knob", "given", "near"), [("optimizer", "adam", "adamw_torch"), ("scheduler", "cos", "cosine")]
+)
+def test_a_name_that_transformers_does_not_have_is_refused_with_those_near_it(knob: str, given: str, near: str) -> None:
+    assert f"{knob}: transformers has no {knob} {given}\nIt has {near}" in refusal(**{knob: given})
+
+
+def test_the_names_that_transformers_has_are_read_without_importing_it() -> None:
+    from transformers.trainer_utils import SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    assert words_of("transformers", "training_args.py", "OptimizerNames") == [item.value for item in OptimizerNames]
+    assert words_of("transformers", "trainer_utils.py", "SchedulerType") == [item.value for item in SchedulerType]
+
+
+# -- the model
+
+
+def test_a_model_folder_that_is_not_there_is_refused_with_the_one_that_is(here: Path) -> None:
+    write(here, {"models/mine/config.json": "{}"})
+
+    assert "model: there is no folder ./models/mien. Did you mean mine?" in refusal(model="./models/mien")
+
+
+def test_an_adapter_is_refused_as_a_model(here: Path) -> None:
+    write(here, {"adapter/adapter_config.json": "{}"})
+
+    assert "is an adapter, not a model" in refusal(model="adapter")
+
+
+def test_a_folder_without_a_model_is_refused_with_the_model_in_it(here: Path) -> None:
+    write(here, {"runs/mine/model/config.json": "{}", "empty": None, "file": ""})
+
+    assert "Did you mean runs/mine/model?" in refusal(model="runs/mine")
+    assert "has no config.json" in refusal(model="empty")
+    assert "has no config.json" in refusal(model="file")
+
+
+def test_a_name_on_the_hub_is_left_to_the_hub() -> None:
+    assert check(TrainConfig(model="someone/some-model"), has_environment=True)
+
+
+# -- resuming
+
+
+def test_auto_resumes_the_newest_complete_checkpoint_of_the_run(here: Path) -> None:
+    run = "runs/mine/checkpoints"
+    write(here, {f"{run}/checkpoint-{step}/trainer_state.json": "{}" for step in (5, 20, 100)})
+    write(here, {f"{run}/checkpoint-300": None})
+
+    made = plan(project_name="mine", resume_from_checkpoint="auto")
+
+    assert made.checkpoint == (here / run / "checkpoint-100").resolve()
+    assert made.folder is not None
+    assert made.folder.path == (here / "runs" / "mine").resolve()
+
+
+def test_resuming_without_a_checkpoint_is_refused_and_says_where_it_was_looked_for(here: Path) -> None:
+    said = refusal(project_name="mine", resume_from_checkpoint="auto")
+
+    assert "resume_from_checkpoint: there is no checkpoint in runs/mine/checkpoints" in said
+    assert "--project-name" in said
+
+
+def test_resuming_from_a_run_folder_names_its_newest_checkpoint(here: Path) -> None:
+    write(here, {"runs/mine/checkpoints/checkpoint-7/trainer_state.json": "{}"})
+
+    said = refusal(resume_from_checkpoint="runs/mine")
+
+    assert "Did you mean runs/mine/checkpoints/checkpoint-7?" in said
+
+
+def test_a_checkpoint_by_its_path_is_taken(here: Path) -> None:
+    write(here, {"c/checkpoint-7/trainer_state.json": "{}"})
+
+    assert plan(resume_from_checkpoint="c/checkpoint-7").checkpoint == (here / "c/checkpoint-7").resolve()
+
+
+# -- all of it
+
+
+def test_a_check_leaves_nothing_behind_and_runs_none_of_the_users_code(here: Path) -> None:
+    write(here, {"env.py": ENVIRONMENT + "open('was_here', 'w')\n"})
+
+    made = check(TrainConfig(model="tiny", rl_env="env.py", rl_prompts_per_step=4, num_processes=1))
+
+    assert made.source is not None
+    assert made.source.file == (here / "env.py").resolve()
+    assert made.batch.prompts_per_step == 4
+    assert [path.name for path in here.iterdir()] == ["env.py"]

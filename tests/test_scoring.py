@@ -1,0 +1,253 @@
+"""Scores and their failures: a score that could not be had is missing data, and is told with the user's line."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aitrain import EnvironmentFailed, Score
+from aitrain.environment.contract import Case, Completion
+from aitrain.environment.scoring import FailureCount, Scored, Scorer
+
+
+def completions(*texts: str) -> list[Completion]:
+    return [Completion(Case(number, "?", {"prompt": "?"}), text) for number, text in enumerate(texts)]
+
+
+def scored_by(score_episode: Callable[..., Any], *texts: str) -> list[Scored]:
+    environment = type("Environment", (), {"score_episode": staticmethod(score_episode)})()
+    return Scorer(environment, "a model", "a tokenizer").score(completions(*texts or ("an answer",)))
+
+
+def returning(value: Any) -> Scored:
+    (one,) = scored_by(lambda: value)
+
+    async def slowly() -> Any:
+        await asyncio.sleep(0)
+        return value
+
+    (other,) = scored_by(slowly)
+    assert (one.score, one.metrics, one.failure) == (other.score, other.metrics, other.failure)
+    return one
+
+
+def torch_scalar() -> Any:
+    import torch
+
+    return torch.tensor(0.25, requires_grad=True)
+
+
+# -- what may be returned
+
+
+@pytest.mark.parametrize(
+    ("value", "score"),
+    [
+        (0.25, 0.25), (0, 0.0), (1, 1.0), (True, 1.0), (False, 0.0), (None, None),
+        (np.float32(0.25), 0.25), (np.float64(0.25), 0.25), (np.int64(1), 1.0), (np.True_, 1.0),
+        (np.array(0.25), 0.25), (np.array([0.25]), 0.25),
+        (Score(0.25), 0.25), (Score(None), None), (Score(np.float32(0.25)), 0.25),  # type: ignore[arg-type]
+        ({"score": 0.25}, 0.25), ({"score": None, "why": 1}, None),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_score_comes_in_many_types(value: Any, score: float | None) -> None:
+    result = returning(value)
+
+    assert result.score == score
+    assert type(result.score) in (float, type(None))
+    assert result.failure is None
+
+
+def test_a_torch_scalar_is_a_score() -> None:
+    assert returning(torch_scalar()).score == 0.25
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Score(0.5, {"turns": 3, "kept": True, "far": math.inf, "note": "text"}),  # type: ignore[dict-item]
+        {"score": 0.5, "turns": 3, "kept": True, "far": math.inf, "note": "text"},
+        {"score": 0.5, "metrics": {"turns": 3}, "kept": np.True_, "note": None},
+    ],
+    ids=repr,
+)
+def test_metrics_are_the_numbers_beside_the_score(value: Any) -> None:
+    assert returning(value).metrics == {"turns": 3.0, "kept": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "message"),
+    [
+        ("0.5", "wrong_type", "returned '0.5' (str), not a number from 0 to 1"),
+        ([0.5], "wrong_type", "returned [0.5] (list), not a number from 0 to 1"),
+        (np.array([0.5, 1.0]), "wrong_type", "returned array([0.5, 1. ]) (ndarray), not a number from 0 to 1"),
+        (np.array([]), "wrong_type", "(ndarray), not a number from 0 to 1"),
+        ({"reward": 1.0}, "wrong_type", "returned {'reward': 1.0} (dict), and a dict needs a \"score\""),
+        ({"score": "good"}, "wrong_type", "returned {'score': 'good'} (dict), not a number from 0 to 1"),
+        (0.5j, "wrong_type", "(complex), not a number"),
+        ("x" * 500, "wrong_type", "... (str), not a number"),
+        (math.nan, "not_finite", "returned nan, not a number from 0 to 1"),
+        (-math.inf, "not_finite", "returned -inf, not a number from 0 to 1"),
+        (10**400, "not_finite", "returned inf"),
+        (1.5, "out_of_range", "returned 1.5, which is not from 0 to 1"),
+        (-1, "out_of_range", "returned -1, which is not from 0 to 1"),
+        (100, "out_of_range", "returned 100, which is not from 0 to 1"),
+        (Score(7.0), "out_of_range", "returned 7, which is not from 0 to 1"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_is_no_score_is_unscored_with_its_kind(value: Any, kind: str, message: str) -> None:
+    result = returning(value)
+
+    assert result.score is None
+    assert result.failure is not None
+    assert result.failure.kind == kind
+    assert message in result.failure.message
+    assert len(result.failure.message) < 200
+
+
+# -- what may go wrong
+
+
+def fail_deep(text: str) -> float:
+    return {"ok": 1.0}[text]
+
+
+def leave(text: str) -> float:
+    raise SystemExit(text)
+
+
+def give_up(text: str) -> float:
+    raise asyncio.CancelledError(text)
+
+
+async def fail_slowly(text: str) -> float:
+    await asyncio.sleep(0)
+    return fail_deep(text)
+
+
+async def give_up_slowly(text: str) -> float:
+    return give_up(text)
+
+
+@pytest.mark.parametrize(
+    ("score_episode", "error", "line"),
+    [
+        (lambda text: fail_deep(text), "KeyError: 'no'", 'in fail_deep: return {"ok": 1.0}[text]'),
+        (fail_slowly, "KeyError: 'no'", 'in fail_deep: return {"ok": 1.0}[text]'),
+        (leave, "SystemExit: no", "in leave: raise SystemExit(text)"),
+        (give_up_slowly, "CancelledError: no", "in give_up: raise asyncio.CancelledError(text)"),
+    ],
+)
+def test_an_error_is_told_with_the_users_line_and_harms_no_other_episode(
+    score_episode: Callable[..., Any], error: str, line: str
+) -> None:
+    async def mixed(text: str) -> Any:
+        return 1.0 if text == "ok" else await score_episode(text)
+
+    chosen = mixed if asyncio.iscoroutinefunction(score_episode) else lambda text: text == "ok" or score_episode(text)
+    first, failed, last = scored_by(chosen, "ok", "no", "ok")
+
+    assert (first.score, failed.score, last.score) == (1.0, None, 1.0)
+    assert failed.failure is not None
+    assert failed.failure.kind == "raised"
+    assert failed.failure.message.startswith(f"raised: {error}\nat {__file__}, line ")
+    assert failed.failure.message.endswith(line)
+    assert "Traceback" in failed.failure.trace
+    assert "Traceback" not in failed.failure.message
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no picture")
+
+
+def test_a_value_that_cannot_even_be_shown_is_a_failure_like_any_other() -> None:
+    (result,) = scored_by(lambda: Unshowable())
+
+    assert result.failure is not None
+    assert "no picture" in result.failure.message
+
+
+def test_a_method_that_is_async_in_all_but_name_is_waited_for() -> None:
+    async def slowly() -> float:
+        return 0.25
+
+    (result,) = scored_by(lambda: slowly())
+
+    assert result.score == 0.25
+
+
+def test_async_episodes_are_scored_together_and_come_back_in_order() -> None:
+    waiting: list[str] = []
+
+    async def score_episode(text: str) -> float:
+        waiting.append(text)
+        while len(waiting) < 3:
+            await asyncio.sleep(0.001)
+        return float(text)
+
+    results = scored_by(score_episode, "0.1", "0.2", "0.3")
+
+    assert [result.score for result in results] == [0.1, 0.2, 0.3]
+
+
+def test_the_time_that_a_score_took_is_on_record() -> None:
+    (result,) = scored_by(lambda: threading.Event().wait(0.02) or 1.0)
+
+    assert 0.02 <= result.seconds < 1
+
+
+# -- over a whole run
+
+
+def test_of_each_kind_of_failure_the_first_is_told_once() -> None:
+    count = FailureCount()
+
+    assert count.first_of_each([("raised", "a"), ("raised", "b"), ("not_finite", "c")]) == ["c", "a"]
+    assert count.first_of_each([("raised", "d"), ("out_of_range", "e")]) == ["e"]
+
+
+def test_three_batches_in_a_row_without_a_score_end_the_run() -> None:
+    count = FailureCount(told={"raised"})
+    for scores in (0, 0, 5, 0, 0):
+        count.after_batch(scores, failures=4)
+
+    with pytest.raises(EnvironmentFailed, match="failed on every episode of 3 batches in a row"):
+        count.after_batch(0, failures=4)
+
+
+def test_an_environment_that_only_ever_says_none_ends_the_run_with_a_question() -> None:
+    count = FailureCount()
+    count.after_batch(0, failures=0)
+    count.after_batch(0, failures=0)
+
+    with pytest.raises(EnvironmentFailed, match="returned None for every episode") as caught:
+        count.after_batch(0, failures=0)
+    assert "Is a `return` missing?" in str(caught.value)
+
+
+def test_batches_that_an_environment_leaves_unscored_on_purpose_do_not_end_the_run() -> None:
+    count = FailureCount()
+    for scores in (4, 0, 0, 0, 0):
+        count.after_batch(scores, failures=0)
+    count.after_run()
+
+
+def test_a_run_too_short_for_patience_is_no_success_when_nothing_was_scored() -> None:
+    count = FailureCount(told={"raised"})
+    count.after_batch(0, failures=4)
+
+    with pytest.raises(EnvironmentFailed, match="failed on every episode of the whole run"):
+        count.after_run()
+
+
+def test_a_run_that_had_nothing_left_to_do_is_a_success() -> None:
+    FailureCount().after_run()

@@ -1,0 +1,66 @@
+"""Our words in TRL's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from trl import GRPOConfig
+
+from aitrain import ConfigError, TrainConfig
+from aitrain.batch import plan_batch
+from aitrain.training.model import Precision, choose_precision
+from aitrain.training.trl_arguments import grpo_arguments, grpo_config
+
+CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
+
+
+def arguments(**knobs: object) -> dict[str, object]:
+    config = TrainConfig(**knobs)  # type: ignore[arg-type]
+    return grpo_arguments(config, plan_batch(config, 1), CPU)
+
+
+def test_every_argument_is_a_field_of_trls_configuration() -> None:
+    server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:8000"}
+    assert arguments(**server).keys() <= GRPOConfig.__dataclass_fields__.keys()
+
+
+def test_defaults_are_aitrainings(tmp_path: Path) -> None:
+    config = TrainConfig()
+    made = grpo_config(arguments(), config, tmp_path)
+
+    assert (made.num_generations, made.beta, made.epsilon, made.max_completion_length) == (4, 0.1, 0.2, 128)
+    assert (made.top_k, made.top_p, made.temperature, made.loss_type) == (50, 1.0, 1.0, "grpo")
+    assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (2, 4)
+    assert (made.learning_rate, made.report_to, made.ddp_timeout) == (1e-5, [], 7200)
+
+
+def test_vllm_is_passed_on_only_when_it_is_used() -> None:
+    assert not any("vllm" in name for name in arguments())
+    passed = arguments(use_vllm=True, vllm_gpu_memory_utilization=0.5, vllm_tensor_parallel_size=2)
+    assert passed["vllm_mode"] == "colocate"
+    assert passed["vllm_gpu_memory_utilization"] == 0.5
+    assert passed["vllm_tensor_parallel_size"] == 2
+    server = arguments(use_vllm=True, vllm_mode="server", vllm_server_url="http://127.0.0.1:8000")
+    assert server["vllm_server_base_url"] == "http://127.0.0.1:8000"
+
+
+def test_the_accumulation_follows_from_prompts_and_processes() -> None:
+    config = TrainConfig(rl_prompts_per_step=8, rl_num_generations=4, batch_size=4)
+    made = {n: grpo_arguments(config, plan_batch(config, n), CPU)["gradient_accumulation_steps"] for n in (1, 2, 8)}
+    assert made == {1: 8, 2: 4, 8: 1}
+
+
+def test_what_trl_refuses_is_refused_with_its_reason(tmp_path: Path) -> None:
+    config = TrainConfig(scheduler="zigzag")
+    with pytest.raises(ConfigError, match="zigzag"):
+        grpo_config(arguments(scheduler="zigzag"), config, tmp_path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu_weights_are_float32_and_fp16_is_refused() -> None:
+    assert choose_precision(TrainConfig(peft=True)).dtype == torch.float32
+    assert choose_precision(TrainConfig()).use_cpu
+    with pytest.raises(ConfigError, match="fp16 needs a CUDA GPU"):
+        choose_precision(TrainConfig(mixed_precision="fp16"))
