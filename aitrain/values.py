@@ -205,7 +205,8 @@ def _message(error: Any) -> str:
         return str(error["ctx"]["error"])
     message = f"must be {_expected(error)}, not {_shown(error['input'])}"
     if error["type"] == "literal_error":
-        message += "." + did_you_mean(str(error["input"]), re.findall("'(.+?)'", error["ctx"]["expected"]))
+        near = did_you_mean(str(error["input"]), re.findall("'(.+?)'", error["ctx"]["expected"]))
+        message += f".{near}" if near else ""
     return message
 
 

@@ -6,6 +6,7 @@ model of 10 million weights, whose step takes about a second; the tiny model's r
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -77,7 +78,7 @@ class Side:
     """Of a step, used by the process that trains."""
     peak_mib: float
     completions: str
-    """A digest of everything that the model said."""
+    """A digest of what the model said until the last step."""
 
 
 def main() -> int:
@@ -95,7 +96,7 @@ def main() -> int:
     return 0 if is_met else 1
 
 
-def _options() -> Any:
+def _options() -> argparse.Namespace:
     parser = options("Seconds per step and peak memory of aitrain, against plain TRL with the same arguments.")
     parser.add_argument("--steps", type=positive, default=12, help="timed steps of each training (default: 12)")
     return parser.parse_args()
@@ -163,19 +164,19 @@ def write_settings(training: Training) -> None:
 
 def compare(name: str, training: Training, pairs: int, bounds: tuple[Bounds | None, Bounds | None]) -> list[Row]:
     """Both sides in turn, so many times; one row a measure. Of the times, the one on the wall has the bound."""
-    measured = [(aitrain(training), plain_trl(training)) for _ in range(pairs)]
-    check_same_work([side for pair in measured for side in pair])
+    done = [(aitrain(training), plain_trl(training)) for _ in range(pairs)]
+    check_same_work([side for pair in done for side in pair])
     return [
-        _row(f"{name}: seconds per step", measured, lambda side: side.seconds, bounds[0]),
-        _row(f"{name}: CPU seconds per step", measured, lambda side: side.cpu_seconds),
-        _row(f"{name}: peak memory, MiB", measured, lambda side: side.peak_mib, bounds[1]),
+        _row(f"{name}: seconds per step", done, lambda side: side.seconds, bounds[0]),
+        _row(f"{name}: CPU seconds per step", done, lambda side: side.cpu_seconds),
+        _row(f"{name}: peak memory, MiB", done, lambda side: side.peak_mib, bounds[1]),
     ]
 
 
 def _row(
-    name: str, measured: list[tuple[Side, Side]], measure: Callable[[Side], float], bounds: Bounds | None = None
+    name: str, done: list[tuple[Side, Side]], measure: Callable[[Side], float], bounds: Bounds | None = None
 ) -> Row:
-    return Row(name, [measure(ours) for ours, _ in measured], [measure(theirs) for _, theirs in measured], bounds)
+    return Row(name, [measure(ours) for ours, _ in done], [measure(theirs) for _, theirs in done], bounds)
 
 
 def aitrain(training: Training) -> Side:
@@ -215,7 +216,7 @@ def _per_step(lines: list[dict[str, Any]], clock: str) -> float:
 
 
 def check_same_work(sides: Sequence[Side]) -> None:
-    """Same prompts, seed and arguments: the same completions, token for token, or the ratio means nothing.
+    """Same prompts, seed and arguments: the same completions, or the ratio means nothing.
 
     Raises:
         RuntimeError: they differ.

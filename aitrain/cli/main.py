@@ -65,11 +65,12 @@ def _run() -> int:
 def _usage(error: typer.TyperException) -> str:
     """What the parser refused, with what AITraining's flags are called here."""
     flag = getattr(error, "option_name", None) or ""
+    if hint := elsewhere(flag):
+        return f"{error.message}\n{hint}"
     near = did_you_mean(flag, getattr(error, "possibilities", None) or ())
     context = getattr(error, "ctx", None)
-    hint = elsewhere(flag) or (f"See {context.command_path} --help" if context else "")
-    message = f"{error.message}.{near}" if near else error.format_message()
-    return f"{message}\n{hint}".rstrip()
+    see = f"\nSee {context.command_path} --help" if context else ""
+    return (f"{error.message}.{near}" if near else error.format_message()) + see
 
 
 def _tell(message: str, code: int, error: BaseException) -> int:
