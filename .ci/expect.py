@@ -2,7 +2,9 @@
 
 import json
 import sys
+from pathlib import Path
 
-result = json.load(open(sys.argv[1]))
+result = json.loads(Path(sys.argv[1]).read_text())
 assert result["status"] == "finished", result
-assert result["score_before"] <= 0.45 and result["score_after"] >= 0.85, result
+assert result["score_before"] <= 0.45, result
+assert result["score_after"] >= 0.85, result

@@ -232,6 +232,11 @@ class TrainConfig(BaseModel):
             ),
             (self.logging_steps == 0 or self.logging_steps < -1, "logging_steps: give 1 or more, or -1 for every step"),
             (
+                self.dtype == "float16" and not self.peft,
+                "dtype: float16 weights cannot be trained themselves, their gradients overflow\n"
+                "Say --mixed-precision fp16 and leave the weights in float32, or add --peft.",
+            ),
+            (
                 self.quantization is not None and not self.peft,
                 f"quantization: {self.quantization} weights cannot be trained themselves: add --peft",
             ),

@@ -22,7 +22,7 @@ def train_here(config: TrainConfig, environment: Any = None) -> Result:
     try:
         return _run(plan, folder, environment)
     except (Exception, KeyboardInterrupt) as error:
-        if plan.folder is None and not folder.metrics.exists():
+        if plan.folder is None and not (folder.metrics.exists() or folder.result.exists()):
             folder.discard()
         if isinstance(error, AitrainError):
             raise

@@ -139,14 +139,18 @@ def _make_unused(wanted: Path) -> Path:
     raise FileExistsError(0, f"there are 10,000 runs named {wanted.name}", str(wanted))
 
 
-def write_text(path: Path, text: str) -> None:
-    """The whole file or the old one, never half: written beside, synced, renamed."""
+def write_text(path: Path, text: str, durable: bool = True) -> None:
+    """The whole file or the old one, never half: written beside, synced, renamed.
+
+    What is written again in a moment need not be `durable`: without the sync it may be lost with the machine's power.
+    """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
@@ -154,9 +158,9 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
+def write_json(path: Path, values: Mapping[str, Any], durable: bool = True) -> None:
     """One JSON object, for people too."""
-    write_text(path, json.dumps(plain(values), indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(plain(values), indent=2, ensure_ascii=False) + "\n", durable)
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -186,3 +187,8 @@ def test_every_public_name_of_the_package_has_a_docstring() -> None:
 def test_the_linters_pass(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_warning_from_our_own_code_fails_a_test() -> None:
+    with pytest.raises(UserWarning):
+        warnings.warn_explicit("something is off", UserWarning, "config.py", 1, module="aitrain.config")

@@ -305,6 +305,17 @@ def test_a_run_in_which_nothing_was_scored_is_no_success(value: Any, words: str,
         aitrain.train(short(small_model, eval_cases=0), environment=scoring(value))
 
 
+def test_a_run_that_gives_up_keeps_what_it_points_to_though_nothing_was_logged_yet(
+    here: Path, small_model: Path
+) -> None:
+    config = short(small_model, eval_cases=0, max_steps=9, logging_steps=50)
+
+    with pytest.raises(EnvironmentFailed, match=r"3 batches in a row.*\n.*rollouts/"):
+        aitrain.train(config, environment=scoring(math.nan))
+
+    assert (here / "runs/project-name/rollouts/rank0.jsonl").exists()
+
+
 # -- tokenizers
 
 

@@ -127,7 +127,7 @@ def _failure(end: Failed, folder: RunFolder, resumed: bool) -> AitrainError:
     """The error to show; a run that was refused before its first step leaves no folder."""
     error = AitrainError(end.message)
     error.exit_code = end.exit_code
-    began = resumed or any(True for _ in read_lines(folder.metrics))
+    began = resumed or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
     if not began and end.exit_code != RunFailed.exit_code:
         folder.discard()
     elif str(folder.log) not in end.message:

@@ -131,10 +131,19 @@ def _required(method: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def arguments_for(method: Callable[..., Any], words: Mapping[str, Any]) -> dict[str, Any]:
     """Of all the words, those that the method names; all of them when it takes `**kwargs`."""
+    return chosen(named_by(method), words)
+
+
+def named_by(method: Callable[..., Any]) -> tuple[str, ...] | None:
+    """The parameters that a method names; None: it takes all there are."""
     parameters = inspect.signature(method).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(words)
-    return {name: words[name] for name in parameters if name in words}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if takes_all else tuple(parameters)
+
+
+def chosen(names: tuple[str, ...] | None, words: Mapping[str, Any]) -> dict[str, Any]:
+    """Of all the words, those with these names."""
+    return dict(words) if names is None else {name: words[name] for name in names if name in words}
 
 
 def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:

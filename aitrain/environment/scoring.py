@@ -8,9 +8,10 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from aitrain.environment.contract import Completion, Score, arguments_for, finished, run_async
+from aitrain.environment.contract import Completion, Score, chosen, finished, named_by, run_async
 from aitrain.environment.loading import failure
 from aitrain.errors import EnvironmentFailed
 
@@ -78,7 +79,12 @@ class Scorer:
 
     def _arguments(self, completion: Completion) -> dict[str, Any]:
         words = {**completion.words(), "model": self.model, "tokenizer": self.tokenizer}
-        return arguments_for(self.environment.score_episode, words)
+        return chosen(self._names, words)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...] | None:
+        """What `score_episode` asks for, read once: reading a signature takes longer than most scores."""
+        return named_by(self.environment.score_episode)
 
 
 def judged(returned: object, seconds: float) -> Scored:

@@ -90,7 +90,7 @@ class Processes:
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_DISABLE_TELEMETRY": "1",
-            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count)),
+            "OMP_NUM_THREADS": str(max(1, _usable_cores() // count)),
         }
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}
         return {**defaults, **os.environ, **gpus}
@@ -162,6 +162,11 @@ class Processes:
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         message = f"The training process ended without a word: {how}{hint}\nSee {self.folder.log}"
         return Failed(message, RunFailed.exit_code, "")
+
+
+def _usable_cores() -> int:
+    """Those that this process may use, where the system tells; all of them elsewhere."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -20,6 +21,9 @@ from aitrain.config import TrainConfig
 from aitrain.errors import Interrupted
 from aitrain.events import Announce, Step
 from aitrain.run_folder import RunFolder, append_lines, write_json
+
+HEARTBEAT = 1.0
+"""Seconds between two writings of status.json, at least."""
 
 
 @dataclass
@@ -75,6 +79,7 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         self.announce = announce
         self.start = time.monotonic()
         self.first_step = 0
+        self.last_heartbeat = 0.0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The clock for the time left starts here."""
@@ -89,7 +94,8 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         elapsed = time.monotonic() - self.start
         values = {name: value for name, value in logs.items() if not name.startswith("rewards/")}  # reward says it
         append_lines(self.folder.metrics, [{"step": state.global_step, "seconds": round(elapsed, 3)} | values])
-        self.write_status("running", state.global_step)
+        if time.monotonic() - self.last_heartbeat >= HEARTBEAT:
+            self.write_status("running", state.global_step)
         if "reward" in logs:
             pace = elapsed / max(1, state.global_step - self.first_step)
             left = pace * (state.max_steps - state.global_step)
@@ -97,7 +103,9 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
 
     def write_status(self, status: str, step: int) -> None:
         """status.json: what the run is doing, and when it last said so (seconds since 1970)."""
-        write_json(self.folder.status, {"status": status, "step": step, "heartbeat": time.time()})
+        self.last_heartbeat = time.monotonic()
+        values = {"status": status, "step": step, "pid": os.getpid(), "heartbeat": time.time()}
+        write_json(self.folder.status, values, durable=status != "running")
 
 
 class Stopper(TrainerCallback):  # type: ignore[misc]

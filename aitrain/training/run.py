@@ -101,6 +101,8 @@ def prepare(job: Job) -> Prepared:
     batch = plan_batch(config, int(os.environ.get("WORLD_SIZE", "1")))
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
     check_hub(config)
+    if precision.dtype == torch.bfloat16 and not config.peft:
+        job.announce(Note("dtype bfloat16: small updates of such weights round to nothing; float32 keeps them."))
     job.announce(Phase("building the dataset"))
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
@@ -275,3 +277,10 @@ def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, 
         "base_model": job.config.model,
         "seed": job.config.seed,
     }
+
+
+def part_in_peace() -> None:
+    """Processes leave together: one that is gone while another still talks to it would make that one abort."""
+    state = PartialState()
+    state.wait_for_everyone()
+    state.destroy_process_group()

@@ -73,11 +73,12 @@ def _work(folder: RunFolder, channel: Channel, checkpoint: Path | None) -> None:
     check_methods(environment)
 
     from aitrain.training.callbacks import StopRequest
-    from aitrain.training.run import Job, run
+    from aitrain.training.run import Job, part_in_peace, run
 
     with StopRequest().on_signals() as stop:
         channel.on_broken = stop.ask
         run(Job(config, folder, environment, channel, stop, checkpoint))
+    part_in_peace()
 
 
 if __name__ == "__main__":

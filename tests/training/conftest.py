@@ -1,8 +1,7 @@
-"""What the tests of the heavy wing share: a small model with random weights, and short runs on it."""
+"""What the tests of the heavy wing share: short runs on the small model."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,7 @@ from safetensors.torch import load_file
 import aitrain
 from aitrain import Result, TrainConfig
 
-os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["OMP_NUM_THREADS"] = "1"  # for child processes; threads that wait for each other gain nothing on this model
-torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a two-layer model of random weights and a tokenizer with a token for each byte."""
-    from aitrain.training.tiny_model import build_model, build_tokenizer
-
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer()
-    build_model(tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+torch.set_num_threads(1)  # threads that wait for each other gain nothing on the small model
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 from aitrain.config import TrainConfig
 from aitrain.events import Event
 from aitrain.run_folder import RunFolder
-from aitrain.training.run import Job, run
+from aitrain.training.run import Job, part_in_peace, run
 from aitrain.training.trainer import EpisodeTrainer
 
 ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
@@ -57,6 +57,7 @@ def main(model: str, out: Path) -> None:
         if os.environ.get("RANK", "0") == "0":
             folder.path.mkdir(parents=True)
         run(Job(config, folder, Scripted(), ignore))
+    part_in_peace()
 
 
 if __name__ == "__main__":
