@@ -23,7 +23,9 @@ TRIPWIRE = "open('somebody_ran_this', 'w').close()\n"
 
 @pytest.fixture(autouse=True)
 def imports_of_its_own(here: Path) -> Iterator[None]:
-    """Each test works in an empty folder; what it imports is forgotten afterwards."""
+    """Each test works in an empty folder; what it imports is forgotten afterwards, what others left of envs before."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "envs"]:
+        del sys.modules[name]
     modules, path = dict(sys.modules), list(sys.path)
     yield
     sys.path[:] = path

@@ -101,7 +101,7 @@ def _find_module(knob: str, module: str, class_name: str | None) -> Source:
         readable = (chain[-1].origin or "").endswith(".py")
         return Source(module, Path(str(chain[-1].origin)) if readable else None, class_name, is_module=True)
     if module in bundled_modules():
-        return Source(module, BUNDLED / f"{module.removeprefix('envs.')}.py", class_name, is_module=False)
+        return Source(f"aitrain.{module}", BUNDLED / f"{module.removeprefix('envs.')}.py", class_name, is_module=False)
     raise ConfigError(
         f"{knob}: there is no module {module} (looked in {Path.cwd()} and among the installed packages)."
         f"{did_you_mean(module, [*_modules_here(), *bundled_modules()])}\nBundled ones: {', '.join(bundled_modules())}"
