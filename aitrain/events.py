@@ -55,7 +55,6 @@ class Failed:
 
     message: str
     exit_code: int
-    trace: str
 
 
 @dataclass(frozen=True)

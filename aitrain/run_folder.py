@@ -101,6 +101,11 @@ class RunFolder:
         named = config.model_copy(update={"project_name": self.path.name})
         write_text(self.config, write_yaml(named.written()))
 
+    def mark(self, status: str) -> None:
+        """status.json of a run whose processes could not say themselves how it ended."""
+        before = json.loads(self.status.read_text(encoding="utf-8")) if self.status.exists() else {}
+        write_json(self.status, {**before, "status": status})
+
     def discard(self) -> None:
         """Take away what this run made: for a run that was refused before it began."""
         shutil.rmtree(self.path, ignore_errors=True)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from aitrain.errors import AitrainError, RunFailed
+from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Ended, Failed
 from aitrain.knobs import Knob, as_help, knobs, resolve
 from aitrain.launch.preflight import Plan, check
@@ -130,7 +130,9 @@ def _failure(end: Failed, folder: RunFolder, resumed: bool) -> AitrainError:
     began = resumed or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
     if not began and end.exit_code != RunFailed.exit_code:
         folder.discard()
-    elif str(folder.log) not in end.message:
+        return error
+    folder.mark("stopped" if end.exit_code == Interrupted.exit_code else "failed")
+    if str(folder.log) not in end.message:
         error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details)",)
     return error
 

@@ -78,6 +78,7 @@ class Processes:
             "-m",
             "torch.distributed.run",
             "--standalone",
+            "--local-addr=127.0.0.1",
             f"--nproc-per-node={count}",
             "--no-python",
             *worker,
@@ -157,11 +158,11 @@ class Processes:
 
     def _died_silently(self, code: int) -> Failed:
         if self.stops:
-            return Failed("Stopped.", Interrupted.exit_code, "")
+            return Failed("Stopped.", Interrupted.exit_code)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         message = f"The training process ended without a word: {how}{hint}\nSee {self.folder.log}"
-        return Failed(message, RunFailed.exit_code, "")
+        return Failed(message, RunFailed.exit_code)
 
 
 def _usable_cores() -> int:

@@ -222,8 +222,10 @@ def check_chat_template(cases: Cases, tokenizer: PreTrainedTokenizerBase) -> Non
         )
 
 
-def split(built: tuple[Cases, Cases | None], config: TrainConfig, fits: Callable[[Prompt], bool]) -> Split:
-    """Drop prompts that are too long and hold cases out, by the seed.
+def split(
+    built: tuple[Cases, Cases | None], config: TrainConfig, fits: Callable[[Prompt], bool], needed: int = 0
+) -> Split:
+    """Drop prompts that are too long and hold cases out, by the seed; unasked, only what training does not need.
 
     Raises:
         ConfigError: nothing fits, or more is to be held out than there is.
@@ -232,17 +234,18 @@ def split(built: tuple[Cases, Cases | None], config: TrainConfig, fits: Callable
     train = everything.only([n for n, case in zip(everything.numbers, everything, strict=True) if fits(case.prompt)])
     dropped = len(everything) - len(train)
     if own_eval is None:
-        train, held_out = _hold_out(train, config)
+        train, held_out = _hold_out(train, config, needed)
         return Split(train, held_out, dropped)
     usable = own_eval.only([n for n, case in zip(own_eval.numbers, own_eval, strict=True) if fits(case.prompt)])
     count = len(usable) if config.eval_cases is None else min(config.eval_cases, len(usable))
     return Split(train, usable.only(_chosen(usable, count, config.seed)), dropped, len(own_eval) - len(usable))
 
 
-def _hold_out(cases: Cases, config: TrainConfig) -> tuple[Cases, Cases]:
+def _hold_out(cases: Cases, config: TrainConfig, needed: int) -> tuple[Cases, Cases]:
     count = config.eval_cases
     if count is None:
-        count = min(len(cases) // DEFAULT_EVAL_SHARE, DEFAULT_EVAL_CASES)
+        to_spare = max(0, len(cases) - needed)
+        count = min(len(cases) // DEFAULT_EVAL_SHARE, DEFAULT_EVAL_CASES, to_spare)
     if count and count >= len(cases):
         raise ConfigError(
             f"eval_cases: cannot hold out {count} of {len(cases)} cases: nothing would be left to train on"

@@ -129,8 +129,9 @@ class _PromptRoom:
 
 def _split(job: Job, built: tuple[dataset.Cases, dataset.Cases | None], room: _PromptRoom) -> dataset.Split:
     limit = dataset.prompt_limit(job.config, room.context)
-    split = dataset.split(built, job.config, dataset.PromptLimit(room.tokenizer, limit))
-    dataset.check_enough(split, room.batch.prompts_per_step, limit)
+    needed = room.batch.prompts_per_step
+    split = dataset.split(built, job.config, dataset.PromptLimit(room.tokenizer, limit), needed)
+    dataset.check_enough(split, needed, limit)
     if dropped := split.dropped + split.dropped_held_out:
         job.announce(Note(f"{dropped} cases dropped: their prompt has more than {limit} tokens."))
     if not len(split.held_out):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+import numpy
+
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import check_methods
 from aitrain.environment.finding import find
@@ -57,10 +59,9 @@ def main(arguments: list[str], channel: Channel) -> int:
     try:
         _work(RunFolder(Path(arguments[0])), channel, Path(arguments[1]) if len(arguments) > 1 else None)
     except (Exception, KeyboardInterrupt) as error:
-        trace = "".join(traceback.format_exception(error))
-        print(trace, file=sys.stderr, flush=True)
+        traceback.print_exception(error)
         ours = as_ours(error)
-        channel(Failed(str(ours), ours.exit_code, trace))
+        channel(Failed(str(ours), ours.exit_code))
         return ours.exit_code
     return 0
 
@@ -69,6 +70,7 @@ def _work(folder: RunFolder, channel: Channel, checkpoint: Path | None) -> None:
     """The environment is loaded before torch is: what is wrong with it is said within a second."""
     config = TrainConfig(**read_file(folder.config))
     random.seed(config.seed)
+    numpy.random.seed(config.seed)
     environment = load(find(config), config.rl_env_config or {})
     check_methods(environment)
 

@@ -148,6 +148,7 @@ def test_a_training_process_that_is_killed_ends_the_run_with_its_name(processes:
     if processes == 1:
         assert "SIGKILL" in done.stderr
     assert (command.folder / "run" / "train.log").exists()
+    assert json.loads((command.folder / "run" / "status.json").read_text())["status"] == "failed"
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(command: Command) -> None:

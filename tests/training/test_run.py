@@ -291,3 +291,15 @@ def test_an_interrupt_in_a_notebook_finishes_the_step_and_saves(train: Train) ->
 def test_the_saved_configuration_is_that_of_the_model(train: Train, small_model: Path) -> None:
     before, after = (json.loads((f / "config.json").read_text()) for f in (small_model, train(Vowels()).model))
     assert before == after
+
+
+def test_a_small_dataset_is_not_held_out_below_what_a_step_needs(train: Train) -> None:
+    class Small:
+        def build_dataset(self) -> list[dict[str, Any]]:
+            return [{"prompt": f"say {number}"} for number in range(12)]
+
+        def score_episode(self, completion: str) -> float:
+            return len(completion) % 5 / 5
+
+    assert train(Small(), rl_prompts_per_step=12, batch_size=48, max_steps=1).score_before is None
+    assert train(Small(), rl_prompts_per_step=11, batch_size=44, max_steps=1).score_before is not None
