@@ -124,7 +124,7 @@ WITH_A_MODEL = {
                          {"env.py": GOOD.replace("'prompt'", "'question'")}),
     "unknown parameter": Refused("", 3, ["asks for case_id", "Did you mean case_idx?", "It may ask for: model"],
                                  {"env.py": GOOD.replace("completion", "case_id")}),
-    "too few prompts": Refused("--rl-prompts-per-step 32", 2, ["One step needs 32 prompts and there are 18"]),
+    "too few prompts": Refused("--rl-prompts-per-step 32", 2, ["One step needs 32 prompts and there are 20"]),
     "score that is not a number": Refused("--rl-max-new-tokens 4", 3,
                                           ["score_episode of case", "returned nan", "all 2 held-out cases"],
                                           {"env.py": GOOD.replace("0.5", "float('nan')")}),

@@ -312,8 +312,12 @@ def check_enough(split: Split, prompts_per_step: int, limit: int | None) -> None
     if len(split.train) >= prompts_per_step:
         return
     too_long = f" ({split.dropped} had a prompt of more than {limit} tokens)" if split.dropped else ""
-    fewer = f", or take fewer a step (--rl-prompts-per-step {len(split.train)})" if len(split.train) else ""
+    ways = ["Build more cases" + (", with shorter prompts" if too_long else "")]
+    if len(split.held_out):
+        ways.append("hold out fewer (--eval-cases)")
+    if len(split.train):
+        ways.append(f"take fewer a step (--rl-prompts-per-step {len(split.train)})")
     raise ConfigError(
         f"One step needs {prompts_per_step} prompts and there are {len(split.train)} to train on{too_long}.\n"
-        f"Build more cases{', with shorter prompts' if too_long else ''}, hold out fewer (--eval-cases){fewer}."
+        f"{', or '.join(ways)}."
     )
