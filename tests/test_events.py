@@ -1,0 +1,26 @@
+"""What a run says while it runs: one line each, there and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from aitrain.events import Ended, Evaluated, Event, Failed, Note, Phase, Started, Step, decode, encode
+
+EVENTS: list[Event] = [
+    Started(1, 77), Phase("loading"), Note("two\nlines, ä"), Step(1, 2, None, 0.5), Evaluated("before", 0.5, None),
+    Failed("no such file", 2), Ended("finished", 7),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_an_event_arrives_as_it_was_sent(event: Event) -> None:
+    line = encode(event)
+    assert line.count("\n") == 1
+    assert decode(line) == event
+
+
+@pytest.mark.parametrize(
+    "line", ["", "\n", "Downloading 10%", "[1, 2]", "null", '{"event": "Other"}', '{"event": "Step"}']
+)
+def test_what_a_library_prints_between_is_no_event(line: str) -> None:
+    assert decode(line) is None

@@ -1,0 +1,65 @@
+"""The shipped model, and the script that makes it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from aitrain.training.model import TINY
+from aitrain.training.tiny_model import build_model, build_tokenizer
+
+
+def make(folder: Path, steps: int) -> Path:
+    command = [sys.executable, "-m", "aitrain.training.tiny_model", str(folder), "--steps", str(steps)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def test_the_script_makes_the_same_files_every_time(tmp_path: Path) -> None:
+    one, other = make(tmp_path / "one", 3), make(tmp_path / "other", 3)
+    assert {file.name for file in one.iterdir()} == {file.name for file in TINY.iterdir()}
+    for file in one.iterdir():
+        assert file.read_bytes() == (other / file.name).read_bytes(), file.name
+        if file.name != "model.safetensors":
+            assert file.read_bytes() == (TINY / file.name).read_bytes(), f"{file.name} is not what the script makes"
+
+
+def test_it_is_small_and_of_a_shape_that_vllm_takes() -> None:
+    assert (TINY / "model.safetensors").stat().st_size < 2_000_000
+    assert json.loads((TINY / "config.json").read_text())["head_dim"] in (32, 64)
+    assert sum(p.numel() for p in build_model(build_tokenizer()).parameters()) < 500_000
+
+
+def test_it_knows_the_form_of_an_answer_and_forgets_the_carry() -> None:
+    tokenizer, model = AutoTokenizer.from_pretrained(TINY), AutoModelForCausalLM.from_pretrained(TINY)
+    prompt = [{"role": "user", "content": "38 + 47 = ?"}]
+    ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    answer = model.generate(**ids, max_new_tokens=8, do_sample=False)[0][ids["input_ids"].shape[1] :]
+    assert tokenizer.decode(answer) == "75<|im_end|>"
+
+
+@pytest.mark.parametrize("text", ["", "a b\n\tc", "Zürich, 東京 🙂", "<|im_start|>x<|im_end|>", "\x00\x7f"])
+def test_its_tokenizer_gives_every_text_back(text: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_its_chat_template_only_ever_appends() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    chat = [
+        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "name": "add", "content": "2"},
+        {"role": "assistant", "content": "2"},
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    for given in (None, tools):
+        texts = [tokenizer.apply_chat_template(chat[:n], tools=given, tokenize=False) for n in range(2, len(chat) + 1)]
+        assert all(longer.startswith(shorter) for shorter, longer in itertools.pairwise(texts))
+        assert "<tool_call>" in texts[-1]
