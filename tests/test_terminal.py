@@ -39,8 +39,11 @@ def test_in_a_terminal_the_steps_share_one_line() -> None:
 def test_in_a_pipe_there_are_few_lines_and_no_control_characters() -> None:
     lines = shown(terminal=False).splitlines()
     assert lines == [
-        "loading", "! 2 dropped", "held-out score before: 0.250 sampled, 0.100 greedy", "step 9/9   reward 0.500   0s left",
-    ]  # fmt: skip
+        "loading",
+        "! 2 dropped",
+        "held-out score before: 0.250 sampled, 0.100 greedy",
+        "step 9/9   reward 0.500   0s left",
+    ]
 
 
 def test_a_step_without_a_score_says_so() -> None:
