@@ -1,5 +1,5 @@
 # Two commands do everything: `make demo` and `make test`. The rest is for working on aitrain itself.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 

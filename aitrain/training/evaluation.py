@@ -15,7 +15,7 @@ from accelerate.utils import gather_object, set_seed
 from aitrain.environment.contract import Case
 from aitrain.errors import EnvironmentFailed
 from aitrain.training.dataset import Cases
-from aitrain.training.trainer import Episode, EpisodeTrainer
+from aitrain.training.trainer import Episode, EpisodeTrainer, evaluation_mode
 
 BATCH = 32
 """Completions generated at a time, where training does not take more anyway: without gradients there is room."""
@@ -37,7 +37,7 @@ class HeldOut:
 
     def _score(self, trainer: EpisodeTrainer, when: str) -> float | None:
         decoding = trainer.greedy() if when.endswith("greedy") else nullcontext()
-        with random_state_of_its_own(self.seed), evaluation_mode(trainer), decoding:
+        with random_state_of_its_own(self.seed), evaluation_mode(trainer.model), decoding:
             episodes = [episode for batch in self._batches(trainer) for episode in _answered(trainer, batch)]
         own = episodes[: self._own_count(trainer)]
         trainer.hooks.write([{"step": trainer.state.global_step, "when": when} | episode.record() for episode in own])
@@ -78,21 +78,10 @@ def _mean(trainer: EpisodeTrainer, episodes: list[Episode]) -> float | None:
 
 
 @contextmanager
-def evaluation_mode(trainer: EpisodeTrainer) -> Iterator[None]:
-    """No dropout, no gradients; afterwards as before."""
-    was_training = trainer.model.training
-    trainer.model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        trainer.model.train(was_training)
-
-
-@contextmanager
 def random_state_of_its_own(seed: int) -> Iterator[None]:
     """Python's, numpy's and torch's generators seeded, and afterwards where they had been."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
+    mps_state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     with torch.random.fork_rng(devices=_devices()):
         set_seed(seed)
         try:
@@ -100,6 +89,8 @@ def random_state_of_its_own(seed: int) -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+            if mps_state is not None:
+                torch.mps.set_rng_state(mps_state)
 
 
 def _devices() -> list[Any]:

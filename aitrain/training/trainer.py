@@ -123,7 +123,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     ) -> list[Episode]:
         """The answered cases, scored by the environment; all three in the same order."""
         answers = [Completion(case, content) for case, content in zip(cases, completions, strict=True)]
-        with torch.no_grad():
+        with evaluation_mode(self.model):  # an environment that generates itself wants no dropout and its cache
             scored = self.scorer.score(answers)
         return [
             Episode(answer, len(ids), "done" if ids and ids[-1] in self.eos_token_ids else "max_tokens", result)
@@ -196,6 +196,18 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Nothing: the card of a run is written by model_card.py."""
+
+
+@contextmanager
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+    """No dropout, no gradients; afterwards as before."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
 
 
 def _batch_metrics(episodes: list[Episode]) -> dict[str, float]:

@@ -303,3 +303,22 @@ def test_a_small_dataset_is_not_held_out_below_what_a_step_needs(train: Train) -
 
     assert train(Small(), rl_prompts_per_step=12, batch_size=48, max_steps=1).score_before is None
     assert train(Small(), rl_prompts_per_step=11, batch_size=44, max_steps=1).score_before is not None
+
+
+class Talks(ChatVowels):
+    """As AITraining's environments do it: the rest of the dialogue happens inside score_episode."""
+
+    def score_episode(self, model: Any, tokenizer: Any, completion: Any, case_idx: int) -> float:  # type: ignore[override]
+        self.modes = {*getattr(self, "modes", ()), (model.training, torch.is_grad_enabled())}
+        messages = [{"role": "user", "content": "say:"}, *completion, {"role": "user", "content": "and now?"}]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        second = model.generate(**ids, max_new_tokens=4)[0][ids["input_ids"].shape[1] :]
+        return min(1.0, len(tokenizer.decode(second)) / 8)
+
+
+def test_an_environment_may_generate_further_turns_itself(train: Train, small_model: Path) -> None:
+    environment = Talks()
+    result = train(environment, peft=True, lora_dropout=0.1)
+
+    assert environment.modes == {(False, False)}
+    assert all(record["score"] is not None for record in rollouts(result))
