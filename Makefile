@@ -28,7 +28,7 @@ tiny-model: install
 
 install: $(VENV)/.installed
 
-# torch alone and first: with the pin, pip takes one build, without it gigabytes of CUDA on a machine that has no GPU.
+# torch alone and first: what comes after finds it there, and pip fetches no second build of several gigabytes.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch

@@ -63,7 +63,9 @@ def _run() -> int:
 
 
 def _usage(error: typer.TyperException) -> str:
-    """What the parser refused, with what AITraining's flags are called here."""
+    """What the parser refused, with what AITraining's flags are called here; the help where a command is missing."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return error.format_message()
     flag = getattr(error, "option_name", None) or ""
     if hint := elsewhere(flag):
         return f"{error.message}\n{hint}"
@@ -74,8 +76,7 @@ def _usage(error: typer.TyperException) -> str:
 
 
 def _tell(message: str, code: int, error: BaseException) -> int:
-    if message:  # the parser has shown its help already where there is nothing to say
-        print(f"aitrain: {message}", file=sys.stderr)
+    print(message if message.startswith("Usage:") else f"aitrain: {message}", file=sys.stderr)
     if "--debug" in sys.argv:
         traceback.print_exception(error)
     return code

@@ -1,0 +1,67 @@
+"""The command line itself: help, versions, plans, and what --debug adds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aitrain
+from tests.conftest import Run, listing, write
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "aitrain", *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [[], ["data"]], ids=str)
+def test_a_missing_command_is_answered_with_the_help(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: aitrain")
+    assert "Commands:" in done.stderr
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").stdout == f"aitrain {aitrain.__version__}\n"
+
+
+def test_help_names_every_knob_with_its_default_and_fits_the_width() -> None:
+    lines = run("grpo", "--help").stdout.splitlines()
+    assert max(map(len, lines)) <= 100
+    text = "\n".join(lines)
+    assert "  --rl-num-generations INTEGER\n        Completions per prompt" in text
+    for flag in ("--config FILE", "--trl KEY=VALUE", "--dry-run", "--debug", "--vllm-mode colocate|server"):
+        assert f"  {flag}\n" in text
+
+
+def test_flags_may_be_written_as_aitraining_writes_its_aliases(aitrain_grpo: Run) -> None:
+    done = aitrain_grpo("--model", "tiny", "--rl_env_module", "envs.arithmetic", "--rl_num_generations=8", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "1 prompt x 8 completions = 8 a step" in done.stdout
+
+
+def test_a_dry_run_shows_the_plan_and_makes_nothing(aitrain_grpo: Run, here: Path) -> None:
+    named = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--project-name", "mine"]
+    done = aitrain_grpo(*named, "--rl-prompts-per-step=6", "--num-processes=3", "--max-steps=7", "--dry-run")
+
+    assert done.returncode == 0, done.stderr
+    plan = {line[:12].strip(): line[13:] for line in done.stdout.splitlines()}
+    assert plan["batch"] == "6 prompts x 4 completions = 24 a step = 3 processes x 4 forward passes of 2"
+    assert plan["steps"] == "7"
+    assert plan["processes"] == "3 on CPU"
+    assert plan["run folder"] == "runs/mine"
+    assert plan["environment"].endswith("arithmetic.py")
+    assert listing(here) == []
+
+
+def test_debug_shows_the_traceback_of_the_users_code(aitrain_grpo: Run, here: Path) -> None:
+    write(here, {"mine.py": "class Mine:\n    def build_dataset(self): ...\n    def __init__(self): 1 / 0\n"})
+    plain, debug = (aitrain_grpo("--model", "tiny", "--rl-env", "mine.py", *extra) for extra in ([], ["--debug"]))
+
+    assert plain.returncode == debug.returncode == 3
+    assert "Traceback" not in plain.stderr
+    assert "ZeroDivisionError" in plain.stderr
+    assert "Traceback" in debug.stderr
