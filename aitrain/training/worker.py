@@ -6,13 +6,14 @@ train.log. Exits 0 when the parent has been told how the run ended, and with the
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import sys
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 import numpy
 
@@ -83,5 +84,17 @@ def _work(folder: RunFolder, channel: Channel, checkpoint: Path | None) -> None:
     part_in_peace()
 
 
+def leave(code: int) -> NoReturn:
+    """End this process at once, after what was registered for its end (trackers finish their runs there).
+
+    Python's own shutdown now and then aborts where a library's thread is still running, and would wait for ever for a
+    thread that the environment left behind.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], open_channel()))
+    leave(main(sys.argv[1:], open_channel()))
