@@ -21,6 +21,15 @@ OVERRIDDEN_OR_CALLED = {
 }
 
 
+class Spy(GRPOTrainer):  # type: ignore[misc]
+    """Keeps the advantages of each batch."""
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self.seen: list[torch.Tensor] = [*getattr(self, "seen", ()), output["advantages"]]
+        return output
+
+
 @pytest.mark.parametrize("method", OVERRIDDEN_OR_CALLED)
 def test_the_trainers_inner_methods_take_what_they_took(method: str) -> None:
     parameters = list(inspect.signature(getattr(GRPOTrainer, method)).parameters)
@@ -38,32 +47,21 @@ def test_a_warmup_below_one_is_a_share_of_the_steps(tmp_path: Path) -> None:
 
 def test_advantages_come_out_in_the_order_of_the_inputs(small_model: Path, tmp_path: Path) -> None:
     """One prompt's completions are scored 0, 1, 2, 3: the advantages of every group must rise in that order."""
-    seen: list[torch.Tensor] = []
 
-    class Spy(GRPOTrainer):  # type: ignore[misc]
-        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-            seen.append(output["advantages"])
-            return output
+    def reward(prompts: list[str], **_: Any) -> list[float]:
+        return [float(index % 4) for index in range(len(prompts))]
 
-    train_plainly(Spy, small_model, tmp_path, lambda prompts, **_: [float(index % 4) for index in range(len(prompts))])
-    for advantages in seen:
+    for advantages in train_plainly(Spy, small_model, tmp_path, reward).seen:
         for group in advantages.view(-1, 4):
             assert group.tolist() == sorted(group.tolist())
             assert group[0] < group[3]
 
 
 def test_none_is_left_out_of_the_groups_mean_and_gets_no_advantage(small_model: Path, tmp_path: Path) -> None:
-    seen: list[torch.Tensor] = []
-
-    class Spy(GRPOTrainer):  # type: ignore[misc]
-        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-            seen.append(output["advantages"])
-            return output
-
-    train_plainly(Spy, small_model, tmp_path, lambda prompts, **_: [None, 0.0, 1.0, None] * (len(prompts) // 4))
-    first = seen[0].view(-1, 4)[0]
+    trainer = train_plainly(
+        Spy, small_model, tmp_path, lambda prompts, **_: [None, 0.0, 1.0, None] * (len(prompts) // 4)
+    )
+    first = trainer.seen[0].view(-1, 4)[0]
     assert first[0] == first[3] == 0.0
     assert first[1] == pytest.approx(-first[2])
 
