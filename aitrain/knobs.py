@@ -7,6 +7,7 @@ import textwrap
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -77,9 +78,10 @@ class Knob:
         return "unset" if self.default is None else str(self.default)
 
 
-def knobs() -> list[Knob]:
+@cache
+def knobs() -> tuple[Knob, ...]:
     """Every knob, in the order of config.py."""
-    return [_knob(name, field) for name, field in TrainConfig.model_fields.items()]
+    return tuple(_knob(name, field) for name, field in TrainConfig.model_fields.items())
 
 
 def _knob(name: str, field: FieldInfo) -> Knob:

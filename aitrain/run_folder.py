@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,10 +102,14 @@ class RunFolder:
         named = config.model_copy(update={"project_name": self.path.name})
         write_text(self.config, write_yaml(named.written()))
 
-    def mark(self, status: str) -> None:
-        """status.json of a run whose processes could not say themselves how it ended."""
+    def write_status(self, status: str, step: int | None = None) -> None:
+        """status.json: what the run is doing, and when it last said so (seconds since 1970).
+
+        Without a step, from outside: for a run whose processes could not say themselves how it ended.
+        """
         before = json.loads(self.status.read_text(encoding="utf-8")) if self.status.exists() else {}
-        write_json(self.status, {**before, "status": status})
+        sign_of_life = {} if step is None else {"step": step, "pid": os.getpid(), "heartbeat": time.time()}
+        write_json(self.status, {**before, **sign_of_life, "status": status}, durable=status != "running")
 
     def discard(self) -> None:
         """Take away what this run made: for a run that was refused before it began."""

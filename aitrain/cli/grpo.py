@@ -131,7 +131,7 @@ def _failure(end: Failed, folder: RunFolder, resumed: bool) -> AitrainError:
     if not began and end.exit_code != RunFailed.exit_code:
         folder.discard()
         return error
-    folder.mark("stopped" if end.exit_code == Interrupted.exit_code else "failed")
+    folder.write_status("stopped" if end.exit_code == Interrupted.exit_code else "failed")
     if str(folder.log) not in end.message:
         error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details)",)
     return error

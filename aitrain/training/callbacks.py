@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -20,7 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from aitrain.config import TrainConfig
 from aitrain.errors import Interrupted
 from aitrain.events import Announce, Step
-from aitrain.run_folder import RunFolder, append_lines, write_json
+from aitrain.run_folder import RunFolder, append_lines
 
 HEARTBEAT = 1.0
 """Seconds between two writings of status.json, at least."""
@@ -95,17 +94,12 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         values = {name: value for name, value in logs.items() if not name.startswith("rewards/")}  # reward says it
         append_lines(self.folder.metrics, [{"step": state.global_step, "seconds": round(elapsed, 3)} | values])
         if time.monotonic() - self.last_heartbeat >= HEARTBEAT:
-            self.write_status("running", state.global_step)
+            self.last_heartbeat = time.monotonic()
+            self.folder.write_status("running", state.global_step)
         if "reward" in logs:
             pace = elapsed / max(1, state.global_step - self.first_step)
             left = pace * (state.max_steps - state.global_step)
             self.announce(Step(state.global_step, state.max_steps, logs["reward"], left))
-
-    def write_status(self, status: str, step: int) -> None:
-        """status.json: what the run is doing, and when it last said so (seconds since 1970)."""
-        self.last_heartbeat = time.monotonic()
-        values = {"status": status, "step": step, "pid": os.getpid(), "heartbeat": time.time()}
-        write_json(self.folder.status, values, durable=status != "running")
 
 
 class Stopper(TrainerCallback):  # type: ignore[misc]

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import check_contract, check_methods
-from aitrain.errors import AitrainError, ConfigError, RunFailed
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Note, Phase
 from aitrain.run_folder import Result, RunFolder, append_lines, forget_after, read_lines, step_of, write_json
 from aitrain.training import dataset, saving
@@ -66,7 +66,8 @@ def run(job: Job) -> Result:
     """Train, score before and after, save.
 
     Raises:
-        AitrainError: what went wrong, as the user should read it. What was trained until then is saved.
+        AitrainError: what went wrong, as the user should read it. What was trained until then is saved, unless it
+            went wrong on one of several processes.
     """
     prepared = prepare(job)
     _forget_what_follows(job)
@@ -74,15 +75,22 @@ def run(job: Job) -> Result:
     start = time.monotonic()
     try:
         _train(job, prepared.trainer)
-    except AitrainError:
-        _save(job, prepared)
-        _finish(job, prepared, Outcome("failed", time.monotonic() - start, before))
+    except AitrainError as error:
+        if _is_everywhere(error):
+            _save(job, prepared)
+            _finish(job, prepared, Outcome("failed", time.monotonic() - start, before))
         raise
     outcome = Outcome("stopped" if prepared.stopper.stopped else "finished", time.monotonic() - start, before)
     _save(job, prepared)
     if outcome.status == "finished":
         outcome = _score_after(job, prepared, outcome)
     return _finish(job, prepared, outcome)
+
+
+def _is_everywhere(error: AitrainError) -> bool:
+    """Environments are given up by all processes at once; any other error is one's own, and saving would wait for the
+    rest, which in turn wait for it."""
+    return isinstance(error, EnvironmentFailed) or PartialState().num_processes == 1
 
 
 # -- before
@@ -141,8 +149,8 @@ def _split(job: Job, built: tuple[dataset.Cases, dataset.Cases | None], room: _P
 
 def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -> Prepared:
     stopper = Stopper(job.stop)
-    hooks = Hooks(partial(_write_rollouts, job.folder), lambda text: job.announce(Note(text)))
-    hooks.callbacks = [Reporter(job.folder, job.announce), stopper]
+    callbacks = [Reporter(job.folder, job.announce), stopper]
+    hooks = Hooks(partial(_write_rollouts, job.folder), lambda text: job.announce(Note(text)), callbacks)
     try:
         trainer = EpisodeTrainer(parts, hooks)
     except (ValueError, ImportError, NotImplementedError) as error:
@@ -236,7 +244,7 @@ def _save(job: Job, prepared: Prepared) -> None:
     saving.save_model(trainer, job.folder)
     if job.config.peft and job.config.merge_adapter and trainer.accelerator.is_main_process:
         saving.merge_adapter(job.config, job.folder, prepared.precision.dtype)
-        saving.save_tokenizer(trainer.processing_class, job.folder.model / "merged")
+        trainer.processing_class.save_pretrained(job.folder.model / "merged")
     trainer.accelerator.wait_for_everyone()
 
 
@@ -254,7 +262,7 @@ def _finish(job: Job, prepared: Prepared, outcome: Outcome) -> Result:
     if prepared.trainer.accelerator.is_main_process and state.global_step > 0:
         write_json(job.folder.result, values)
         saving.write_model_card(job.folder, job.config, values)
-        Reporter(job.folder, job.announce).write_status(outcome.status, state.global_step)
+        job.folder.write_status(outcome.status, state.global_step)
         if job.config.push_to_hub and outcome.status == "finished":
             job.announce(Phase("uploading"))
             job.announce(Note(f"Uploaded to {push(job.config, job.folder.model)}"))
@@ -276,6 +284,7 @@ def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, 
         "train_cases": len(prepared.trainer.cases),
         "model": str(job.folder.model.resolve()),
         "base_model": job.config.model,
+        "environment": type(job.environment).__qualname__,
         "seed": job.config.seed,
     }
 

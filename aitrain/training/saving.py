@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain.config import TrainConfig
 from aitrain.run_folder import RunFolder, write_text
@@ -41,11 +40,6 @@ def merge_adapter(config: TrainConfig, folder: RunFolder, dtype: torch.dtype) ->
     merged.save_pretrained(folder.model / "merged")
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """The tokenizer beside weights that are to be used on their own."""
-    tokenizer.save_pretrained(folder)
-
-
 def write_model_card(folder: RunFolder, config: TrainConfig, result: Mapping[str, Any]) -> None:
     """model/README.md: what was trained, on what, and what came of it."""
     front = ["---", "tags:", "- aitrain", "- grpo", "- trl"]
@@ -57,11 +51,10 @@ def write_model_card(folder: RunFolder, config: TrainConfig, result: Mapping[str
 
 
 def _card_body(config: TrainConfig, result: Mapping[str, Any]) -> list[str]:
-    environment = config.rl_env or f"{config.rl_env_module}:{config.rl_env_class}"
     return [
         f"# {config.project_name}",
         "",
-        f"`{config.model}` trained with GRPO on the environment `{environment}` by aitrain.",
+        f"`{config.model}` trained with GRPO on the environment `{result['environment']}` by aitrain.",
         "",
         f"| held-out score ({result['eval_cases']} cases) | before | after |",
         "|---|---|---|",

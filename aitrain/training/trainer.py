@@ -5,7 +5,8 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer._generate_and_score_completions(inputs)     overridden: rows come in, advantages go out
     GRPOTrainer._tokenize_prompts(prompts)                  called, for evaluation
     GRPOTrainer._generate_single_turn(ids, images, fields, n)   called, for evaluation
-    GRPOTrainer.generation_config, .eos_token_ids           read; the first replaced while decoding greedily
+    GRPOTrainer.generation_config, .generation_kwargs       replaced while decoding greedily
+    GRPOTrainer.eos_token_ids                               read: what ends a completion
     GRPOTrainer.vllm_generation.temperature, .top_k, .top_p replaced while decoding greedily
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     output["advantages"]                                    this process's advantages, in the order of `inputs`
@@ -14,10 +15,9 @@ tests/test_upstream.py checks each of them by name:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,13 +70,13 @@ class Parts:
     peft_config: Any = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Hooks:
     """Whom the trainer tells: of each batch of rollout records, and of what a person should see."""
 
     write: Callable[[list[dict[str, Any]]], None]
     tell: Callable[[str], None]
-    callbacks: list[TrainerCallback] = field(default_factory=list)
+    callbacks: list[TrainerCallback]
 
 
 class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
@@ -188,14 +188,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if self.use_vllm:
             return self.vllm_generation, {"temperature": 0.0, "top_k": -1, "top_p": 1.0}
         likeliest = {"do_sample": False, "temperature": None, "top_k": None, "top_p": None, "min_p": None}
-        settings = copy.copy(self.generation_kwargs) | likeliest
+        settings = self.generation_kwargs | likeliest
         return self, {
             "generation_config": GenerationConfig(**settings, disable_compile=True),
             "generation_kwargs": settings,
         }
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Nothing: the card of a run is written by model_card.py."""
+        """Nothing: the card of a run is written by saving.py."""
 
 
 @contextmanager

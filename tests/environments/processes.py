@@ -44,3 +44,21 @@ class Unkind(Slow):
         if case_idx == 5:
             os.kill(os.getpid(), 9)
         return 0.5
+
+
+class Hungry(Slow):
+    """Uses up the memory of the second process, in its second optimizer step."""
+
+    def __init__(self) -> None:
+        import torch
+
+        first, steps = torch.optim.AdamW.step, []
+
+        def step(*arguments: Any, **keywords: Any) -> Any:
+            steps.append(1)
+            if len(steps) > 1:
+                raise torch.OutOfMemoryError("tried to allocate more than there is")
+            return first(*arguments, **keywords)
+
+        if os.environ.get("RANK") == "1":
+            torch.optim.AdamW.step = step  # type: ignore[method-assign]

@@ -151,6 +151,14 @@ def test_a_training_process_that_is_killed_ends_the_run_with_its_name(processes:
     assert json.loads((command.folder / "run" / "status.json").read_text())["status"] == "failed"
 
 
+def test_a_process_that_is_out_of_memory_ends_the_others_and_says_so_itself(command: Command) -> None:
+    done = command.run("Hungry", "--num-processes=2", "--max-steps=3")
+
+    assert done.returncode == 1
+    assert "Out of memory in step 2" in done.stderr
+    assert "--batch-size" in done.stderr
+
+
 def test_a_second_ctrl_c_ends_the_run_at_once(command: Command) -> None:
     running = command.start("Slow", "--max-steps=500", "--rl-prompts-per-step=64", "--batch-size=256")
     deadline = time.monotonic() + 240
