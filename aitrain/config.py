@@ -71,6 +71,29 @@ class TrainConfig(BaseModel):
     rl_env_config: JsonObject | None = knob(
         None, "Keywords for the environment's constructor: a JSON object, or @file.json.", "Environment"
     )
+    rl_env_workers: PositiveInt | None = knob(
+        None,
+        "Calls to the environment that run at the same time; unset: 64 (in processes: 4 for each CPU core).",
+        "Environment",
+    )
+    rl_env_isolation: Literal["thread", "process"] = knob(
+        "thread",
+        "Where the environment's code runs: threads, or processes for code that hangs, crashes or holds the GIL.",
+        "Environment",
+    )
+    rl_env_timeout: PositiveFloat = knob(
+        60.0, "Seconds that one call to the environment may take; the model's own time is not counted.", "Environment"
+    )
+    rl_env_retries: Annotated[int, Field(ge=0)] = knob(
+        0,
+        "How often a failed start or score is tried again (steps and tools change the episode, and are not).",
+        "Environment",
+    )
+    rl_max_failed: Annotated[float, Field(ge=0, le=1)] = knob(
+        0.5,
+        "Share of failed episodes in a batch that is too much; three such batches in a row end the run.",
+        "Environment",
+    )
 
     # -- Run
     project_name: str = knob("project-name", "Name of the run and of its folder.", "Run")
@@ -130,7 +153,13 @@ class TrainConfig(BaseModel):
     )
 
     # -- Generation
-    rl_max_new_tokens: PositiveInt = knob(128, "Most tokens in one completion.", "Generation")
+    rl_max_new_tokens: PositiveInt = knob(128, "Most tokens in one answer; an episode may have several.", "Generation")
+    rl_max_turns: PositiveInt = knob(16, "Most answers of the model in one episode.", "Generation")
+    rl_max_episode_tokens: PositiveInt | None = knob(
+        None,
+        "Most tokens of an episode after its prompt, answers and environment together; unset: what the context leaves.",
+        "Generation",
+    )
     rl_temperature: PositiveFloat = knob(1.0, "Sampling temperature.", "Generation")
     rl_top_k: Annotated[int, Field(ge=0)] = knob(
         50, "Sample from this many likeliest tokens; 0: from all.", "Generation"
@@ -252,6 +281,11 @@ class TrainConfig(BaseModel):
             (
                 self.rl_env_class is not None and self.rl_env is None and self.rl_env_module is None,
                 f"rl_env_class: {self.rl_env_class} in which module? Add --rl-env-module",
+            ),
+            (
+                (self.rl_max_episode_tokens or self.rl_max_new_tokens) < self.rl_max_new_tokens,
+                f"rl_max_episode_tokens: {self.rl_max_episode_tokens} is less than one answer of"
+                f" {self.rl_max_new_tokens} tokens (rl_max_new_tokens)",
             ),
             (
                 self.rl_env_class is not None and named_twice,

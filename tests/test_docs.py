@@ -53,3 +53,9 @@ def test_the_examples_of_a_page_run_as_they_are(page: Path, tmp_path: Path) -> N
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_example_of_several_turns_is_the_bundled_one() -> None:
+    page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    blocks = {info.strip(): text for _, info, text in BLOCK.findall(page)}
+    assert blocks["file=guess_number.py"] == (ROOT / "envs" / "guess_number.py").read_text()

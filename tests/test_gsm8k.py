@@ -13,9 +13,10 @@ import pytest
 
 from aitrain.config import TrainConfig
 from aitrain.environment import finding, loading
-from aitrain.environment.contract import Case, Completion, check_contract
-from aitrain.environment.scoring import Scored, Scorer
+from aitrain.environment.contract import Case, check_contract
+from aitrain.environment.judging import Scored
 from aitrain.errors import ConfigError, EnvironmentFailed
+from tests.rehearsal import rehearse
 
 ORIGINAL = Path(__file__).parent / "data" / "gsm8k_original"
 
@@ -39,9 +40,7 @@ def load(**config: Any) -> Any:
 
 def score(environment: Any, text: str, case_idx: int = 0) -> Scored:
     case = environment.build_dataset(None)[case_idx]
-    content = [{"role": "assistant", "content": text}]
-    completion = Completion(Case(case_idx, case["prompt"], case), content)
-    return Scorer(environment, None, None).score([completion])[0]
+    return rehearse(environment, [text], Case(case_idx, case["prompt"], case)).scored
 
 
 def convert(input_dir: Path, out_dir: Path) -> "subprocess.CompletedProcess[str]":

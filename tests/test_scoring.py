@@ -6,23 +6,31 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aitrain import EnvironmentFailed, Score
+from aitrain import EnvironmentFailed, Score, TrainConfig
 from aitrain.environment.contract import Case, Completion
-from aitrain.environment.scoring import FailureCount, Scored, Scorer
+from aitrain.environment.judging import Scored
+from aitrain.environment.scoring import FailureCount, Host, Play
 
 
-def completions(*texts: str) -> list[Completion]:
-    return [Completion(Case(number, "?", {"prompt": "?"}), text) for number, text in enumerate(texts)]
-
-
-def scored_by(score_episode: Callable[..., Any], *texts: str) -> list[Scored]:
+def played_by(score_episode: Callable[..., Any], *texts: str, **knobs: Any) -> tuple[list[Scored], list[Play]]:
     environment = type("Environment", (), {"score_episode": staticmethod(score_episode)})()
-    return Scorer(environment, "a model", "a tokenizer").score(completions(*texts or ("an answer",)))
+    cases = [Case(number, "?", {"prompt": "?"}) for number in range(len(texts))]
+    with closing(Host(environment, TrainConfig(**knobs))) as host:
+        host.offer("a model", "a tokenizer")
+        plays = host.begin(cases, [0] * len(cases))
+        scored = host.score(plays, [Completion(case, text) for case, text in zip(cases, texts, strict=True)])
+        host.end(plays)
+    return scored, plays
+
+
+def scored_by(score_episode: Callable[..., Any], *texts: str, **knobs: Any) -> list[Scored]:
+    return played_by(score_episode, *texts or ("an answer",), **knobs)[0]
 
 
 def returning(value: Any) -> Scored:
@@ -200,9 +208,86 @@ def test_async_episodes_are_scored_together_and_come_back_in_order() -> None:
 
 
 def test_the_time_that_a_score_took_is_on_record() -> None:
-    (result,) = scored_by(lambda: threading.Event().wait(0.02) or 1.0)
+    _, (play,) = played_by(lambda text: threading.Event().wait(0.02) or 1.0, "an answer")
 
-    assert 0.02 <= result.seconds < 1
+    assert 0.02 <= play.seconds < 10
+
+
+def test_scores_are_asked_for_at_the_same_time_and_come_back_in_order() -> None:
+    everyone = threading.Barrier(40)
+
+    def score_episode(text: str) -> float:
+        everyone.wait(30)
+        return float(text)
+
+    texts = [str(number / 100) for number in range(40)]
+    assert [result.score for result in scored_by(score_episode, *texts)] == [number / 100 for number in range(40)]
+
+
+def test_as_many_calls_run_at_a_time_as_the_knob_says() -> None:
+    running: list[int] = []
+    most: list[int] = []
+
+    def score_episode() -> float:
+        running.append(1)
+        most.append(len(running))
+        threading.Event().wait(0.005)
+        running.pop()
+        return 1.0
+
+    scored_by(score_episode, *"abcdefgh", rl_env_workers=2)
+    assert max(most) == 2
+
+
+def test_a_score_that_never_comes_is_given_up_and_harms_no_other_episode() -> None:
+    never = threading.Event()
+
+    def score_episode(text: str) -> float:
+        if text == "no":
+            never.wait()
+        return 1.0
+
+    first, failed, last = scored_by(score_episode, "ok", "no", "ok", rl_env_timeout=0.3)
+    never.set()
+
+    assert (first.score, last.score) == (1.0, 1.0)
+    assert failed.failure is not None
+    assert failed.failure.kind == "timed_out"
+    assert "never.wait()" in failed.failure.message
+    assert failed.failure.place == "score_episode"
+
+
+@pytest.mark.parametrize(("retries", "score"), [(0, None), (1, None), (2, 1.0), (5, 1.0)])
+def test_a_failed_score_is_tried_again_as_often_as_the_knob_says(retries: int, score: float | None) -> None:
+    attempts: list[int] = []
+
+    def score_episode() -> float:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise OSError("not now")
+        return 1.0
+
+    (result,) = scored_by(score_episode, rl_env_retries=retries)
+    assert result.score == score
+    assert len(attempts) == min(3, retries + 1)
+
+
+def test_a_wrong_score_is_not_asked_for_again() -> None:
+    attempts: list[int] = []
+
+    (result,) = scored_by(lambda: attempts.append(1), rl_env_retries=3)
+    assert result.failure is None
+    assert len(attempts) == 1
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError("refused"), type("ConnectError", (OSError,), {})("refused")])
+def test_a_server_that_cannot_be_reached_is_a_failure_of_its_own_kind(error: Exception) -> None:
+    def score_episode() -> float:
+        raise error
+
+    (result,) = scored_by(score_episode)
+    assert result.failure is not None
+    assert result.failure.kind == "server"
 
 
 # -- over a whole run
@@ -218,32 +303,42 @@ def test_of_each_kind_of_failure_the_first_is_told_once() -> None:
 def test_three_batches_in_a_row_without_a_score_end_the_run() -> None:
     count = FailureCount(told={"raised"})
     for scores in (0, 0, 5, 0, 0):
-        count.after_batch(scores, failures=4)
+        count.after_batch(scores, failures=4, episodes=8)
 
     with pytest.raises(EnvironmentFailed, match="failed on every episode of 3 batches in a row"):
-        count.after_batch(0, failures=4)
+        count.after_batch(0, failures=4, episodes=8)
+
+
+def test_three_batches_in_a_row_with_too_many_failures_end_the_run() -> None:
+    count = FailureCount(most=0.5)
+    for failures in (5, 5, 4, 5, 5):  # exactly half is not too many
+        count.after_batch(8 - failures, failures, episodes=8)
+
+    with pytest.raises(EnvironmentFailed, match="More than 50% of the episodes failed in 3 batches in a row") as caught:
+        count.after_batch(3, failures=5, episodes=8)
+    assert "5 of 8" in str(caught.value)
 
 
 def test_an_environment_that_only_ever_says_none_ends_the_run_with_a_question() -> None:
     count = FailureCount()
-    count.after_batch(0, failures=0)
-    count.after_batch(0, failures=0)
+    count.after_batch(0, failures=0, episodes=8)
+    count.after_batch(0, failures=0, episodes=8)
 
     with pytest.raises(EnvironmentFailed, match="returned None for every episode") as caught:
-        count.after_batch(0, failures=0)
+        count.after_batch(0, failures=0, episodes=8)
     assert "Is a `return` missing?" in str(caught.value)
 
 
 def test_batches_that_an_environment_leaves_unscored_on_purpose_do_not_end_the_run() -> None:
     count = FailureCount()
     for scores in (4, 0, 0, 0, 0):
-        count.after_batch(scores, failures=0)
+        count.after_batch(scores, failures=0, episodes=8)
     count.after_run()
 
 
 def test_a_run_too_short_for_patience_is_no_success_when_nothing_was_scored() -> None:
     count = FailureCount(told={"raised"})
-    count.after_batch(0, failures=4)
+    count.after_batch(0, failures=4, episodes=8)
 
     with pytest.raises(EnvironmentFailed, match="failed on every episode of the whole run"):
         count.after_run()

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +23,14 @@ if TYPE_CHECKING:
 Prompt = str | list[dict[str, Any]]
 """What a case asks: a string, or chat messages."""
 
+LEVELS = ("score_episode", "episode", "start")
+"""What plays an episode with the model: an environment has one of them."""
+
 SCORE_WORDS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text")
 """What `score_episode` may ask for by name, beside the columns of the dataset."""
+
+START_WORDS = ("case_idx", "seed", "prompt", "case")
+"""What `episode` and `start` may ask for by name, beside the columns of the dataset."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +54,18 @@ class Case:
         """Whether the prompt is chat messages."""
         return not isinstance(self.prompt, str)
 
+    def words(self, seed: int) -> dict[str, Any]:
+        """Everything that `episode` and `start` may ask for; our words win over a column of the same name."""
+        ours = {"case_idx": self.case_idx, "seed": seed, "prompt": self.prompt, "case": dict(self.row)}
+        return {**self.row, **ours}
+
 
 @dataclass(frozen=True)
 class Completion:
-    """The model's answer to a case, as the environment is shown it.
+    """The model's answers to a case, as the environment is shown them.
 
-    `content` is a string for string prompts, and one assistant message in a list for chat prompts, as TRL has it.
+    `content` is a string for string prompts; for chat prompts it is the messages after the prompt, which is one of the
+    assistant's where there are no tools.
     """
 
     case: Case
@@ -58,8 +73,11 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """The answer as a string, whatever the prompt is."""
-        return self.content if isinstance(self.content, str) else str(self.content[-1].get("content") or "")
+        """The last answer as a string, whatever the prompt is."""
+        if isinstance(self.content, str):
+            return self.content
+        own = [message for message in self.content if message.get("role") == "assistant"]
+        return str(own[-1].get("content") or "") if own else ""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -84,21 +102,41 @@ class Completion:
         }
 
 
-_METHODS = {
-    "build_dataset": "one that returns rows with a prompt",
-    "score_episode": "one that returns a score from 0 to 1",
-}
+def level_of(environment: object) -> str:
+    """Which of LEVELS the environment has.
+
+    Raises:
+        EnvironmentFailed: none of them, or two.
+    """
+    name = type(environment).__name__
+    found = [level for level in LEVELS if callable(getattr(environment, level, None))]
+    if not found:
+        raise EnvironmentFailed(
+            f"{name} has no score_episode: give it one that returns a score from 0 to 1\n"
+            "(or, for several turns, `episode` or `start`, see docs/environments.md)"
+        )
+    if len(found) > 1:
+        raise EnvironmentFailed(f"{name} has both {found[0]} and {found[1]}: which of them plays? Remove one.")
+    return found[0]
 
 
 def check_methods(environment: object) -> None:
     """Refuse an environment that lacks a method; this needs neither a dataset nor a model.
 
     Raises:
-        EnvironmentFailed: it does.
+        EnvironmentFailed: it does, or has one that cannot be played with.
     """
-    for name, what in _METHODS.items():
-        if not callable(getattr(environment, name, None)):
-            raise EnvironmentFailed(f"{type(environment).__name__} has no {name}: give it {what}")
+    if not callable(getattr(environment, "build_dataset", None)):
+        raise EnvironmentFailed(
+            f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
+        )
+    level = level_of(environment)
+    method = getattr(environment, level)
+    if level == "episode" and (inspect.isasyncgenfunction(method) or inspect.iscoroutinefunction(method)):
+        raise EnvironmentFailed(
+            f"{type(environment).__name__}.episode is async, and Python lets no async generator return a score\n"
+            "Write it with `def`, or use `start`, whose methods may be async."
+        )
 
 
 def check_contract(environment: Any, columns: Iterable[str]) -> None:
@@ -108,9 +146,11 @@ def check_contract(environment: Any, columns: Iterable[str]) -> None:
         EnvironmentFailed: a method is missing, or asks for something that there is not.
     """
     check_methods(environment)
-    place, columns = f"{type(environment).__name__}.score_episode", set(columns)
-    known = {*SCORE_WORDS, *columns}
-    for parameter in _required(environment.score_episode):
+    level = level_of(environment)
+    words = SCORE_WORDS if level == "score_episode" else START_WORDS
+    place, columns = f"{type(environment).__name__}.{level}", set(columns)
+    known = {*words, *columns}
+    for parameter in _required(getattr(environment, level)):
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise EnvironmentFailed(
                 f"{place} takes {parameter.name} by position only, and is called by name: remove the `/`"
@@ -118,7 +158,7 @@ def check_contract(environment: Any, columns: Iterable[str]) -> None:
         if parameter.name not in known:
             raise EnvironmentFailed(
                 f"{place} asks for {parameter.name}, which is not known.{did_you_mean(parameter.name, known)}\n"
-                f"It may ask for: {', '.join(SCORE_WORDS)}\n"
+                f"It may ask for: {', '.join(words)}\n"
                 f"and the columns that every row has: {', '.join(sorted(columns - {'prompt'})) or 'none but prompt'}"
             )
 
@@ -165,16 +205,75 @@ def finished(value: Any) -> Any:
     return run_async(value) if inspect.isawaitable(value) else value
 
 
+class Job:
+    """A call into the environment that has a deadline (those of workers.py are the only ones)."""
+
+    waits: tuple[Callable[[Any], object], object] | None = None
+    """What the call waits for just now outside its thread: see `ended_by`."""
+
+    def settle(self) -> None:
+        """Wait while somebody is just deciding whether to give the call up."""
+
+
+current_job: ContextVar[Job | None] = ContextVar("current_job", default=None)
+"""The job that the calling code is part of: asyncio hands it on to the coroutines that a job waits for."""
+
+
+@contextmanager
+def ended_by(end: Callable[[Any], object], awaited: object) -> Iterator[None]:
+    """The calling job waits here for something outside its thread: at its deadline, `end` is called with the Failure.
+
+    `awaited` is an awaitable, or a function that returns the stack that it hangs at."""
+    job = current_job.get()
+    if job is None:
+        yield
+        return
+    before, job.waits = job.waits, (end, awaited)
+    try:
+        job.settle()
+        yield
+    finally:
+        job.waits = before
+
+
 def run_async(awaitable: Awaitable[Any]) -> Any:
     """Wait for it on the one loop that all async methods of the environment share (a client opened in one of them
     stays usable in the next), also where the caller's own thread runs a loop, as in a notebook."""
 
     import asyncio  # here, because the command line never needs it
+    import concurrent.futures
 
-    async def wait() -> Any:
-        return await awaitable
+    async def wait() -> tuple[Any, BaseException | None]:
+        try:
+            return await awaitable, None
+        except asyncio.CancelledError as error:  # the user's own, unless this task was cancelled
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return None, error
 
-    return asyncio.run_coroutine_threadsafe(wait(), _loop()).result()
+    with _one_at_a_time:
+        loop = _loop()
+    future = asyncio.run_coroutine_threadsafe(wait(), loop)
+    try:
+        with ended_by(lambda _: future.cancel(), awaitable):
+            value, cancelled = future.result()
+    except concurrent.futures.CancelledError:
+        _forget_if_blocked(loop)
+        raise
+    if cancelled is not None:
+        raise cancelled
+    return value
+
+
+def _forget_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
+    """An `async def` that never yields blocks what shares its loop; later calls get a new one."""
+    answered = threading.Event()
+    loop.call_soon_threadsafe(answered.set)
+    if not answered.wait(1.0):
+        with _one_at_a_time:
+            if _loop() is loop:
+                _loop.cache_clear()
 
 
 @functools.cache
@@ -184,3 +283,16 @@ def _loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="environment-loop", daemon=True).start()
     return loop
+
+
+_one_at_a_time = threading.Lock()
+
+
+def _forget_loop() -> None:
+    """The thread that ran it, or that held the lock, is not there in a forked process."""
+    global _one_at_a_time
+    _one_at_a_time = threading.Lock()
+    _loop.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_loop)

@@ -140,7 +140,12 @@ def _where(error: BaseException) -> str:
     """The user's own line that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_machinery(frame.filename)]
+    return users_line(traceback.extract_tb(error.__traceback__))
+
+
+def users_line(stack: traceback.StackSummary) -> str:
+    """The innermost line of the user's own in a stack, or of a library where there is none; empty without either."""
+    frames = [frame for frame in stack if not _is_machinery(frame.filename)]
     own = [frame for frame in frames if not _is_library(frame.filename)] or frames
     if not own:
         return ""

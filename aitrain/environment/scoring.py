@@ -1,170 +1,273 @@
-"""Score a batch of completions with the user's environment. A score that could not be had is missing data, never 0."""
+"""The environment's side of many episodes at the same time: whatever fails there is missing data, never a 0, and never
+ends the run by itself."""
 
 from __future__ import annotations
 
-import inspect
-import math
-import time
-import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
 
-from aitrain.environment.contract import Completion, Score, chosen, finished, named_by, run_async
-from aitrain.environment.loading import failure
+from aitrain.config import TrainConfig
+from aitrain.environment.contract import Case, Completion, level_of
+from aitrain.environment.dialogue import Move, Opening, Reply, dialogue_for
+from aitrain.environment.failures import CallFailed, Failure
+from aitrain.environment.isolation import Isolation, Seat
+from aitrain.environment.judging import Scored
+from aitrain.environment.workers import Meanwhile, Workers
 from aitrain.errors import EnvironmentFailed
 
 PATIENCE = 3
-"""Batches in a row without a single score, after which a run is given up."""
+"""Batches in a row with too many failures, after which a run is given up."""
 
-FAILURE_KINDS = ("raised", "wrong_type", "not_finite", "out_of_range")
+THREADS = 64
+PROCESSES_PER_CORE = 4
 
-
-@dataclass(frozen=True)
-class Failure:
-    """Why an episode has no score; `kind` is one of FAILURE_KINDS."""
-
-    kind: str
-    message: str
-    trace: str = ""
+REPEATABLE = ("raised", "timed_out", "crashed", "server")
+"""Failures of a call, which might go better the next time; a wrong score is the same one again."""
 
 
-@dataclass(frozen=True)
-class Scored:
-    """One episode's score from 0 to 1, or None: unscored, because the environment said so or because it failed."""
+class Side(Protocol):
+    """A dialogue, here or in another process."""
 
-    score: float | None
+    def open(self, words: dict[str, Any]) -> Opening: ...
+    def answer(self, reply: Reply) -> Move: ...
+    def score(self, words: dict[str, Any]) -> Scored: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Play:
+    """The environment's side of one episode under way."""
+
+    case: Case
+    seed: int
+    side: Side | None = None
+    """None where nothing lives between the calls: `score_episode` without tools."""
+    opening: Opening = field(default_factory=Opening)
     seconds: float = 0.0
-    metrics: dict[str, float] = field(default_factory=dict)
+    """How long the environment took, over all calls."""
     failure: Failure | None = None
 
 
-@dataclass(frozen=True)
-class Scorer:
-    """The environment's `score_episode`, for many completions at a time."""
+@dataclass
+class Host:
+    """Runs the environment's side of episodes: many calls at a time, each with a deadline, in threads or processes."""
 
     environment: Any
-    model: Any
-    tokenizer: Any
-
-    def score(self, completions: Sequence[Completion]) -> list[Scored]:
-        """One result for each completion, in their order; never raises for what the environment does."""
-        if inspect.iscoroutinefunction(self.environment.score_episode):
-            return list(run_async(self._score_together(completions)))
-        return [self._score_one(completion) for completion in completions]
-
-    async def _score_together(self, completions: Sequence[Completion]) -> list[Scored]:
-        import asyncio
-
-        return await asyncio.gather(*(self._score_async(completion) for completion in completions))
-
-    async def _score_async(self, completion: Completion) -> Scored:
-        import asyncio
-
-        start = time.perf_counter()
-        try:
-            returned = await self.environment.score_episode(**self._arguments(completion))
-            return judged(returned, time.perf_counter() - start)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            return _raised(error, time.perf_counter() - start)
-
-    def _score_one(self, completion: Completion) -> Scored:
-        start = time.perf_counter()
-        try:
-            returned = finished(self.environment.score_episode(**self._arguments(completion)))
-            return judged(returned, time.perf_counter() - start)
-        except (Exception, SystemExit) as error:
-            return _raised(error, time.perf_counter() - start)
-
-    def _arguments(self, completion: Completion) -> dict[str, Any]:
-        words = {**completion.words(), "model": self.model, "tokenizer": self.tokenizer}
-        return chosen(self._names, words)
+    config: TrainConfig
+    isolation: Isolation | None = None
+    given: dict[str, Any] = field(default_factory=dict)
+    """What `score_episode` may use of the model's side: `model` and `tokenizer`, see `offer`."""
+    meanwhile: Meanwhile | None = None
+    """What the waiting thread does, such as generating for environments that ask the model themselves."""
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """What each call in a thread is made within, such as torch.no_grad, which is a thread's own."""
 
     @cached_property
-    def _names(self) -> tuple[str, ...] | None:
-        """What `score_episode` asks for, read once: reading a signature takes longer than most scores."""
-        return named_by(self.environment.score_episode)
+    def workers(self) -> Workers:
+        """The threads that make the calls."""
+        cores = os.cpu_count() or 1
+        unset = THREADS if self.isolation is None else PROCESSES_PER_CORE * cores
+        return Workers(self.config.rl_env_workers or unset, self.config.rl_env_timeout)
 
+    def offer(self, model: Any, tokenizer: Any) -> None:
+        """Let `score_episode` use them; in processes of its own it gets the tokenizer only."""
+        if self.isolation is None:
+            self.given = {"model": model, "tokenizer": tokenizer}
+        elif level_of(self.environment) == "score_episode":
+            handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
+            with os.fdopen(handle, "wb") as file:
+                pickle.dump(tokenizer, file)
+            self.given = {"model": NoModel(), "tokenizer": StoredTokenizer(Path(name))}
 
-def judged(returned: object, seconds: float) -> Scored:
-    """What `score_episode` returned, as a score: a number, a Score, a dict with `score`, or None."""
-    value, metrics = _unpacked(returned)
-    if value is None:
-        return Scored(None, seconds, metrics)
-    number = _number(value)
-    if number is None:
-        return _unscored("wrong_type", f"returned {_shown(returned)}, {_expected(returned)}", seconds)
-    if not math.isfinite(number):
-        return _unscored("not_finite", f"returned {number}, not a number from 0 to 1", seconds)
-    if not 0.0 <= number <= 1.0:
-        return _unscored("out_of_range", f"returned {number:g}, which is not from 0 to 1", seconds)
-    return Scored(number, seconds, metrics)
+    @cached_property
+    def _lives_between_calls(self) -> bool:
+        return level_of(self.environment) != "score_episode" or hasattr(self.environment, "get_tools")
 
+    def begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Play]:
+        """Open an episode for each case; one that cannot be opened comes back with its failure."""
+        plays = [Play(case, seed) for case, seed in zip(cases, seeds, strict=True)]
+        if self._lives_between_calls:
+            opened = self._repeat(plays, [partial(self._open, play) for play in plays], level_of(self.environment))
+            for play, result in zip(plays, opened, strict=True):
+                play.side, play.opening = result or (None, Opening())
+        return plays
 
-def _unpacked(returned: Any) -> tuple[Any, dict[str, float]]:
-    if isinstance(returned, Score):
-        return returned.score, _numbers(returned.metrics)
-    if isinstance(returned, Mapping) and "score" in returned:
-        rest = {str(key): value for key, value in returned.items() if key != "score"}
-        nested = rest.pop("metrics", None)
-        return returned["score"], _numbers({**rest, **nested} if isinstance(nested, Mapping) else rest)
-    return returned, {}
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {str(name): _number(value) for name, value in metrics.items()}
-    return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
-
-
-def _number(value: Any) -> float | None:
-    """A float, int, bool, or a numpy or torch scalar, as a float; None for anything else (a string is no number)."""
-    if isinstance(value, (int, float)):
-        return _as_float(value)
-    if hasattr(value, "item") and getattr(value, "size", 1) != 0:
+    def _open(self, play: Play) -> tuple[Side, Opening]:
+        """A side of its own for each attempt: one that was given up may still be running."""
+        side = self._new_side()
         try:
-            item = value.item()
-        except (ValueError, RuntimeError, TypeError):
-            return None  # an array of several
-        return _as_float(item) if isinstance(item, (int, float)) else None
-    return None
+            return side, side.open(play.case.words(play.seed))
+        except BaseException:
+            side.close()
+            raise
+
+    def _new_side(self) -> Side:
+        if self.isolation is None:
+            return dialogue_for(self.environment)
+        return _Remote(self.isolation.lease(dialogue_for))
+
+    def answer(self, plays: Sequence[Play], replies: Sequence[Reply]) -> list[Move]:
+        """What the environment does after each answer; a failed episode is over."""
+        moves: list[Move | None]
+        if not self._lives_between_calls:
+            return [Move(is_over=True)] * len(plays)
+        sides = [play.side for play in plays if play.side is not None]
+        jobs = [partial(side.answer, reply) for side, reply in zip(sides, replies, strict=True)]
+        moves = self._call(plays, jobs, "step" if level_of(self.environment) == "start" else "episode")
+        return [move or Move(is_over=True) for move in moves]
+
+    def score(self, plays: Sequence[Play], completions: Sequence[Completion]) -> list[Scored]:
+        """What each episode is worth; None for those that failed, now or before."""
+        alive = [(play, words) for play, words in zip(plays, completions, strict=True) if play.failure is None]
+        jobs = [partial(self._score, play, completion) for play, completion in alive]
+        level = level_of(self.environment)
+        place = "score" if level == "start" else level
+        scored = self._repeat([play for play, _ in alive], jobs, place)
+        for (play, _), result in zip(alive, scored, strict=True):
+            if result is not None and result.failure is not None:
+                play.failure = replace(result.failure, place=place)
+        by_play = {id(play): result for (play, _), result in zip(alive, scored, strict=True)}
+        return [replace(by_play.get(id(play)) or Scored(None), failure=play.failure) for play in plays]
+
+    def _score(self, play: Play, completion: Completion) -> Scored:
+        if play.side is not None:
+            return play.side.score({})
+        words = {**completion.words(), **self.given}
+        side = self._new_side()
+        try:
+            return side.score(words)
+        finally:
+            side.close()
+
+    def end(self, plays: Sequence[Play]) -> None:
+        """Let go of the episodes, also of those that failed, but for those that still hang."""
+        left = [play.side for play in plays if play.side is not None and not self._hangs(play)]
+        self.workers.run([side.close for side in left])
+
+    def _hangs(self, play: Play) -> bool:
+        """In a thread, that is: a process that hung has been ended."""
+        return self.isolation is None and play.failure is not None and play.failure.kind == "timed_out"
+
+    def _repeat(self, plays: Sequence[Play], jobs: Sequence[Callable[[], Any]], place: str) -> list[Any]:
+        """Make the calls, and those that failed again, as often as the knob says."""
+        values = self._call(plays, jobs, place)
+        for _ in range(self.config.rl_env_retries):
+            again = [n for n, play in enumerate(plays) if play.failure and play.failure.kind in REPEATABLE]
+            for number in again:
+                plays[number].failure = None
+            retried = self._call([plays[n] for n in again], [jobs[n] for n in again], place)
+            for number, value in zip(again, retried, strict=True):
+                values[number] = value
+        return values
+
+    def _call(self, plays: Sequence[Play], jobs: Sequence[Callable[[], Any]], place: str) -> list[Any]:
+        outcomes = self.workers.run([partial(self._around, job) for job in jobs], self.meanwhile)
+        for play, outcome in zip(plays, outcomes, strict=True):
+            play.seconds += outcome.seconds
+            if outcome.failure is not None:
+                play.failure = replace(outcome.failure, place=outcome.failure.place or place)
+        return [outcome.value for outcome in outcomes]
+
+    def _around(self, job: Callable[[], Any]) -> Any:
+        with self.around():
+            return job()
+
+    def close(self) -> None:
+        """End the threads and processes."""
+        self.workers.close()
+        if self.isolation is not None:
+            self.isolation.close()
+        stored = self.given.get("tokenizer")
+        if isinstance(stored, StoredTokenizer):
+            stored.file.unlink(missing_ok=True)
 
 
-def _as_float(value: int | float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+@dataclass(frozen=True)
+class _Remote:
+    """A dialogue in another process."""
+
+    seat: Seat
+
+    def open(self, words: dict[str, Any]) -> Opening:
+        opening: Opening = self.seat.call("open", words)
+        return opening
+
+    def answer(self, reply: Reply) -> Move:
+        move: Move = self.seat.call("answer", reply)
+        return move
+
+    def score(self, words: dict[str, Any]) -> Scored:
+        scored: Scored = self.seat.call("score", words)
+        return scored
+
+    def close(self) -> None:
+        with suppress(CallFailed):
+            self.seat.call("close")
+        self.seat.free()
 
 
-def _expected(returned: object) -> str:
-    if isinstance(returned, Mapping) and "score" not in returned:
-        return 'and a dict needs a "score"'
-    return "not a number from 0 to 1"
+# -- the model's side, as processes without a model see it
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+@dataclass(frozen=True)
+class NoModel:
+    """Stands for the model where the environment runs in processes of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"the model is not in this process, so there is no model.{name}: use --rl-env-isolation thread"
+        )
 
 
-def _unscored(kind: str, message: str, seconds: float) -> Scored:
-    return Scored(None, seconds, failure=Failure(kind, message))
+@dataclass(frozen=True)
+class StoredTokenizer:
+    """Stands for the tokenizer there: read from a file of ours when it is first used."""
+
+    file: Path
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_stored(self.file), name)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """The tokenizer's own call."""
+        return _stored(self.file)(*arguments, **keywords)
+
+    def __len__(self) -> int:
+        return len(_stored(self.file))
 
 
-def _raised(error: BaseException, seconds: float) -> Scored:
-    trace = "".join(traceback.format_exception(error))
-    return Scored(None, seconds, failure=Failure("raised", failure("raised", error), trace))
+_STORED: dict[Path, Any] = {}
+
+
+def _stored(file: Path) -> Any:
+    if file not in _STORED:
+        _STORED[file] = pickle.loads(file.read_bytes())
+    return _STORED[file]
+
+
+# -- over a whole run
 
 
 @dataclass
 class FailureCount:
     """Failures over a whole run: what to tell the user once, and when to give up."""
 
+    most: float = 1.0
+    """Share of a batch that may fail (rl_max_failed)."""
     told: set[str] = field(default_factory=set)
     batches: int = 0
     scored: int = 0
     empty_batches: int = 0
+    bad_batches: int = 0
 
     def first_of_each(self, failures: Sequence[tuple[str, str]]) -> list[str]:
         """Of (kind, message) pairs, the messages of kinds that have not been told in this run."""
@@ -172,18 +275,25 @@ class FailureCount:
         self.told |= set(news)
         return list(news.values())
 
-    def after_batch(self, scores: int, failures: int) -> None:
+    def after_batch(self, scores: int, failures: int, episodes: int) -> None:
         """Note a batch, counted over all processes.
 
         Raises:
-            EnvironmentFailed: nothing could be scored, for the third batch in a row.
+            EnvironmentFailed: nothing could be scored, or too much failed, for the third batch in a row.
         """
         self.batches += 1
         self.scored += scores
+        self.bad_batches = self.bad_batches + 1 if failures > self.most * episodes else 0
         is_empty = not scores and (failures or not self.scored)
         self.empty_batches = self.empty_batches + 1 if is_empty else 0
         if self.empty_batches >= PATIENCE:
             raise EnvironmentFailed(self._nothing_to_learn_from(f"{PATIENCE} batches in a row"))
+        if self.bad_batches >= PATIENCE:
+            raise EnvironmentFailed(
+                f"More than {self.most:.0%} of the episodes failed in {PATIENCE} batches in a row (--rl-max-failed),"
+                f" {failures} of {episodes} in the last one.\n"
+                "The first failure of each kind is shown above; all of them are in rollouts/."
+            )
 
     def after_run(self) -> None:
         """A run in which nothing was scored has learned nothing.
@@ -201,6 +311,6 @@ class FailureCount:
                 "The first failure is shown above; all of them are in rollouts/."
             )
         return (
-            f"score_episode returned None for every episode of {where}: there is nothing to learn from.\n"
+            f"The environment returned None for every episode of {where}: there is nothing to learn from.\n"
             "Is a `return` missing? None means that an episode cannot be scored."
         )

@@ -15,8 +15,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import Case, Prompt, call_with_tokenizer
-from aitrain.environment.loading import describe, failure
+from aitrain.environment.loading import failure
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+from aitrain.training.chat import Chat
 
 DEFAULT_EVAL_SHARE = 10
 DEFAULT_EVAL_CASES = 64
@@ -41,6 +42,11 @@ class Cases(Sequence[Case]):
         number = self.numbers[index]
         row = self.rows[number]
         return Case(row.get("case_idx", number + self.offset), row["prompt"], row)
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompts are chat messages: all rows have the same kind."""
+        return bool(self[0].is_chat)
 
     def only(self, numbers: Sequence[int]) -> Cases:
         """The same dataset, other rows."""
@@ -78,7 +84,7 @@ def _build_both(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[C
     if not callable(build_eval):
         return train, None
     held_out = replace(_call(build_eval, tokenizer), offset=len(train.rows))
-    if held_out[0].is_chat != train[0].is_chat:
+    if held_out.is_chat != train.is_chat:
         raise EnvironmentFailed("build_dataset and build_eval_dataset must have the same kind of prompt")
     return train, held_out
 
@@ -170,9 +176,9 @@ def _on_first_process(environment: Any, build_both: Callable[[], tuple[Cases, Ca
         return build_both()
     parcel: list[Any] = [None]
     if state.is_main_process:
-        before = {name: _pickled(value) for name, value in _attributes(environment).items()}
+        before = pickled_attributes(environment)
         try:
-            parcel = [(build_both(), _changed(environment, before))]
+            parcel = [(build_both(), changed_attributes(environment, before))]
         except AitrainError as error:
             parcel = [error]
     broadcast_object_list(parcel)
@@ -188,6 +194,11 @@ def _attributes(environment: Any) -> dict[str, Any]:
     return attributes
 
 
+def pickled_attributes(environment: Any) -> dict[str, bytes | None]:
+    """What the environment holds, to compare with later; None for what cannot be copied."""
+    return {name: _pickled(value) for name, value in _attributes(environment).items()}
+
+
 def _pickled(value: Any) -> bytes | None:
     try:
         return pickle.dumps(value)
@@ -195,8 +206,13 @@ def _pickled(value: Any) -> bytes | None:
         return None  # a lock, a client, an open file: every process keeps its own
 
 
-def _changed(environment: Any, before: Mapping[str, bytes | None]) -> dict[str, bytes]:
-    now = {name: _pickled(value) for name, value in _attributes(environment).items()}
+def changed_attributes(environment: Any, before: Mapping[str, bytes | None]) -> dict[str, bytes]:
+    """What has changed since, pickled, for the environment's copies in other processes.
+
+    Raises:
+        EnvironmentFailed: something was set that cannot be copied.
+    """
+    now = pickled_attributes(environment)
     lost = [name for name, value in now.items() if value is None and name not in before]
     if lost:
         raise EnvironmentFailed(
@@ -215,7 +231,7 @@ def check_chat_template(cases: Cases, tokenizer: PreTrainedTokenizerBase) -> Non
     Raises:
         ConfigError: there is none.
     """
-    if cases[0].is_chat and tokenizer.chat_template is None:
+    if cases.is_chat and tokenizer.chat_template is None:
         raise ConfigError(
             "chat_template: the prompts are chat messages and this model's tokenizer has no chat template.\n"
             "Choose one with --chat-template chatml, or let build_dataset return prompts that are strings."
@@ -261,44 +277,33 @@ def _chosen(cases: Cases, count: int, seed: int) -> list[int]:
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """Whether a prompt is short enough, in tokens."""
+    """Whether a prompt is short enough, in tokens; the tools that it is shown with count."""
 
-    tokenizer: PreTrainedTokenizerBase
+    chat: Chat
     tokens: int | None
+    tools: Sequence[dict[str, Any]] = ()
 
     def __call__(self, prompt: Prompt) -> bool:
         """Rendered text of n bytes has at most n tokens, so most prompts need not be tokenized to know."""
         if self.tokens is None:
             return True
-        text = self._rendered(prompt)
-        if len(text.encode(errors="replace")) < self.tokens:
+        if len(self.chat.prompt_text(prompt, self.tools).encode(errors="replace")) < self.tokens:
             return True
-        special = isinstance(prompt, str)  # a chat template writes its own special tokens
-        return len(self.tokenizer(text, add_special_tokens=special)["input_ids"]) <= self.tokens
-
-    def _rendered(self, prompt: Prompt) -> str:
-        if isinstance(prompt, str):
-            return prompt
-        try:
-            return str(self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
-        except Exception as error:
-            raise EnvironmentFailed(
-                f"The model's chat template refuses a prompt: {describe(error)}\nThe prompt: {str(prompt)[:160]}"
-            ) from error
+        return len(self.chat.prompt_ids(prompt, self.tools)) <= self.tokens
 
 
 def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
-    """Most tokens of a prompt: the knob's, and never more than the context leaves beside the completion.
+    """Most tokens of a prompt: the knob's, and never more than the context leaves beside the episode, which is at
+    least one answer.
 
     Raises:
-        ConfigError: the completion alone is as long as the context.
+        ConfigError: the episode alone is as long as the context.
     """
-    room = None if context is None else context - config.rl_max_new_tokens
+    name = "rl_max_new_tokens" if config.rl_max_episode_tokens is None else "rl_max_episode_tokens"
+    episode = getattr(config, name)
+    room = None if context is None else context - episode
     if room is not None and room < 1:
-        raise ConfigError(
-            f"rl_max_new_tokens: {config.rl_max_new_tokens} new tokens leave no room for a prompt in a context of"
-            f" {context}"
-        )
+        raise ConfigError(f"{name}: {episode} new tokens leave no room for a prompt in a context of {context}")
     limits = [limit for limit in (config.rl_max_prompt_length, room) if limit is not None]
     return min(limits) if limits else None
 

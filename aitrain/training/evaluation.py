@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object, set_seed
 
-from aitrain.environment.contract import Case
 from aitrain.errors import EnvironmentFailed
 from aitrain.training.dataset import Cases
-from aitrain.training.trainer import Episode, EpisodeTrainer, evaluation_mode
+from aitrain.training.rollout import Episode
+from aitrain.training.trainer import EpisodeTrainer, evaluation_mode
 
 BATCH = 32
 """Completions generated at a time, where training does not take more anyway: without gradients there is room."""
@@ -38,17 +38,23 @@ class HeldOut:
     def _score(self, trainer: EpisodeTrainer, when: str) -> float | None:
         decoding = trainer.greedy() if when.endswith("greedy") else nullcontext()
         with random_state_of_its_own(self.seed), evaluation_mode(trainer.model), decoding:
-            episodes = [episode for batch in self._batches(trainer) for episode in _answered(trainer, batch)]
+            batches = list(self._batches(trainer))
+            episodes = [episode for batch in batches for episode in self._played(trainer, batch)]
         own = episodes[: self._own_count(trainer)]
         trainer.hooks.write([{"step": trainer.state.global_step, "when": when} | episode.record() for episode in own])
         return _mean(trainer, own)
 
-    def _batches(self, trainer: EpisodeTrainer) -> Iterator[list[Case]]:
-        """This process's share in generation batches. Shares are filled up with repeats to equal length, as a vLLM
-        server needs equally many prompts of every process."""
+    def _played(self, trainer: EpisodeTrainer, numbers: list[int]) -> list[Episode]:
+        """The environment's seed of a held-out case is the same one every time, too."""
+        seeds = [trainer.seed_of("held-out", number) for number in numbers]
+        return trainer.rollout.play([self.cases[number] for number in numbers], seeds)
+
+    def _batches(self, trainer: EpisodeTrainer) -> Iterator[list[int]]:
+        """This process's share, as numbers of cases, in generation batches. Shares are filled up with repeats to equal
+        length, so that all processes play equally many batches."""
         world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
         length = -(-len(self.cases) // world)
-        share = [self.cases[(rank + world * index) % len(self.cases)] for index in range(length)]
+        share = [(rank + world * index) % len(self.cases) for index in range(length)]
         size = max(BATCH, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
         for start in range(0, length, size):
             yield share[start : start + size]
@@ -56,11 +62,6 @@ class HeldOut:
     def _own_count(self, trainer: EpisodeTrainer) -> int:
         world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
         return len(range(rank, len(self.cases), world))
-
-
-def _answered(trainer: EpisodeTrainer, cases: list[Case]) -> list[Episode]:
-    completions, completion_ids = trainer.answer([case.prompt for case in cases])
-    return trainer.episodes(cases, completions, completion_ids)
 
 
 def _mean(trainer: EpisodeTrainer, episodes: list[Episode]) -> float | None:

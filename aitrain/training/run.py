@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,14 +16,20 @@ from accelerate.utils import set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from aitrain.batch import BatchPlan, plan_batch
+from aitrain.batch import plan_batch
 from aitrain.config import TrainConfig
-from aitrain.environment.contract import check_contract, check_methods
+from aitrain.environment.contract import check_contract, check_methods, level_of
+from aitrain.environment.failures import CallFailed
+from aitrain.environment.isolation import Isolation
+from aitrain.environment.scoring import Host
+from aitrain.environment.tools import Tools
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Note, Phase
 from aitrain.run_folder import Result, RunFolder, append_lines, forget_after, read_lines, step_of, write_json
 from aitrain.training import dataset, saving
+from aitrain.training.alarms import Alarms
 from aitrain.training.callbacks import Evaluator, Reporter, Stopper, StopRequest
+from aitrain.training.chat import Chat, Schemas, chat_for_episodes
 from aitrain.training.evaluation import HeldOut
 from aitrain.training.hub import check_hub, push
 from aitrain.training.model import (
@@ -35,6 +42,7 @@ from aitrain.training.model import (
     lora_config,
 )
 from aitrain.training.provenance import describe_run
+from aitrain.training.rollout import Limits, refuse_tools_for_strings
 from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 
@@ -50,6 +58,8 @@ class Job:
     stop: StopRequest = field(default_factory=StopRequest)
     checkpoint: Path | None = None
     """Where to go on from, None for a new run."""
+    isolation: Isolation | None = None
+    """The processes that the environment's code runs in, where they were started before torch was imported."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,19 @@ def run(job: Job) -> Result:
         AitrainError: what went wrong, as the user should read it. What was trained until then is saved, unless it
             went wrong on one of several processes.
     """
-    prepared = prepare(job)
+    with closing(_host(job)) as host:
+        return _run(job, host)
+
+
+def _host(job: Job) -> Host:
+    isolation = job.isolation
+    if isolation is None and job.config.rl_env_isolation == "process":
+        isolation = Isolation.start(job.environment)
+    return Host(job.environment, job.config, isolation)
+
+
+def _run(job: Job, host: Host) -> Result:
+    prepared = prepare(job, host)
     _forget_what_follows(job)
     before = _score_before(job, prepared)
     start = time.monotonic()
@@ -96,7 +118,7 @@ def _is_everywhere(error: AitrainError) -> bool:
 # -- before
 
 
-def prepare(job: Job) -> Prepared:
+def prepare(job: Job, host: Host) -> Prepared:
     """Load and check everything, cheapest first, so that what is wrong is said before a model is loaded.
 
     Raises:
@@ -114,31 +136,57 @@ def prepare(job: Job) -> Prepared:
     job.announce(Phase("building the dataset"))
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
-    built = dataset.build(job.environment, tokenizer)
+    built = _build(host, tokenizer)
     dataset.check_chat_template(built[0], tokenizer)
     check_contract(job.environment, dataset.columns(built))
+    tools = Tools.of(job.environment).schemas
+    chat = _chat(job, Chat(tokenizer, options=arguments.chat_template_kwargs or {}), tools, built[0].is_chat)
     job.stop.check()
     job.announce(Phase(f"loading {config.model}"))
     model = load_model(config, precision.dtype)
     check_vocabulary(tokenizer, model)
-    split = _split(job, built, _PromptRoom(tokenizer, context_length(config, model), batch))
-    parts = Parts(model, tokenizer, arguments, split.train, job.environment, lora_config(config))
+    context = context_length(config, model)
+    limit = dataset.PromptLimit(chat, dataset.prompt_limit(config, context), tools)
+    split = _split(job, built, limit, batch.prompts_per_step)
+    limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
+    parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, lora_config(config))
     return _assemble(job, parts, HeldOut(split.held_out, config.seed), precision)
 
 
-@dataclass(frozen=True)
-class _PromptRoom:
-    """What decides which cases can be used."""
+def _build(host: Host, tokenizer: PreTrainedTokenizerBase) -> tuple[dataset.Cases, dataset.Cases | None]:
+    """The dataset; what building it changed on the environment travels to the processes that it runs in."""
+    if host.isolation is None:
+        return dataset.build(host.environment, tokenizer)
+    before = dataset.pickled_attributes(host.environment)
+    built = dataset.build(host.environment, tokenizer)
+    try:
+        host.isolation.update(dataset.changed_attributes(host.environment, before))
+    except CallFailed as error:
+        raise EnvironmentFailed(f"What build_dataset set cannot be had in another process: {error}") from error
+    return built
 
-    tokenizer: PreTrainedTokenizerBase
-    context: int | None
-    batch: BatchPlan
+
+def _chat(job: Job, chat: Chat, tools: Schemas, is_chat: bool) -> Chat:
+    """How conversations are written: where they go on after an answer, by a template that only appends.
+
+    Raises:
+        ConfigError: this model's template does not, or the environment's tools cannot be told to the model.
+    """
+    if not is_chat:
+        refuse_tools_for_strings(tools)
+        return chat
+    following = [] if level_of(job.environment) == "score_episode" else ["user"]
+    fit = chat_for_episodes(chat, [*following, "tool"] if tools else following)
+    if fit is not chat:
+        job.announce(Note("This model's chat template writes earlier turns anew; TRL's version for training is used."))
+    return fit
 
 
-def _split(job: Job, built: tuple[dataset.Cases, dataset.Cases | None], room: _PromptRoom) -> dataset.Split:
-    limit = dataset.prompt_limit(job.config, room.context)
-    needed = room.batch.prompts_per_step
-    split = dataset.split(built, job.config, dataset.PromptLimit(room.tokenizer, limit), needed)
+def _split(
+    job: Job, built: tuple[dataset.Cases, dataset.Cases | None], fits: dataset.PromptLimit, needed: int
+) -> dataset.Split:
+    limit = fits.tokens
+    split = dataset.split(built, job.config, fits, needed)
     dataset.check_enough(split, needed, limit)
     if dropped := split.dropped + split.dropped_held_out:
         job.announce(Note(f"{dropped} cases dropped: their prompt has more than {limit} tokens."))
@@ -149,8 +197,12 @@ def _split(job: Job, built: tuple[dataset.Cases, dataset.Cases | None], room: _P
 
 def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -> Prepared:
     stopper = Stopper(job.stop)
-    callbacks = [Reporter(job.folder, job.announce), stopper]
-    hooks = Hooks(partial(_write_rollouts, job.folder), lambda text: job.announce(Note(text)), callbacks)
+
+    def tell(text: str) -> None:
+        job.announce(Note(text))
+
+    callbacks = [Reporter(job.folder, job.announce), Alarms(tell), stopper]
+    hooks = Hooks(partial(_write_rollouts, job.folder), tell, callbacks)
     try:
         trainer = EpisodeTrainer(parts, hooks)
     except (ValueError, ImportError, NotImplementedError) as error:

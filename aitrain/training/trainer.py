@@ -3,11 +3,13 @@
 tests/test_upstream.py checks each of them by name:
 
     GRPOTrainer._generate_and_score_completions(inputs)     overridden: rows come in, advantages go out
-    GRPOTrainer._tokenize_prompts(prompts)                  called, for evaluation
-    GRPOTrainer._generate_single_turn(ids, images, fields, n)   called, for evaluation
+    GRPOTrainer(rollout_func=)                              one episode for each prompt, repeats included; env_mask
+                                                            becomes tool_mask, the tokens that are in the loss
+    GRPOTrainer._generate_single_turn(ids, images, fields, n)   called, for each round of a rollout
+    GRPOTrainer.generation_config.max_new_tokens            replaced for each round
     GRPOTrainer.generation_config, .generation_kwargs       replaced while decoding greedily
-    GRPOTrainer.eos_token_ids                               read: what ends a completion
-    GRPOTrainer.vllm_generation.temperature, .top_k, .top_p replaced while decoding greedily
+    GRPOTrainer.eos_token_ids                               read: what ends an answer
+    GRPOTrainer.vllm_generation.max_completion_length, .temperature, .top_k, .top_p   replaced likewise
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     output["advantages"]                                    this process's advantages, in the order of `inputs`
     reward function keywords                                prompts, completions, completion_ids, columns, log_metric
@@ -15,8 +17,10 @@ tests/test_upstream.py checks each of them by name:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,35 +31,12 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from aitrain.environment.contract import Case, Completion, Prompt
-from aitrain.environment.scoring import FAILURE_KINDS, FailureCount, Scored, Scorer
+from aitrain.environment.failures import FAILURE_KINDS
+from aitrain.environment.scoring import FailureCount, Host
+from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
-
-
-@dataclass(frozen=True)
-class Episode:
-    """One case answered and scored. `tokens` counts the completion's; `stop` says what ended it."""
-
-    completion: Completion
-    tokens: int
-    stop: str
-    scored: Scored
-
-    def record(self) -> dict[str, Any]:
-        """The episode as a rollout record, less what only the batch knows (step, group, advantage)."""
-        failure = self.scored.failure
-        return {
-            "case_idx": self.completion.case.case_idx,
-            "prompt": self.completion.case.prompt,
-            "messages": self.completion.messages,
-            "completion": self.completion.text,
-            "score": self.scored.score,
-            "metrics": self.scored.metrics,
-            "stop": "env_error" if failure else self.stop,
-            "error": None if failure is None else {"kind": failure.kind, "message": failure.trace or failure.message},
-            "tokens": self.tokens,
-            "seconds": round(self.scored.seconds, 6),
-        }
+from aitrain.training.generation.batching import Batcher
+from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled
 
 
 @dataclass(frozen=True)
@@ -66,7 +47,9 @@ class Parts:
     tokenizer: PreTrainedTokenizerBase
     arguments: GRPOConfig
     cases: Cases
-    environment: Any
+    host: Host
+    chat: Chat
+    limits: Limits
     peft_config: Any = None
 
 
@@ -80,73 +63,89 @@ class Hooks:
 
 
 class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
-    """GRPOTrainer whose prompts are an environment's cases and whose rewards are its scores."""
+    """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
     def __init__(self, parts: Parts, hooks: Hooks) -> None:
         self.cases = parts.cases
         self.hooks = hooks
-        self.failures = FailureCount()
-        self._batch: list[Episode] = []
-        super().__init__(
-            model=parts.model,
-            reward_funcs=[self.score],
-            args=parts.arguments,
-            train_dataset=parts.cases.as_dataset(),
-            processing_class=parts.tokenizer,
-            peft_config=parts.peft_config,
-            callbacks=hooks.callbacks,
-        )
+        self.failures = FailureCount(parts.host.config.rl_max_failed)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
+            super().__init__(
+                model=parts.model,
+                reward_funcs=[self.score],
+                args=parts.arguments,
+                train_dataset=parts.cases.as_dataset(),
+                processing_class=parts.tokenizer,
+                peft_config=parts.peft_config,
+                callbacks=hooks.callbacks,
+                rollout_func=self.roll_out,
+            )
         self.remove_callback(PrinterCallback)
-        self.scorer = Scorer(parts.environment, self.accelerator.unwrap_model(self.model), parts.tokenizer)
+        self.rollout = self._make_rollout(parts)
+
+    def _make_rollout(self, parts: Parts) -> Rollout:
+        policy = self.accelerator.unwrap_model(self.model)
+        shared = not self.use_vllm or self._generates_in_common
+        batcher = Batcher(policy, parts.tokenizer.pad_token_id, None if shared else self._engine)
+        batcher.wake = parts.host.workers.wake
+        parts.host.meanwhile = batcher.meanwhile
+        parts.host.around = torch.no_grad
+        parts.host.offer(batcher.policy, parts.tokenizer)
+
+        @contextmanager
+        def scoring() -> Iterator[None]:
+            with evaluation_mode(self.model), batcher.serving():
+                yield
+
+        return Rollout(parts.host, parts.chat, parts.limits, self.generate, self.eos_token_ids, scoring)
+
+    # -- a batch of training
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """`inputs`: one row of `Cases.as_dataset()` for each completion of this process, groups side by side."""
-        cases = [self.cases[row["case"]] for row in inputs]
-        output: dict[str, Any] = super()._generate_and_score_completions(
-            [{"prompt": case.prompt, "case": case} for case in cases]
-        )
+        numbers = [row["case"] for row in inputs]
+        cases = [self.cases[number] for number in numbers]
+        self._asked = cases, [self.seed_of(self.state.global_step, number) for number in numbers]
+        output: dict[str, Any] = super()._generate_and_score_completions([{"prompt": case.prompt} for case in cases])
         self._write_rollouts(output["advantages"].tolist())
         return output
 
-    def score(
-        self, completions: list[Any], completion_ids: list[list[int]], case: list[Case], **rest: Any
-    ) -> list[float | None]:
+    def seed_of(self, *names: object) -> int:
+        """The environment's seed for a case at some time: the same one for a whole group, on whichever process."""
+        return random.Random("/".join(map(str, (self.args.seed, *names)))).getrandbits(31)
+
+    def roll_out(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """TRL's rollout function: the episodes of this batch, as tokens."""
+        self._batch = self.rollout.play(*self._asked)
+        tracks = [episode.track for episode in self._batch]
+        return {
+            "prompt_ids": [track.prompt_ids for track in tracks],
+            "completion_ids": [track.ids for track in tracks],
+            "env_mask": [track.mask for track in tracks],
+            "logprobs": [track.logprobs for track in tracks] if self.use_vllm else None,
+        }
+
+    def score(self, completions: list[Any], **rest: Any) -> list[float | None]:
         """TRL's reward function: the environment's score for each completion, None where there is none."""
-        self._batch = self.episodes(case, completions, completion_ids)
         self._note_failures(self._batch)
         for name, value in _batch_metrics(self._batch).items():
             rest["log_metric"](name, value)
         return [episode.scored.score for episode in self._batch]
 
-    def episodes(
-        self, cases: Sequence[Case], completions: Sequence[Any], completion_ids: Sequence[list[int]]
-    ) -> list[Episode]:
-        """The answered cases, scored by the environment; all three in the same order."""
-        answers = [Completion(case, content) for case, content in zip(cases, completions, strict=True)]
-        with evaluation_mode(self.model):  # an environment that generates itself wants no dropout and its cache
-            scored = self.scorer.score(answers)
-        return [
-            Episode(answer, len(ids), "done" if ids and ids[-1] in self.eos_token_ids else "max_tokens", result)
-            for answer, ids, result in zip(answers, completion_ids, scored, strict=True)
-        ]
-
     def _note_failures(self, episodes: list[Episode]) -> None:
         """Counted over all processes, so that all of them give up at the same moment."""
         scores = sum(episode.scored.score is not None for episode in episodes)
         failures = sum(episode.scored.failure is not None for episode in episodes)
-        counts = torch.tensor([scores, failures], device=self.accelerator.device)
-        scores, failures = self.accelerator.reduce(counts, reduction="sum").tolist()
+        counts = torch.tensor([scores, failures, len(episodes)], device=self.accelerator.device)
+        scores, failures, total = self.accelerator.reduce(counts, reduction="sum").tolist()
         if failures:
             self.tell_failures(episodes)
-        self.failures.after_batch(scores, failures)
+        self.failures.after_batch(scores, failures, total)
 
     def tell_failures(self, episodes: list[Episode]) -> None:
         """Show the first failure of each kind; every process must call this, for the other ones' failures."""
-        named = [
-            (e.scored.failure.kind, f"score_episode of case {e.completion.case.case_idx} {e.scored.failure.message}")
-            for e in episodes
-            if e.scored.failure is not None
-        ]
+        named = [(e.scored.failure.kind, e.told) for e in episodes if e.scored.failure is not None]
         for message in self.failures.first_of_each(gather_object(named)):
             self.hooks.tell(message)
 
@@ -161,28 +160,54 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             ]
         )
 
-    def answer(self, prompts: list[Prompt]) -> tuple[list[Any], list[list[int]]]:
-        """Completions for prompts, sampled as in training: (as the environment is shown them, their token ids).
+    def _engine(self, prompts: list[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
+        """vLLM for an environment that asks the model itself: token ids in, token ids out."""
+        names = {"max_new_tokens": "max_completion_length"}
+        greedy = {} if sampling.get("do_sample", True) else {"temperature": 0.0, "top_k": -1, "top_p": 1.0}
+        known = {names.get(key, key): value for key, value in sampling.items() if key != "do_sample"}
+        with replaced(self.vllm_generation, known | greedy):
+            ids, _ = self._generate_single_turn(prompts, None, {}, 1)
+        return list(ids)
 
-        With a vLLM server every process must bring equally many prompts.
+    # -- the policy's side of a rollout
+
+    def generate(self, prompts: list[list[int]], most: int) -> list[Sampled] | None:
+        """One answer to each prompt (token ids), sampled as in training; None when no process has a prompt.
+
+        Where generation is one common act of several processes, all of them bring equally many prompts, the missing
+        ones made up: TRL hands the answers out by position, and would wait for a process that does not ask.
         """
-        prompt_ids, images, fields = self._tokenize_prompts(prompts)
-        completion_ids, _ = self._generate_single_turn(prompt_ids, images, fields, 1)
-        texts = self.processing_class.batch_decode(completion_ids, skip_special_tokens=True)
-        if isinstance(prompts[0], str):
-            return texts, completion_ids
-        return [[{"role": "assistant", "content": text}] for text in texts], completion_ids
+        count, most = self._agreed(len(prompts), most)
+        if not count:
+            return None
+        filler = [[self.eos_token_ids[0]]] * (count - len(prompts))
+        with self._answers_of(most):
+            ids, logprobs = self._generate_single_turn(prompts + filler, None, {}, 1)
+        return [Sampled(ids[n], logprobs[n] if logprobs else None) for n in range(len(prompts))]
 
-    @contextmanager
-    def greedy(self) -> Iterator[None]:
-        """While this lasts, `answer` takes the likeliest token every time."""
-        owner, changed = self._greedy_settings()
-        before = {name: getattr(owner, name) for name in changed}
-        vars(owner).update(changed)
-        try:
-            yield
-        finally:
-            vars(owner).update(before)
+    def _agreed(self, count: int, most: int) -> tuple[int, int]:
+        if not self._generates_in_common:
+            return count, most
+        wanted = torch.tensor([[count, most]], device=self.accelerator.device)
+        count, most = self.accelerator.gather(wanted).max(dim=0).values.tolist()
+        return count, most
+
+    @property
+    def _generates_in_common(self) -> bool:
+        if self.accelerator.num_processes == 1:
+            return False
+        shares_engine = self.use_vllm and (self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1)
+        return bool(shares_engine or self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    def _answers_of(self, most: int) -> AbstractContextManager[None]:
+        """While this lasts, an answer has at most so many tokens."""
+        if self.use_vllm:
+            return replaced(self.vllm_generation, {"max_completion_length": most})
+        return replaced(self.generation_config, {"max_new_tokens": most})
+
+    def greedy(self) -> AbstractContextManager[None]:
+        """While this lasts, `generate` takes the likeliest token every time."""
+        return replaced(*self._greedy_settings())
 
     def _greedy_settings(self) -> tuple[Any, dict[str, Any]]:
         if self.use_vllm:
@@ -199,6 +224,17 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
 
 @contextmanager
+def replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
+    """Other values for some attributes, while this lasts."""
+    before = {name: getattr(owner, name) for name in attributes}
+    vars(owner).update(attributes)
+    try:
+        yield
+    finally:
+        vars(owner).update(before)
+
+
+@contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """No dropout, no gradients; afterwards as before."""
     was_training = model.training
@@ -211,13 +247,19 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _batch_metrics(episodes: list[Episode]) -> dict[str, float]:
-    """Means over a batch: the environment's own metrics, and the share of episodes without a score."""
+    """Means over a batch: the environment's own metrics, turns and tool calls, and shares of how episodes ended."""
     values: dict[str, list[float]] = {}
     for episode in episodes:
         for name, value in episode.scored.metrics.items():
             values.setdefault(f"env/{name}", []).append(value)
     kinds = [episode.scored.failure.kind for episode in episodes if episode.scored.failure]
-    shares = {f"failed/{kind}": kinds.count(kind) / len(episodes) for kind in FAILURE_KINDS}
-    unscored = sum(episode.scored.score is None for episode in episodes) / len(episodes)
-    means = {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
-    return {"unscored": unscored, **means, **shares}
+    count = len(episodes)
+    return {
+        "unscored": sum(episode.scored.score is None for episode in episodes) / count,
+        "turns": sum(episode.track.turns for episode in episodes) / count,
+        "tools/calls": sum(episode.track.calls for episode in episodes) / count,
+        "tools/wrong_calls": sum(episode.track.wrong_calls for episode in episodes) / count,
+        **{name: sum(numbers) / len(numbers) for name, numbers in values.items()},
+        **{f"failed/{kind}": kinds.count(kind) / count for kind in FAILURE_KINDS},
+        **{f"stopped/{stop}": sum(episode.stop == stop for episode in episodes) / count for stop in STOPS},
+    }

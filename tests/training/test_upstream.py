@@ -15,18 +15,18 @@ from aitrain.training.trainer import EpisodeTrainer
 
 OVERRIDDEN_OR_CALLED = {
     "_generate_and_score_completions": ["inputs"],
-    "_tokenize_prompts": ["prompts"],
     "_generate_single_turn": ["prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images"],
     "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
 }
 
 
 class Spy(GRPOTrainer):  # type: ignore[misc]
-    """Keeps the advantages of each batch."""
+    """Keeps what each batch came to."""
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         self.seen: list[torch.Tensor] = [*getattr(self, "seen", ()), output["advantages"]]
+        self.outputs: list[dict[str, Any]] = [*getattr(self, "outputs", ()), output]
         return output
 
 
@@ -84,10 +84,31 @@ def test_the_settings_replaced_for_greedy_decoding_are_there(small_model: Path, 
     assert trainer.eos_token_ids == [trainer.processing_class.eos_token_id]
 
 
+@pytest.mark.filterwarnings("ignore:You are using .rollout_func.")
+def test_a_rollout_function_is_asked_for_one_episode_for_each_prompt_repeats_included(
+    small_model: Path, tmp_path: Path
+) -> None:
+    """What it returns beside the tokens decides what is in the loss (env_mask) and reaches no other place."""
+    asked: list[list[str]] = []
+
+    def roll_out(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        asked.append(prompts)
+        ids = [[65, 66, 67]] * len(prompts)
+        return {"prompt_ids": ids, "completion_ids": ids, "env_mask": [[1, 0, 1]] * len(prompts), "logprobs": None}
+
+    trainer = train_plainly(
+        Spy, small_model, tmp_path, lambda prompts, **_: [0.0] * len(prompts), rollout_func=roll_out
+    )
+    assert [len(set(prompts)) for prompts in asked] == [2, 2]
+    assert all(prompts[0] == prompts[3] and prompts[4] == prompts[7] for prompts in asked)
+    assert trainer.outputs[0]["tool_mask"].tolist() == [[1, 0, 1]] * 8
+    assert trainer.outputs[0]["num_items_in_batch"] == 16
+
+
 def test_vllm_generation_keeps_its_sampling_in_attributes() -> None:
     source = Path(inspect.getfile(GRPOTrainer)).parents[1] / "generation" / "vllm_generation.py"
     text = source.read_text()
-    for name in ("temperature", "top_k", "top_p"):
+    for name in ("temperature", "top_k", "top_p", "max_completion_length"):
         assert f"{name} = self.{name}" in text, name
 
 
@@ -95,7 +116,7 @@ def test_the_model_card_of_trl_is_not_written() -> None:
     assert EpisodeTrainer.create_model_card is not GRPOTrainer.create_model_card
 
 
-def train_plainly(kind: type[GRPOTrainer], model: Path, out: Path, reward: Any) -> GRPOTrainer:
+def train_plainly(kind: type[GRPOTrainer], model: Path, out: Path, reward: Any, **more: Any) -> GRPOTrainer:
     """Two steps of TRL without aitrain."""
     from datasets import Dataset
 
@@ -104,6 +125,6 @@ def train_plainly(kind: type[GRPOTrainer], model: Path, out: Path, reward: Any) 
         max_completion_length=4, report_to="none", save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
     )  # fmt: skip
     rows = Dataset.from_list([{"prompt": f"say {number}", "case": number} for number in range(8)])
-    trainer = kind(model=str(model), reward_funcs=reward, args=config, train_dataset=rows)
+    trainer = kind(model=str(model), reward_funcs=reward, args=config, train_dataset=rows, **more)
     trainer.train()
     return trainer

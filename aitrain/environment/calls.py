@@ -1,0 +1,157 @@
+"""Tool calls, as the model writes them into an answer."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+MAX_CALLS = 64
+"""Calls read from one answer: a model that repeats itself must not keep the tools busy for hours."""
+
+MAX_DEPTH = 100
+"""How deep arguments may nest: libraries that write them down again give up not far beyond."""
+
+TOO_DEEP = f"it nests deeper than {MAX_DEPTH} levels"
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call as the model wrote it; `problem` says, for the model to read, what is wrong with how it is written."""
+
+    name: str
+    arguments: dict[str, Any] | None = None
+    problem: str = ""
+
+    def as_message_part(self) -> dict[str, Any]:
+        """The call as an entry of the assistant message's `tool_calls`; arguments that could not be read are {}."""
+        return {"type": "function", "function": {"name": self.name, "arguments": self.arguments or {}}}
+
+
+_BLOCK = re.compile(r"<tool_call>(.*?)(?:(</tool_call>)|(?=<tool_call>)|\Z)", re.DOTALL)
+_SPACE = re.compile(r"\s*")
+
+
+def read_calls(text: str) -> tuple[str, list[ToolCall]]:
+    """The answer without its `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks, and the calls in order.
+
+    After MAX_CALLS calls comes one more, with a problem that says that the rest was not read.
+    """
+    text = clean(text)
+    calls = itertools.chain.from_iterable(map(_calls_in, _BLOCK.finditer(text)))
+    found = list(itertools.islice(calls, MAX_CALLS + 1))
+    if len(found) > MAX_CALLS:
+        found[MAX_CALLS] = ToolCall("", None, f"more than {MAX_CALLS} calls in one answer: the others were not run")
+    return _BLOCK.sub("", text).strip(), found
+
+
+def _calls_in(block: re.Match[str]) -> Iterator[ToolCall]:
+    """Usually one; some models write one JSON object per line between one pair of tags."""
+    written, position = block[1].strip(), 0
+    if not block[2]:
+        yield ToolCall("", None, "the call has no closing </tool_call>")
+        return
+    while position < len(written) or not written:
+        try:
+            value, position = _decoded(written, position)
+        except ValueError as error:
+            yield ToolCall("", None, f"the call is not valid JSON: {error}")
+            return
+        yield _call(value)
+        position += len(_SPACE.match(written, position)[0])  # type: ignore[index]  # it matches the empty string too
+
+
+def _call(value: Any) -> ToolCall:
+    if not isinstance(value, dict):
+        return ToolCall("", None, 'the call is not a JSON object with "name" and "arguments"')
+    name = value.get("name")
+    if not isinstance(name, str) or not name.strip():
+        return ToolCall("", None, 'the call has no "name", or one that is not a string')
+    try:
+        arguments = _arguments(value.get("arguments", value.get("parameters")))
+    except ValueError as error:
+        return ToolCall(name.strip(), None, f"{short(name)}: {error}")
+    return ToolCall(name.strip(), arguments)
+
+
+def _arguments(written: Any) -> dict[str, Any]:
+    """Some models write the object as a string that holds it, and leave it out where a tool takes nothing."""
+    value = written
+    if isinstance(written, str):
+        try:
+            value, end = _decoded(written.strip())
+        except ValueError as error:
+            raise ValueError(f"the arguments are not valid JSON: {error}") from None
+        value = value if end == len(written.strip()) else None
+    elif written is None:
+        value = {}
+    if not isinstance(value, dict):
+        raise ValueError("the arguments are not a JSON object")
+    return value
+
+
+def _decoded(text: str, start: int = 0) -> tuple[Any, int]:
+    """One JSON value of the text and where it ends; a ValueError says what keeps it from being used."""
+    try:
+        value, end = _JSON.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    if is_deep(value):
+        raise ValueError(TOO_DEEP)
+    if "\\u" in text[start:end]:  # an escape may be half a character
+        value = json.loads(clean(json.dumps(value, ensure_ascii=False)))
+    return value, end
+
+
+def is_deep(value: Any) -> bool:
+    """Whether lists and objects nest deeper than MAX_DEPTH."""
+    layer = [value]
+    for _ in range(MAX_DEPTH + 1):
+        nested = (one.values() if isinstance(one, dict) else one for one in layer if isinstance(one, (dict, list)))
+        layer = list(itertools.chain.from_iterable(nested))
+    return bool(layer)
+
+
+def _number(kind: Callable[[str], int | float], digits: str) -> int | float:
+    """JSON has no infinity, and 1e999 would be one; an integer as large is one that Python may not write down."""
+    if not math.isfinite(float(digits)):
+        raise ValueError(f"{digits[:20]}... is too large a number")
+    return kind(digits)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a value of JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python would quietly take the last of two equal names."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{short(name)} is given twice")
+    return found
+
+
+_JSON = json.JSONDecoder(
+    object_pairs_hook=_once,
+    parse_int=functools.partial(_number, int),
+    parse_float=functools.partial(_number, float),
+    parse_constant=_no_constant,
+)
+
+
+def clean(text: str) -> str:
+    """Without halves of characters, which no file, tokenizer or terminal takes."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def short(text: str, length: int = 60) -> str:
+    """On one line, not too long."""
+    line = " ".join(text[: 4 * length].split())
+    return line if len(line) <= length else f"{line[: length - 3]}..."

@@ -1,0 +1,86 @@
+"""What an environment returned, as a score: a number from 0 to 1, None for unscored, or a failure; never a guess."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aitrain.environment.contract import Score
+from aitrain.environment.failures import Failure
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One episode's score from 0 to 1, or None: unscored, because the environment said so or because it failed."""
+
+    score: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
+
+
+def judged(returned: object) -> Scored:
+    """What was returned as a score: a number, a Score, a dict with `score`, or None."""
+    value, metrics = _unpacked(returned)
+    if value is None:
+        return Scored(None, metrics)
+    number = _number(value)
+    if number is None:
+        return _unscored("wrong_type", f"returned {shown(returned)}, {_expected(returned)}")
+    if not math.isfinite(number):
+        return _unscored("not_finite", f"returned {number}, not a number from 0 to 1")
+    if not 0.0 <= number <= 1.0:
+        return _unscored("out_of_range", f"returned {number:g}, which is not from 0 to 1")
+    return Scored(number, metrics)
+
+
+def _unpacked(returned: Any) -> tuple[Any, dict[str, float]]:
+    if isinstance(returned, Score):
+        return returned.score, _numbers(returned.metrics)
+    if isinstance(returned, Mapping) and "score" in returned:
+        rest = {str(key): value for key, value in returned.items() if key != "score"}
+        nested = rest.pop("metrics", None)
+        return returned["score"], _numbers({**rest, **nested} if isinstance(nested, Mapping) else rest)
+    return returned, {}
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {str(name): _number(value) for name, value in metrics.items()}
+    return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
+
+
+def _number(value: Any) -> float | None:
+    """A float, int, bool, or a numpy or torch scalar, as a float; None for anything else (a string is no number)."""
+    if isinstance(value, (int, float)):
+        return _as_float(value)
+    if hasattr(value, "item") and getattr(value, "size", 1) != 0:
+        try:
+            item = value.item()
+        except (ValueError, RuntimeError, TypeError):
+            return None  # an array of several
+        return _as_float(item) if isinstance(item, (int, float)) else None
+    return None
+
+
+def _as_float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _expected(returned: object) -> str:
+    if isinstance(returned, Mapping) and "score" not in returned:
+        return 'and a dict needs a "score"'
+    return "not a number from 0 to 1"
+
+
+def shown(value: object) -> str:
+    """The value and its type, short enough for a message."""
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def _unscored(kind: str, message: str) -> Scored:
+    return Scored(None, failure=Failure(kind, message))

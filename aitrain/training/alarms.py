@@ -1,0 +1,125 @@
+"""Learning alarms: what keeps a run from learning when it lasts, told in one line that says which knob to turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+LASTS = 5
+"""Lines of metrics in a row that must look bad: single batches do."""
+
+SOLVED = 0.9
+"""Mean reward from which groups that agree, and a policy that is sure, are no reason to worry."""
+
+Logs = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A metric that is bad when `is_bad` says so, given all metrics of a line and those of the run's first one."""
+
+    metric: str
+    is_bad: Callable[[Logs, Logs], bool]
+    advice: Callable[[Logs], str]
+
+    def rings(self, now: Logs, first: Logs) -> bool:
+        """Whether this line looks bad; a metric that is not there does not."""
+        return self.metric in now and self.metric in first and self.is_bad(now, first)
+
+
+def _same_scores(logs: Logs) -> str:
+    share, reward = logs["frac_reward_zero_std"], logs.get("reward") or 0.0
+    where = "at 0: the cases are too hard" if reward < 0.05 else f"mostly near {reward:.2f}"
+    return (
+        f"In {share:.0%} of the groups all completions score the same, {where}. Such groups teach nothing: raise"
+        " --rl-num-generations or --rl-temperature, give partial credit, or take easier cases."
+    )
+
+
+def _cut_off(logs: Logs) -> str:
+    return (
+        f"{logs['completions/clipped_ratio']:.0%} of the episodes end with an answer that is cut off: raise"
+        " --rl-max-new-tokens, or ask for shorter answers."
+    )
+
+
+def _unscored(logs: Logs) -> str:
+    return (
+        f"{logs['unscored']:.0%} of the episodes have no score and teach nothing: failed/* in metrics.jsonl says why,"
+        " rollouts/ shows them; see --rl-env-timeout, --rl-env-retries, --rl-env-isolation."
+    )
+
+
+def _sure(logs: Logs) -> str:
+    return (
+        f"The policy's entropy has collapsed to {logs['entropy']:.3f}: it says nearly the same every time, with reward"
+        f" {logs.get('reward') or 0.0:.2f}. Lower --lr, or raise --rl-temperature or --rl-kl-coef."
+    )
+
+
+def _off_policy(logs: Logs) -> str:
+    return (
+        f"The mean importance ratio between vLLM and the trainer is {logs[_RATIO]:.2f}: most of the gradient is lost."
+        " Long episodes need --trl vllm_importance_sampling_mode=token_truncate."
+    )
+
+
+_RATIO = "sampling/importance_sampling_ratio/mean"
+
+
+def _is_solved(logs: Logs) -> bool:
+    return (logs.get("reward") or 0.0) >= SOLVED
+
+
+ALARMS = (
+    Alarm(
+        "frac_reward_zero_std", lambda now, _: now["frac_reward_zero_std"] >= 0.8 and not _is_solved(now), _same_scores
+    ),
+    Alarm("completions/clipped_ratio", lambda now, _: now["completions/clipped_ratio"] > 0.5, _cut_off),
+    Alarm("unscored", lambda now, _: now["unscored"] > 0.25, _unscored),
+    Alarm(
+        "entropy",
+        lambda now, first: now["entropy"] < min(0.1, 0.1 * first["entropy"]) and not _is_solved(now),
+        _sure,
+    ),
+    Alarm(_RATIO, lambda now, _: now[_RATIO] < 0.5, _off_policy),
+)
+
+
+@dataclass
+class Watch:
+    """Which alarms have looked bad for how long; each is told once in a run."""
+
+    first: Logs = field(default_factory=dict)
+    lasting: dict[str, int] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+
+    def look(self, logs: Logs) -> list[str]:
+        """What a new line of metrics gives reason to say."""
+        self.first = {**logs, **self.first}
+        advice = []
+        for alarm in ALARMS:
+            rings = alarm.rings(logs, self.first)
+            self.lasting[alarm.metric] = self.lasting.get(alarm.metric, 0) + 1 if rings else 0
+            if self.lasting[alarm.metric] >= LASTS and alarm.metric not in self.told:
+                self.told.add(alarm.metric)
+                advice.append(alarm.advice(logs))
+        return advice
+
+
+class Alarms(TrainerCallback):  # type: ignore[misc]
+    """Watches the metrics, on the first process."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+        self.watch = Watch()
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs, **_: object
+    ) -> None:
+        """Each line of metrics, but for the summary at the end."""
+        if state.is_world_process_zero and "reward" in logs:
+            for advice in self.watch.look(logs):
+                self.tell(advice)

@@ -1,0 +1,291 @@
+"""Episodes: a whole batch advances together, one generate call a round, then all of the environment's steps at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from aitrain.environment.contract import Case, Completion
+from aitrain.environment.dialogue import Message, Move
+from aitrain.environment.failures import Failure
+from aitrain.environment.judging import Scored
+from aitrain.environment.scoring import Host, Play
+from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.training.chat import Answer, Chat
+
+STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout")
+"""What ends an episode: the environment (max_tokens: after an answer that was cut off), the turns, no room for another
+answer, or a failure."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long an episode may get; tokens of the prompt count for the context only."""
+
+    turns: int
+    answer_tokens: int
+    episode_tokens: int | None = None
+    context: int | None = None
+
+    def room(self, prompt: int, completion: int) -> int:
+        """Tokens that the next answer may have after a prompt and a completion of so many."""
+        ends = [self.answer_tokens]
+        if self.episode_tokens is not None:
+            ends.append(self.episode_tokens - completion)
+        if self.context is not None:
+            ends.append(self.context - prompt - completion)
+        return min(ends)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One answer as it was sampled: token ids, and their log-probabilities where the engine says them."""
+
+    ids: list[int]
+    logprobs: list[float] | None = None
+
+    def first(self, count: int) -> Sampled:
+        """At most so many tokens of it."""
+        return Sampled(self.ids[:count], None if self.logprobs is None else self.logprobs[:count])
+
+
+class Generate(Protocol):
+    """One answer to each prompt, of at most so many tokens; None when no process has a prompt left."""
+
+    def __call__(self, prompts: list[list[int]], most: int) -> list[Sampled] | None: ...
+
+
+@dataclass
+class Track:
+    """The model's side of one episode under way. `ids`, `mask` and `logprobs` have one entry a token after the prompt;
+    the mask is 1 for what the model sampled, 0 for what the environment said."""
+
+    play: Play
+    prompt_ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    opening: list[Message] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    last_answer: int = 0
+    """Where in `ids` the newest answer begins."""
+    is_answering: bool = False
+    """Whether that answer still goes on: the batch had less room than this episode has."""
+    turns: int = 0
+    calls: int = 0
+    wrong_calls: int = 0
+    stop: str | None = None
+
+    def append_sampled(self, sampled: Sampled, is_whole: bool) -> None:
+        """What the model said, an answer or the next piece of one: trained."""
+        if not self.is_answering:
+            self.last_answer = len(self.ids)
+            self.turns += 1
+        self.ids += sampled.ids
+        self.mask += [1] * len(sampled.ids)
+        self.logprobs += sampled.logprobs or [0.0] * len(sampled.ids)
+        self.is_answering = not is_whole
+
+    def append_said(self, ids: list[int]) -> None:
+        """What the environment said: not trained."""
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+
+    @property
+    def completion(self) -> Completion:
+        """All that followed the prompt, as the environment is shown it."""
+        case = self.play.case
+        if case.is_chat:
+            return Completion(case, self.messages)
+        return Completion(case, "".join(str(message["content"]) for message in self.messages))
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One case played to its end and scored."""
+
+    track: Track
+    scored: Scored
+
+    @property
+    def case(self) -> Case:
+        """What was asked."""
+        return self.track.play.case
+
+    @property
+    def stop(self) -> str:
+        """What ended it, one of STOPS."""
+        if self.scored.failure is not None:
+            return "env_timeout" if self.scored.failure.kind == "timed_out" else "env_error"
+        return self.track.stop or "done"
+
+    @property
+    def told(self) -> str:
+        """The failure as the user reads it, with its case and place."""
+        failure = self.scored.failure
+        return "" if failure is None else f"{failure.place} of case {self.case.case_idx} {failure.message}"
+
+    def record(self) -> dict[str, Any]:
+        """The episode as a rollout record, less what only the batch knows (step, group, advantage)."""
+        failure, play = self.scored.failure, self.track.play
+        asked = [{"role": "user", "content": self.case.prompt}] if not self.case.is_chat else self.case.prompt
+        error = failure and {
+            "kind": failure.kind,
+            "place": failure.place,
+            "message": failure.trace or failure.message,
+        }
+        return {
+            "case_idx": self.case.case_idx,
+            "seed": play.seed,
+            "prompt": self.case.prompt,
+            "messages": [*asked, *self.track.opening, *self.track.messages],
+            "completion": self.track.completion.text,
+            "score": self.scored.score,
+            "metrics": self.scored.metrics,
+            "stop": self.stop,
+            "error": error,
+            "turns": self.track.turns,
+            "tokens": sum(self.track.mask),
+            "seconds": round(play.seconds, 6),
+        }
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Plays episodes with a policy: `generate` is the policy's side, `host` the environment's."""
+
+    host: Host
+    chat: Chat
+    limits: Limits
+    generate: Generate
+    ends: Sequence[int]
+    """Tokens that end an answer; the first one also fills a completion that would be empty."""
+    scoring: Callable[[], AbstractContextManager[Any]]
+    """What the model is put into while the environment scores, as it may use it."""
+
+    def play(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Episode]:
+        """One episode for each case, in their order; the environment's failures are in them."""
+        tracks = self._begin(cases, seeds)
+        live = [track for track in tracks if track.stop is None]
+        while self._answer(live):
+            self._respond([track for track in live if not track.is_answering])
+            live = [track for track in live if track.stop is None]
+        return self._score(tracks)
+
+    def _begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Track]:
+        tracks = [Track(play) for play in self.host.begin(cases, seeds)]
+        for track in tracks:
+            track.opening = list(track.play.opening.messages)
+            with _refusals(track.play):
+                track.prompt_ids = self._prompt_ids(track.play)
+            if track.play.failure is None and self._room(track) < 1:
+                what = f"prompt and tools have {len(track.prompt_ids)} tokens, which leaves no room for an answer"
+                track.play.failure = Failure("wrong_type", what, place="The beginning")
+            if track.play.failure is not None:
+                track.stop = "env_error"
+                track.prompt_ids = track.prompt_ids[:1] or [self.ends[0]]  # never answered, so that they do not matter
+        return tracks
+
+    def _prompt_ids(self, play: Play) -> list[int]:
+        said, tools = play.opening.messages, play.opening.tools
+        if isinstance(play.case.prompt, str):
+            refuse_tools_for_strings(tools)
+            return self.chat.prompt_ids(play.case.prompt + "".join(str(message["content"]) for message in said))
+        if tools:
+            self.chat.check_tools()
+        return self.chat.prompt_ids([*play.case.prompt, *said], tools)
+
+    def _room(self, track: Track) -> int:
+        """Tokens that its answer, or what is left of it, may have."""
+        room = self.limits.room(len(track.prompt_ids), len(track.ids))
+        said = len(track.ids) - track.last_answer if track.is_answering else 0
+        return min(room, self.limits.answer_tokens - said)
+
+    def _answer(self, live: list[Track]) -> bool:
+        """One answer for each; False when no process has a live episode any more.
+
+        No row is generated beyond the context, which some models cannot: where the longest episode has less room than
+        the others, those get the rest of their answers in the next round.
+        """
+        prompts = [track.prompt_ids + track.ids for track in live]
+        rooms = [self._room(track) for track in live]
+        most = max(rooms, default=1)
+        if self.limits.context is not None and live:
+            most = min(most, self.limits.context - max(map(len, prompts)))
+        answers = self.generate(prompts, most)
+        if answers is None:
+            return False
+        for track, room, sampled in zip(live, rooms, answers, strict=True):
+            kept = sampled.first(room)
+            is_ended = len(sampled.ids) < most or kept.ids[-1] in self.ends  # the engine may know other ends, too
+            track.append_sampled(kept, is_whole=is_ended or len(kept.ids) == room)
+        return True
+
+    def _respond(self, live: list[Track]) -> None:
+        answers = [self._read(track) for track in live]
+        for track, answer in zip(live, answers, strict=True):
+            track.messages.append(answer.message)
+        moves = self.host.answer([track.play for track in live], [answer.reply for answer in answers])
+        for track, move in zip(live, moves, strict=True):
+            track.calls += move.calls
+            track.wrong_calls += move.wrong_calls
+            track.stop = self._why_over(track, move) or self._go_on(track, move)
+
+    def _read(self, track: Track) -> Answer:
+        start = track.last_answer
+        return self.chat.read(track.ids[start:], track.prompt_ids + track.ids[:start], track.play.opening.tools)
+
+    def _why_over(self, track: Track, move: Move) -> str | None:
+        if track.play.failure is not None:
+            return "env_error"
+        if move.is_over:
+            return "done" if track.ids[-1] in self.ends else "max_tokens"
+        return "max_turns" if track.turns >= self.limits.turns else None
+
+    def _go_on(self, track: Track, move: Move) -> str | None:
+        """Append what the environment said; where that leaves no room for an answer, the episode ends before it."""
+        said: list[int] = []
+        with _refusals(track.play):
+            said = self.chat.following_ids(move.messages, track.ids[-1], track.play.case.is_chat)
+        if track.play.failure is not None:
+            return "env_error"
+        if self.limits.room(len(track.prompt_ids), len(track.ids) + len(said)) < 1:
+            return "truncated"
+        track.append_said(said)
+        track.messages += move.messages
+        return None
+
+    def _score(self, tracks: list[Track]) -> list[Episode]:
+        plays = [track.play for track in tracks]
+        with self.scoring():
+            scored = self.host.score(plays, [track.completion for track in tracks])
+        self.host.end(plays)
+        for track in tracks:
+            if not track.ids:
+                track.append_said([self.ends[0]])  # TRL cannot take an empty completion; this one is not trained
+        return [Episode(track, result) for track, result in zip(tracks, scored, strict=True)]
+
+
+@contextmanager
+def _refusals(play: Play) -> Iterator[None]:
+    """Messages that the chat template refuses are the failure of their episode."""
+    try:
+        yield
+    except EnvironmentFailed as error:
+        play.failure = Failure("wrong_type", f"said what cannot be shown: {error}", place="The environment")
+
+
+def refuse_tools_for_strings(tools: Sequence[Any]) -> None:
+    """Tools are told to the model by its chat template.
+
+    Raises:
+        ConfigError: there are some, and the prompt is a string.
+    """
+    if tools:
+        raise ConfigError(
+            "The environment has tools (get_tools) and prompts that are strings: the model cannot be told of tools\n"
+            'Let build_dataset return chat messages: [{"role": "user", "content": "..."}]'
+        )

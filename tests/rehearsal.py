@@ -1,0 +1,46 @@
+"""An episode without a model: the replies are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aitrain.environment.calls import read_calls
+from aitrain.environment.contract import Case, Completion
+from aitrain.environment.dialogue import Move, Opening, Reply, dialogue_for
+from aitrain.environment.judging import Scored
+
+
+@dataclass
+class Rehearsed:
+    """What came of it."""
+
+    scored: Scored
+    opening: Opening
+    moves: list[Move] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the environment ended it, and not the end of the script."""
+        return bool(self.moves) and self.moves[-1].is_over
+
+
+def rehearse(environment: Any, replies: Sequence[str], case: Case | None = None, seed: int = 0) -> Rehearsed:
+    """Play the replies, one a turn, tool calls in the `<tool_call>` form; then score."""
+    case = case or Case(0, [{"role": "user", "content": "?"}], {"prompt": "?"})
+    dialogue = dialogue_for(environment)
+    opening = dialogue.open(case.words(seed))
+    moves: list[Move] = []
+    messages: list[dict[str, Any]] = []
+    for written in replies:
+        text, calls = read_calls(written) if opening.tools else (written, [])
+        messages.append({"role": "assistant", "content": text})
+        moves.append(dialogue.answer(Reply(text, tuple(calls))))
+        messages.extend(moves[-1].messages)
+        if moves[-1].is_over:
+            break
+    content = messages if case.is_chat else "".join(message["content"] for message in messages)
+    scored = dialogue.score(Completion(case, content).words())
+    dialogue.close()
+    return Rehearsed(scored, opening, moves)

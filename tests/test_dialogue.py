@@ -1,0 +1,337 @@
+"""The environment's side of an episode: generators, objects, tools, and what limits and mistakes come to."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from aitrain import EnvironmentFailed, Score
+from aitrain.environment.contract import Case, check_contract, check_methods
+from aitrain.environment.dialogue import Reply, dialogue_for
+from aitrain.environment.failures import CallFailed, Failure
+from tests.rehearsal import rehearse
+
+CASE = Case(3, "?", {"prompt": "?", "word": "kiwi"})
+
+
+def call(name: str, **arguments: Any) -> str:
+    import json
+
+    return f'<tool_call>{{"name": "{name}", "arguments": {json.dumps(arguments)}}}</tool_call>'
+
+
+def failure_of(environment: Any, *replies: str) -> Failure:
+    with pytest.raises(CallFailed) as caught:
+        rehearse(environment, replies)
+    return caught.value.failure
+
+
+class Rows:
+    def build_dataset(self, tokenizer: Any = None) -> list[dict[str, Any]]:
+        return [{"prompt": "?"}]
+
+
+class Guess(Rows):
+    """A generator that wants the word of the row."""
+
+    def episode(self, word: str, seed: int) -> Generator[str | None, str, Any]:
+        reply = yield None
+        for tries in range(3):
+            if reply == word:
+                return Score(1.0 - tries / 4, {"tries": tries, "seed": seed})
+            try:
+                reply = yield f"not {reply}"
+            except GeneratorExit:
+                return 0.125
+        return 0.0
+
+
+# -- generators
+
+
+def test_a_generator_is_sent_the_answers_and_returns_the_score() -> None:
+    played = rehearse(Guess(), ["fig", "kiwi"], CASE, seed=7)
+
+    assert played.is_over
+    assert played.moves[0].messages == ({"role": "user", "content": "not fig"},)
+    assert played.scored.score == 0.75
+    assert played.scored.metrics == {"tries": 1.0, "seed": 7.0}
+
+
+def test_a_generator_that_a_limit_ends_may_say_what_it_is_worth() -> None:
+    assert rehearse(Guess(), ["fig"], CASE).scored.score == 0.125
+
+
+def test_a_generator_that_a_limit_ends_is_worth_nothing_otherwise() -> None:
+    class Plain(Rows):
+        def episode(self) -> Generator[str | None, str, float]:
+            yield None
+            yield "go on"
+            return 1.0
+
+    played = rehearse(Plain(), ["a"])
+    assert (played.is_over, played.scored.score) == (False, 0.0)
+
+
+def test_a_generator_may_speak_first() -> None:
+    class First(Rows):
+        def episode(self, seed: int) -> Generator[str, str, float]:
+            reply = yield f"the number is {seed}"
+            return float(reply == str(seed))
+
+    played = rehearse(First(), ["5"], seed=5)
+    assert played.opening.messages == ({"role": "user", "content": "the number is 5"},)
+    assert played.scored.score == 1.0
+
+
+def test_a_generator_may_say_whole_messages() -> None:
+    class Messages(Rows):
+        def episode(self) -> Generator[Any, str, float]:
+            yield None
+            yield [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+            yield {"role": "user", "content": "c"}
+            return 1.0
+
+    played = rehearse(Messages(), ["1", "2", "3"])
+    assert [len(move.messages) for move in played.moves] == [2, 1, 0]
+
+
+def test_a_generator_without_a_score_is_unscored() -> None:
+    class Nothing(Rows):
+        def episode(self) -> Generator[None, str, None]:
+            yield
+
+    played = rehearse(Nothing(), ["a"])
+    assert (played.scored.score, played.scored.failure) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("episode", "message"),
+    [
+        (lambda self: 1.0, "returned 1.0 (float), not a generator: it has no `yield`"),
+        (lambda self: (yield from ()), "ended before the model's first answer"),
+        (lambda self: [(yield), (yield)], "yielded None after an answer"),
+        (lambda self: [(yield), (yield 5)], "said 5 (int), which is neither text nor messages"),
+        (lambda self: [(yield), (yield [{"content": "no role"}])], "which is neither text nor messages"),
+        (lambda self: [(yield), (yield [])], "which is neither text nor messages"),
+    ],
+)
+def test_a_generator_that_says_something_odd_is_a_failure_with_advice(episode: Any, message: str) -> None:
+    failure = failure_of(type("Odd", (Rows,), {"episode": episode})(), "a")
+
+    assert (failure.kind, failure.place) == ("wrong_type", "episode")
+    assert message in failure.message
+
+
+def test_an_error_in_a_generator_is_told_with_the_users_line() -> None:
+    class Broken(Rows):
+        def episode(self) -> Generator[None, str, float]:
+            reply = yield
+            return 1 / int(reply)
+
+    failure = failure_of(Broken(), "0")
+    assert (failure.kind, failure.place) == ("raised", "episode")
+    assert failure.message.startswith("raised: ZeroDivisionError")
+    assert "return 1 / int(reply)" in failure.message
+
+
+def test_what_a_generator_holds_is_let_go_of_when_the_episode_is_closed() -> None:
+    held = []
+
+    class Holding(Rows):
+        def episode(self) -> Generator[str | None, str, float]:
+            held.append(1)
+            try:
+                yield None
+                yield "go on"
+            finally:
+                held.pop()
+            return 1.0
+
+    dialogue = dialogue_for(Holding())
+    dialogue.open(CASE.words(0))
+    dialogue.answer(Reply("a"))
+    assert held
+    dialogue.close()
+    assert not held
+
+
+# -- objects
+
+
+class Counter:
+    """Wants `goal` answers; one of its tools counts them, the other breaks."""
+
+    def __init__(self, goal: int) -> None:
+        self.goal, self.count, self.is_closed = goal, 0, False
+
+    async def step(self, reply: str) -> str | None:
+        self.count += 1
+        return None if self.count >= self.goal else f"{self.count} of {self.goal}"
+
+    def score(self) -> float:
+        return min(1.0, self.count / self.goal)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def get_tools(self) -> list[Any]:
+        return [self.skip, self.burn]
+
+    def skip(self, steps: int) -> dict[str, int]:
+        """Skip some steps.
+
+        Args:
+            steps: How many.
+        """
+        self.count += steps
+        return {"count": self.count}
+
+    async def burn(self) -> str:
+        """Burn."""
+        raise RuntimeError("it burns")
+
+
+class Counting(Rows):
+    def start(self, case_idx: int, seed: int) -> Counter:
+        self.last = Counter(goal=seed)
+        return self.last
+
+
+def test_an_object_steps_until_it_says_nothing_and_is_asked_for_the_score() -> None:
+    played = rehearse(Counting(), ["a", "b", "c"], seed=2)
+
+    assert [move.messages for move in played.moves] == [({"role": "user", "content": "1 of 2"},), ()]
+    assert played.scored.score == 1.0
+
+
+def test_an_object_that_a_limit_ends_is_asked_for_the_score_and_closed() -> None:
+    environment = Counting()
+
+    assert rehearse(environment, ["a"], seed=4).scored.score == 0.25
+    assert environment.last.is_closed
+
+
+def test_tools_of_an_object_change_its_state_and_answer_as_tool_messages() -> None:
+    played = rehearse(Counting(), [call("skip", steps=2) + call("skip", steps=1), "a"], seed=4)
+
+    assert played.moves[0].messages == (
+        {"role": "tool", "name": "skip", "content": '{"count": 2}'},
+        {"role": "tool", "name": "skip", "content": '{"count": 3}'},
+    )
+    assert (played.moves[0].calls, played.moves[0].wrong_calls) == (2, 0)
+    assert played.scored.score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (call("skop", steps=1), "Did you mean skip?"),
+        (call("skip", steps="many"), "steps"),
+        (call("skip"), "steps"),
+        ('<tool_call>{"name": "skip", "arguments": {"steps": </tool_call>', "JSON"),
+        (call("__init__", goal=1), "there is no tool __init__"),
+        (call("close"), "there is no tool close"),
+    ],
+)
+def test_a_wrong_call_is_told_to_the_model_and_counted(written: str, told: str) -> None:
+    played = rehearse(Counting(), [written], seed=4)
+
+    assert played.moves[0].wrong_calls == 1
+    assert told in played.moves[0].messages[0]["content"]
+    assert played.scored.score == 0.0
+
+
+def test_a_bug_in_a_tool_is_the_environments_failure_and_no_text_for_the_model() -> None:
+    failure = failure_of(Counting(), call("burn"))
+
+    assert (failure.kind, failure.place) == ("raised", "the tool burn")
+    assert 'raise RuntimeError("it burns")' in failure.message
+
+
+@pytest.mark.parametrize(("returned", "lacks"), [(None, "step"), (object(), "step"), (iter("ab"), "step")])
+def test_an_object_that_cannot_be_played_with_is_a_failure(returned: Any, lacks: str) -> None:
+    failure = failure_of(type("Odd", (Rows,), {"start": lambda self: returned})(), "a")
+    assert f"which has no {lacks}" in failure.message
+
+
+def test_an_object_may_be_started_by_a_coroutine() -> None:
+    class Slow(Rows):
+        async def start(self, seed: int) -> Counter:
+            return Counter(seed)
+
+    assert rehearse(Slow(), ["a"], seed=1).scored.score == 1.0
+
+
+# -- score_episode with tools
+
+
+class Shop(Rows):
+    def get_tools(self) -> list[Any]:
+        return [self.price]
+
+    def price(self, fruit: str) -> int:
+        """What a fruit costs.
+
+        Args:
+            fruit: Its name.
+        """
+        return {"fig": 3, "kiwi": 2}[fruit]
+
+    def score_episode(self, text: str, messages: list[dict[str, Any]]) -> Score:
+        return Score(float("2" in text), {"messages": len(messages)})
+
+
+def test_tools_go_on_until_an_answer_without_a_call() -> None:
+    played = rehearse(Shop(), [call("price", fruit="kiwi"), "it is 2", "never read"])
+
+    assert [move.is_over for move in played.moves] == [False, True]
+    assert played.scored.score == 1.0
+    assert played.scored.metrics["messages"] == 4
+
+
+def test_without_tools_a_call_is_just_text() -> None:
+    class Plain(Rows):
+        def score_episode(self, text: str) -> float:
+            return float("tool_call" in text)
+
+    assert rehearse(Plain(), [call("price", fruit="kiwi")]).scored.score == 1.0
+
+
+# -- which of them
+
+
+@pytest.mark.parametrize("levels", [("episode", "start"), ("score_episode", "start"), ("score_episode", "episode")])
+def test_two_ways_to_play_are_one_too_many(levels: tuple[str, str]) -> None:
+    environment = type("Both", (Rows,), dict.fromkeys(levels, lambda self: None))()
+
+    with pytest.raises(EnvironmentFailed, match=f"Both has both {levels[0]} and {levels[1]}"):
+        check_methods(environment)
+
+
+def test_an_environment_without_any_is_told_what_to_add() -> None:
+    with pytest.raises(EnvironmentFailed, match=r"Rows has no score_episode(.|\n)*`episode` or `start`"):
+        check_methods(Rows())
+
+
+def test_an_async_generator_is_refused_because_it_cannot_return_a_score() -> None:
+    class Async(Rows):
+        async def episode(self) -> Any:
+            yield None
+
+    with pytest.raises(EnvironmentFailed, match="use `start`, whose methods may be async"):
+        check_methods(Async())
+
+
+def test_episode_and_start_may_ask_for_what_there_is_before_an_answer() -> None:
+    check_contract(Guess(), {"prompt", "word"})
+    with pytest.raises(EnvironmentFailed, match=r"Guess\.episode asks for word, which is not known"):
+        check_contract(Guess(), {"prompt"})
+
+    class Late(Rows):
+        def start(self, completion: str) -> None: ...
+
+    with pytest.raises(EnvironmentFailed, match="asks for completion, which is not known"):
+        check_contract(Late(), {"prompt"})

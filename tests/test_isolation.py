@@ -1,0 +1,630 @@
+"""The environment's code in processes of its own: whatever it does there, the training process only hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import gc
+import os
+import pickle
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aitrain.environment.contract import _loop
+from aitrain.environment.failures import CallFailed, Failure
+from aitrain.environment.isolation import GONE, Isolation, Seat
+from aitrain.environment.workers import Workers
+
+LONG = 30.0
+"""A deadline that nothing here should come near."""
+
+
+class Environment:
+    """What is forked: `size` and `rows` are there before, or come with `update`."""
+
+    def __init__(self, size: int = 3) -> None:
+        self.size = size
+
+
+class Episode:
+    """Made in the process, from its environment."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.asked: list[Any] = []
+
+    def ask(self, word: Any) -> list[Any]:
+        self.asked.append(word)
+        return self.asked
+
+    def size(self) -> int:
+        return self.environment.size
+
+    def grow(self) -> int:
+        self.environment.size += 1
+        return self.environment.size
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def say(self, words: str) -> None:
+        print(words)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def get(self, name: str) -> Any:
+        return getattr(self.environment, name)
+
+    def fail(self) -> None:
+        raise ValueError("no such city")  # the line
+
+    def leave(self, how: Any) -> None:
+        raise SystemExit(how)
+
+    def exit(self, code: int) -> None:
+        os._exit(code)
+
+    def kill(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def segfault(self) -> None:
+        faulthandler.disable()
+        ctypes.string_at(0)
+
+    def hang(self) -> None:
+        time.sleep(1000)  # forever
+
+    def hold(self) -> None:
+        re.match(r"(a+)+$", "a" * 60 + "b")  # lets nobody else run
+
+    async def later(self, word: str) -> tuple[str, int]:
+        await asyncio.sleep(0.001)
+        return word, os.getpid()
+
+    async def hang_later(self) -> None:
+        await asyncio.sleep(1000)
+
+    async def block(self) -> None:
+        time.sleep(1000)  # in the loop
+
+    def local(self) -> Any:
+        return lambda: None
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def draw(self) -> tuple[float, float]:
+        return random.random(), float(np.random.random())
+
+    def read(self) -> str:
+        return sys.stdin.read() + os.read(0, 10).decode()
+
+    def interrupt(self) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getppid(), signal.SIGINT)
+        return "still here"
+
+    def start(self) -> int:
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
+
+    def remember(self, file: str) -> None:
+        self.file = file
+
+    def __del__(self) -> None:
+        if hasattr(self, "file"):
+            Path(self.file).write_text("dropped")
+
+
+class Unreadable:
+    def __reduce__(self) -> Any:
+        return refuse, ()
+
+
+def refuse() -> None:
+    raise ValueError("unreadable")
+
+
+def broken(environment: Environment) -> Any:
+    raise ValueError("cannot be made")
+
+
+async def made_later(environment: Environment) -> Episode:
+    return Episode(environment)
+
+
+@pytest.fixture
+def isolation() -> Iterator[Isolation]:
+    one = Isolation.start(Environment())
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def workers() -> Iterator[Callable[..., Workers]]:
+    made: list[Workers] = []
+
+    def make(count: int = 4, timeout: float = LONG) -> Workers:
+        made.append(Workers(count, timeout))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def eventually(is_so: Callable[[], object], seconds: float = 20.0) -> bool:
+    until = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def asked(seat: Seat, method: str, *arguments: Any, timeout: float = LONG) -> Any:
+    """Through workers, as it is used; a failure is returned."""
+    pool = Workers(1, timeout)
+    (outcome,) = pool.run([lambda: seat.call(method, *arguments)])
+    assert sum(thread.is_alive() for thread in pool._threads) == 1, "no thread is given up for a process that hangs"
+    pool.close()
+    return outcome.failure or outcome.value
+
+
+def nursery_of(isolation: Isolation) -> int:
+    return isolation._pid
+
+
+# -- calls
+
+
+def test_an_object_keeps_its_state_from_call_to_call(isolation: Isolation) -> None:
+    seat = isolation.lease(Episode)
+
+    assert asked(seat, "ask", 1) == [1]
+    assert asked(seat, "ask", "two") == [1, "two"]
+
+
+def test_the_object_is_made_in_its_process_from_the_environment(isolation: Isolation) -> None:
+    one, other = isolation.lease(Episode), isolation.lease(Episode)
+
+    pids = {asked(one, "pid"), asked(other, "pid")}
+
+    assert pids == {one.pid, other.pid}
+    assert len({*pids, os.getpid(), nursery_of(isolation)}) == 4
+    assert asked(one, "size") == 3
+
+
+def test_what_an_object_does_to_the_environment_stays_in_its_process(isolation: Isolation) -> None:
+    one, other = isolation.lease(Episode), isolation.lease(Episode)
+
+    assert asked(one, "grow") == 4
+    assert asked(one, "grow") == 5
+    assert asked(other, "grow") == 4
+
+
+def test_async_methods_are_finished_in_the_process(isolation: Isolation) -> None:
+    asyncio.run(asyncio.sleep(0))
+    _loop()  # one of ours runs already, which is of no use to a forked process
+    seat = isolation.lease(made_later)
+
+    assert asked(seat, "later", "word") == ("word", seat.pid)
+    assert asked(seat, "later", "again") == ("again", seat.pid)
+
+
+def test_the_time_of_a_call_is_charged(isolation: Isolation, workers: Any) -> None:
+    seat = isolation.lease(Episode)
+
+    (outcome,) = workers().run([lambda: seat.call("sleep", 0.2)])
+
+    assert outcome.seconds >= 0.2
+
+
+def test_much_can_be_said_and_returned(isolation: Isolation) -> None:
+    much = os.urandom(5_000_000)
+
+    assert asked(isolation.lease(Episode), "echo", much) == much
+
+
+def test_64_seats_work_at_once(isolation: Isolation, workers: Any) -> None:
+    barrier = threading.Barrier(64)
+
+    def job() -> int:
+        seat = isolation.lease(Episode)
+        barrier.wait(LONG)
+        pid = seat.call("pid")
+        barrier.wait(LONG)
+        seat.free()
+        return int(pid)
+
+    pids = [outcome.value for outcome in workers(64).run([job] * 64)]
+
+    assert len(set(pids)) == 64
+    assert None not in pids
+
+
+def test_processes_draw_different_numbers() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    isolation = Isolation.start(Environment())
+    drawn = [isolation.lease(Episode).call("draw") for _ in range(3)]
+    isolation.close()
+
+    assert len({number for pair in drawn for number in pair}) == 6
+
+
+def test_processes_have_no_input(isolation: Isolation) -> None:
+    assert asked(isolation.lease(Episode), "read") == ""
+
+
+def test_a_seat_works_outside_of_a_job_too(isolation: Isolation) -> None:
+    assert isolation.lease(Episode).call("size") == 3
+
+
+# -- failures
+
+
+def test_an_error_is_told_with_the_users_line_and_the_seat_goes_on(isolation: Isolation) -> None:
+    seat = isolation.lease(Episode)
+    asked(seat, "ask", 1)
+    failure = asked(seat, "fail")
+
+    assert failure.kind == "raised"
+    assert failure.message.startswith("raised: ValueError: no such city\nat ")
+    assert failure.message.endswith('in fail: raise ValueError("no such city")  # the line')
+    assert "Traceback" in failure.trace
+    assert asked(seat, "ask", 2) == [1, 2]
+
+
+def test_leaving_is_an_error_as_any(isolation: Isolation) -> None:
+    seat = isolation.lease(Episode)
+
+    assert asked(seat, "leave", 3).kind == "raised"
+    assert asked(seat, "size") == 3
+
+
+def test_an_object_that_cannot_be_made_is_told(isolation: Isolation) -> None:
+    failure = asked(isolation.lease(broken), "ask", 1)
+
+    assert failure.kind == "raised"
+    assert "cannot be made" in failure.message
+
+
+def test_an_unknown_method_is_told(isolation: Isolation) -> None:
+    assert "AttributeError" in asked(isolation.lease(Episode), "no_such_method").message
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("exit", (3,), "crashed: its process exited with code 3"),
+        ("exit", (0,), "crashed: its process exited with code 0"),
+        ("kill", (), "crashed: its process was ended by signal 9 (SIGKILL)"),
+        ("segfault", (), "crashed: its process was ended by signal 11 (SIGSEGV)"),
+    ],
+    ids=str,
+)
+def test_a_crash_is_told_and_harms_nobody_else(
+    isolation: Isolation, method: str, arguments: tuple[Any, ...], message: str
+) -> None:
+    seat, other = isolation.lease(Episode), isolation.lease(Episode)
+    asked(other, "ask", 1)
+
+    assert asked(seat, method, *arguments) == Failure("crashed", message)
+    assert asked(seat, "ask", 1) == Failure("crashed", message)
+    assert asked(other, "ask", 2) == [1, 2]
+    assert not is_alive(seat.pid)
+
+
+@pytest.mark.parametrize(
+    ("method", "line"),
+    [
+        ("hang", r"in hang: time\.sleep\(1000\)  # forever"),
+        ("hold", r"in hold: re\.match.*# lets nobody else run"),
+        ("block", r"in block: time\.sleep\(1000\)  # in the loop"),
+        ("hang_later", None),
+    ],
+)
+def test_what_hangs_is_ended_and_told_with_the_users_line(isolation: Isolation, method: str, line: str | None) -> None:
+    seat, other = isolation.lease(Episode), isolation.lease(Episode)
+    asked(other, "ask", 1)
+    asked(seat, "ask", 1)
+
+    failure = asked(seat, method, timeout=0.5)
+
+    assert failure.kind == "timed_out"
+    first, *more = failure.message.split("\n")
+    assert first == "timed out: no answer within 0.5 s"
+    assert bool(more) == bool(line)
+    assert not line or re.fullmatch(rf"at .*test_isolation\.py, line \d+, {line}", more[0])
+    assert asked(seat, "ask", 1) == failure
+    assert asked(other, "ask", 2) == [1, 2]
+    assert not is_alive(seat.pid)
+
+
+def test_many_that_hang_are_ended_together(isolation: Isolation, workers: Any) -> None:
+    seats = [isolation.lease(Episode) for _ in range(8)]
+    methods = ["hang", "hold", "size", "exit"] * 2
+
+    def job(seat: Seat, method: str) -> Any:
+        return seat.call(method, *([5] if method == "exit" else []))
+
+    outcomes = workers(8, timeout=1.0).run(
+        [lambda seat=seat, method=method: job(seat, method) for seat, method in zip(seats, methods, strict=True)]
+    )
+
+    kinds = [outcome.failure.kind if outcome.failure else outcome.value for outcome in outcomes]
+    assert kinds == ["timed_out", "timed_out", 3, "crashed"] * 2
+
+
+def test_what_it_has_started_is_ended_with_it(isolation: Isolation) -> None:
+    seat = isolation.lease(Episode)
+    started = asked(seat, "start")
+    assert is_alive(started)
+
+    asked(seat, "hang", timeout=0.2)
+
+    assert eventually(lambda: not is_alive(started))
+
+
+def test_what_cannot_be_passed_between_processes_is_told(isolation: Isolation) -> None:
+    seat = isolation.lease(Episode)
+
+    returned, given = asked(seat, "local"), asked(seat, "echo", threading.Lock())
+
+    assert (returned.kind, given.kind) == ("wrong_type", "wrong_type")
+    assert returned.message == "returned a function, which cannot be passed between processes"
+    assert given.message == "was given a lock, which cannot be passed between processes"
+    assert asked(seat, "ask", 1) == [1]
+    assert asked(isolation.lease(lambda environment: environment), "ask", 1).kind == "wrong_type"
+
+
+def test_what_cannot_be_read_here_is_told(isolation: Isolation) -> None:
+    failure = asked(isolation.lease(Episode), "echo", Unreadable())
+
+    assert failure.kind in ("wrong_type", "raised")
+
+
+def test_without_the_nursery_nothing_can_be_leased_and_seats_have_crashed(isolation: Isolation) -> None:
+    seat = isolation.lease(Episode)
+    asked(seat, "ask", 1)
+
+    os.kill(nursery_of(isolation), signal.SIGKILL)
+
+    assert eventually(lambda: not is_alive(seat.pid))
+    assert asked(seat, "ask", 2) == GONE
+    seat.free()
+    with pytest.raises(CallFailed) as raised:
+        isolation.lease(Episode)
+    assert raised.value.failure == GONE
+
+
+def test_interrupts_are_for_the_training_process(isolation: Isolation) -> None:
+    seat = isolation.lease(Episode)
+
+    assert asked(seat, "interrupt") == "still here"
+    assert asked(isolation.lease(Episode), "size") == 3
+
+
+# -- giving back
+
+
+def test_a_process_that_was_given_back_is_used_again_without_its_object(isolation: Isolation) -> None:
+    one = isolation.lease(Episode)
+    asked(one, "ask", 1)
+    one.free()
+    other = isolation.lease(Episode)
+
+    assert other.pid == one.pid
+    assert asked(other, "ask", 2) == [2]
+
+
+def test_the_object_of_a_seat_is_dropped_when_it_is_given_back(isolation: Isolation, tmp_path: Path) -> None:
+    seat, file = isolation.lease(Episode), tmp_path / "dropped"
+    asked(seat, "remember", str(file))
+    assert not file.exists()
+
+    seat.free()
+
+    assert eventually(file.exists)
+
+
+@pytest.mark.parametrize(("method", "arguments"), [("exit", (1,)), ("hang", ())])
+def test_a_broken_process_is_not_used_again(isolation: Isolation, method: str, arguments: tuple[Any, ...]) -> None:
+    one = isolation.lease(Episode)
+    asked(one, method, *arguments, timeout=0.3 if method == "hang" else LONG)
+    one.free()
+    other = isolation.lease(Episode)
+
+    assert asked(other, "ask", 1) == [1]
+    assert other._child is not one._child
+
+
+def test_one_that_ended_while_it_was_free_is_not_used_again(isolation: Isolation) -> None:
+    one = isolation.lease(Episode)
+    asked(one, "ask", 1)
+    one.free()
+    os.kill(one.pid, signal.SIGKILL)
+    assert eventually(lambda: not is_alive(one.pid))
+
+    assert asked(isolation.lease(Episode), "ask", 1) == [1]
+
+
+def test_a_seat_that_nobody_has_any_more_is_ended(isolation: Isolation) -> None:
+    seat = isolation.lease(Episode)
+    asked(seat, "ask", 1)
+    pid = seat.pid
+
+    del seat
+    gc.collect()
+    isolation.lease(Episode)
+
+    assert pid not in children(nursery_of(isolation))
+
+
+def test_a_seat_is_given_back_once_and_not_used_after(isolation: Isolation) -> None:
+    seat = isolation.lease(Episode)
+    seat.free()
+    seat.free()
+
+    assert isolation.lease(Episode).pid != isolation.lease(Episode).pid
+    with pytest.raises(RuntimeError, match="given back"):
+        seat.call("ask", 1)
+
+
+def test_what_building_the_dataset_set_is_there_in_new_processes(isolation: Isolation) -> None:
+    old, kept = isolation.lease(Episode), isolation.lease(Episode)
+    asked(kept, "ask", 1)
+    old.free()
+    isolation.update({"rows": pickle.dumps(["a", "b"]), "size": pickle.dumps(2)})
+
+    assert asked(isolation.lease(Episode), "get", "rows") == ["a", "b"]
+    assert asked(isolation.lease(Episode), "size") == 2
+    kept.free()
+    assert all(asked(isolation.lease(Episode), "size") == 2 for _ in range(3)), "also in place of one from before"
+
+
+def test_what_cannot_be_set_is_told(isolation: Isolation) -> None:
+    with pytest.raises(CallFailed, match="raised: "):
+        isolation.update({"rows": b"no pickle"})
+
+    assert asked(isolation.lease(Episode), "size") == 3
+
+
+# -- the end
+
+
+def test_close_leaves_no_process() -> None:
+    isolation = Isolation.start(Environment())
+    seats = [isolation.lease(Episode) for _ in range(5)]
+    pids = [nursery_of(isolation), *(asked(seat, "pid") for seat in seats)]
+    seats[0].free()
+    pool = Workers(1, 1.0)
+    assert all(map(is_alive, pids))
+
+    pool.run([lambda: seats[1].call("hang")])
+    isolation.close()
+    isolation.close()
+
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    seats[2].free()
+    assert asked(seats[3], "ask", 1) == GONE
+    with pytest.raises(CallFailed):
+        isolation.lease(Episode)
+    pool.close()
+
+
+def test_nothing_leaks_over_many_leases(isolation: Isolation) -> None:
+    def descriptors(pid: int) -> int:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+
+    def cycle(number: int) -> None:
+        seat = isolation.lease(Episode)
+        if number % 4 == 0:
+            with pytest.raises(CallFailed):
+                seat.call("exit", 1)
+        else:
+            seat.call("ask", number)
+        seat.free()
+
+    cycle(0)
+    cycle(1)
+    before = descriptors(os.getpid()), descriptors(nursery_of(isolation))
+    for number in range(200):
+        cycle(number)
+    cycle(1)
+
+    assert (descriptors(os.getpid()), descriptors(nursery_of(isolation))) == before
+    assert len(children(nursery_of(isolation))) == 1
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_what_is_to_be_closed_is_not_kept_open() -> None:
+    read, write = os.pipe()
+    isolation = Isolation.start(Environment(), close=[write])
+    seat = isolation.lease(Episode)
+    asked(seat, "ask", 1)
+    os.close(write)
+
+    assert os.read(read, 1) == b"", "the other end was still open"
+    os.close(read)
+    isolation.close()
+
+
+TRAINER = """
+import sys, threading, time
+from aitrain.environment.isolation import Isolation
+from tests.test_isolation import Environment, Episode, nursery_of
+
+print("printed once")  # waits in a buffer
+isolation = Isolation.start(Environment())
+seats = [isolation.lease(Episode) for _ in range(3)]
+print(nursery_of(isolation), *(seat.call("pid") for seat in seats), flush=True)
+for method, seat in zip(("hold", "hang"), seats):
+    threading.Thread(target=seat.call, args=[method], daemon=True).start()
+{end}
+"""
+
+
+def trainer(end: str) -> tuple[subprocess.Popen[str], list[int]]:
+    command, root = [sys.executable, "-c", TRAINER.format(end=end)], Path(__file__).parents[1]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, env=buffered)
+    assert started.stdout is not None
+    assert started.stdout.readline() == "printed once\n"
+    return started, [int(pid) for pid in started.stdout.readline().split()]
+
+
+def test_a_training_process_that_is_killed_takes_all_with_it() -> None:
+    started, pids = trainer("time.sleep(1000)")
+    assert len(pids) == 4
+    assert all(map(is_alive, pids))
+
+    started.kill()
+    output(started)
+
+    assert eventually(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_training_process_that_ends_takes_all_with_it_and_prints_once() -> None:
+    started, pids = trainer("isolation.lease(Episode).call('pid'); sys.exit(0)")
+
+    assert output(started) == ""
+    assert eventually(lambda: not any(map(is_alive, pids)))
+
+
+def test_what_the_environment_prints_is_seen_at_once() -> None:
+    started, _ = trainer("seats[2].call('say', 'said'); isolation.close()")
+
+    assert output(started) == "said\n"
+
+
+def output(started: subprocess.Popen[str]) -> str:
+    """All there is, which ends when nobody holds the other end any more."""
+    assert started.stdout is not None
+    with started:
+        return started.stdout.read()

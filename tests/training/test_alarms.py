@@ -1,0 +1,76 @@
+"""Alarms: one line for what lasts, none for a bad batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aitrain import Result
+from aitrain.training.alarms import LASTS, Watch
+
+FINE = {
+    "reward": 0.5, "frac_reward_zero_std": 0.25, "completions/clipped_ratio": 0.1, "unscored": 0.0, "entropy": 2.0,
+    "sampling/importance_sampling_ratio/mean": 0.9,
+}  # fmt: skip
+
+BAD = [
+    ({"frac_reward_zero_std": 1.0, "reward": 0.0}, "at 0: the cases are too hard", "--rl-num-generations"),
+    ({"frac_reward_zero_std": 0.8, "reward": 0.4}, "80% of the groups", "--rl-temperature"),
+    ({"completions/clipped_ratio": 0.75}, "75% of the episodes end with an answer", "--rl-max-new-tokens"),
+    ({"unscored": 0.3}, "30% of the episodes have no score", "--rl-env-timeout"),
+    ({"entropy": 0.01}, "entropy has collapsed to 0.010", "--rl-kl-coef"),
+    ({"sampling/importance_sampling_ratio/mean": 0.2}, "importance ratio", "token_truncate"),
+]
+
+
+def told(*lines: dict[str, float]) -> list[str]:
+    watch = Watch()
+    return [advice for line in lines for advice in watch.look({**FINE, **line})]
+
+
+@pytest.mark.parametrize(("line", "meaning", "knob"), BAD)
+def test_what_lasts_is_told_once_with_a_knob_to_turn(line: dict[str, float], meaning: str, knob: str) -> None:
+    (advice,) = told({}, *[line] * (3 * LASTS))
+
+    assert meaning in advice
+    assert knob in advice
+    assert "\n" not in advice
+
+
+@pytest.mark.parametrize("line", [line for line, _, _ in BAD], ids=lambda line: next(iter(line)))
+def test_a_few_bad_batches_are_no_alarm(line: dict[str, float]) -> None:
+    assert told({}, *([line] * (LASTS - 1) + [{}]) * 4) == []
+
+
+def test_a_policy_that_has_solved_its_cases_may_be_sure() -> None:
+    assert told({}, *[{"frac_reward_zero_std": 1.0, "entropy": 0.001, "reward": 0.98}] * 20) == []
+
+
+def test_a_policy_that_was_sure_from_the_start_has_not_collapsed() -> None:
+    assert told(*[{"entropy": 0.05}] * 20) == []
+
+
+def test_metrics_that_are_not_there_are_no_alarm() -> None:
+    watch = Watch()
+    assert [watch.look({"reward": 0.5}) for _ in range(20)] == [[]] * 20
+
+
+class Same:
+    """All answers are worth the same."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"say {number}:"} for number in range(12)]
+
+    def score_episode(self) -> float:
+        return 0.0
+
+
+def test_a_run_that_cannot_learn_says_so_while_it_runs(
+    train: Callable[..., Result], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train(Same(), max_steps=LASTS + 1)
+
+    assert capsys.readouterr().err.count("100% of the groups all completions score the same, at 0") == 1
+    assert {"frac_reward_zero_std", "completions/clipped_ratio", "unscored", "entropy"} <= set(result.history[0])

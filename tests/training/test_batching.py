@@ -1,0 +1,586 @@
+"""Calls of generate from many threads: as if each of them were alone, in few generations."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
+from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
+
+from aitrain.environment.workers import Outcome, Workers
+from aitrain.training.generation import batching
+from aitrain.training.generation.batching import Batcher, Policy
+
+PAD, END = 256, 258
+Job = Callable[[], Any]
+
+
+class Watched:
+    """A batcher, and how many rows each real generation had."""
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        self.model = model
+        self.batcher = Batcher(model, PAD, **options)
+        self.policy = self.batcher.policy
+        self.alone = type(model).generate.__get__(model)
+        self.rows: list[int] = []
+        self.modes: list[tuple[bool, bool]] = []
+        model.generate = self._generate
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        ids = args[0] if args else kwargs.get("input_ids")
+        self.rows.append(len(ids) if isinstance(ids, torch.Tensor) else 0)
+        self.modes.append((self.model.training, torch.is_grad_enabled()))
+        return self.alone(*args, **kwargs)
+
+    @contextmanager
+    def threads(self, count: int) -> Iterator[Workers]:
+        workers = Workers(count, timeout=30)
+        self.batcher.wake = workers.wake
+        try:
+            with self.batcher.serving():
+                yield workers
+        finally:
+            workers.close()
+
+    def outcomes(self, jobs: Sequence[Job]) -> list[Outcome]:
+        with self.threads(len(jobs)) as workers:
+            return workers.run(jobs, self.batcher.meanwhile)
+
+    def together(self, calls: Sequence[dict[str, Any]]) -> list[Any]:
+        outcomes = self.outcomes([lambda call=call: self.policy.generate(**call) for call in calls])
+        assert [outcome.failure for outcome in outcomes] == [None] * len(calls)
+        return [outcome.value for outcome in outcomes]
+
+    def assert_as_if_alone(self, calls: Sequence[dict[str, Any]], generations: int) -> None:
+        for result, call in zip(self.together(calls), calls, strict=True):
+            expected = self.alone(**call)
+            assert result.dtype == expected.dtype
+            assert result.tolist() == expected.tolist()
+        assert len(self.rows) == generations
+
+
+@pytest.fixture
+def model(small_model: Path) -> LlamaForCausalLM:
+    """The small model, with weights so large that what it says depends on every token and its place."""
+    model = AutoModelForCausalLM.from_pretrained(small_model)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "layers" in name and weight.dim() == 2:
+                weight.mul_(8)
+    return model
+
+
+@pytest.fixture
+def watched(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """A batcher that waits until everybody has come."""
+    monkeypatch.setattr(batching, "SHORTEST_WINDOW", 60.0)
+    return Watched(model)
+
+
+def prompt(*widths: int, seed: int = 0) -> torch.Tensor:
+    """Rows of random bytes, those that are shorter than the widest padded on the left."""
+    draws = torch.Generator().manual_seed(seed + sum(widths))
+    rows = [torch.randint(0, 250, (width,), generator=draws) for width in widths]
+    return torch.stack([torch.cat([torch.full((max(widths) - len(row),), PAD), row]) for row in rows])
+
+
+def masked(*widths: int, **rest: Any) -> dict[str, Any]:
+    ids = prompt(*widths)
+    return {"input_ids": ids, "attention_mask": (ids != PAD).long(), **rest}
+
+
+def common_token(watched: Watched, calls: Sequence[dict[str, Any]]) -> int:
+    """A token that ends some of these calls early."""
+    tokens = torch.cat([watched.alone(**call)[:, call["input_ids"].shape[1] + 1 : -1].flatten() for call in calls])
+    return int(tokens.mode().values)
+
+
+# -- the same as alone
+
+
+def test_sixteen_callers_get_what_they_would_get_alone_from_one_generation(watched: Watched) -> None:
+    calls = [masked(width, max_new_tokens=12, do_sample=False) for width in range(1, 17)]
+    watched.assert_as_if_alone(calls, generations=1)
+    assert watched.rows == [16]
+
+
+def test_callers_with_several_rows_get_theirs_back_with_their_own_padding(watched: Watched) -> None:
+    widths = [(3, 9), (14,), (5, 5, 2), (1, 20), (7,)]
+    watched.assert_as_if_alone([masked(*each, max_new_tokens=8) for each in widths], generations=1)
+    assert watched.rows == [9]
+
+
+def test_a_caller_without_a_mask_shares_the_batch(watched: Watched) -> None:
+    calls = [{"input_ids": prompt(3, 9)}, masked(12), {"input_ids": prompt(15)}, {"inputs": prompt(2, 2, seed=1)}]
+    watched.assert_as_if_alone([call | {"max_new_tokens": 8} for call in calls], generations=1)
+
+
+def test_where_the_pad_token_ends_an_answer_it_is_a_token_like_others_in_a_prompt(watched: Watched) -> None:
+    calls = [{"input_ids": prompt(*widths), "max_new_tokens": 8, "pad_token_id": END} for widths in [(3, 9), (12,)]]
+    calls[0]["input_ids"][1, 4] = END
+    watched.assert_as_if_alone(calls, generations=1)
+
+
+def test_a_mask_with_holes_stays_as_it_is(watched: Watched) -> None:
+    calls = [masked(9, max_new_tokens=8), masked(12, max_new_tokens=8)]
+    calls[0]["attention_mask"][0, 4:6] = 0
+    watched.assert_as_if_alone(calls, generations=1)
+
+
+def test_answers_that_end_early_are_cut_to_the_longest_of_the_same_caller(watched: Watched) -> None:
+    calls = [masked(*widths, max_new_tokens=20) for widths in [(4, 6), (9,), (2, 30), (8,), (11,), (16, 3, 3)]]
+    end = common_token(watched, calls)
+    calls = [call | {"eos_token_id": [END, end]} for call in calls]
+    watched.assert_as_if_alone(calls, generations=1)
+    lengths = {watched.alone(**call).shape[1] - call["input_ids"].shape[1] for call in calls}
+    assert len(lengths) > 2
+    padded = [watched.alone(**call)[:, -1].tolist() for call in calls]
+    assert any(PAD in row for row in padded)
+
+
+def test_max_length_counts_the_callers_own_prompt(watched: Watched) -> None:
+    watched.assert_as_if_alone([masked(width, max_length=20) for width in (3, 9, 19)], generations=1)
+
+
+def test_a_max_length_that_the_prompt_fills_is_refused_as_alone(watched: Watched) -> None:
+    calls = [masked(3, max_length=20), masked(20, max_length=20)]
+    good, bad = watched.outcomes([lambda call=call: watched.policy.generate(**call) for call in calls])
+    assert good.value.tolist() == watched.alone(**calls[0]).tolist()
+    assert bad.failure
+    assert "`max_length` is set to 20" in bad.failure.message
+
+
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default:UserWarning")
+def test_without_a_length_there_are_as_many_tokens_as_generate_makes_by_itself(watched: Watched) -> None:
+    watched.model.config.max_position_embeddings = 32
+    watched.assert_as_if_alone([masked(3), masked(20)], generations=1)
+    watched.rows.clear()
+    watched.model.generation_config.max_length = 25
+    watched.assert_as_if_alone([masked(3), masked(20)], generations=1)
+
+
+def test_a_repetition_penalty_does_not_see_the_padding_of_the_batch(watched: Watched) -> None:
+    calls = [masked(width, max_new_tokens=12, repetition_penalty=3.0) for width in (2, 9, 17)]
+    likes = [int(watched.alone(**call)[0, -1]) for call in calls]
+    vectors = watched.model.get_input_embeddings().weight.data
+    vectors[PAD] = vectors[likes[0]] * 1.1  # what was said first is now the pad token
+    watched.assert_as_if_alone(calls, generations=1)
+    assert any(PAD in watched.alone(**call)[0] for call in calls)
+
+
+def test_each_prompt_may_have_several_answers(watched: Watched) -> None:
+    calls = [masked(*widths, max_new_tokens=6, num_return_sequences=3, do_sample=True) for widths in [(4, 6), (9,)]]
+    two, one = watched.together(calls)
+    assert two.shape == (6, 12)
+    assert one.shape == (3, 15)
+    assert torch.equal(two[:, :6], calls[0]["input_ids"].repeat_interleave(3, dim=0))
+    assert len({tuple(row) for row in torch.cat([two[:, 6:], one[:, 9:]]).tolist()}) == 9
+    assert watched.rows == [3]
+
+
+def test_several_answers_of_one_prompt_are_its_own(watched: Watched) -> None:
+    sampling = {"do_sample": True, "top_k": 1, "num_return_sequences": 2, "max_new_tokens": 6}
+    watched.assert_as_if_alone([masked(4, 6, **sampling), masked(9, **sampling)], generations=1)
+
+
+def test_a_generation_config_works_as_its_settings_do_by_name(watched: Watched) -> None:
+    configs = [GenerationConfig(max_length=20, pad_token_id=PAD) for _ in range(3)]
+    before = configs[0].to_dict()
+    calls = [masked(width, generation_config=config) for width, config in zip((3, 9, 6), configs, strict=True)]
+    watched.assert_as_if_alone(calls, generations=1)
+    assert configs[0].to_dict() == before
+
+
+def test_the_prompt_and_the_config_may_be_given_by_position(watched: Watched) -> None:
+    config = GenerationConfig(max_new_tokens=7)
+    jobs = [lambda width=width: watched.policy.generate(prompt(width), config) for width in (3, 9)]
+    results = [outcome.value for outcome in watched.outcomes(jobs)]
+    expected = [watched.alone(prompt(width), config) for width in (3, 9)]
+    assert [result.tolist() for result in results] == [result.tolist() for result in expected]
+    assert watched.rows == [2]
+
+
+def test_more_by_position_is_not_forgotten(watched: Watched) -> None:
+    stop = StoppingCriteriaList([MaxLengthCriteria(8)])
+    jobs = [lambda: watched.policy.generate(prompt(5), None, None, stop, max_new_tokens=6)] * 2
+    assert [outcome.value.shape for outcome in watched.outcomes(jobs)] == [(1, 8)] * 2
+
+
+def test_what_the_models_own_config_sets_counts(watched: Watched) -> None:
+    watched.model.generation_config.update(do_sample=True, top_k=1, max_new_tokens=5)
+    watched.assert_as_if_alone([masked(3), masked(9)], generations=1)
+    watched.rows.clear()
+    watched.model.generation_config.update(no_repeat_ngram_size=1)
+    watched.assert_as_if_alone([masked(3), masked(9)], generations=2)
+
+
+# -- who shares a batch
+
+
+def test_different_arguments_make_different_generations(watched: Watched) -> None:
+    calls = [masked(width, max_new_tokens=4 + width % 2) for width in range(1, 9)]
+    watched.assert_as_if_alone(calls, generations=2)
+    assert watched.rows == [4, 4]
+
+
+@pytest.mark.parametrize(
+    "special",
+    [
+        {"num_beams": 2},
+        {"no_repeat_ngram_size": 1},
+        {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(8)])},
+        {"synced_gpus": False},
+        {"position_ids": torch.arange(5)[None]},
+        {"min_length": 8},
+    ],
+    ids=lambda special: next(iter(special)),
+)
+def test_a_call_that_cannot_be_batched_runs_alone_as_it_is(watched: Watched, special: dict[str, Any]) -> None:
+    call = masked(5, max_new_tokens=6, **special)
+    calls = [call, masked(9, max_new_tokens=6), call, masked(4, max_new_tokens=6)]
+    watched.assert_as_if_alone(calls, generations=3)
+    assert sorted(watched.rows) == [1, 1, 2]
+
+
+def test_a_call_that_wants_more_than_ids_gets_it(watched: Watched) -> None:
+    call = masked(5, max_new_tokens=3, return_dict_in_generate=True, output_scores=True)
+    one, other = watched.together([call, call])
+    assert len(one.scores) == 3
+    assert one.sequences.tolist() == other.sequences.tolist()
+
+
+def test_an_error_reaches_only_who_made_it(watched: Watched) -> None:
+    calls = [masked(width, max_new_tokens=4) for width in range(2, 10)]
+    calls[3]["input_ids"][0, 0] = 10_000  # no such token
+    outcomes = watched.outcomes([lambda call=call: watched.policy.generate(**call) for call in calls])
+    assert [outcome.failure is not None for outcome in outcomes] == [number == 3 for number in range(8)]
+    assert outcomes[3].failure
+    assert "IndexError" in outcomes[3].failure.message
+    del calls[3], outcomes[3]
+    assert [outcome.value.tolist() for outcome in outcomes] == [watched.alone(**call).tolist() for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_new_tokens": 4, "tempratur": 1.0}, "tempratur"),
+        ({"max_new_tokens": 4, "do_sample": True, "temperature": -1.0}, "temperature"),
+    ],
+    ids=["name", "value"],
+)
+def test_wrong_arguments_are_told_as_generate_tells_them(watched: Watched, wrong: dict[str, Any], message: str) -> None:
+    call = masked(4, **wrong)
+    for outcome in watched.outcomes([lambda: watched.policy.generate(**call)] * 2):
+        assert outcome.failure
+        assert outcome.failure.kind == "raised"
+        assert message in outcome.failure.message
+
+
+def test_ids_without_rows_fail_as_they_do_alone(watched: Watched) -> None:
+    (outcome,) = watched.outcomes([lambda: watched.policy.generate(prompt(4)[0], max_new_tokens=3)])
+    with pytest.raises(Exception) as alone:
+        watched.alone(prompt(4)[0], max_new_tokens=3)
+    assert outcome.failure
+    assert type(alone.value).__name__ in outcome.failure.message
+
+
+# -- when
+
+
+def test_a_caller_that_comes_late_is_not_waited_for_longer_than_the_window(model: LlamaForCausalLM) -> None:
+    watched = Watched(model)
+    come = threading.Event()
+
+    def late() -> Any:
+        come.wait(20)
+        return watched.policy.generate(**masked(9, max_new_tokens=4))
+
+    def early() -> Any:
+        result = watched.policy.generate(**masked(5, max_new_tokens=4))
+        come.set()
+        return result
+
+    values = [outcome.value for outcome in watched.outcomes([late, early])]
+    assert values[0].shape == (1, 13)
+    assert values[1].shape == (1, 9)
+    assert watched.rows == [1, 1]
+
+
+def test_what_cannot_be_batched_waits_for_nobody(watched: Watched) -> None:
+    done = threading.Event()
+
+    def forward() -> bool:
+        watched.policy(prompt(5))
+        done.set()
+        return True
+
+    outcomes = watched.outcomes([lambda: done.wait(20), forward])
+    assert [outcome.value for outcome in outcomes] == [True, True]
+
+
+def test_the_window_is_half_a_generation_and_short_for_who_comes_one_at_a_time(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched, seconds = Watched(model), 0.4
+    alone, asked, begun = watched.alone, [], []
+
+    def slow(**words: Any) -> Any:
+        begun.append(time.monotonic())
+        time.sleep(seconds)
+        return alone(**words)
+
+    def turns(count: int) -> None:
+        for _ in range(count):
+            asked.append(time.monotonic())
+            watched.policy.generate(**masked(5, max_new_tokens=1))
+
+    monkeypatch.setattr(watched, "alone", slow)
+    with watched.threads(3) as workers:
+        workers.run([lambda: turns(1), lambda: turns(1), lambda: time.sleep(1)], watched.batcher.meanwhile)
+        asked.clear(), begun.clear()
+        workers.run([lambda: turns(3), lambda: time.sleep(2.5)], watched.batcher.meanwhile)
+    first, *later = [start - ask for ask, start in zip(asked, begun, strict=True)]
+    assert seconds / 2 <= first < seconds
+    assert max(later) < seconds / 3
+
+
+def test_callers_out_of_step_find_together(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(model)
+    alone = watched.alone
+    monkeypatch.setattr(watched, "alone", lambda **words: time.sleep(0.2) or alone(**words))
+
+    def turns(delay: float) -> None:
+        time.sleep(delay)
+        for _ in range(4):
+            watched.policy.generate(**masked(5, max_new_tokens=1))
+
+    watched.outcomes([lambda: turns(0), lambda: turns(0.1), lambda: time.sleep(2)])
+    assert watched.rows.count(2) >= 2
+
+
+def test_several_turns_stay_together(watched: Watched) -> None:
+    def episode(width: int) -> list[int]:
+        ids = prompt(width)
+        for _ in range(3):
+            ids = watched.policy.generate(ids, max_new_tokens=4)
+        return ids[0].tolist()
+
+    results = [outcome.value for outcome in watched.outcomes([lambda w=w: episode(w) for w in range(1, 9)])]
+    assert watched.rows == [8, 8, 8]
+    expected = [watched.alone(prompt(width), max_new_tokens=12)[0].tolist() for width in range(1, 9)]
+    assert results == expected
+
+
+def test_the_models_time_is_not_the_environments(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = watched.alone
+    monkeypatch.setattr(watched, "alone", lambda **words: time.sleep(1.0) or alone(**words))
+    (outcome,) = watched.outcomes([lambda: watched.policy.generate(**masked(5, max_new_tokens=1))])
+    assert outcome.seconds < 0.5
+
+
+# -- how
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_it_generates_in_evaluation_mode_and_leaves_the_mode_as_it_was(watched: Watched, training: bool) -> None:
+    watched.model.train(training)
+    watched.together([masked(5, max_new_tokens=3), masked(7, max_new_tokens=3), masked(7, max_new_tokens=3, top_k=0)])
+    watched.policy.generate(**masked(5, max_new_tokens=3))
+    assert watched.modes == [(False, False)] * 3
+    assert all(module.training is training for module in watched.model.modules())
+
+
+def test_forward_calls_are_made_one_at_a_time_and_without_gradients(watched: Watched) -> None:
+    ids, threads = prompt(6), []
+    watched.model.model.register_forward_hook(lambda *_: threads.append(threading.get_ident()))
+    outcomes = watched.outcomes([lambda: watched.policy(ids, labels=ids)] * 3 + [lambda: watched.policy.forward(ids)])
+    assert len(threads) == 4
+    assert set(threads) == {threading.get_ident()}
+    with torch.no_grad():
+        expected = watched.model(ids, labels=ids)
+    for outcome in outcomes:
+        assert not outcome.value.logits.requires_grad
+        assert torch.equal(outcome.value.logits, expected.logits)
+    assert torch.equal(outcomes[0].value.loss, expected.loss)
+
+
+def test_in_its_own_thread_the_batcher_does_not_wait_for_itself(watched: Watched) -> None:
+    call = masked(5, max_new_tokens=4)
+    assert watched.policy.generate(**call).tolist() == watched.alone(**call).tolist()
+    with watched.batcher.serving():
+        assert watched.policy.generate(**call).tolist() == watched.alone(**call).tolist()
+        assert not watched.policy(call["input_ids"]).logits.requires_grad
+
+
+def in_a_thread(job: Job) -> tuple[threading.Thread, list[Any]]:
+    """The thread, and what will come of the job in it."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(job())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results
+
+
+def test_a_thread_that_outlives_its_episode_is_refused_and_does_not_wait(watched: Watched) -> None:
+    def ask() -> Any:
+        return watched.policy.generate(**masked(5, max_new_tokens=4))
+
+    came = threading.Event()
+    watched.batcher.wake = came.set
+    with watched.batcher.serving():
+        thread, waiting = in_a_thread(ask)
+        assert came.wait(20)
+    thread.join(20)
+    thread, late = in_a_thread(ask)
+    thread.join(20)
+    for error in waiting + late:
+        assert isinstance(error, RuntimeError)
+        assert "after the episode had ended" in str(error)
+    assert len(waiting) == len(late) == 1
+    assert watched.rows == []
+
+
+def test_a_call_that_comes_just_when_serving_ends_does_not_wait(watched: Watched) -> None:
+    came, is_over = threading.Event(), threading.Event()
+
+    class Slow(SimpleQueue[Any]):
+        def put(self, item: Any, *_: Any) -> None:
+            came.set()
+            is_over.wait(20)
+            super().put(item)
+
+    with watched.batcher.serving():
+        watched.batcher._session.calls = Slow()
+        thread, results = in_a_thread(lambda: watched.policy.generate(**masked(5, max_new_tokens=4)))
+        assert came.wait(20)
+    is_over.set()
+    thread.join(20)
+    assert [type(result) for result in results] == [RuntimeError]
+
+
+def test_whoever_waits_is_told_when_the_generation_is_interrupted(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(**_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watched, "alone", interrupted)
+    came = threading.Event()
+    watched.batcher.wake = came.set
+    with watched.batcher.serving():
+        thread, results = in_a_thread(lambda: watched.policy.generate(**masked(5, max_new_tokens=4)))
+        assert came.wait(20)
+        with pytest.raises(KeyboardInterrupt):
+            watched.batcher.meanwhile(1)
+        thread.join(20)
+    assert [type(result) for result in results] == [RuntimeError]
+
+
+# -- the policy
+
+
+def test_the_policy_passes_for_the_model(watched: Watched) -> None:
+    policy, model = watched.policy, watched.model
+    assert type(policy) is Policy
+    assert isinstance(policy, type(model))
+    assert isinstance(policy, torch.nn.Module)
+    assert policy.device == model.device
+    assert policy.dtype == model.dtype
+    assert policy.config is model.config
+    assert policy.generation_config is model.generation_config
+    assert repr(policy) == repr(model)
+    assert next(policy.parameters()) is next(model.parameters())
+    assert not hasattr(policy, "no_such_thing")
+    policy.some_mark = 3
+    assert model.some_mark == 3
+
+
+def test_the_policy_leaves_mode_place_and_format_to_the_trainer(watched: Watched) -> None:
+    policy, model = watched.policy, watched.model.train()
+    assert policy.eval() is policy
+    assert policy.train(False) is policy
+    assert policy.to("cpu").half().requires_grad_(False) is policy
+    assert model.training
+    assert policy.training
+    assert model.dtype == torch.float32
+    assert next(model.parameters()).requires_grad
+
+
+@pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_the_policy_is_not_copied(watched: Watched, attempt: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="cannot be copied"):
+        attempt(watched.policy)
+
+
+# -- an engine
+
+
+class Parrot:
+    """An engine that answers with the prompt backwards, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[list[int]], dict[str, Any]]] = []
+
+    def __call__(self, prompts: list[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
+        self.asked.append((prompts, sampling))
+        return [prompt[::-1][: sampling["max_new_tokens"]] for prompt in prompts]
+
+
+@pytest.fixture
+def parrot(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> tuple[Parrot, Watched]:
+    monkeypatch.setattr(batching, "SHORTEST_WINDOW", 60.0)
+    parrot = Parrot()
+    return parrot, Watched(model, engine=parrot)
+
+
+def test_an_engine_gets_prompts_without_padding_and_its_answers_are_padded(parrot: tuple[Parrot, Watched]) -> None:
+    engine, watched = parrot
+    calls = [masked(*widths, max_new_tokens=8, do_sample=False) for widths in [(3, 5), (12,)]]
+    two, one = watched.together(calls)
+    assert watched.rows == []
+    first, second = calls[0]["input_ids"].tolist()
+    asked = [first[2:], second, calls[1]["input_ids"][0].tolist()]
+    assert sorted(engine.asked[0][0]) == sorted(asked)
+    assert two.tolist() == [first + first[2:][::-1] + [PAD] * 2, second + second[::-1]]
+    assert one.tolist() == [asked[2] + asked[2][::-1][:8]]
+
+
+def test_an_engine_is_told_how_to_sample(parrot: tuple[Parrot, Watched]) -> None:
+    engine, watched = parrot
+    off = {"top_k": -1, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    watched.together([masked(3, max_new_tokens=4, do_sample=False, temperature=0.7)])
+    watched.together([masked(3, max_length=9, do_sample=True, temperature=0.7, top_k=0, num_return_sequences=2)])
+    watched.together([masked(3, max_new_tokens=4, do_sample=True, top_p=0.9, min_p=0.1, repetition_penalty=1.2)])
+    assert [len(prompts) for prompts, _ in engine.asked] == [1, 2, 1]
+    assert [sampling for _, sampling in engine.asked] == [
+        off | {"max_new_tokens": 4, "temperature": 0.0},
+        off | {"max_new_tokens": 6, "temperature": 0.7},
+        {"max_new_tokens": 4, "temperature": 1.0, "top_k": 50, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2},
+    ]
+
+
+@pytest.mark.parametrize("unknown", [{"suppress_tokens": [1]}, {"eos_token_id": 7}, {"num_beams": 2}], ids=str)
+def test_what_an_engine_cannot_do_the_model_does(parrot: tuple[Parrot, Watched], unknown: dict[str, Any]) -> None:
+    engine, watched = parrot
+    calls = [masked(width, max_new_tokens=4, pad_token_id=PAD, **unknown) for width in (3, 6)]
+    watched.assert_as_if_alone(calls, generations=2 if "num_beams" in unknown else 1)
+    assert engine.asked == []
+    watched.together([masked(3, max_new_tokens=4, pad_token_id=0, eos_token_id=[END])])
+    assert len(engine.asked) == 1

@@ -1,0 +1,103 @@
+"""An environment in processes of its own: what reaches it there, and what does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+from aitrain import EnvironmentFailed, Result, Score
+from aitrain.run_folder import read_lines
+
+Train = Callable[..., Result]
+
+
+def rollouts(result: Result) -> list[dict[str, Any]]:
+    records = read_lines(result.folder / "rollouts" / "rank0.jsonl")
+    return [record for record in records if "when" not in record]
+
+
+class Scoring:
+    """AITraining's contract; knows its cases from building the dataset."""
+
+    def __init__(self) -> None:
+        self.home = os.getpid()
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        self.words = [f"word {number}" for number in range(12)]
+        return [{"prompt": word} for word in self.words]
+
+    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> Score:
+        metrics = {
+            "elsewhere": os.getpid() != self.home,
+            "cases": len(self.words),
+            "tokens": len(tokenizer(completion)["input_ids"]),
+            "words": len(tokenizer),
+        }
+        return Score(1.0, metrics=metrics)
+
+
+def test_a_scoring_environment_has_its_cases_and_the_tokenizer_there(train: Train) -> None:
+    result = train(Scoring(), rl_env_isolation="process", max_steps=2)
+
+    for record in rollouts(result):
+        assert record["score"] == 1.0
+        assert record["metrics"]["elsewhere"] == 1.0
+        assert record["metrics"]["cases"] == 12
+        assert record["metrics"]["tokens"] > 0
+        assert record["metrics"]["words"] == 259
+
+
+def test_threads_share_the_process(train: Train) -> None:
+    assert {record["metrics"]["elsewhere"] for record in rollouts(train(Scoring(), max_steps=1))} == {0.0}
+
+
+def test_the_model_is_not_there_and_the_message_says_what_to_do(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Asks(Scoring):
+        def score_episode(self, model: Any) -> float:  # type: ignore[override]
+            return float(model.generate() is None)
+
+    with pytest.raises(EnvironmentFailed, match="failed on all"):
+        train(Asks(), rl_env_isolation="process")
+    assert "there is no model.generate: use --rl-env-isolation thread" in capsys.readouterr().err
+
+
+def test_what_building_the_dataset_sets_must_be_able_to_travel(train: Train) -> None:
+    class Locked(Scoring):
+        def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+            import threading
+
+            self.lock = threading.Lock()
+            return super().build_dataset(tokenizer)
+
+    with pytest.raises(EnvironmentFailed, match=r"set self\.lock, which cannot be copied to the other processes"):
+        train(Locked(), rl_env_isolation="process")
+
+
+class Turns(Scoring):
+    """Two turns, both of them in one process, which is another one for each live episode."""
+
+    score_episode = None  # type: ignore[assignment]
+
+    def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, Score]:
+        process = os.getpid()
+        yield None
+        yield "and?"
+        return Score(0.5, {"same": os.getpid() == process, "elsewhere": process != self.home, "pid": process})
+
+
+def test_an_episode_stays_in_one_process_to_its_end(train: Train) -> None:
+    result = train(Turns(), rl_env_isolation="process", max_steps=2, rl_prompts_per_step=2, batch_size=8)
+
+    records = rollouts(result)
+    assert {(record["metrics"]["same"], record["metrics"]["elsewhere"]) for record in records} == {(1.0, 1.0)}
+    for step in (1, 2):
+        pids = [record["metrics"]["pid"] for record in records if record["step"] == step]
+        assert len(set(pids)) == len(pids) == 8
+    for pid in {int(record["metrics"]["pid"]) for record in records}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
