@@ -281,8 +281,16 @@ def _loop() -> asyncio.AbstractEventLoop:
     import asyncio
 
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="environment-loop", daemon=True).start()
+    threading.Thread(target=_run_for_ever, args=(loop,), name="environment-loop", daemon=True).start()
     return loop
+
+
+def _run_for_ever(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            return loop.run_forever()
+        except (KeyboardInterrupt, SystemExit):
+            pass  # whoever waits for the task gets it: asyncio lets these two end the loop as well
 
 
 _one_at_a_time = threading.Lock()

@@ -70,6 +70,10 @@ class Host:
     """What each call in a thread is made within, such as torch.no_grad, which is a thread's own."""
 
     @cached_property
+    def _level(self) -> str:
+        return level_of(self.environment)
+
+    @cached_property
     def workers(self) -> Workers:
         """The threads that make the calls."""
         cores = os.cpu_count() or 1
@@ -80,7 +84,7 @@ class Host:
         """Let `score_episode` use them; in processes of its own it gets the tokenizer only."""
         if self.isolation is None:
             self.given = {"model": model, "tokenizer": tokenizer}
-        elif level_of(self.environment) == "score_episode":
+        elif self._level == "score_episode":
             handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
             with os.fdopen(handle, "wb") as file:
                 pickle.dump(tokenizer, file)
@@ -88,13 +92,13 @@ class Host:
 
     @cached_property
     def _lives_between_calls(self) -> bool:
-        return level_of(self.environment) != "score_episode" or hasattr(self.environment, "get_tools")
+        return self._level != "score_episode" or hasattr(self.environment, "get_tools")
 
     def begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Play]:
         """Open an episode for each case; one that cannot be opened comes back with its failure."""
         plays = [Play(case, seed) for case, seed in zip(cases, seeds, strict=True)]
         if self._lives_between_calls:
-            opened = self._repeat(plays, [partial(self._open, play) for play in plays], level_of(self.environment))
+            opened = self._repeat(plays, [partial(self._open, play) for play in plays], self._level)
             for play, result in zip(plays, opened, strict=True):
                 play.side, play.opening = result or (None, Opening())
         return plays
@@ -115,20 +119,24 @@ class Host:
 
     def answer(self, plays: Sequence[Play], replies: Sequence[Reply]) -> list[Move]:
         """What the environment does after each answer; a failed episode is over."""
-        moves: list[Move | None]
         if not self._lives_between_calls:
             return [Move(is_over=True)] * len(plays)
         sides = [play.side for play in plays if play.side is not None]
         jobs = [partial(side.answer, reply) for side, reply in zip(sides, replies, strict=True)]
-        moves = self._call(plays, jobs, "step" if level_of(self.environment) == "start" else "episode")
+        moves = self._call(plays, jobs, [self._place_of(reply) for reply in replies])
         return [move or Move(is_over=True) for move in moves]
+
+    def _place_of(self, reply: Reply) -> str:
+        """Where a call that hangs or crashes is: it cannot say so itself."""
+        if reply.calls:
+            return f"the tool {' or '.join(dict.fromkeys(call.name for call in reply.calls))}"
+        return "step" if self._level == "start" else self._level
 
     def score(self, plays: Sequence[Play], completions: Sequence[Completion]) -> list[Scored]:
         """What each episode is worth; None for those that failed, now or before."""
         alive = [(play, words) for play, words in zip(plays, completions, strict=True) if play.failure is None]
         jobs = [partial(self._score, play, completion) for play, completion in alive]
-        level = level_of(self.environment)
-        place = "score" if level == "start" else level
+        place = "score" if self._level == "start" else self._level
         scored = self._repeat([play for play, _ in alive], jobs, place)
         for (play, _), result in zip(alive, scored, strict=True):
             if result is not None and result.failure is not None:
@@ -137,9 +145,9 @@ class Host:
         return [replace(by_play.get(id(play)) or Scored(None), failure=play.failure) for play in plays]
 
     def _score(self, play: Play, completion: Completion) -> Scored:
+        words = {**completion.words(), **self.given} if self._level == "score_episode" else {}
         if play.side is not None:
-            return play.side.score({})
-        words = {**completion.words(), **self.given}
+            return play.side.score(words)
         side = self._new_side()
         try:
             return side.score(words)
@@ -157,19 +165,19 @@ class Host:
 
     def _repeat(self, plays: Sequence[Play], jobs: Sequence[Callable[[], Any]], place: str) -> list[Any]:
         """Make the calls, and those that failed again, as often as the knob says."""
-        values = self._call(plays, jobs, place)
+        values = self._call(plays, jobs, [place] * len(plays))
         for _ in range(self.config.rl_env_retries):
             again = [n for n, play in enumerate(plays) if play.failure and play.failure.kind in REPEATABLE]
             for number in again:
                 plays[number].failure = None
-            retried = self._call([plays[n] for n in again], [jobs[n] for n in again], place)
+            retried = self._call([plays[n] for n in again], [jobs[n] for n in again], [place] * len(again))
             for number, value in zip(again, retried, strict=True):
                 values[number] = value
         return values
 
-    def _call(self, plays: Sequence[Play], jobs: Sequence[Callable[[], Any]], place: str) -> list[Any]:
+    def _call(self, plays: Sequence[Play], jobs: Sequence[Callable[[], Any]], places: Sequence[str]) -> list[Any]:
         outcomes = self.workers.run([partial(self._around, job) for job in jobs], self.meanwhile)
-        for play, outcome in zip(plays, outcomes, strict=True):
+        for play, outcome, place in zip(plays, outcomes, places, strict=True):
             play.seconds += outcome.seconds
             if outcome.failure is not None:
                 play.failure = replace(outcome.failure, place=outcome.failure.place or place)
@@ -187,6 +195,12 @@ class Host:
         stored = self.given.get("tokenizer")
         if isinstance(stored, StoredTokenizer):
             stored.file.unlink(missing_ok=True)
+
+
+def host_of(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> Host:
+    """The environment's side as the knobs say; processes are forked now, and close these file descriptors."""
+    is_isolated = config.rl_env_isolation == "process"
+    return Host(environment, config, Isolation.start(environment, close) if is_isolated else None)
 
 
 @dataclass(frozen=True)

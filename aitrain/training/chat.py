@@ -138,20 +138,21 @@ class Chat:
 
     def read(self, ids: list[int], prefix: list[int], tools: Schemas) -> Answer:
         """An answer as a message, with the tool calls in it; `prefix` are the tokens before it."""
+        message = self._parsed(ids, prefix, tools)
+        if message.get("tool_calls"):
+            calls = [_as_call(call) for call in message["tool_calls"]]
+            return Answer(message, Reply(str(message["content"]), tuple(calls)))
+        content, calls = read_calls(str(message["content"])) if tools else (message["content"], [])
+        if calls:
+            message = {**message, "content": content, "tool_calls": [call.as_message_part() for call in calls]}
+        return Answer(message, Reply(str(content), tuple(calls)))
+
+    def _parsed(self, ids: list[int], prefix: list[int], tools: Schemas) -> Message:
+        """The message as the model's own format has it, or all of the text as its content."""
         parser = self._parser if tools else self._own_parser
         if parser is not None:
-            message = parse_response(parser, ids, prefix=prefix, tools=list(tools) or None)
-            if message.get("tool_calls") or not tools:
-                calls = tuple(_as_call(call) for call in message.get("tool_calls") or ())
-                return Answer(message, Reply(str(message["content"]), calls))
-        text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
-        if not tools:
-            return Answer({"role": "assistant", "content": text}, Reply(text))
-        content, written = read_calls(text)
-        if not written:
-            return Answer({"role": "assistant", "content": text}, Reply(text))
-        parts = [call.as_message_part() for call in written]
-        return Answer({"role": "assistant", "content": content, "tool_calls": parts}, Reply(content, tuple(written)))
+            return dict(parse_response(parser, ids, prefix=prefix, tools=list(tools) or None))
+        return {"role": "assistant", "content": str(self.tokenizer.decode(ids, skip_special_tokens=True))}
 
     @cached_property
     def _own_parser(self) -> PreTrainedTokenizerBase | None:

@@ -95,6 +95,11 @@ class Track:
         self.logprobs += [0.0] * len(ids)
 
     @property
+    def last(self) -> int:
+        """The newest token; -1, which is none, before there is one."""
+        return self.ids[-1] if self.ids else -1
+
+    @property
     def completion(self) -> Completion:
         """All that followed the prompt, as the environment is shown it."""
         case = self.play.case
@@ -242,14 +247,14 @@ class Rollout:
         if track.play.failure is not None:
             return "env_error"
         if move.is_over:
-            return "done" if track.ids[-1] in self.ends else "max_tokens"
+            return "done" if track.last in self.ends else "max_tokens"
         return "max_turns" if track.turns >= self.limits.turns else None
 
     def _go_on(self, track: Track, move: Move) -> str | None:
         """Append what the environment said; where that leaves no room for an answer, the episode ends before it."""
         said: list[int] = []
         with _refusals(track.play):
-            said = self.chat.following_ids(move.messages, track.ids[-1], track.play.case.is_chat)
+            said = self.chat.following_ids(move.messages, track.last, track.play.case.is_chat)
         if track.play.failure is not None:
             return "env_error"
         if self.limits.room(len(track.prompt_ids), len(track.ids) + len(said)) < 1:

@@ -20,8 +20,7 @@ from aitrain.batch import plan_batch
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import check_contract, check_methods, level_of
 from aitrain.environment.failures import CallFailed
-from aitrain.environment.isolation import Isolation
-from aitrain.environment.scoring import Host
+from aitrain.environment.scoring import Host, host_of
 from aitrain.environment.tools import Tools
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Note, Phase
@@ -58,8 +57,8 @@ class Job:
     stop: StopRequest = field(default_factory=StopRequest)
     checkpoint: Path | None = None
     """Where to go on from, None for a new run."""
-    isolation: Isolation | None = None
-    """The processes that the environment's code runs in, where they were started before torch was imported."""
+    host: Host | None = None
+    """The environment's side, where its processes were started before torch was imported."""
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,8 @@ def run(job: Job) -> Result:
         AitrainError: what went wrong, as the user should read it. What was trained until then is saved, unless it
             went wrong on one of several processes.
     """
-    with closing(_host(job)) as host:
+    with closing(job.host or host_of(job.environment, job.config)) as host:
         return _run(job, host)
-
-
-def _host(job: Job) -> Host:
-    isolation = job.isolation
-    if isolation is None and job.config.rl_env_isolation == "process":
-        isolation = Isolation.start(job.environment)
-    return Host(job.environment, job.config, isolation)
 
 
 def _run(job: Job, host: Host) -> Result:

@@ -162,10 +162,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _engine(self, prompts: list[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
         """vLLM for an environment that asks the model itself: token ids in, token ids out."""
-        names = {"max_new_tokens": "max_completion_length"}
-        greedy = {} if sampling.get("do_sample", True) else {"temperature": 0.0, "top_k": -1, "top_p": 1.0}
-        known = {names.get(key, key): value for key, value in sampling.items() if key != "do_sample"}
-        with replaced(self.vllm_generation, known | greedy):
+        most = sampling.pop("max_new_tokens")
+        with replaced(self.vllm_generation, {**sampling, "max_completion_length": most}):
             ids, _ = self._generate_single_turn(prompts, None, {}, 1)
         return list(ids)
 

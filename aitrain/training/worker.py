@@ -20,8 +20,8 @@ import numpy
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import check_methods
 from aitrain.environment.finding import find
-from aitrain.environment.isolation import Isolation
 from aitrain.environment.loading import load
+from aitrain.environment.scoring import host_of
 from aitrain.errors import as_ours
 from aitrain.events import Announce, Event, Failed, Started, encode
 from aitrain.knobs import read_file
@@ -75,16 +75,14 @@ def _work(folder: RunFolder, channel: Channel, checkpoint: Path | None) -> None:
     numpy.random.seed(config.seed)
     environment = load(find(config), config.rl_env_config or {})
     check_methods(environment)
-    isolation = None
-    if config.rl_env_isolation == "process":
-        isolation = Isolation.start(environment, close=[channel.stream.fileno()])
+    host = host_of(environment, config, close=[channel.stream.fileno()])
 
     from aitrain.training.callbacks import StopRequest
     from aitrain.training.run import Job, part_in_peace, run
 
     with StopRequest().on_signals() as stop:
         channel.on_broken = stop.ask
-        run(Job(config, folder, environment, channel, stop, checkpoint, isolation))
+        run(Job(config, folder, environment, channel, stop, checkpoint, host))
     part_in_peace()
 
 

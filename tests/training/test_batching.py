@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
@@ -223,6 +224,13 @@ def test_what_the_models_own_config_sets_counts(watched: Watched) -> None:
     watched.rows.clear()
     watched.model.generation_config.update(no_repeat_ngram_size=1)
     watched.assert_as_if_alone([masked(3), masked(9)], generations=2)
+
+
+def test_a_model_with_an_adapter_works_the_same(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "SHORTEST_WINDOW", 60.0)
+    watched = Watched(get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)))
+    watched.assert_as_if_alone([masked(3, max_new_tokens=6), masked(9, max_new_tokens=6)], generations=1)
+    assert isinstance(watched.policy, PeftModel)
 
 
 # -- who shares a batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -384,6 +385,27 @@ def test_tools_are_shown_called_and_answered(train: Train, watched: Watched, mon
     assert result.history[0]["tools/wrong_calls"] == 1.0
     prompt = watched.outputs[0]["prompt_ids"][0]
     assert '"name": "open"' in AutoTokenizer.from_pretrained(result.folder / "model").decode(prompt)
+
+
+QWEN = '<tool_call>\n{"name": "open", "arguments": {"code": 100}}\n</tool_call>'
+LLAMA = '{"name": "open", "parameters": {"code": 100}}<|eot_id|>'
+QWEN_3_6 = "100, I think.\n</think>\n\n<tool_call>\n<function=open>\n<parameter=code>\n100\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("name", "call"), [("qwen2_5", QWEN), ("qwen3", QWEN), ("llama3_1", LLAMA), ("qwen3_6", QWEN_3_6)]
+)
+def test_calls_are_read_as_the_models_own_template_writes_them(
+    train: Train, monkeypatch: pytest.MonkeyPatch, speaks: Callable[[str], str], name: str, call: str
+) -> None:
+    answers_with(monkeypatch, lambda given: "no more" if re.search(r"calls\W+1", given) else call)
+    result = train(Vault(), model=speaks(name), max_steps=1, rl_max_new_tokens=100)
+
+    for record in rollouts(result):
+        first, told, last = record["messages"][1:]
+        assert first["tool_calls"][0]["function"] == {"name": "open", "arguments": {"code": 100}}
+        assert json.loads(told["content"]) == {"number": record["case_idx"] + 100, "calls": 1}
+        assert "no more" in (last["content"] or last["reasoning_content"])
 
 
 def test_tools_and_string_prompts_do_not_go_together(train: Train) -> None:

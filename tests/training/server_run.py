@@ -1,0 +1,104 @@
+"""Train with a vLLM server that is written down: `server_run.py MODEL OUT` under torchrun.
+
+All is TRL's own but the client of that server, which gives each prompt an answer that belongs to no other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import trl.generation.vllm_generation as vllm_generation
+from transformers import AutoTokenizer
+
+from aitrain.config import TrainConfig
+from aitrain.events import Event
+from aitrain.run_folder import RunFolder
+from aitrain.training.run import Job, part_in_peace, run
+from aitrain.training.worker import leave
+
+
+class Echo:
+    """Asks as many more times as the case says, so that processes have different numbers of episodes under way."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"case {number}."} for number in range(24)]
+
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"case {24 + number}."} for number in range(5)]
+
+    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
+        replies = [(yield None)]
+        for turn in range(turns_of(case_idx) - 1):
+            replies.append((yield f" turn {turn + 1}."))
+        return sum(map(len, replies)) % 7 / 7
+
+
+def turns_of(case_idx: int) -> int:
+    """How many answers an episode gets."""
+    return 1 + case_idx % 6
+
+
+class Client:
+    """Answers `case 5. ... turn 2. ...` with `5/2`, and says how many prompts it was asked at a time."""
+
+    tokenizer: Any
+    asked: Path
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def init_communicator(self, device: Any) -> None:
+        pass
+
+    def get_server_info(self) -> dict[str, Any]:
+        return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
+    def update_named_params(self, metadata: Any, parameters: Any) -> None:
+        assert len(metadata) == len(list(parameters))
+
+    def reset_prefix_cache(self) -> None:
+        pass
+
+    def generate(self, prompts: list[list[int]], n: int, max_tokens: int, **_: Any) -> dict[str, Any]:
+        assert n == 1
+        with self.asked.open("a") as file:
+            file.write(f"{len(prompts)}\n")
+        answers = [self.tokenizer(answer_to(self.tokenizer.decode(ids)))["input_ids"][:max_tokens] for ids in prompts]
+        logprobs = [[[-1.0]] * len(ids) for ids in answers]
+        return {"prompt_ids": prompts, "completion_ids": answers, "logprobs": logprobs}
+
+
+def answer_to(given: str) -> str:
+    """What belongs to a prompt, and to no other."""
+    case, turns = re.findall(r"case (\d+)\.", given), re.findall(r"turn (\d+)\.", given)
+    return f"{case[0] if case else '?'}/{turns[-1] if turns else 0}<|im_end|>"
+
+
+def ignore(event: Event) -> None:
+    """Nobody watches."""
+
+
+def main(model: str, out: Path) -> None:
+    Client.tokenizer, Client.asked = AutoTokenizer.from_pretrained(model), out / "asked"
+    vllm_generation.is_vllm_available = lambda: True
+    vllm_generation.VLLMClient = Client
+    config = TrainConfig(
+        model=model, rl_prompts_per_step=6, batch_size=4, rl_num_generations=4, max_steps=4, rl_max_new_tokens=8,
+        rl_kl_coef=0.0, save_strategy="no", output_dir=str(out),
+        use_vllm=True, vllm_mode="server", vllm_server_url="http://127.0.0.1:1",
+    )  # fmt: skip
+    folder = RunFolder(out / "run")
+    if os.environ.get("RANK", "0") == "0":
+        folder.path.mkdir(parents=True)
+    run(Job(config, folder, Echo(), ignore))
+    part_in_peace()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
+    leave(0)

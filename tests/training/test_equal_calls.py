@@ -1,0 +1,70 @@
+"""Several processes that share a vLLM server ask it together: each of them gets the answers to its own prompts."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain.run_folder import read_lines
+from tests.training.server_run import turns_of
+
+SCRIPT = Path(__file__).parent / "server_run.py"
+
+
+@pytest.fixture(scope="module")
+def played(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run by two processes."""
+    out = tmp_path_factory.mktemp("server")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    running = subprocess.Popen(
+        [*torchrun, "--nproc-per-node=2", str(SCRIPT), str(small_model), str(out)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, _ = running.communicate(timeout=240)
+    except subprocess.TimeoutExpired:  # they wait for each other
+        running.send_signal(signal.SIGTERM)  # torchrun ends its processes
+        said, _ = running.communicate(timeout=60)
+        pytest.fail(f"the processes wait for each other\n{said}")
+    assert running.returncode == 0, said
+    return out
+
+
+def records(played: Path, rank: int) -> list[dict[str, Any]]:
+    """What one process has played, the held-out cases included."""
+    return list(read_lines(played / "run" / "rollouts" / f"rank{rank}.jsonl"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_answer_is_the_one_to_its_own_prompt(played: Path, rank: int) -> None:
+    for record in records(played, rank):
+        case = record["case_idx"]
+        answers = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
+        assert answers == [f"{case}/{turn}" for turn in range(turns_of(case))]
+        assert record["stop"] == "done"
+        assert record["error"] is None
+
+
+def test_the_processes_had_different_numbers_of_episodes_under_way(played: Path) -> None:
+    """Or the other test would show nothing."""
+    differences = 0
+    for step in range(1, 5):
+        turns = [
+            [r["turns"] for r in records(played, rank) if r["step"] == step and "when" not in r] for rank in (0, 1)
+        ]
+        assert len(turns[0]) == len(turns[1]) == 12
+        live = [[sum(count > number for count in counts) for number in range(6)] for counts in turns]
+        differences += sum(one != other for one, other in zip(*live, strict=True))
+    assert differences > 4
+
+
+def test_the_server_is_asked_for_equally_many_answers_by_both(played: Path) -> None:
+    asked = Counter(int(line) % 2 for line in (played / "asked").read_text().split())
+    assert asked[0] > 0
+    assert asked[1] == 0

@@ -1,0 +1,515 @@
+"""Environments that fail: the run goes on without those episodes, says what happened, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import aitrain
+from aitrain import Result, TrainConfig
+from aitrain.run_folder import read_lines
+from aitrain.training.trainer import EpisodeTrainer
+from tests.environments.ill import SHARES, illness_of
+
+Train = Callable[..., Result]
+ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "ill.py"
+
+KINDS = {"raise": "raised", "sleep": "timed_out", "spin": "timed_out", "nan": "not_finite", "kill": "crashed"}
+"""What aitrain calls the illnesses."""
+
+LINES = {"raise": 'raise RuntimeError("ill")', "sleep": "time.sleep(3600)", "spin": "pow(3, 10**7)"}
+"""Where they happen."""
+
+
+class Command:
+    """`aitrain grpo` on the small model, in a folder of its own, and what is left of its processes."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.model, self.folder, self.notes = model, folder, folder / "notes"
+        self.notes.mkdir()
+
+    def run(self, environment: str, *flags: str, **given: Any) -> subprocess.CompletedProcess[str]:
+        named = [
+            f"--model={self.model}",
+            f"--rl-env={ENVIRONMENTS}:{environment}",
+            f"--rl-env-config={json.dumps(given)}",
+        ]
+        short = ["--rl-kl-coef=0", "--save-strategy=no", "--eval-strategy=no", "--project-name=run", "--output-dir=."]
+        command = [sys.executable, "-m", "aitrain", "grpo", *named, *short, *flags]
+        variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NOTES": str(self.notes)}
+        return subprocess.run(
+            command, cwd=self.folder, env=variables, capture_output=True, text=True, check=False, timeout=500
+        )
+
+    @property
+    def all_records(self) -> list[dict[str, Any]]:
+        return [r for file in (self.folder / "run" / "rollouts").glob("*.jsonl") for r in read_lines(file)]
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Those of training."""
+        return [record for record in self.all_records if "when" not in record]
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return list(read_lines(self.folder / "run" / "metrics.jsonl"))
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "run" / "train.log").read_text()
+
+    def is_saved(self) -> bool:
+        return (self.folder / "run" / "model" / "model.safetensors").exists()
+
+    def pids(self) -> list[int]:
+        """Of the processes that the environment's code ran in, and of those that started them."""
+        return [int(note.name) for note in self.notes.iterdir()]
+
+    def left(self) -> list[str]:
+        """Processes that still run: all that the command starts inherits its variables."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if str(self.notes).encode() in (process / "environ").read_bytes():
+                    found.append((process / "cmdline").read_text())
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def command(small_model: Path, tmp_path: Path) -> Iterator[Command]:
+    command = Command(small_model, tmp_path)
+    yield command
+    assert command.left() == []
+
+
+# -- a run that survives
+
+
+def check_records(command: Command, shares: dict[str, float]) -> None:
+    """Every episode has come to what was to befall it, and the metrics say the same."""
+    found: Counter[str] = Counter()
+    for record in command.records:
+        illness = illness_of(record["case_idx"], record["completion"], shares)
+        found[illness or "none"] += 1
+        if illness is None:
+            assert record["error"] is None
+            assert record["score"] is not None
+            continue
+        assert record["error"]["kind"] == KINDS[illness], record
+        assert record["error"]["place"] == "score_episode"
+        assert LINES.get(illness, "") in record["error"]["message"]
+        assert record["stop"] == ("env_timeout" if KINDS[illness] == "timed_out" else "env_error")
+        assert (record["score"], record["advantage"]) == (None, 0.0)
+    assert set(found) == {"none", *shares}
+    for kind in {KINDS[illness] for illness in shares}:
+        share = sum(shares[illness] for illness in shares if KINDS[illness] == kind)
+        count = sum(found[illness] for illness in shares if KINDS[illness] == kind)
+        measured = sum(line[f"failed/{kind}"] for line in command.metrics) / len(command.metrics)
+        assert measured == pytest.approx(count / found.total())
+        assert share / 3 < measured < share * 3
+
+
+def test_a_run_survives_an_environment_that_raises_hangs_and_crashes_in_processes(command: Command) -> None:
+    done = command.run(
+        "Ill", "--rl-env-isolation=process", "--rl-env-timeout=1", "--rl-env-workers=16", "--max-steps=30",
+        "--rl-prompts-per-step=3", "--rl-num-generations=8", "--batch-size=24", "--rl-max-new-tokens=4", "--lr=3e-3",
+        notes=str(command.notes),
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert len(command.records) == 30 * 24
+    check_records(command, SHARES)
+    rewards = [line["reward"] for line in command.metrics]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:3]) / 3 + 0.2
+    for kind in set(KINDS.values()):
+        assert done.stderr.count({"not_finite": "returned nan", "timed_out": "timed out"}.get(kind, kind)) == 1
+    assert len(command.pids()) > sum(
+        record["error"]["kind"] == "crashed" for record in command.records if record["error"]
+    )
+    assert not [pid for pid in command.pids() if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_run_survives_an_environment_that_raises_and_hangs_in_threads(command: Command) -> None:
+    shares = {"raise": 0.15, "sleep": 0.15, "nan": 0.15}
+    done = command.run(
+        "Ill", "--rl-env-timeout=1", "--max-steps=5", "--rl-prompts-per-step=6", "--batch-size=24",
+        "--rl-max-new-tokens=4", notes=str(command.notes), shares=shares,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert len(command.records) == 5 * 24
+    check_records(command, shares)
+    assert command.is_saved()
+
+
+# -- one episode of each group
+
+
+ANSWERS = ["abcz", "ayzz", "ill", "zzzz"]
+SCORES = {"abcz": 0.75, "ayzz": 0.25, "zzzz": 0.0}
+
+
+def raises(error: BaseException) -> Callable[[], Any]:
+    def fall_ill() -> Any:
+        raise error
+
+    return fall_ill
+
+
+def later(error: BaseException) -> Callable[[], Any]:
+    async def fall_ill() -> Any:
+        raise error
+
+    return fall_ill
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("cannot be said")
+
+
+ILLNESSES: dict[str, tuple[Callable[[], Any], str | None, str]] = {
+    "raises": (raises(KeyError("no such case")), "raised", "KeyError: 'no such case'"),
+    "raises_what_cannot_be_said": (raises(Unspeakable()), "raised", "Unspeakable"),
+    "raises_later": (later(ValueError("no such word")), "raised", "ValueError: no such word"),
+    "has_no_server": (raises(ConnectionRefusedError("no server")), "server", "ConnectionRefusedError: no server"),
+    "exits": (raises(SystemExit(1)), "raised", "SystemExit: 1"),
+    "interrupts": (raises(KeyboardInterrupt()), "raised", "KeyboardInterrupt"),
+    "none": (lambda: None, None, ""),
+    "none_with_metrics": (lambda: {"score": None, "words": 3}, None, ""),
+    "nan": (lambda: float("nan"), "not_finite", "returned nan"),
+    "inf": (lambda: math.inf, "not_finite", "returned inf"),
+    "minus_inf": (lambda: -math.inf, "not_finite", "returned -inf"),
+    "huge": (lambda: 1e30, "out_of_range", "returned 1e+30"),
+    "huge_int": (lambda: 10**400, "not_finite", "returned inf"),
+    "negative": (lambda: -0.5, "out_of_range", "returned -0.5"),
+    "text": (lambda: "0.5", "wrong_type", "returned '0.5' (str)"),
+    "list": (lambda: [0.5, 0.5], "wrong_type", "returned [0.5, 0.5] (list)"),
+    "tuple": (lambda: (0.5, {}), "wrong_type", "returned (0.5, {}) (tuple)"),
+    "tensor": (lambda: torch.zeros(3), "wrong_type", "(Tensor)"),
+    "dict": (lambda: {"points": 1}, "wrong_type", 'a dict needs a "score"'),
+    "object": (lambda: Result, "wrong_type", "(type)"),
+}  # fmt: skip
+"""What happens in one episode of each group, which kind of failure that is, and what is said of it."""
+
+SOME = ["raises", "exits", "interrupts", "none", "nan", "huge", "text", "dict"]
+
+
+class Plain:
+    """`score_episode`; each case has its illness."""
+
+    illnesses = tuple(ILLNESSES)
+    place = "score_episode"
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"say {name}: ", "illness": name} for name in self.illnesses]
+
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": "say it", "illness": ""}]
+
+    def score_episode(self, completion: str, illness: str) -> Any:
+        return ILLNESSES[illness][0]() if illness and completion == "ill" else SCORES.get(completion, 0.0)
+
+
+class Dialogue(Plain):
+    """`episode`."""
+
+    illnesses, place = tuple(SOME), "episode"
+    score_episode = None  # type: ignore[assignment]
+
+    def episode(self, illness: str) -> Generator[None, str, Any]:
+        completion = yield
+        return Plain.score_episode(self, completion, illness)
+
+
+class Object(Plain):
+    """`start` and `score`."""
+
+    illnesses, place = (*SOME, "raises_later"), "score"
+    score_episode = None  # type: ignore[assignment]
+
+    def start(self, illness: str) -> Object:
+        mine = Object()
+        mine.illness = illness
+        return mine
+
+    def step(self, reply: str) -> None:
+        self.reply = reply
+
+    def score(self) -> Any:
+        return Plain.score_episode(self, self.reply, self.illness)
+
+
+def answer_with(patch: pytest.MonkeyPatch, answer: Callable[[int, str], str]) -> None:
+    """Let the policy answer what this makes of a prompt's position and text."""
+
+    def answers(self: Any, prompts: list[list[int]], *_: Any) -> Any:
+        given = [self.processing_class.decode(ids) for ids in prompts]
+        said = [answer(position, text) + "<|im_end|>" for position, text in enumerate(given)]
+        return self.processing_class(said, add_special_tokens=False)["input_ids"], None
+
+    patch.setattr(EpisodeTrainer, "_generate_single_turn", answers)
+
+
+TABLES = [(Plain, "thread"), (Plain, "process"), (Dialogue, "thread"), (Object, "process"), (Object, "thread")]
+ROWS = [(table, illness) for table in TABLES for illness in table[0].illnesses]
+
+
+@pytest.fixture(scope="module")
+def played(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
+    """`played(environment, isolation)`: two steps in which one episode of each group has its case's illness."""
+    results: dict[Any, Result] = {}
+
+    def run(environment: type[Plain], isolation: Any) -> Result:
+        if (environment, isolation) not in results:
+            config = TrainConfig(
+                model=str(small_model), output_dir=str(tmp_path_factory.mktemp("runs")), max_steps=2, lr=1e-3,
+                rl_max_new_tokens=6, rl_kl_coef=0.0, save_strategy="no", eval_strategy="no", batch_size=4,
+                rl_prompts_per_step=len(environment.illnesses), rl_env_isolation=isolation, rl_env_timeout=20.0,
+            )  # fmt: skip
+            with pytest.MonkeyPatch.context() as patch:
+                answer_with(patch, lambda position, _: ANSWERS[position % 4])
+                results[environment, isolation] = aitrain.train(config, environment=environment())
+        return results[environment, isolation]
+
+    return run
+
+
+def rollouts(result: Result) -> list[dict[str, Any]]:
+    records = [record for file in result.folder.glob("rollouts/*.jsonl") for record in read_lines(file)]
+    return [record for record in records if "when" not in record]
+
+
+@pytest.mark.parametrize(
+    ("table", "illness"), ROWS, ids=[f"{table[0].__name__}-{table[1]}-{illness}" for table, illness in ROWS]
+)
+def test_an_episode_that_has_no_score_is_left_out_of_its_group(
+    played: Callable[..., Result], table: tuple[type[Plain], str], illness: str
+) -> None:
+    _, kind, told = ILLNESSES[illness]
+    records = [r for r in rollouts(played(*table)) if r["case_idx"] == table[0].illnesses.index(illness)]
+    ill, others = records[2::4], [record for record in records if record["completion"] != "ill"]
+
+    assert [record["completion"] for record in records] == ANSWERS * 2
+    for record in ill:
+        assert (record["score"], record["advantage"]) == (None, 0.0)
+        assert record["stop"] == ("env_error" if kind else "done")
+        if kind is None:
+            assert record["error"] is None
+            continue
+        assert (record["error"]["kind"], record["error"]["place"]) == (kind, table[0].place)
+        assert told in record["error"]["message"]
+    scores = torch.tensor(list(SCORES.values()))
+    advantages = (scores - scores.mean()) / (scores.std() + 1e-4)
+    for record, score, advantage in zip(others, [*SCORES.values()] * 2, [*advantages.tolist()] * 2, strict=True):
+        assert (record["score"], record["error"], record["stop"]) == (score, None, "done")
+        assert record["advantage"] == pytest.approx(advantage, abs=1e-5)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=[f"{table[0].__name__}-{table[1]}" for table in TABLES])
+def test_the_metrics_count_the_failures_by_kind(played: Callable[..., Result], table: tuple[type[Plain], str]) -> None:
+    kinds = Counter(ILLNESSES[illness][1] for illness in table[0].illnesses)
+    history = played(*table).history
+
+    assert [line["step"] for line in history] == [1, 2]
+    for line in history:
+        failed = {name.removeprefix("failed/"): share for name, share in line.items() if name.startswith("failed/")}
+        for kind, share in failed.items():
+            assert share == pytest.approx(kinds[kind] / kinds.total() / 4)
+        assert sum(failed.values()) == pytest.approx(line["stopped/env_error"])
+        assert line["unscored"] == 0.25
+        assert line["reward"] == pytest.approx(sum(SCORES.values()) / 3)
+
+
+class Leaves(Plain):
+    """Async methods share one loop."""
+
+    async def score_episode(self, completion: str, illness: str) -> Any:  # type: ignore[override]
+        if illness and completion == "ill":
+            raise SystemExit(2)
+        await asyncio.sleep(0.2)
+        return SCORES.get(completion, 0.0)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_an_async_method_that_exits_is_a_failure_of_its_own_episode_only(
+    train: Train, monkeypatch: pytest.MonkeyPatch, isolation: str
+) -> None:
+    answer_with(monkeypatch, lambda position, _: ANSWERS[position % 4])
+    result = train(Leaves(), max_steps=1, rl_prompts_per_step=2, rl_env_timeout=10.0, rl_env_isolation=isolation)
+
+    for record in rollouts(result):
+        assert (record["error"] or {}).get("kind") == ("raised" if record["completion"] == "ill" else None)
+        assert record["score"] == SCORES.get(record["completion"])
+
+
+# -- nothing works any more
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--rl-env-isolation=thread"],
+        ["--rl-env-isolation=process"],
+        ["--num-processes=2", "--rl-env-isolation=process"],
+    ],
+    ids=" ".join,
+)
+def test_a_run_whose_environment_has_stopped_working_ends_after_three_batches_and_is_saved(
+    command: Command, flags: list[str]
+) -> None:
+    done = command.run("Gone", "--max-steps=20", "--rl-max-new-tokens=4", *flags)
+
+    assert done.returncode == 3, done.stderr
+    assert "The environment failed on every episode of 3 batches in a row" in done.stderr
+    assert done.stderr.count("RuntimeError: the board is gone") == 1
+    assert 'raise RuntimeError("the board is gone")' in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {record["step"] for record in command.records} == {1, 2}
+    assert [line["failed/raised"] for line in command.metrics] == [1.0, 1.0]
+    for name in ("result.json", "status.json"):
+        assert json.loads((command.folder / "run" / name).read_text())["status"] == "failed"
+    assert command.is_saved()
+
+
+def test_what_was_learned_before_the_environment_stopped_working_is_saved(command: Command) -> None:
+    done = command.run("Gone", "--max-steps=20", "--rl-max-new-tokens=4", calls=4 * 8)
+
+    assert done.returncode == 3, done.stderr
+    assert json.loads((command.folder / "run" / "result.json").read_text())["steps"] == 6
+    assert [line["failed/raised"] for line in command.metrics] == [0.0] * 4 + [1.0] * 2
+    assert command.is_saved()
+
+
+def test_an_environment_that_fails_on_the_held_out_cases_is_refused_before_training(command: Command) -> None:
+    done = command.run("Gone", "--max-steps=20", "--rl-max-new-tokens=4", held_out=False)
+
+    assert done.returncode == 3, done.stderr
+    assert "The environment failed on all 1 held-out cases (raised)" in done.stderr
+    assert 'raise RuntimeError("the board is gone")' in done.stderr
+    assert not (command.folder / "run").exists()
+
+
+# -- tools
+
+
+class Workshop:
+    """One tool works, one is broken, one never comes back; the prompt says which to use."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": [{"role": "user", "content": tool}]} for tool in ("works", "wrong", "broken", "endless")]
+
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        return [{**self.build_dataset()[0], "case_idx": -1}]
+
+    def get_tools(self) -> list[Any]:
+        return [self.works, self.broken, self.endless]
+
+    def works(self, size: int) -> int:
+        """Saw.
+
+        Args:
+            size: How long.
+        """
+        return size + 1
+
+    def broken(self) -> None:
+        """Drill."""
+        raise OSError("no power")  # the bug
+
+    def endless(self) -> None:
+        """Sand."""
+        while True:
+            time.sleep(0.01)
+
+    def score_episode(self, text: str) -> float:
+        return float(text == "done 6")
+
+
+CALLS = {
+    "works": '{"name": "works", "arguments": {"size": 5}}',
+    "wrong": '{"name": "works", "arguments": {"size": "long"}}',
+    "broken": '{"name": "broken", "arguments": {}}',
+    "endless": '{"name": "endless", "arguments": {}}',
+}
+
+
+def use_the_tool(_: int, given: str) -> str:
+    """Call the tool that the prompt names; then say what it said."""
+    _, *said = given.split("<|im_start|>tool\n")
+    if said:
+        return "done " + said[0].partition("<|im_end|>")[0]
+    asked = given.split("<|im_start|>user\n")[1].partition("<|im_end|>")[0]
+    return f"<tool_call>\n{CALLS[asked]}\n</tool_call>"
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_tool_that_fails_is_the_environments_failure_and_a_wrong_call_is_the_models(
+    train: Train, monkeypatch: pytest.MonkeyPatch, isolation: str
+) -> None:
+    answer_with(monkeypatch, use_the_tool)
+    result = train(
+        Workshop(), max_steps=1, rl_prompts_per_step=4, batch_size=16, rl_num_generations=4, rl_max_new_tokens=200,
+        rl_env_timeout=2.0, rl_env_isolation=isolation,
+    )  # fmt: skip
+
+    by_case: dict[int, list[dict[str, Any]]] = {}
+    for record in rollouts(result):
+        by_case.setdefault(record["case_idx"], []).append(record)
+    works, wrong, broken, endless = (by_case[number] for number in range(4))
+    for record in works:
+        assert (record["score"], record["error"], record["stop"]) == (1.0, None, "done")
+    for record in wrong:
+        assert (record["score"], record["error"], record["stop"]) == (0.0, None, "done")
+        assert record["messages"][2]["content"].startswith("error: works:")
+    for record in broken:
+        assert (record["score"], record["stop"], record["error"]["kind"]) == (None, "env_error", "raised")
+        assert record["error"]["place"] == "the tool broken"
+        assert 'raise OSError("no power")  # the bug' in record["error"]["message"]
+    for record in endless:
+        assert (record["score"], record["stop"], record["error"]["kind"]) == (None, "env_timeout", "timed_out")
+        assert record["error"]["place"] == "the tool endless"
+        assert "time.sleep(0.01)" in record["error"]["message"]
+    (line,) = result.history
+    assert (line["failed/raised"], line["failed/timed_out"], line["unscored"]) == (0.25, 0.25, 0.5)
+    assert (line["tools/calls"], line["tools/wrong_calls"]) == (0.5, 0.25)
+
+
+# -- what it prints
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_what_the_environment_prints_is_in_the_log_and_not_on_the_screen(command: Command, isolation: str) -> None:
+    done = command.run("Loud", "--max-steps=2", "--rl-max-new-tokens=100", f"--rl-env-isolation={isolation}")
+
+    assert done.returncode == 0, done.stderr
+    assert "said by" not in done.stdout + done.stderr
+    places = (
+        "the module",
+        "__init__",
+        "build_dataset",
+        "start",
+        "get_tools",
+        "the tool",
+        "a program",
+        "step",
+        "score",
+        "close",
+    )
+    assert [place for place in places if f"said by {place}" not in command.log] == []
+    assert "said by a program to stderr" in command.log
+    assert command.log.count("said by the tool") == len(command.all_records)
