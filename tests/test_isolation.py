@@ -264,6 +264,21 @@ def test_64_seats_work_at_once(isolation: Isolation, workers: Any) -> None:
     assert None not in pids
 
 
+def test_many_processes_do_not_run_out_of_files() -> None:
+    """In a Python of its own, as its limit stays raised."""
+    code = (
+        "import resource, os\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "from aitrain.environment.isolation import Isolation\n"
+        "isolation = Isolation.start(None)\n"
+        "seats = [isolation.lease(list.__class__) for _ in range(60)]\n"
+        "print(len({seat.pid for seat in seats}))\n"
+        "isolation.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "60\n"
+
+
 def test_processes_draw_different_numbers() -> None:
     random.seed(0)
     np.random.seed(0)

@@ -303,4 +303,5 @@ def _forget_loop() -> None:
     _loop.cache_clear()
 
 
-os.register_at_fork(after_in_child=_forget_loop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_loop)

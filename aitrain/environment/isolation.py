@@ -35,6 +35,7 @@ from aitrain.environment.loading import users_line
 from aitrain.environment.workers import failure_of, paused
 
 GONE = Failure("crashed", "crashed: the process that starts environment processes is gone")
+MANY_FILES = 8192
 _WHERE = signal.SIGUSR1  # a child that gets it says where it is, also while its code keeps other threads from running
 
 
@@ -52,6 +53,7 @@ class Isolation:
     @classmethod
     def start(cls, environment: Any, close: Sequence[int] = ()) -> Isolation:
         """Fork the nursery; it closes these file descriptors, which must not be kept open by anybody else."""
+        _allow_many_files()
         ours, theirs = socket.socketpair()
         # the system watches the thread that forks: the nursery would end with one that is not the main one
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
@@ -162,6 +164,16 @@ class Isolation:
         if answer is None:
             raise CallFailed(GONE)
         return pickle.loads(answer)
+
+
+def _allow_many_files() -> None:
+    """Two for each process: 512 episodes at a time are more than most systems allow unasked."""
+    import resource  # not on Windows, which has no fork either
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Seat:
