@@ -19,6 +19,10 @@ lint: install
 bench: install
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.overhead
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.slow_environment
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.in_episode_generation
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.multi_turn_learning
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
 
 docs: install
 	$(BIN)/python -c "from aitrain.knobs import as_markdown; open('docs/knobs.md', 'w').write(as_markdown())"

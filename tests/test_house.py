@@ -28,11 +28,12 @@ FLOORS = {
 
 HEAVY_FLOORS = {
     "model": 1, "chat": 1, "dataset": 1.5, "trl_arguments": 2, "hub": 1, "provenance": 1, "tiny_model": 1,
-    "generation": 2, "rollout": 3, "trainer": 4, "evaluation": 5, "alarms": 5, "callbacks": 5, "saving": 5, "run": 6, "worker": 7,
+    "generation": 2, "rollout": 3, "trainer": 4, "evaluation": 5, "alarms": 5, "callbacks": 5, "saving": 5,
+    "run": 6, "worker": 7,
 }  # fmt: skip
 WITHIN = {
-    "contract": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3, "workers": 4, "judging": 4, "tools": 4, "isolation": 5,
-    "dialogue": 5, "scoring": 6,
+    "contract": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3, "workers": 4, "judging": 4, "tools": 4,
+    "isolation": 5, "dialogue": 5, "scoring": 6,
     "trl_fields": 0, "preflight": 1, "processes": 2,
     "grpo": 1, "demo": 2, "main": 3,
 }  # fmt: skip

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +32,33 @@ class Scripted:
         return sum(letter < "n" for letter in completion) / max(1, len(completion))
 
 
+class ScriptedTalk(Scripted):
+    """The same over several turns, more of them for some cases and answers than for others."""
+
+    score_episode = None  # type: ignore[assignment]
+
+    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
+        said = reply = yield None
+        for turn in range(case_idx % 3 + len(reply) % 2):
+            reply = yield f" more {turn}:"
+            said += reply
+        return sum(letter < "n" for letter in said) / max(1, len(said))
+
+
 class ScriptedTrainer(EpisodeTrainer):
-    """The real trainer, but for what it would have sampled."""
+    """The real trainer, but for what it would have sampled: the answer depends on what was said before, and on how
+    many others of the group have said the same, so that it is the same for any number of processes."""
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any) -> tuple[list[list[int]], None]:
-        first = self.accelerator.process_index * len(prompt_ids)
-        answers = [
-            ANSWERS[(first + index + sum(ids)) % len(ANSWERS)] + "<|im_end|>" for index, ids in enumerate(prompt_ids)
-        ]
+        seen: Counter[int] = Counter()
+        answers = []
+        for ids in prompt_ids:
+            answers.append(ANSWERS[(seen[sum(ids)] + sum(ids)) % len(ANSWERS)] + "<|im_end|>")
+            seen[sum(ids)] += 1
         return self.processing_class(answers)["input_ids"], None
+
+
+KINDS = [("grpo", Scripted), ("dr_grpo", Scripted), ("dapo", Scripted), ("grpo", ScriptedTalk)]
 
 
 def ignore(event: Event) -> None:
@@ -49,15 +69,15 @@ def main(model: str, out: Path) -> None:
     import aitrain.training.run as module
 
     module.EpisodeTrainer = ScriptedTrainer  # type: ignore[misc]
-    for loss in ("grpo", "dr_grpo", "dapo"):
+    for loss, environment in KINDS:
         config = TrainConfig(
             model=model, rl_prompts_per_step=2, batch_size=4, rl_num_generations=4, rl_loss_type=loss, max_steps=4,
             lr=1e-3, rl_kl_coef=0.0, eval_cases=0, rl_max_new_tokens=8, save_strategy="no", output_dir=str(out),
         )  # fmt: skip
-        folder = RunFolder(out / loss)
+        folder = RunFolder(out / f"{loss}-{environment.__name__}")
         if os.environ.get("RANK", "0") == "0":
             folder.path.mkdir(parents=True)
-        run(Job(config, folder, Scripted(), ignore))
+        run(Job(config, folder, environment(), ignore))
     part_in_peace()
 
 

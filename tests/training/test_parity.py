@@ -80,9 +80,9 @@ def scripted(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out
 
 
-@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo"])
-def test_two_processes_end_like_one(loss: str, scripted: Path, small_model: Path) -> None:
-    one, two = scripted / "one" / loss / "model", scripted / "two" / loss / "model"
+@pytest.mark.parametrize("kind", ["grpo-Scripted", "dr_grpo-Scripted", "dapo-Scripted", "grpo-ScriptedTalk"])
+def test_two_processes_end_like_one(kind: str, scripted: Path, small_model: Path) -> None:
+    one, two = scripted / "one" / kind / "model", scripted / "two" / kind / "model"
 
     assert difference(one, two) <= 1e-6
     assert difference(one, small_model) > 1e-4

@@ -190,6 +190,10 @@ def test_an_episode_is_written_as_its_chat_template_writes_it(
     given = output["prompt_ids"][0][output["prompt_mask"][0].bool()].tolist()
     written = tokenizer.decode(given + output["completion_ids"][0][output["completion_mask"][0].bool()].tolist())
     expected = tokenizer.apply_chat_template(record["messages"], tokenize=False)
+    in_loss = (output["completion_mask"][0] * output["tool_mask"][0]).bool()
+    assert tokenizer.decode(output["completion_ids"][0][in_loss]) == "".join(
+        f"answer {turn}{ends}" for turn in range(3)
+    )
     eos = "<|im_end|>" if ends else ""
     assert without(written, eos) == without(expected[: expected.rindex("answer 2") + len("answer 2")], eos)
 
@@ -389,7 +393,10 @@ def test_tools_are_shown_called_and_answered(train: Train, watched: Watched, mon
 
 QWEN = '<tool_call>\n{"name": "open", "arguments": {"code": 100}}\n</tool_call>'
 LLAMA = '{"name": "open", "parameters": {"code": 100}}<|eot_id|>'
-QWEN_3_6 = "100, I think.\n</think>\n\n<tool_call>\n<function=open>\n<parameter=code>\n100\n</parameter>\n</function>\n</tool_call>"
+QWEN_3_6 = (
+    "100, I think.\n</think>\n\n"
+    "<tool_call>\n<function=open>\n<parameter=code>\n100\n</parameter>\n</function>\n</tool_call>"
+)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""What waiting for the environment costs: 64 episodes at the same time, against one after the other.
+
+`python -m benchmarks.slow_environment [--pairs N]`; exits 1 when a bound is not met. First `score_episode` waits for
+0.1 s; then, in real trainers, a tool waits for 0.25 s, against TRL's `environment_factory`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+from aitrain.config import TrainConfig
+from aitrain.environment.contract import Case, Completion
+from aitrain.environment.isolation import Isolation
+from aitrain.environment.scoring import Host
+from benchmarks.measuring import Bounds, Row, options, show
+from benchmarks.overhead import SURROUNDINGS
+
+EPISODES = 64
+SECONDS = 0.1
+SCORING, TURNS = Bounds(ratio=1 / 30), Bounds(ratio=1 / 10)
+
+TEXTS = [f"answer {number}" for number in range(EPISODES)]
+CASES = [Case(number, "question", {"prompt": "question"}) for number in range(EPISODES)]
+
+Scoring = Callable[[], list[float | None]]
+"""Scores all episodes once."""
+
+
+class Slow:
+    """Waits, as for another machine, and scores."""
+
+    def score_episode(self, text: str) -> float:
+        """Wait with the thread blocked."""
+        time.sleep(SECONDS)
+        return score(text)
+
+
+class SlowAsync:
+    """The same, written with async."""
+
+    async def score_episode(self, text: str) -> float:
+        """Wait as a coroutine."""
+        await asyncio.sleep(SECONDS)
+        return score(text)
+
+
+def score(text: str) -> float:
+    """Another one for each episode."""
+    return TEXTS.index(text) / EPISODES
+
+
+def main() -> int:
+    """Measure, show, judge."""
+    pairs = options("Seconds that a slow environment takes, against one episode after the other.").parse_args().pairs
+    os.environ.update(SURROUNDINGS)
+    print(f"{EPISODES} episodes, {pairs} pairs\n")
+    is_met = show(scoring(pairs), "one by one")
+    from benchmarks.slow_tools import per_turn  # which loads torch: the processes above are forked without it
+
+    print()
+    return 0 if show(per_turn(EPISODES, pairs, TURNS), "TRL") and is_met else 1
+
+
+def scoring(pairs: int) -> list[Row]:
+    """Both ways to write `score_episode`, and the first one in processes."""
+    with hosted(Slow()) as threads, hosted(SlowAsync()) as coroutines, hosted(Slow(), "process") as processes:
+        sides = (threads, coroutines, processes, one_by_one, one_by_one_async)
+        for side in sides[:3]:
+            side()  # makes the threads and processes, which live as long as a run
+        rounds = [[timed(side) for side in sides] for _ in range(pairs)]
+    ours, ours_async, ours_apart, theirs, theirs_async = zip(*rounds, strict=True)
+    return [
+        Row(f"score_episode of {SECONDS:g} s: seconds", ours, theirs, SCORING),
+        Row("the same, async", ours_async, theirs_async, SCORING),
+        Row("the same, in processes", ours_apart, theirs),
+    ]
+
+
+def timed(side: Scoring) -> float:
+    """Seconds for all episodes, each of which must have its own score."""
+    start = time.perf_counter()
+    scores = side()
+    seconds = time.perf_counter() - start
+    if scores != [score(text) for text in TEXTS]:
+        raise RuntimeError("an episode has not its own score: the times cannot be compared")
+    return seconds
+
+
+@contextmanager
+def hosted(environment: object, isolation: str = "thread") -> Iterator[Scoring]:
+    """Scoring as the trainer has it done."""
+    config = TrainConfig(rl_env_isolation=isolation, rl_env_workers=EPISODES)
+    apart = Isolation.start(environment) if isolation == "process" else None
+    completions = [Completion(case, text) for case, text in zip(CASES, TEXTS, strict=True)]
+
+    def score_all() -> list[float | None]:
+        plays = host.begin(CASES, range(EPISODES))
+        scored = host.score(plays, completions)
+        host.end(plays)
+        return [one.score for one in scored]
+
+    with closing(Host(environment, config, apart)) as host:
+        yield score_all
+
+
+def one_by_one() -> list[float | None]:
+    """As a reward function scores its completions where nobody thought of more: in a loop."""
+    environment = Slow()
+    return [environment.score_episode(text) for text in TEXTS]
+
+
+def one_by_one_async() -> list[float | None]:
+    """The same with `await` in the loop."""
+
+    async def score_all() -> list[float | None]:
+        environment = SlowAsync()
+        return [await environment.score_episode(text) for text in TEXTS]
+
+    return asyncio.run(score_all())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
