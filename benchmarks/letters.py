@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ class Letters:
         self.completions_per_step = completions_per_step
         self.cases = cases
         self.scored = 0
-        self.seen = hashlib.sha256()
+        self.seen = 0  # a sum, as aitrain scores at the same time what plain TRL scores in order
+        self.lock = threading.Lock()
 
     def build_dataset(self, tokenizer: Any = None) -> list[dict[str, Any]]:
         """One row per prompt."""
@@ -28,15 +30,17 @@ class Letters:
 
     def score_episode(self, completion: list[dict[str, Any]]) -> float:
         """The share of ASCII letters, 0 to 1."""
-        if self.scored % self.completions_per_step == 0:
-            self._note_time()
-        self.scored += 1
         text = str(completion[-1]["content"])
-        self.seen.update(text.encode(errors="replace"))
+        digest = hashlib.sha256(text.encode(errors="replace")).digest()
+        with self.lock:
+            if self.scored % self.completions_per_step == 0:
+                self._note_time()
+            self.scored += 1
+            self.seen = (self.seen + int.from_bytes(digest, "big")) % 2**256
         return sum(letter.isascii() and letter.isalpha() for letter in text) / max(1, len(text))
 
     def _note_time(self) -> None:
         """One line a step: both clocks of this process, and a digest of all completions until now."""
-        line = {"wall": time.perf_counter(), "cpu": time.process_time(), "seen": self.seen.hexdigest()}
+        line = {"wall": time.perf_counter(), "cpu": time.process_time(), "seen": f"{self.seen:064x}"}
         with self.clock.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
