@@ -174,6 +174,9 @@ class TrainConfig(BaseModel):
         "colocate", "vLLM inside the training processes, or a server.", "vLLM"
     )
     vllm_gpu_memory_utilization: Share = knob(0.3, "Share of each GPU's memory that a colocated vLLM takes.", "vLLM")
+    vllm_sleep_mode: bool = knob(
+        False, "Let a colocated vLLM give its GPU memory back while the model trains; costs time.", "vLLM"
+    )
     vllm_server_url: Address | None = knob(
         None, "Address of a running vLLM server, such as http://127.0.0.1:8000.", "vLLM"
     )

@@ -34,8 +34,8 @@ HEAVY_FLOORS = {
 WITHIN = {
     "contract": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3, "workers": 4, "judging": 4, "tools": 4,
     "isolation": 5, "dialogue": 5, "scoring": 6,
-    "trl_fields": 0, "preflight": 1, "processes": 2,
-    "grpo": 1, "demo": 2, "main": 3,
+    "trl_fields": 0, "libraries": 0, "nvidia": 0, "preflight": 1, "processes": 2,
+    "grpo": 1, "demo": 2, "doctor": 2, "main": 3,
 }  # fmt: skip
 """Floors inside the rooms that have several files."""
 
@@ -111,7 +111,7 @@ def test_the_light_wing_imports_nothing_heavy(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["grpo", "--help"], ["grpo", "--no-such-flag"], ["grpo", "--rl-env", "nowhere.py:Env"],
+    [["--help"], ["doctor"], ["grpo", "--help"], ["grpo", "--no-such-flag"], ["grpo", "--rl-env", "nowhere.py:Env"],
      ["grpo", "--rl-env", "envs.arithmetic", "--model", "tiny", "--dry-run", "--trl", "delta=2"]],
     ids=" ".join,
 )  # fmt: skip

@@ -11,6 +11,7 @@ import typer
 import aitrain
 from aitrain.cli.data import data
 from aitrain.cli.demo import demo
+from aitrain.cli.doctor import doctor
 from aitrain.cli.grpo import grpo, grpo_signature
 from aitrain.errors import AitrainError, did_you_mean
 from aitrain.knobs import elsewhere
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command(add_help_option=False)(grpo_signature(grpo))
 app.command()(demo)
+app.command()(doctor)
 app.add_typer(data, name="data")
 
 

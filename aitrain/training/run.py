@@ -43,7 +43,7 @@ from aitrain.training.model import (
 from aitrain.training.provenance import describe_run
 from aitrain.training.rollout import Limits, refuse_tools_for_strings
 from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
-from aitrain.training.trl_arguments import grpo_arguments, grpo_config
+from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,21 @@ def prepare(job: Job, host: Host) -> Prepared:
     context = context_length(config, model)
     limit = dataset.PromptLimit(chat, dataset.prompt_limit(config, context), tools)
     split = _split(job, built, limit, batch.prompts_per_step)
+    if config.use_vllm:
+        context = fit_vllm(arguments, config, _lengths(job, split, limit, context))
     limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
     parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, lora_config(config))
     return _assemble(job, parts, HeldOut(split.held_out, config.seed), precision)
+
+
+def _lengths(job: Job, split: dataset.Split, limit: dataset.PromptLimit, context: int | None) -> Lengths:
+    """Of the longest episode; where the environment goes on until the context is full, that is the context."""
+    config, is_one_answer = job.config, level_of(job.environment) == "score_episode" and not limit.tools
+    most = config.rl_max_new_tokens if is_one_answer else config.rl_max_episode_tokens
+    if most is None:
+        return Lengths(context or config.rl_max_turns * config.rl_max_new_tokens, context)
+    longest = max(len(limit.chat.prompt_ids(case.prompt, limit.tools)) for case in (*split.train, *split.held_out))
+    return Lengths(most, min(longest + most, context or longest + most))
 
 
 def _build(host: Host, tokenizer: PreTrainedTokenizerBase) -> tuple[dataset.Cases, dataset.Cases | None]:
@@ -336,5 +348,6 @@ def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, 
 def part_in_peace() -> None:
     """Processes leave together: one that is gone while another still talks to it would make that one abort."""
     state = PartialState()
-    state.wait_for_everyone()
-    state.destroy_process_group()
+    if state.num_processes > 1:
+        state.wait_for_everyone()
+        state.destroy_process_group()

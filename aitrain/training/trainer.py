@@ -30,12 +30,14 @@ from transformers import GenerationConfig, PreTrainedModel, TrainerCallback
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
 
 from aitrain.environment.failures import FAILURE_KINDS
 from aitrain.environment.scoring import FailureCount, Host
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
 from aitrain.training.generation.batching import Batcher
+from aitrain.training.generation.colocated import Generation
 from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled
 
 
@@ -69,7 +71,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.cases = parts.cases
         self.hooks = hooks
         self.failures = FailureCount(parts.host.config.rl_max_failed)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), replaced(grpo_trainer, {"VLLMGeneration": Generation}):
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
             super().__init__(
                 model=parts.model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,31 @@ def _vllm(config: TrainConfig) -> dict[str, Any]:
         "vllm_gpu_memory_utilization": config.vllm_gpu_memory_utilization,
         "vllm_server_base_url": config.vllm_server_url,
         "vllm_tensor_parallel_size": config.vllm_tensor_parallel_size,
+        "vllm_enable_sleep_mode": config.vllm_sleep_mode,
     }
+
+
+LONG = 1024
+"""Tokens of a completion from which its importance ratio, the product of its tokens', says more of rounding than of the
+policy: then the ratio is bounded token by token, where TRL would leave whole completions out."""
+
+
+def fit_vllm(arguments: GRPOConfig, config: TrainConfig, lengths: Lengths) -> int | None:
+    """What vLLM is told of lengths, unless `--trl` has said it; returns the most tokens that vLLM will hold."""
+    if "vllm_max_model_length" not in config.trl:
+        arguments.vllm_max_model_length = lengths.whole
+    if "vllm_importance_sampling_mode" not in config.trl and lengths.completion > LONG:
+        arguments.vllm_importance_sampling_mode = "token_truncate"
+    most: int | None = arguments.vllm_max_model_length
+    return most
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Most tokens that there will be, of a completion and of prompt and completion together."""
+
+    completion: int
+    whole: int | None
 
 
 def grpo_config(arguments: dict[str, Any], config: TrainConfig, output_dir: Path) -> GRPOConfig:

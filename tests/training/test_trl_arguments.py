@@ -11,7 +11,7 @@ from trl import GRPOConfig
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.training.model import Precision, choose_precision
-from aitrain.training.trl_arguments import grpo_arguments, grpo_config
+from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config
 
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
 
@@ -64,3 +64,22 @@ def test_without_a_gpu_weights_are_float32_and_fp16_is_refused() -> None:
     assert choose_precision(TrainConfig()).use_cpu
     with pytest.raises(ConfigError, match="fp16 needs a CUDA GPU"):
         choose_precision(TrainConfig(mixed_precision="fp16"))
+
+
+@pytest.mark.parametrize(
+    ("completion", "trl", "length", "mode"),
+    [
+        (128, {}, 500, "sequence_mask"),
+        (4096, {}, 500, "token_truncate"),
+        (4096, {"vllm_importance_sampling_mode": "token_mask"}, 500, "token_mask"),
+        (128, {"vllm_max_model_length": 900}, 900, "sequence_mask"),
+    ],
+)
+def test_vllm_is_told_of_the_longest_episode_unless_the_user_has(
+    tmp_path: Path, completion: int, trl: dict[str, object], length: int, mode: str
+) -> None:
+    config = TrainConfig(use_vllm=True, trl=trl)
+    made = grpo_config(grpo_arguments(config, plan_batch(config, 1), CPU), config, tmp_path)
+
+    assert fit_vllm(made, config, Lengths(completion, 500)) == length
+    assert (made.vllm_max_model_length, made.vllm_importance_sampling_mode) == (length, mode)

@@ -1,0 +1,61 @@
+"""`aitrain doctor`: whether this machine can train, one line for each thing that was looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from aitrain.launch.doctor import Finding
+
+COLOURS = {"ok": typer.colors.GREEN, "note": typer.colors.YELLOW, "problem": typer.colors.RED}
+INDENT = 24
+
+
+def doctor(
+    output_dir: Annotated[Path, typer.Option(help="Folder that run folders are to be made in.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,
+) -> int:
+    """Say what keeps this machine from training: libraries, GPUs, disk."""
+    from aitrain.launch.doctor import examine  # here, because no other command needs what it imports
+
+    findings = examine(output_dir)
+    if as_json:
+        typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        for line in _lines(findings, min(100, shutil.get_terminal_size().columns)):
+            typer.echo(line, color=False if os.environ.get("NO_COLOR") else None)
+    return 1 if any(finding.state == "problem" for finding in findings) else 0
+
+
+def _lines(findings: Iterable[Finding], width: int) -> Iterator[str]:
+    """`ok       torch          2.13.0`, with what to do below it."""
+    for finding in findings:
+        state = typer.style(f"{finding.state:8}", COLOURS[finding.state])
+        first, *more = _wrapped(finding.found, width)
+        yield f"{state} {finding.name:14} {first}"
+        yield from (f"{'':{INDENT}}{line}" for line in more)
+        for advice in finding.advice.splitlines():
+            for index, line in enumerate(_advised(advice, width - 3)):
+                yield f"{'':{INDENT}}{'   ' if index else '-> '}{line}"
+
+
+def _advised(text: str, width: int) -> list[str]:
+    """A command at its end stays in one piece, on a line of its own where it has to."""
+    why, colon, command = text.rpartition(": ")
+    if not command.startswith("pip ") or len(text) <= width - INDENT:
+        return _wrapped(text, width)
+    return [*_wrapped(why + colon.strip(), width), command]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """At spaces only: a path or a requirement is to be copied in one piece."""
+    return textwrap.wrap(text, max(30, width - INDENT), break_long_words=False, break_on_hyphens=False) or [""]

@@ -1,0 +1,95 @@
+"""Installed libraries, told by their metadata and never imported: versions, and whether they fit each other."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aitrain.packages import installed
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A library that another one needs, and that is not there or not in that version."""
+
+    library: str
+    needed: SpecifierSet
+    version: str | None
+
+    def __str__(self) -> str:
+        """`tokenizers>=0.22,<0.23, and 0.24.1 is installed: pip install ...`, where PyPI has the one that is needed."""
+        requirement = self.library + written(self.needed)
+        state = "it is not installed" if self.version is None else f"{self.version} is installed"
+        return f"{requirement}, and {state}" + ("" if "+" in requirement else f': pip install "{requirement}"')
+
+
+def version_of(library: str) -> str | None:
+    """The installed version of a distribution, None where there is none."""
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def needs_of(library: str, extra: str = "") -> dict[str, SpecifierSet]:
+    """The versions that an installed library asks for on this machine, by name; those of an extra as well."""
+    from packaging.requirements import Requirement  # comes with transformers and accelerate; only `doctor` uses it
+    from packaging.utils import canonicalize_name
+
+    try:
+        lines = metadata.requires(library) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    needs: dict[str, SpecifierSet] = {}
+    for requirement in map(Requirement, lines):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+            name = canonicalize_name(requirement.name)
+            needs[name] = requirement.specifier & needs[name] if name in needs else requirement.specifier
+    return needs
+
+
+def misfits(library: str) -> list[Misfit]:
+    """What an installed library asks for and does not find."""
+    found = [Misfit(name, needed, version_of(name)) for name, needed in needs_of(library).items()]
+    return [each for each in found if each.version is None or not fits(each.version, each.needed)]
+
+
+def fits(version: str, needed: SpecifierSet) -> bool:
+    """Whether a version is one of those; a pre-release counts as any other."""
+    return needed.contains(version, prereleases=True)
+
+
+def written(needed: SpecifierSet) -> str:
+    """`>=5.17,<5.18`, the lower end first."""
+    return ",".join(sorted(map(str, needed), reverse=True))
+
+
+def torch_build() -> tuple[str, str] | None:
+    """What torch was built for, `("cuda", "13.0")` or `("cpu", "")`, as its version.py says; None if it does not."""
+    found = installed("torch")
+    file = Path(found.origin).with_name("version.py") if found and found.origin else None
+    if file is None or not file.is_file():
+        return None
+    values = _constants(ast.parse(file.read_text(encoding="utf-8", errors="replace")).body)
+    if "cuda" not in values:
+        return None
+    return next(((name, values[name]) for name in ("cuda", "hip", "xpu") if values.get(name)), ("cpu", ""))
+
+
+def _constants(body: Iterable[ast.stmt]) -> dict[str, str]:
+    """`cuda: Optional[str] = None` and `cuda = "13.0"` as text, nothing for None."""
+    values = {}
+    for node in body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+        if isinstance(target, ast.Name) and isinstance(node.value, ast.Constant):
+            values[target.id] = str(node.value.value or "")
+    return values

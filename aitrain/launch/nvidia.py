@@ -1,0 +1,94 @@
+"""What NVIDIA's driver says about itself and its GPUs, asked through nvidia-smi."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+
+PATIENCE = 10.0
+"""Seconds that nvidia-smi gets to answer."""
+QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, with its memory in MiB where the driver tells."""
+
+    index: str
+    name: str
+    total: int | None
+    free: int | None
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What the driver answered, or why it did not."""
+
+    gpus: tuple[Gpu, ...] = ()
+    version: str = ""
+    cuda: str = ""
+    """The newest CUDA that it can run."""
+    failure: str = ""
+
+
+def ask_driver() -> Driver | None:
+    """The driver's answer; None where nvidia-smi is not installed."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    try:
+        code, answer = _ask(tool, *QUERY)
+        if code and "no devices" not in answer.lower():
+            return Driver(failure=_first_line(answer) or f"nvidia-smi ended with exit code {code}")
+        _, versions = _ask(tool, "--version")
+    except subprocess.TimeoutExpired:
+        return Driver(failure=f"nvidia-smi said nothing for {PATIENCE:g} seconds")
+    except OSError as error:
+        return Driver(failure=f"nvidia-smi cannot be run: {error.strerror or error}")
+    gpus = tuple(gpu for gpu in map(_gpu, answer.splitlines()) if gpu is not None)
+    return Driver(gpus, _number("driver|kmd", versions), _number("cuda|cuda umd", versions))
+
+
+def _ask(tool: str, *arguments: str) -> tuple[int, str]:
+    """Its exit code and all that it printed. One that hangs in the kernel cannot even be killed: it is left behind."""
+    process = subprocess.Popen(
+        [tool, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    try:
+        answer, _ = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        if process.stdout:
+            process.stdout.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        raise
+    return process.returncode, answer
+
+
+def _gpu(line: str) -> Gpu | None:
+    """`0, NVIDIA H200, 143771, 143164`; memory may be `[N/A]`, where it is the system's own."""
+    index, _, rest = line.partition(",")
+    fields = [field.strip() for field in rest.rsplit(",", 2)]
+    if not index.strip().isdecimal() or len(fields) != 3:
+        return None
+    total, free = (int(field) if field.isdecimal() else None for field in fields[1:])
+    return Gpu(index.strip(), fields[0], total, free)
+
+
+def _first_line(answer: str) -> str:
+    return next((line.strip()[:200] for line in answer.splitlines() if line.strip()), "")
+
+
+def _number(label: str, versions: str) -> str:
+    """Of `DRIVER version : 580.95.05` or, since 610, `KMD version : 610.43.02`."""
+    found = re.search(rf"^\s*(?:{label}) version\s*:\s*(\d[\d.]*)", versions, re.MULTILINE | re.IGNORECASE)
+    return found.group(1) if found else ""

@@ -1,0 +1,105 @@
+"""TRL's vLLM generation, with two of its ways mended: how weights reach a vLLM on the CPU, and how LoRA is handed over.
+
+Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
+
+    trl.trainer.grpo_trainer.VLLMGeneration     replaced while the trainer is made
+    trl.generation.vllm_generation.LLM          replaced while vLLM is started: TRL passes no number format
+    VLLMGeneration._init_vllm()                 overridden for that
+    VLLMGeneration._iter_named_params()         overridden: (name, tensor) of all weights, as vLLM names them
+    VLLMGeneration.sync_weights()               overridden where vLLM runs on the CPU
+    VLLMGeneration.llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from trl.generation import vllm_generation
+from trl.generation.vllm_generation import VLLMGeneration
+
+Weights = Iterator[tuple[str, torch.Tensor]]
+
+
+class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
+    """vLLM beside the trainer, or TRL's client of a server; neither ever writes to the weights that it hands over."""
+
+    def _init_vllm(self) -> None:
+        """In the number format that the trainer computes in: vLLM would take float32 weights for bfloat16, and the
+        probabilities that it says would not be those that the trainer sees."""
+        if self.mode != "colocate" or not hasattr(vllm_generation, "LLM"):
+            super()._init_vllm()
+            return
+        options = {"dtype": self._dtype, **({"enforce_eager": True} if self._is_on_cpu else {})}
+        before = vllm_generation.LLM
+        vllm_generation.LLM = partial(before, **options)
+        try:
+            super()._init_vllm()
+        finally:
+            vllm_generation.LLM = before
+
+    @property
+    def _dtype(self) -> str:
+        autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(str(self.accelerator.mixed_precision))
+        return autocast or str(self.accelerator.unwrap_model(self.model).dtype).removeprefix("torch.")
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return bool(self.accelerator.device.type == "cpu")
+
+    def _iter_named_params(self) -> Weights:
+        """With LoRA, base plus adapter, added up on the way. TRL merges the adapter into the base and subtracts it
+        again, which moves a base in bfloat16 by 2 percent in a hundred times."""
+        model = self.accelerator.unwrap_model(self.model)
+        if isinstance(model, PeftModel) and not self._is_sharded:
+            yield from merged_weights(model)
+        else:
+            yield from super()._iter_named_params()
+
+    @property
+    def _is_sharded(self) -> bool:
+        return bool(self._dist.is_fsdp) or self.accelerator.state.deepspeed_plugin is not None
+
+    def sync_weights(self) -> None:
+        """Hand the weights over. On the CPU vLLM has repacked its own, so that it must load them like a checkpoint."""
+        if self.mode != "colocate" or not self._is_on_cpu:
+            super().sync_weights()
+            return
+        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
+        runner.reload_weights(weights_iterator=self._iter_named_params())
+        renew_tied_head(runner.get_model())
+        self.llm.reset_prefix_cache()
+
+
+def renew_tied_head(model: Any) -> None:
+    """On the CPU vLLM keeps a repacked copy of the output layer. Where that is the embedding, reloading the embedding
+    forgets the copy: a vLLM 0.31 that was handed new weights would go on with the old output layer."""
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return
+    model.lm_head.weight = model.model.embed_tokens.weight
+    model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+
+def merged_weights(model: PeftModel) -> Weights:
+    """All weights of the base under its own names, those with an adapter plus what the adapter adds; nothing of the
+    model is written."""
+    base = model.get_base_model()
+    adapted = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    for name, parameter in base.named_parameters():
+        if any(part.startswith("lora_") for part in name.split(".")):
+            continue
+        owner, is_adapted, rest = name.partition(".base_layer.")
+        delta = _delta(adapted[owner]) if is_adapted and rest == "weight" else None
+        full = parameter.data if delta is None else (parameter.data + delta).to(parameter.dtype)
+        yield (f"{owner}.{rest}" if is_adapted else name), full
+
+
+def _delta(layer: Any) -> torch.Tensor:
+    """What the active adapters add to a layer's weight, of the weight's shape."""
+    with torch.no_grad():
+        deltas = [layer.get_delta_weight(adapter) for adapter in layer.active_adapters]
+    return torch.stack(deltas).sum(dim=0) if len(deltas) > 1 else deltas[0]

@@ -1,0 +1,83 @@
+"""The real vLLM inside the training process; skipped where it is not installed (.ci/vllm installs its CPU build)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain.run_folder import read_lines
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+
+SHORT = ["--model=tiny", "--rl-kl-coef=0", "--lr=4e-4", "--rl-num-generations=8", "--save-strategy=no",
+         "--eval-strategy=no", "--rl-loss-type=dapo", "--disable-gradient-checkpointing", "--rl-top-k=0"]  # fmt: skip
+"""All tokens may be drawn: what vLLM says are probabilities after its cut, the trainer's are of all tokens."""
+ASKS = '''
+class Asks:
+    """Plays its second turn itself, as AITraining's environments do."""
+
+    def build_dataset(self, tokenizer):
+        return [{"prompt": f"say {number}:"} for number in range(16)]
+
+    def score_episode(self, model, tokenizer, completion, case_idx):
+        ids = tokenizer(f"{completion}{case_idx}", return_tensors="pt").to(model.device)
+        output = model.generate(**ids, max_new_tokens=4, do_sample=False)
+        assert output.shape[1] > ids["input_ids"].shape[1]
+        return {"score": 0.5, "asked": 1.0}
+'''
+
+
+def run(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """The real command with --use-vllm; the lines of metrics.jsonl that are steps."""
+    command = [sys.executable, "-m", "aitrain", "grpo", "--use-vllm", "--project-name=run", *SHORT, *arguments]
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    log = folder / "runs" / "run" / "train.log"
+    assert done.returncode == 0, done.stderr + (log.read_text()[-3000:] if log.exists() else "")
+    return [line for line in read_lines(folder / "runs" / "run" / "metrics.jsonl") if "reward" in line]
+
+
+def check_agreement(lines: list[dict[str, Any]]) -> None:
+    """vLLM's log-probabilities are the trainer's, so the weights did arrive."""
+    assert max(line["sampling/sampling_logp_difference/mean"] for line in lines) < 1e-3
+    assert max(line["sampling/sampling_logp_difference/max"] for line in lines) < 2e-2
+
+
+DEMO = ["--rl-env=envs.arithmetic", "--rl-prompts-per-step=16", "--batch-size=128", "--rl-max-new-tokens=8"]
+
+
+@pytest.mark.parametrize("more", [[], ["--peft", "--lora-r=16", "--lr=5e-3"]], ids=["full", "lora"])
+def test_a_colocated_vllm_learns_what_generate_learns_and_says_the_trainers_probabilities(
+    tmp_path: Path, more: list[str]
+) -> None:
+    lines = run(tmp_path, *DEMO, "--max-steps=80", "--eval-cases=200", *more)
+
+    check_agreement(lines)
+    assert len(lines) == 80
+    result = json.loads((tmp_path / "runs" / "run" / "result.json").read_text())
+    assert result["score_before"] <= 0.45
+    assert result["score_after"] >= 0.85
+
+
+def test_episodes_of_several_turns_are_played_through_it(tmp_path: Path) -> None:
+    lines = run(tmp_path, "--rl-env=envs.guess_number", "--max-steps=4", "--rl-max-new-tokens=4", "--eval-cases=1",
+                "--rl-prompts-per-step=4", "--batch-size=32")  # fmt: skip
+
+    check_agreement(lines)
+    assert max(line["turns"] for line in lines) > 1
+
+
+def test_an_environment_that_asks_the_model_itself_asks_vllm(tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(ASKS)
+    lines = run(tmp_path, "--rl-env=asks.py", "--max-steps=2", "--rl-max-new-tokens=4", "--eval-cases=2",
+                "--rl-prompts-per-step=2", "--batch-size=16")  # fmt: skip
+
+    assert [line["env/asked"] for line in lines] == [1.0, 1.0]
+    assert [line["unscored"] for line in lines] == [0.0, 0.0]
