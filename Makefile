@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench docs tiny-model install
+.PHONY: demo test lint bench docs tiny-model vllm install
 
 demo: install
 	$(BIN)/aitrain demo
@@ -29,6 +29,9 @@ docs: install
 
 tiny-model: install
 	$(BIN)/python -m aitrain.training.tiny_model aitrain/tiny_model
+
+vllm:
+	.ci/vllm
 
 install: $(VENV)/.installed
 

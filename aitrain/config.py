@@ -178,11 +178,19 @@ class TrainConfig(BaseModel):
         False, "Let a colocated vLLM give its GPU memory back while the model trains; costs time.", "vLLM"
     )
     vllm_server_url: Address | None = knob(
-        None, "Address of a running vLLM server, such as http://127.0.0.1:8000.", "vLLM"
+        None, "Address of a vLLM server of yours, such as http://127.0.0.1:8000; unset: aitrain starts one.", "vLLM"
     )
-    vllm_tensor_parallel_size: PositiveInt = knob(1, "GPUs that one colocated vLLM engine is split over.", "vLLM")
+    vllm_tensor_parallel_size: PositiveInt = knob(1, "GPUs that one vLLM engine is split over.", "vLLM")
     vllm_server_gpus: PositiveInt = knob(
         1, "GPUs of this machine, the last ones, that a vLLM server on it holds: training leaves them alone.", "vLLM"
+    )
+    vllm_sync: Literal["auto", "adapter", "disk", "nccl"] = knob(
+        "auto",
+        "How a server gets the weights: the LoRA adapter alone, all weights as files (disk), or TRL's NCCL.",
+        "vLLM",
+    )
+    vllm_max_restarts: Annotated[int, Field(ge=0)] = knob(
+        3, "How often a vLLM server that aitrain started is started again when it dies.", "vLLM"
     )
 
     # -- LoRA
@@ -305,13 +313,20 @@ class TrainConfig(BaseModel):
                 "Add both, or leave the address out.",
             ),
             (
-                self.use_vllm and is_server and not has_url,
-                "vllm_mode: server needs the address of a running server: --vllm-server-url http://127.0.0.1:8000",
+                self.vllm_sync == "adapter" and not self.peft,
+                "vllm_sync: without --peft there is no adapter to hand over\nLeave it out, or say disk.",
             ),
             (
-                self.quantization is not None and self.use_vllm,
-                "quantization and use_vllm do not work together: TRL cannot hand a 4 or 8 bit base to vLLM (its #3466)"
-                "\nLeave one of the two out.",
+                self.vllm_sync == "nccl" and not has_url,
+                "vllm_sync: nccl needs a server of yours that was started for it (--vllm-server-url)\n"
+                "Leave it out: aitrain's own server needs no NCCL.",
+            ),
+            (
+                self.quantization is not None
+                and self.use_vllm
+                and not (is_server and self.vllm_sync in ("auto", "adapter")),
+                "quantization: a 4 or 8 bit base cannot be handed to vLLM (TRL's #3466)\n"
+                "With --vllm-mode server only the adapter is, and that works; else leave one of the two out.",
             ),
         ]
 

@@ -9,6 +9,7 @@ from aitrain.config import TrainConfig
 from aitrain.environment.loading import load
 from aitrain.errors import AitrainError, ConfigError, as_ours
 from aitrain.launch.preflight import Plan, check
+from aitrain.launch.serving import serving
 from aitrain.report.terminal import Screen
 from aitrain.run_folder import Result, RunFolder
 
@@ -46,6 +47,8 @@ def _run(plan: Plan, folder: RunFolder, environment: Any) -> Result:
     from aitrain.training.callbacks import StopRequest
     from aitrain.training.run import Job, run
 
-    config = plan.config.model_copy(update={"project_name": folder.path.name})
-    with StopRequest(raises_when_asked_twice=True).on_signals() as stop:
-        return run(Job(config, folder, environment, Screen(), stop, plan.checkpoint))
+    screen = Screen()
+    with serving(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
+        changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
+        config = plan.config.model_copy(update=changed)
+        return run(Job(config, folder, environment, screen, stop, plan.checkpoint))

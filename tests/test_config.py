@@ -217,9 +217,12 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"vllm_server_url": "http://x:1"}, ["vllm_server_url", "--use-vllm", "--vllm-mode server"]),
     ({"vllm_server_url": "x:1", "use_vllm": True, "vllm_mode": "server"},
      ["vllm_server_url: must be an address like http://127.0.0.1:8000, not x:1"]),
-    ({"use_vllm": True, "vllm_mode": "server"}, ["vllm_mode", "--vllm-server-url http://"]),
+    ({"use_vllm": True, "vllm_mode": "server", "vllm_sync": "adapter"}, ["vllm_sync", "without --peft"]),
+    ({"use_vllm": True, "vllm_mode": "server", "vllm_sync": "nccl"}, ["vllm_sync", "--vllm-server-url"]),
+    ({"quantization": "int4", "peft": True, "use_vllm": True, "vllm_mode": "server", "vllm_sync": "disk"},
+     ["quantization", "only the adapter"]),
     ({"quantization": "int4"}, ["quantization", "--peft"]),
-    ({"quantization": "int4", "peft": True, "use_vllm": True}, ["quantization and use_vllm", "Leave one"]),
+    ({"quantization": "int4", "peft": True, "use_vllm": True}, ["quantization", "leave one of the two out"]),
 ]  # fmt: skip
 
 
@@ -237,3 +240,7 @@ def test_a_wrong_value_is_refused_with_the_knobs_name_and_what_it_must_be(
 
 def test_advice_about_aitrainings_other_flags_is_never_about_a_knob() -> None:
     assert not set(ELSEWHERE) & set(TrainConfig.model_fields)
+
+
+def test_a_quantized_base_may_be_served_when_only_the_adapter_is_handed_over() -> None:
+    TrainConfig(quantization="int4", peft=True, use_vllm=True, vllm_mode="server")

@@ -112,6 +112,24 @@ def test_a_server_on_this_machine_keeps_its_gpus(server: dict[str, Any]) -> None
     assert "vllm_server_gpus: 4 GPUs are visible" in refusal(**server, vllm_server_gpus=4)
 
 
+@pytest.mark.usefixtures("four_gpus", "server")
+def test_a_server_of_our_own_gets_the_last_gpus() -> None:
+    ours = {"use_vllm": True, "vllm_mode": "server"}
+
+    assert (plan(**ours).gpus, plan(**ours).server_gpus) == (("0", "1", "2"), ("3",))
+    two = plan(**ours, vllm_server_gpus=2, vllm_tensor_parallel_size=2)
+    assert (two.gpus, two.server_gpus) == (("0", "1"), ("2", "3"))
+    assert "vllm_server_gpus: 4 GPUs are visible" in refusal(**ours, vllm_server_gpus=4)
+    assert "2 GPUs for a server that has 1" in refusal(**ours, vllm_tensor_parallel_size=2)
+
+
+def test_on_the_cpu_a_server_of_our_own_needs_no_gpu(server: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    alone = plan(use_vllm=True, vllm_mode="server")
+
+    assert (alone.gpus, alone.server_gpus) == ((), ())
+
+
 @pytest.mark.usefixtures("four_gpus")
 def test_a_server_on_another_machine_takes_no_gpu_from_this_one(server: dict[str, Any]) -> None:
     far = TrainConfig(**{**server, "vllm_server_url": "http://10.1.2.3:8000"})

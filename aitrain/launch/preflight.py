@@ -33,6 +33,8 @@ class Plan:
     gpus: tuple[str, ...]
     """The GPUs that training uses, as CUDA_VISIBLE_DEVICES names them; none on CPU."""
     checkpoint: Path | None
+    server_gpus: tuple[str, ...] = ()
+    """Those that a vLLM server of ours uses."""
 
     @property
     def folder(self) -> RunFolder | None:
@@ -64,7 +66,13 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
     _check_packages(config)
     gpus = training_gpus(config)
     processes = _count_processes(config, gpus)
-    return Plan(config, source, plan_batch(config, processes), gpus[:processes], _find_checkpoint(config))
+    served = visible_gpus()[-config.vllm_server_gpus :] if starts_server(config) else ()
+    return Plan(config, source, plan_batch(config, processes), gpus[:processes], _find_checkpoint(config), served)
+
+
+def starts_server(config: TrainConfig) -> bool:
+    """Whether the run starts a vLLM server of its own."""
+    return config.use_vllm and config.vllm_mode == "server" and config.vllm_server_url is None
 
 
 # -- model and libraries
@@ -152,7 +160,8 @@ def training_gpus(config: TrainConfig) -> tuple[str, ...]:
         ConfigError: none is left to train on.
     """
     gpus = visible_gpus()
-    if not (gpus and config.vllm_server_url and _is_here(config.vllm_server_url)):
+    is_shared = starts_server(config) or (config.vllm_server_url and _is_here(config.vllm_server_url))
+    if not (gpus and is_shared):
         return gpus
     left = gpus[: -config.vllm_server_gpus]
     if not left:
@@ -173,6 +182,11 @@ def _count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
         raise ConfigError(
             f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are there to train on:"
             f" {', '.join(gpus)}\nLeave it out for one process a GPU."
+        )
+    if gpus and starts_server(config) and config.vllm_server_gpus < config.vllm_tensor_parallel_size:
+        raise ConfigError(
+            f"vllm_tensor_parallel_size: {config.vllm_tensor_parallel_size} GPUs for a server that has"
+            f" {config.vllm_server_gpus} (vllm_server_gpus)"
         )
     if config.use_vllm and config.vllm_mode == "colocate" and count % config.vllm_tensor_parallel_size:
         raise ConfigError(

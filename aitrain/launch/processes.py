@@ -12,18 +12,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Event, Failed, Started, decode
 from aitrain.launch.preflight import Plan
+from aitrain.launch.serving import serving
 from aitrain.run_folder import RunFolder
 
 PYTHON = [sys.executable, "-P"]
 """Without the working directory on the path: a folder named `vllm` there must not hide the library."""
 WORKER = "aitrain.training.worker"
+SERVER = "AITRAIN_VLLM_SERVER"
+"""The variable in which training processes find the address of the run's own vLLM server."""
 PATIENCE = 60.0
 """Seconds that a process gets to leave after it said that its work is over."""
 
@@ -39,13 +42,18 @@ class Processes:
     last: Failed | Ended | None = None
     stops: int = 0
     child: subprocess.Popen[str] | None = None
+    server: str | None = None
+    """Address of the run's own vLLM server."""
 
     def run(self) -> Failed | Ended:
         """Start them, pass on what they say, and wait for the last one to end.
 
         Returns the first failure, or how the run ended.
         """
-        with self.folder.log.open("a", encoding="utf-8") as log, self._signals():
+        with ExitStack() as stack:
+            log = stack.enter_context(self.folder.log.open("a", encoding="utf-8"))
+            stack.enter_context(self._signals())
+            self.server = stack.enter_context(serving(self.plan, self.folder, self.announce))
             self.child = self._start(log)
             try:
                 self._listen(self.child)
@@ -94,7 +102,8 @@ class Processes:
             "OMP_NUM_THREADS": str(max(1, _usable_cores() // count)),
         }
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}
-        return {**defaults, **os.environ, **gpus}
+        server = {SERVER: self.server} if self.server else {}
+        return {**defaults, **os.environ, **gpus, **server}
 
     def _listen(self, child: subprocess.Popen[str]) -> None:
         """Until every process that could still say something is gone."""
@@ -136,6 +145,8 @@ class Processes:
 
     def _on_signal(self, *_: Any) -> None:
         self.stops += 1
+        if self.child is None:
+            raise KeyboardInterrupt  # while vLLM is being started
         if self.stops > 1:
             self._kill()
             return

@@ -44,6 +44,7 @@ KNOB_OF = {
     "top_k": "rl_top_k",
     "top_p": "rl_top_p",
     "use_vllm": "use_vllm",
+    "vllm_enable_sleep_mode": "vllm_sleep_mode",
     "vllm_gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "vllm_mode": "vllm_mode",
     "vllm_server_base_url": "vllm_server_url",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +31,16 @@ from aitrain.training.alarms import Alarms
 from aitrain.training.callbacks import Evaluator, Reporter, Stopper, StopRequest
 from aitrain.training.chat import Chat, Schemas, chat_for_episodes
 from aitrain.training.evaluation import HeldOut
+from aitrain.training.generation.served import (
+    AdapterSync,
+    Base,
+    DiskSync,
+    Served,
+    Server,
+    Wanted,
+    check,
+    roomy_folder,
+)
 from aitrain.training.hub import check_hub, push
 from aitrain.training.model import (
     Precision,
@@ -39,11 +50,12 @@ from aitrain.training.model import (
     load_model,
     load_tokenizer,
     lora_config,
+    model_path,
 )
 from aitrain.training.provenance import describe_run
 from aitrain.training.rollout import Limits, refuse_tools_for_strings
 from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
-from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config
+from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, sync_of
 
 
 @dataclass(frozen=True)
@@ -143,8 +155,49 @@ def prepare(job: Job, host: Host) -> Prepared:
     if config.use_vllm:
         context = fit_vllm(arguments, config, _lengths(job, split, limit, context))
     limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
-    parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, lora_config(config))
+    serve = _serving(job, limits)
+    parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, lora_config(config), serve)
     return _assemble(job, parts, HeldOut(split.held_out, config.seed), precision)
+
+
+def _serving(job: Job, limits: Limits) -> Callable[[Any], Served] | None:
+    """Generation by a vLLM server that gets adapters or files; None: TRL generates.
+
+    Raises:
+        ConfigError: the server lacks something.
+    """
+    config, sync = job.config, sync_of(job.config)
+    if sync not in ("adapter", "disk"):
+        return None
+    wanted = Wanted(model_path(config.model), limits.context or 0, config.lora_r if sync == "adapter" else None)
+    base = check(str(config.vllm_server_url), wanted)
+    what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
+    job.announce(Note(f"vLLM's server gets {what} after each step (--vllm-sync {sync})."))
+    return partial(_served, job, base)
+
+
+def _served(job: Job, base: Base, trainer: Any) -> Served:
+    """The server as the generation of a trainer that is made, with the trainer's own sampling."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    folder = roomy_folder(job.folder.path, size)
+    is_on_cpu = trainer.accelerator.device.type == "cpu"
+    by_adapter = sync_of(job.config) == "adapter"
+    sync: Any = AdapterSync(model, folder) if by_adapter else DiskSync(model, folder, renews=is_on_cpu)
+    return Served(
+        Server(str(job.config.vllm_server_url)),
+        sync,
+        trainer.accelerator,
+        base.name,
+        base.longest,
+        list(trainer.eos_token_ids),
+        temperature=trainer.temperature,
+        top_p=trainer.top_p,
+        top_k=trainer.top_k,
+        min_p=trainer.min_p,
+        repetition_penalty=trainer.repetition_penalty,
+        max_completion_length=trainer.max_completion_length,
+    )
 
 
 def _lengths(job: Job, split: dataset.Split, limit: dataset.PromptLimit, context: int | None) -> Lengths:

@@ -9,6 +9,9 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer.generation_config.max_new_tokens            replaced for each round
     GRPOTrainer.generation_config, .generation_kwargs       replaced while decoding greedily
     GRPOTrainer.eos_token_ids                               read: what ends an answer
+    GRPOTrainer.use_vllm, .vllm_mode, ._last_loaded_step, .vllm_generation   set, for a server that TRL does not know:
+                                                            weights are synced when global_step is not the last one
+    GRPOTrainer.temperature, .top_p, .top_k, .min_p, .repetition_penalty   read: how it samples
     GRPOTrainer.vllm_generation.max_completion_length, .temperature, .top_k, .top_p   replaced likewise
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     output["advantages"]                                    this process's advantages, in the order of `inputs`
@@ -38,6 +41,7 @@ from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
+from aitrain.training.generation.served import Served
 from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled
 
 
@@ -53,6 +57,8 @@ class Parts:
     chat: Chat
     limits: Limits
     peft_config: Any = None
+    serve: Callable[[Any], Served] | None = None
+    """Generation by a vLLM server, for a trainer that is made; None: TRL's own, whichever it is."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 rollout_func=self.roll_out,
             )
         self.remove_callback(PrinterCallback)
+        if parts.serve is not None:
+            self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
+            self.vllm_generation = parts.serve(self)
         self.rollout = self._make_rollout(parts)
 
     def _make_rollout(self, parts: Parts) -> Rollout:
@@ -196,6 +205,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _generates_in_common(self) -> bool:
         if self.accelerator.num_processes == 1:
             return False
+        if self.use_vllm and isinstance(self.vllm_generation, Served):
+            return False  # each process asks the server by itself
         shares_engine = self.use_vllm and (self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1)
         return bool(shares_engine or self.is_deepspeed_enabled or self.is_fsdp_enabled)
 

@@ -21,8 +21,20 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         **_training(config, batch, precision),
         **_algorithm(config),
         **_generation(config),
-        **(_vllm(config) if config.use_vllm else {}),
+        **(_vllm(config) if trl_generates(config) else {}),
     }
+
+
+def trl_generates(config: TrainConfig) -> bool:
+    """Whether TRL's own vLLM is used: inside the training processes, or by NCCL."""
+    return config.use_vllm and sync_of(config) in (None, "nccl")
+
+
+def sync_of(config: TrainConfig) -> str | None:
+    """How a vLLM server gets the weights: adapter, disk or nccl; None where there is no server."""
+    if not config.use_vllm or config.vllm_mode != "server":
+        return None
+    return ("adapter" if config.peft else "disk") if config.vllm_sync == "auto" else config.vllm_sync
 
 
 def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, Any]:

@@ -71,6 +71,8 @@ def main(arguments: list[str], channel: Channel) -> int:
 def _work(folder: RunFolder, channel: Channel, checkpoint: Path | None) -> None:
     """The environment is loaded before torch is: what is wrong with it is said within a second."""
     config = TrainConfig(**read_file(folder.config))
+    if url := os.environ.get("AITRAIN_VLLM_SERVER"):
+        config = config.model_copy(update={"vllm_server_url": url})
     random.seed(config.seed)
     numpy.random.seed(config.seed)
     environment = load(find(config), config.rl_env_config or {})

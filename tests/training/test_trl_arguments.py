@@ -42,7 +42,9 @@ def test_vllm_is_passed_on_only_when_it_is_used() -> None:
     assert passed["vllm_mode"] == "colocate"
     assert passed["vllm_gpu_memory_utilization"] == 0.5
     assert passed["vllm_tensor_parallel_size"] == 2
-    server = arguments(use_vllm=True, vllm_mode="server", vllm_server_url="http://127.0.0.1:8000")
+    url = "http://127.0.0.1:8000"
+    assert not any("vllm" in name for name in arguments(use_vllm=True, vllm_mode="server", vllm_server_url=url))
+    server = arguments(use_vllm=True, vllm_mode="server", vllm_server_url=url, vllm_sync="nccl")
     assert server["vllm_server_base_url"] == "http://127.0.0.1:8000"
 
 

@@ -22,6 +22,8 @@ from peft.tuners.lora import LoraLayer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
+from aitrain.training.generation.tied_head import renew_tied_head
+
 Weights = Iterator[tuple[str, torch.Tensor]]
 
 
@@ -73,15 +75,6 @@ class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
         runner.reload_weights(weights_iterator=self._iter_named_params())
         renew_tied_head(runner.get_model())
         self.llm.reset_prefix_cache()
-
-
-def renew_tied_head(model: Any) -> None:
-    """On the CPU vLLM keeps a repacked copy of the output layer. Where that is the embedding, reloading the embedding
-    forgets the copy: a vLLM 0.31 that was handed new weights would go on with the old output layer."""
-    if not getattr(model.config, "tie_word_embeddings", False):
-        return
-    model.lm_head.weight = model.model.embed_tokens.weight
-    model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
 def merged_weights(model: PeftModel) -> Weights:

@@ -1,0 +1,352 @@
+"""A vLLM server that belongs to one run: started, found healthy, watched, ended with all its processes.
+
+It listens on 127.0.0.1 only. Between it and us stands a keeper (keeper.py), which ends it even when we are killed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from aitrain.errors import ConfigError, RunFailed
+
+MODEL_NAME = "policy-base"
+"""What requests call the model as it was loaded; an adapter is served under the name it is loaded with."""
+PROGRAM = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
+"""Not the `vllm` command, which does not work in every build. -P: a folder named `vllm` must not hide the library."""
+KEEPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")))
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The largest ranks of adapters that vLLM can be told to expect."""
+HOST = "127.0.0.1"
+EXTENSION = "--worker-extension-cls=aitrain.training.generation.tied_head.WorkerExtension"
+"""What vLLM on the CPU needs when it is handed new weights."""
+PORTS = range(20_000, 32_000)
+"""Below those that systems hand out by themselves: between choosing one and listening on it lie ten seconds."""
+PORT_ATTEMPTS = 3
+PATIENCE = 15.0
+"""Seconds that the server gets to end by itself."""
+KEEPERS_PATIENCE = 20.0
+"""And its keeper, on top, to end what is left."""
+POLL = 0.25
+HTTP_TIMEOUT = 5.0
+
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would look for 127.0.0.1 at its own
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """What is served, and on what."""
+
+    model: str
+    """A folder or a Hub name."""
+    log: Path
+    """Where everything that vLLM prints goes."""
+    gpus: tuple[str, ...] = ()
+    """As CUDA_VISIBLE_DEVICES names them; none: on CPU."""
+    tensor_parallel: int = 1
+    context: int | None = None
+    """Most tokens of a prompt and its completion; None: what the model allows."""
+    lora_rank: int | None = None
+    """Highest rank of the adapters that will be loaded; None: no adapters."""
+    dtype: str = "auto"
+    memory: float = 0.9
+    """Share of each GPU's memory."""
+    sequences: int | None = None
+    """Most completions at a time; None: what vLLM thinks right."""
+    timeout: float = 600.0
+    """Seconds until it must be healthy."""
+    program: tuple[str, ...] = PROGRAM
+    """What is run; the arguments follow."""
+
+    def arguments(self, port: int, *names: str) -> list[str]:
+        """vLLM's arguments. Its own sampling defaults, not the model's: what a request does not say is neutral."""
+        lora = [] if self.lora_rank is None else ["--enable-lora", f"--max-lora-rank={_rank(self.lora_rank)}"]
+        return [
+            f"--model={self.model}",
+            "--served-model-name",
+            *names,
+            f"--host={HOST}",
+            f"--port={port}",
+            f"--dtype={self.dtype}",
+            f"--tensor-parallel-size={self.tensor_parallel}",
+            "--generation-config=vllm",
+            "--logprobs-mode=processed_logprobs",
+            "--max-logprobs=-1",
+            "--disable-uvicorn-access-log",
+            *([f"--gpu-memory-utilization={self.memory}"] if self.gpus else ["--enforce-eager", EXTENSION]),
+            *([] if self.context is None else [f"--max-model-len={self.context}"]),
+            *([] if self.sequences is None else [f"--max-num-seqs={self.sequences}"]),
+            *lora,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """Ours, with what the server needs. A key that the user has for another vLLM would lock us out of this one.
+
+        On CPU nothing is compiled: a first request for log-probabilities would wait up to 13 s for the compiler.
+        """
+        defaults = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        on_cpu = {} if self.gpus else {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
+        ours = {
+            "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
+            "PYTHONUNBUFFERED": "1",
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+        }
+        given = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
+        return {**defaults, **on_cpu, **given, **ours}
+
+
+def _rank(rank: int) -> int:
+    fitting = next((possible for possible in RANKS if possible >= rank), None)
+    if fitting is None:
+        raise ConfigError(f"lora_rank: vLLM serves adapters of rank {RANKS[-1]} at most, not {rank}")
+    return fitting
+
+
+class _PortTaken(RunFailed):
+    """Somebody else took the port before vLLM did."""
+
+
+@dataclass
+class VllmServer:
+    """One server. `start` makes it; leaving the `with` block ends it."""
+
+    plan: ServerPlan
+    tell: Callable[[str], None]
+    port: int
+    _keeper: subprocess.Popen[bytes] | None = None
+    _name: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
+    """A second name of the model, by which we know our own server from another one on the port."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens; the same after a restart."""
+        return f"http://{HOST}:{self.port}"
+
+    @classmethod
+    def start(cls, plan: ServerPlan, tell: Callable[[str], None]) -> VllmServer:
+        """A healthy server; `tell` hears each second how long it has taken.
+
+        Raises:
+            RunFailed: it ended, or was not healthy in time; says why as far as the log tells.
+        """
+        for attempt in range(PORT_ATTEMPTS):
+            server = cls(plan, tell, _free_port())
+            try:
+                server._begin()
+            except _PortTaken:
+                if attempt == PORT_ATTEMPTS - 1:
+                    raise
+            else:
+                return server
+        raise AssertionError("unreachable")
+
+    def restart(self) -> None:
+        """End it, or what is left of it, and start it anew at the same address. Adapters must be loaded again.
+
+        Raises:
+            RunFailed: as for `start`.
+        """
+        self.stop()
+        self._begin()
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        if self._keeper is None:
+            return 0
+        code = self._keeper.poll()
+        return code if code is None or code <= 128 else 128 - code
+
+    def stop(self) -> None:
+        """End it and every process that it started. Does nothing when that is done."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is None:
+            return
+        assert keeper.stdin is not None
+        with suppress(BrokenPipeError), keeper.stdin:  # broken: it has ended already
+            keeper.stdin.write(b"end")  # closing would not do: a process forked from us may hold the pipe too
+        try:
+            keeper.wait(PATIENCE + KEEPERS_PATIENCE)
+        except subprocess.TimeoutExpired:
+            keeper.kill()
+            keeper.wait()
+
+    def __enter__(self) -> VllmServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # -- starting
+
+    def _begin(self) -> None:
+        command = [*self.plan.program, *self.plan.arguments(self.port, MODEL_NAME, self._name)]
+        with self.plan.log.open("ab") as log:
+            log_start = log.tell()
+            self._keeper = subprocess.Popen(
+                [*KEEPER, str(PATIENCE), *command],
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=self.plan.environment(),
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_healthy(log_start)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_until_healthy(self, log_start: int) -> None:
+        began, told = time.monotonic(), -1
+        while not self._is_healthy():
+            seconds = int(time.monotonic() - began)
+            if seconds > told:
+                told = seconds
+                self.tell(f"starting vLLM, {seconds} s")
+            code = self.poll()
+            if code is not None:
+                raise _why_it_ended(self, code, log_start)
+            if time.monotonic() - began > self.plan.timeout:
+                raise _not_in_time(self, log_start)
+            time.sleep(POLL)
+
+    def _is_healthy(self) -> bool:
+        """And ours: another server may answer on the port."""
+        if self._get("/health") is None:
+            return False
+        try:
+            served: Any = json.loads(self._get("/v1/models") or b"{}")
+            return self._name in [model["id"] for model in served["data"]]
+        except (ValueError, KeyError, TypeError):
+            return False
+
+    def _get(self, path: str) -> bytes | None:
+        try:
+            with _direct.open(self.url + path, timeout=HTTP_TIMEOUT) as answer:
+                return bytes(answer.read(1_000_000))
+        except (OSError, http.client.HTTPException):
+            return None
+
+
+def _free_port() -> int:
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as attempt:
+            try:
+                attempt.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise RunFailed(f"No port between {PORTS[0]} and {PORTS[-1]} is free for vLLM's server.")
+
+
+# -- why it did not start
+
+PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^]]*\]\s*)?")
+"""What vLLM puts before each line: process, level, time, place."""
+PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
+ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|ExitCode)\b.*|.*\berror: .+")
+CONSEQUENCE = re.compile("Engine core initialization failed|See root cause above|WorkerProc initialization failed")
+
+CAUSES = [
+    (
+        r"No available memory for the cache blocks",
+        "Give vLLM more memory with --vllm-gpu-memory-utilization (it had {memory}), or more GPUs.",
+    ),
+    (
+        r"KV cache is needed|larger than the maximum number of tokens",
+        "Lower --model-max-length, or give vLLM more memory with --vllm-gpu-memory-utilization (it had {memory}).",
+    ),
+    (r"greater than the derived max_model_len", "Lower --model-max-length: the model itself allows no more."),
+    (r"less than requested memory for kv", "Lower VLLM_CPU_KVCACHE_SPACE (GiB) in the environment."),
+    (
+        r"less than desired GPU memory utilization",
+        "Lower --vllm-gpu-memory-utilization (it is {memory}), or end what else runs on the GPU.",
+    ),
+    (
+        r"out of memory|OutOfMemoryError|Cannot allocate memory|MemoryError",
+        "Lower --vllm-gpu-memory-utilization (it is {memory}) or --model-max-length, or use a smaller model.",
+    ),
+    (r"Cannot access gated repo|Access to model .* is restricted", "Ask for access on the Hub, then: hf auth login"),
+    (
+        r"is not a valid model identifier|Repository Not Found|Can't load the configuration|couldn't connect to"
+        r"|LocalEntryNotFound|OfflineModeIsEnabled|outgoing traffic has been disabled|Invalid repository ID"
+        r"|Repo id must be in the form",
+        "Give --model a folder, or a Hub name that this machine can reach; for a private one: hf auth login",
+    ),
+    (
+        r"not supported for now|has no vLLM implementation|[Hh]ead.?(size|dim).*support|support.*[Hh]ead.?(size|dim)"
+        r"|No valid attention backend|Unsupported (model|quantization)",
+        "vLLM cannot run this model here. Leave out --use-vllm: transformers generates then.",
+    ),
+    (r"must be divisible by tensor parallel", "Choose another number of GPUs for vLLM."),
+    (
+        r"No module named|ImportError|cannot open shared object|undefined symbol|driver version is insufficient"
+        r"|no kernel image|Failed to infer device type|NVIDIA driver on your system is too old",
+        'vLLM does not fit this machine. Install it anew: pip install "aitrain[vllm]"',
+    ),
+]
+"""What the log says, the likelier cause first, and what to do about it."""
+
+
+def _why_it_ended(server: VllmServer, code: int, log_start: int) -> RunFailed:
+    plan, lines = server.plan, _meaningful_lines(server.plan.log, log_start)
+    if any(PORT_TAKEN.search(line) for line in lines):
+        return _PortTaken(f"vLLM did not start: somebody else listens on port {server.port}.\nSee {plan.log}")
+    for pattern, advice in CAUSES:
+        found = [line for line in lines if re.search(pattern, line)]
+        if found:
+            cause = next((line for line in found if ERROR.match(line)), found[0])
+            return RunFailed(
+                f"vLLM did not start: {_short(cause)}\n{advice.format(memory=plan.memory)}\nSee {plan.log}"
+            )
+    how = "was killed (out of memory?)" if code == -9 else f"exit code {code}"
+    return RunFailed("\n".join([f"vLLM did not start: {how}", *map(_short, _last_words(lines)), f"See {plan.log}"]))
+
+
+def _not_in_time(server: VllmServer, log_start: int) -> RunFailed:
+    last = [_short(line) for line in _meaningful_lines(server.plan.log, log_start)[-2:]]
+    first = (
+        f"vLLM was not ready after {server.plan.timeout:.0f} s. It was at:"
+        if last
+        else f"vLLM was not ready after {server.plan.timeout:.0f} s."
+    )
+    return RunFailed("\n".join([first, *last, f"See {server.plan.log}"]))
+
+
+def _meaningful_lines(log: Path, start: int) -> list[str]:
+    """Of this start, without vLLM's prefixes; the last megabyte, should it have said more."""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - 1_000_000))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return [text for line in lines if len(text := PREFIX.sub("", line).strip()) > 3]
+
+
+def _last_words(lines: list[str]) -> list[str]:
+    """The last error that is not the consequence of another one, or else the last lines."""
+    errors = [line for line in lines if ERROR.match(line) and not CONSEQUENCE.search(line)]
+    return errors[-1:] or lines[-3:]
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= 200 else line[:197] + "..."

@@ -1,0 +1,620 @@
+"""Generation by a vLLM server that knows nothing of training: what stands in the place of TRL's VLLMGeneration.
+
+Every process of a run asks the server by itself, with token ids, and gets token ids and their log-probabilities back.
+New weights travel as files: an adapter alone, or all weights. A server that dies and comes back on the same address is
+given the weights again, and what it was doing is asked for once more.
+
+Where we lean on vLLM 0.31 (tests/training/test_served.py runs against it):
+
+    POST /v1/completions                return_token_ids: the ids as sampled, with the one that ended the answer;
+                                        logprobs 0: of the sampled token alone; cache_salt: which cached prefixes count
+    GET  /v1/models                     names, the folder an adapter came from, max_model_len
+    POST /v1/load_lora_adapter, /v1/unload_lora_adapter
+    POST /collective_rpc reload_weights, /update_weight_version; GET /weight_info    in its development mode only
+    GET  /health
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import httpx
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
+from transformers.utils import logging
+
+from aitrain.errors import ConfigError, RunFailed
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 10.0
+HEALTH_SECONDS = 5.0
+PAUSE_SECONDS = 1.0
+"""Between two looks whether the server is back."""
+
+TRIES = 3
+"""How often one thing is asked for, when the server dies of it or meanwhile."""
+
+CHUNK_PROMPTS, CHUNK_TOKENS = 64, 200_000
+"""The most in one request, a few megabytes; all requests are in flight at the same time."""
+
+SALT = uuid.uuid4().hex
+"""Of this process: nobody else's cached prefixes are ours."""
+
+
+# -- HTTP
+
+
+class Gone(Exception):
+    """Nobody answers, or an engine that is dead."""
+
+
+class Refused(RunFailed):
+    """The server is well and does not do what it was asked for."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Server:
+    """Calls that all have a deadline, each on a connection of its own: one that was kept may be closed by now."""
+
+    def __init__(self, url: str, deadline: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        self._deadline = deadline
+        self._http = httpx.Client(
+            timeout=httpx.Timeout(deadline, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_keepalive_connections=0),
+            trust_env=False,  # a proxy for the world outside is none for a machine next door
+        )
+
+    def get(self, path: str) -> Any:
+        """What is there.
+
+        Raises:
+            Gone, Refused, RunFailed: as for `post`.
+        """
+        return self._call("GET", path)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The answer.
+
+        Raises:
+            Gone: there is no server, it hung up, or says that it failed.
+            Refused: it does not want to.
+            RunFailed: it took too long.
+        """
+        return self._call("POST", path, json=body)
+
+    def is_up(self) -> bool:
+        """Whether it would take a request now."""
+        try:
+            return self._http.get(f"{self.url}/health", timeout=HEALTH_SECONDS).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _call(self, verb: str, path: str, **body: Any) -> Any:
+        try:
+            response = self._http.request(verb, f"{self.url}{path}", **body)
+        except httpx.ReadTimeout:
+            raise RunFailed(
+                f"The vLLM server at {self.url} did not answer {path} within {self._deadline:.0f} seconds.\n"
+                "Its log says what it is doing; fewer episodes at a time or shorter answers take less."
+            ) from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Gone(f"{path}: {type(error).__name__}: {error}") from None
+        if response.status_code >= 400:
+            raise self._failure(path, response)
+        return response.json() if "json" in response.headers.get("content-type", "") else response.text
+
+    def _failure(self, path: str, response: httpx.Response) -> Exception:
+        what = f"{path}: {response.status_code}: {_message(response)}"
+        if response.status_code >= 500:
+            return Gone(what)
+        return Refused(f"The vLLM server at {self.url} refuses {what}", response.status_code)
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        body = response.json()
+        text = body["error"]["message"] if "error" in body else body["detail"]
+    except (ValueError, KeyError, TypeError):
+        text = response.text
+    return " ".join(str(text).split())[:500]
+
+
+# -- generation
+
+
+class Sync(Protocol):
+    """How weights get to the server."""
+
+    name: str | None
+    """What requests call the policy once it was pushed; None: what they called it before."""
+
+    def write(self, number: int) -> int:
+        """Put down the weights as they are now, as number so and so; returns bytes. For one process."""
+
+    def push(self, server: Server, number: int) -> None:
+        """Make the server use them, whatever it uses now. For one process, and while none generates."""
+
+    def restore(self, server: Server, number: int) -> None:
+        """The same for a server that was started anew. Several processes may do it at the same time."""
+
+    def holds(self, server: Server, number: int) -> bool:
+        """Whether the server uses them."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+@dataclass
+class Served:
+    """A vLLM server as the trainer's generation: `generate` and `sync_weights`, and settings that may be replaced."""
+
+    server: Server
+    sync: Sync
+    accelerator: Any
+    model: str
+    """What the server calls the model it was started with."""
+    longest: int | None = None
+    """Tokens of prompt and answer together that the server takes."""
+    stop_token_ids: list[int] = field(default_factory=list)
+    """What ends an answer, beside what the server's model says."""
+    patience: float = 600.0
+    """Seconds in which a server that is gone may come back."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = 0.0
+    repetition_penalty: float = 1.0
+    max_completion_length: int = 16
+
+    pushes: int = field(default=0, init=False)
+    restarts: int = field(default=0, init=False)
+    """How often the server had forgotten our weights."""
+    last_bytes: int = field(default=0, init=False)
+    last_seconds: float = field(default=0.0, init=False)
+    """Of the last push."""
+
+    def generate(
+        self,
+        prompts: list[list[int]],
+        images: Any = None,
+        num_generations: int = 1,
+        profiler: AbstractContextManager[Any] | None = None,
+    ) -> tuple[list[list[int]], list[list[int]], list[list[list[float]]], None]:
+        """One answer to each prompt, in their order: (prompts, answers, log-probabilities, None), all as token ids.
+
+        Prompts are repeated where several answers are wanted, so `num_generations` has nothing to add.
+
+        Raises:
+            RunFailed: the server is gone for good, takes too long, or refuses.
+        """
+        if images is not None and any(images):
+            raise RunFailed("Generation by a vLLM server takes no images.")
+        with profiler or nullcontext():
+            answers = self._insist(lambda: self._ask(prompts))
+        return prompts, [ids for ids, _ in answers], [[[value] for value in values] for _, values in answers], None
+
+    def sync_weights(self) -> None:
+        """Make the server generate with the weights as they are now. Every process must call this.
+
+        Raises:
+            RunFailed: the server is gone for good, or does not take them.
+        """
+        self.pushes += 1
+        if self.accelerator.is_main_process:
+            start = time.monotonic()
+            self.last_bytes = self.sync.write(self.pushes)
+            self._insist(lambda: self.sync.push(self.server, self.pushes))
+            self.last_seconds = time.monotonic() - start
+        self.accelerator.wait_for_everyone()
+
+    def close(self) -> None:
+        """Leave nothing behind, such as weights in memory."""
+        self.sync.close()
+
+    # -- a server that dies and comes back
+
+    def _insist(self, work: Callable[[], T]) -> T:
+        for _ in range(TRIES):
+            try:
+                return work()
+            except Gone as gone:
+                what = str(gone)
+                self._wait_until_up(what)
+        raise RunFailed(f"The vLLM server at {self.server.url} failed {TRIES} times at the same thing: {what}")
+
+    def _wait_until_up(self, what: str) -> None:
+        """A server that dies may answer for a moment longer, so look a little later."""
+        give_up = time.monotonic() + self.patience
+        time.sleep(PAUSE_SECONDS)
+        while not self.server.is_up():
+            if time.monotonic() > give_up:
+                raise RunFailed(
+                    f"The vLLM server at {self.server.url} is gone, and was not back within {self.patience:.0f} "
+                    f"seconds: {what}\nIts log says why."
+                )
+            time.sleep(PAUSE_SECONDS)
+
+    def _make_current(self) -> None:
+        """It may have been started anew while nobody asked it for anything."""
+        if self.pushes and not self.sync.holds(self.server, self.pushes):
+            self.restarts += 1
+            self.sync.restore(self.server, self.pushes)
+
+    # -- requests
+
+    def _ask(self, prompts: list[list[int]]) -> list[Answer]:
+        """All of it anew after a restart: to keep what was done by then would be to prefer short answers."""
+        self._make_current()
+        chunks = self._chunks(prompts)
+        answers: dict[int, Answer] = {}
+        calls = [partial(self._request, [prompts[n] for n in chunk.places], chunk.limit) for chunk in chunks]
+        for chunk, part in zip(chunks, _in_parallel(calls), strict=True):
+            answers.update(zip(chunk.places, part, strict=True))
+        return [answers[n] for n in range(len(prompts))]
+
+    def _chunks(self, prompts: list[list[int]]) -> list[_Chunk]:
+        limits = [self._limit(prompt) for prompt in prompts]
+        chunks: list[_Chunk] = []
+        for place in sorted(range(len(prompts)), key=limits.__getitem__):
+            tokens = len(prompts[place])
+            if not chunks or not chunks[-1].has_room(limits[place], tokens):
+                chunks.append(_Chunk(limits[place]))
+            chunks[-1].places.append(place)
+            chunks[-1].tokens += tokens
+        return chunks
+
+    def _limit(self, prompt: list[int]) -> int:
+        """The server refuses what could become too long, where an engine inside the process stops in time."""
+        room = self.max_completion_length if self.longest is None else self.longest - len(prompt)
+        return max(1, min(self.max_completion_length, room))
+
+    def _request(self, prompts: list[list[int]], limit: int) -> list[Answer]:
+        reply = self.server.post("/v1/completions", self._body(prompts, limit))
+        choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
+        if [choice["prompt_token_ids"] for choice in choices] != prompts:
+            raise RunFailed(f"The vLLM server at {self.server.url} answers other prompts than it was given.")
+        return [_answer(choice) for choice in choices]
+
+    def _body(self, prompts: list[list[int]], limit: int) -> dict[str, Any]:
+        """All that the model's generation_config.json would set otherwise; no seed."""
+        return {
+            "model": (self.sync.name if self.pushes else None) or self.model,
+            "prompt": prompts,
+            "max_tokens": limit,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p or 0.0,
+            "repetition_penalty": self.repetition_penalty,
+            "stop_token_ids": self.stop_token_ids,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,  # or it would decode each of them
+            "cache_salt": f"{SALT}-{self.pushes}",  # what was computed with other weights is not used
+        }
+
+
+Answer = tuple[list[int], list[float]]
+"""Token ids and their log-probabilities."""
+
+
+@dataclass
+class _Chunk:
+    """Prompts of one request, by their places, with the most tokens of each answer."""
+
+    limit: int
+    places: list[int] = field(default_factory=list)
+    tokens: int = 0
+
+    def has_room(self, limit: int, tokens: int) -> bool:
+        return limit == self.limit and len(self.places) < CHUNK_PROMPTS and self.tokens + tokens <= CHUNK_TOKENS
+
+
+def _answer(choice: dict[str, Any]) -> Answer:
+    ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    if len(ids) != len(logprobs):
+        raise RunFailed(f"The vLLM server gave {len(logprobs)} log-probabilities for {len(ids)} tokens.")
+    return ids, logprobs
+
+
+def _in_parallel(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Their results in order; the first error, once all are done. The threads do not keep an interrupted run alive."""
+    done: queue.SimpleQueue[tuple[int, T | None, Exception | None]] = queue.SimpleQueue()
+
+    def run(number: int) -> None:
+        try:
+            done.put((number, calls[number](), None))
+        except Exception as error:
+            done.put((number, None, error))
+
+    for number in range(len(calls)):
+        threading.Thread(target=run, args=(number,), daemon=True).start()
+    outcomes = sorted((done.get() for _ in calls), key=lambda outcome: outcome[0])
+    for _, _, error in outcomes:
+        if error is not None:
+            raise error
+    return [result for _, result, _ in outcomes]  # type: ignore[misc]  # no error: a result
+
+
+# -- weights on their way
+
+
+class _Files:
+    """A folder of our own with the weights of the last push, which is gone when the process is."""
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        self.model = model
+        self.folder = folder.absolute()
+        self._removal: Callable[[], Any] | None = None
+
+    def close(self) -> None:
+        """Remove the folder, in the process that wrote it."""
+        if self._removal is not None:
+            self._removal()
+
+    def path(self, number: int) -> Path:
+        """Where push number so and so lies."""
+        return self.folder / str(number)
+
+    @contextmanager
+    def _writing(self, number: int) -> Iterator[Path]:
+        """A new folder, whole or not at all, in the place of the one before: there may be no room for two."""
+        if self._removal is None:
+            self._removal = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        partial_folder = self.folder / "partial"
+        partial_folder.mkdir(parents=True)
+        yield partial_folder
+        partial_folder.rename(self.path(number))
+
+    def _size(self, number: int) -> int:
+        return sum(file.stat().st_size for file in self.path(number).iterdir())
+
+
+class AdapterSync(_Files):
+    """The adapter alone, for a server that has the base and never changes it.
+
+    An adapter that vLLM loaded with `load_inplace` is read from disk again at every step of its engine, so the one
+    before is unloaded instead.
+    """
+
+    name = "policy"
+
+    def write(self, number: int) -> int:
+        """adapter_model.safetensors and adapter_config.json."""
+        with self._writing(number) as folder:
+            weights = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+            save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+            self.model.peft_config[self.model.active_adapter].save_pretrained(str(folder))
+        return self._size(number)
+
+    def push(self, server: Server, number: int) -> None:
+        """See Sync."""
+        if self._loaded_from(server) is not None:
+            server.post("/v1/unload_lora_adapter", {"lora_name": self.name})
+        self.restore(server, number)
+
+    def restore(self, server: Server, number: int) -> None:
+        """See Sync."""
+        try:
+            server.post("/v1/load_lora_adapter", {"lora_name": self.name, "lora_path": str(self.path(number))})
+        except Refused:
+            if not self.holds(server, number):  # another process was faster
+                raise
+
+    def holds(self, server: Server, number: int) -> bool:
+        """See Sync."""
+        return self._loaded_from(server) == str(self.path(number))
+
+    def _loaded_from(self, server: Server) -> str | None:
+        cards = server.get("/v1/models")["data"]
+        return next((str(card["root"]) for card in cards if card["id"] == self.name), None)
+
+
+class DiskSync(_Files):
+    """All weights, for a server in its development mode that reads them over its own."""
+
+    name = None
+
+    def __init__(self, model: Any, folder: Path, dtype: torch.dtype | None = None, renews: bool = False) -> None:
+        super().__init__(model, folder)
+        self._renews = renews
+        """Whether the server is on the CPU, too, and needs it: see tied_head.py."""
+        self._dtype = dtype
+        """What they are written as: more than the server computes in is of no use to it."""
+
+    def write(self, number: int) -> int:
+        """As `save_pretrained` writes a model, with the adapter in it if there is one."""
+        base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        with self._writing(number) as folder, _no_progress_bar():
+            base.save_pretrained(folder, state_dict=full_weights(self.model, self._dtype))
+        return self._size(number)
+
+    def push(self, server: Server, number: int) -> None:
+        """See Sync."""
+        where = {"weights_path": str(self.path(number))}
+        server.post("/collective_rpc", {"method": "reload_weights", "kwargs": where})
+        if self._renews:
+            server.post("/collective_rpc", {"method": "renew_tied_head"})
+        server.post("/update_weight_version", {"new_version": _version(number)})
+
+    restore = push
+
+    def holds(self, server: Server, number: int) -> bool:
+        """See Sync."""
+        return bool(server.get("/weight_info")["weight_version"] == _version(number))
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """At every step it would be a new one."""
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
+
+
+def _version(number: int) -> str:
+    return f"aitrain-{number}"
+
+
+@torch.no_grad()
+def full_weights(model: Any, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    """The model's weights under its own names, once where two share one; an adapter is added on the way.
+
+    The base is read and not written: to merge in place and take out again wears it down.
+    """
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    changed = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    weights = {}
+    for name, tensor in base.named_parameters():
+        owner, _, last = name.partition(".base_layer.")
+        if isinstance(model, PeftModel) and (model.prefix in name or ".original_module." in name):
+            continue
+        if last == "weight" and owner in changed:
+            tensor = _with_deltas(tensor, changed[owner])
+        name = name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
+        weights[name] = tensor.detach() if dtype in (None, tensor.dtype) else tensor.detach().to("cpu", dtype)
+    return weights
+
+
+def _with_deltas(weight: torch.Tensor, module: Any) -> torch.Tensor:
+    for adapter in module.active_adapters:
+        if adapter in module.lora_A or adapter in module.lora_embedding_A:
+            weight = weight + module.get_delta_weight(adapter).to(weight.dtype)
+    return weight
+
+
+def roomy_folder(run_folder: Path, needed: int, memory: Path = Path("/dev/shm")) -> Path:
+    """Where so many bytes of weights pass by best: in memory if that leaves half of what is free, else in the run."""
+    has_room = memory.is_dir() and shutil.disk_usage(memory).free > 2 * needed
+    name = uuid.uuid5(uuid.NAMESPACE_URL, str(run_folder.absolute())).hex[:12]
+    return memory / f"aitrain-{name}" if has_room else run_folder / "sync"
+
+
+# -- a server that somebody else started
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run needs of a server."""
+
+    model: str
+    """As in `--model`, or what the server calls it."""
+    longest: int
+    """Tokens of prompt and answer."""
+    rank: int | None
+    """Of the adapter that is handed over; None: all weights are."""
+
+    @property
+    def command(self) -> str:
+        """What starts such a server."""
+        adapter = f" --enable-lora --max-lora-rank {_served_rank(self.rank)}" if self.rank else ""
+        mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if self.rank else "VLLM_SERVER_DEV_MODE=1"
+        options = f"--max-model-len {self.longest} --logprobs-mode processed_logprobs{adapter}"
+        return f"{mode} vllm serve {self.model} {options}"
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that a server was started with."""
+
+    name: str
+    longest: int
+
+
+def check(url: str, wanted: Wanted) -> Base:
+    """The server's model, if it can be trained with.
+
+    Raises:
+        ConfigError: there is none, or it lacks something; says how to start it.
+    """
+    server = Server(url, deadline=60.0)
+    try:
+        base = _base(server, wanted)
+        lack = _lack(server, base, wanted)
+    except Gone as gone:
+        lack = f"cannot be used ({gone})"
+    except (RunFailed, KeyError, TypeError) as error:
+        lack = f"does not answer like one ({type(error).__name__}: {error})"
+    if lack:
+        raise ConfigError(f"The vLLM server at {url} {lack}.\nStart it with: {wanted.command}")
+    assert base is not None
+    return base
+
+
+def _base(server: Server, wanted: Wanted) -> Base | None:
+    for card in server.get("/v1/models")["data"]:
+        if not card.get("parent") and wanted.model in (card["id"], card["root"]):
+            return Base(card["id"], int(card["max_model_len"]))
+    return None
+
+
+def _lack(server: Server, base: Base | None, wanted: Wanted) -> str:
+    """What is missing, or nothing."""
+    if base is None:
+        names = ", ".join(str(card["id"]) for card in server.get("/v1/models")["data"])
+        return f"has {names}, and we train {wanted.model}"
+    if base.longest < wanted.longest:
+        return f"takes {base.longest} tokens of prompt and answer, and we need {wanted.longest}"
+    if lack := _lacks_sync(server, wanted):
+        return lack
+    if _has_raw_logprobs(server, base):
+        return "gives log-probabilities before temperature and top-p, which training cannot correct with"
+    return ""
+
+
+def _lacks_sync(server: Server, wanted: Wanted) -> str:
+    if wanted.rank is None:
+        return "" if _has(lambda: server.get("/weight_info")) else "is not in its development mode"
+    nothing = {"lora_name": "policy", "lora_path": "/nonexistent"}
+    try:
+        server.post("/v1/load_lora_adapter", nothing)
+    except Gone as gone:
+        return "takes no adapters" if "not enabled" in str(gone) else ""
+    except Refused as refused:
+        return "does not load adapters while it runs" if "Not Found" in str(refused) else ""
+    return ""
+
+
+def _has(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+    except Refused:
+        return False
+    return True
+
+
+def _has_raw_logprobs(server: Server, base: Base) -> bool:
+    """Where only the likeliest token may be drawn, it is certain; before that it was not."""
+    body = {"model": base.name, "prompt": [[n] for n in range(1, 9)], "max_tokens": 1, "logprobs": 0}
+    choices = server.post("/v1/completions", body | {"temperature": 1.0, "top_k": 1})["choices"]
+    return any(choice["logprobs"]["token_logprobs"][0] < -1e-3 for choice in choices)
+
+
+def _served_rank(rank: int | None) -> int:
+    """The smallest that vLLM knows and that is enough."""
+    return next((known for known in (8, 16, 32, 64, 128, 256, 320, 512) if known >= (rank or 0)), 512)

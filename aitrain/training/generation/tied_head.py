@@ -1,0 +1,25 @@
+"""What a vLLM on the CPU needs after it was handed new weights; imported by vLLM's own processes, so that it imports
+nothing of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class WorkerExtension:
+    """Methods that vLLM's workers get (`--worker-extension-cls`), callable over /collective_rpc."""
+
+    model_runner: Any
+
+    def renew_tied_head(self) -> None:
+        """See `renew_tied_head`."""
+        renew_tied_head(self.model_runner.get_model())
+
+
+def renew_tied_head(model: Any) -> None:
+    """On the CPU vLLM keeps a repacked copy of the output layer. Where that is the embedding, reloading the embedding
+    forgets the copy: a vLLM 0.31 that was handed new weights would go on with the old output layer."""
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return
+    model.lm_head.weight = model.model.embed_tokens.weight
+    model.lm_head.quant_method.process_weights_after_loading(model.lm_head)

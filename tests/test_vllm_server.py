@@ -1,0 +1,419 @@
+"""The vLLM server as a child of ours: a stand-in for vLLM, and the real one where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+import aitrain
+from aitrain.errors import ConfigError, RunFailed
+from aitrain.launch import vllm_server
+from aitrain.launch.vllm_server import MODEL_NAME, ServerPlan, VllmServer
+
+FAKE = """
+import json, os, signal, subprocess, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+what, arguments = sys.argv[1], sys.argv[2:]
+port = next(int(a.partition("=")[2]) for a in arguments if a.startswith("--port="))
+names = [a for a in arguments[arguments.index("--served-model-name") + 1:] if not a.startswith("--")]
+print("(APIServer pid=7) INFO 11-20 11:39:30 [utils.py:1] arguments:", json.dumps(arguments), flush=True)
+if what.startswith("dies:"):
+    print(what[5:], flush=True)
+    sys.exit(3)
+engine = "import time; time.sleep(600)"
+if what == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    engine = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + engine
+    subprocess.Popen([sys.executable, "-c", engine], start_new_session=True)
+subprocess.Popen([sys.executable, "-c", engine])
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(503 if what == "never" else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": name} for name in names]}).encode())
+    def log_message(self, *_):
+        pass
+
+time.sleep(0.3)
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+PARENT = """
+import signal, sys
+from pathlib import Path
+from aitrain.launch.vllm_server import ServerPlan, VllmServer
+
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+plan = ServerPlan("model", Path("vllm-server.log"), program=(sys.executable, "fake.py", "healthy"))
+with VllmServer.start(plan, lambda text: None) as server:
+    print(server._keeper.pid, flush=True)
+    while not sys.stdin.readline():
+        pass
+    print(server.poll(), flush=True)
+"""
+
+
+@pytest.fixture
+def plan(here: Path) -> Callable[..., ServerPlan]:
+    """`plan("healthy")`: a stand-in that does what the word says, in the working directory."""
+    (here / "fake.py").write_text(FAKE)
+
+    def make(what: str, **values: object) -> ServerPlan:
+        program = (sys.executable, str(here / "fake.py"), what)
+        return ServerPlan("model", here / "vllm-server.log", program=program, **{"timeout": 20.0, **values})  # type: ignore[arg-type]
+
+    return make
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def descendants(pid: int) -> set[int]:
+    """A process and all below it."""
+    children: dict[int, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(process.name))
+    found, waiting = set(), [pid]
+    while waiting:
+        found.add(waiting.pop())
+        waiting += [child for known in found for child in children.get(known, []) if child not in found]
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    def lives(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    return {pid for pid in pids if lives(pid)}
+
+
+def wait_until(is_so: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def processes_of(server: VllmServer) -> set[int]:
+    assert server._keeper is not None
+    return descendants(server._keeper.pid)
+
+
+def arguments_in(log: Path) -> list[str]:
+    line = next(line for line in log.read_text().splitlines() if "arguments: " in line)
+    return list(json.loads(line.partition("arguments: ")[2]))
+
+
+# -- the usual way
+
+
+def test_it_is_healthy_when_start_returns_and_gone_after_the_block(plan: Callable[..., ServerPlan]) -> None:
+    told: list[str] = []
+    with VllmServer.start(plan("healthy"), told.append) as server:
+        pids = processes_of(server)
+        assert len(alive(pids)) == 3
+        assert server.poll() is None
+        models = json.loads(urllib.request.urlopen(server.url + "/v1/models").read())
+
+    assert models["data"][0]["id"] == MODEL_NAME
+    assert told[0] == "starting vLLM, 0 s"
+    assert alive(pids) == set()
+    server.stop()
+
+
+def test_the_arguments_say_what_the_plan_says(plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "a-secret")
+    on_gpus = plan("healthy", gpus=("2", "3"), tensor_parallel=2, context=512, lora_rank=9, sequences=64, memory=0.5)
+    with VllmServer.start(on_gpus, silent):
+        arguments = arguments_in(on_gpus.log)
+
+    assert {"--model=model", "--host=127.0.0.1", "--tensor-parallel-size=2", "--max-model-len=512"} <= set(arguments)
+    assert {"--enable-lora", "--max-lora-rank=16", "--max-num-seqs=64", "--gpu-memory-utilization=0.5"} <= set(
+        arguments
+    )
+    assert "--enforce-eager" not in arguments
+    assert "a-secret" not in " ".join(arguments)
+    assert on_gpus.environment()["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+def test_the_cpu_is_used_without_gpus_and_the_users_own_settings_win(
+    plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "of another server")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    environment = plan("healthy").environment()
+
+    assert "--enforce-eager" in plan("healthy").arguments(1)
+    assert not any("lora" in argument or "memory" in argument for argument in plan("healthy").arguments(1))
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["VLLM_CPU_KVCACHE_SPACE"]) == ("", "7")
+    assert "VLLM_API_KEY" not in environment
+    with pytest.raises(ConfigError, match="512"):
+        plan("healthy", lora_rank=513).arguments(1)
+
+
+def test_a_proxy_of_the_environment_is_not_asked(
+    plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with VllmServer.start(plan("healthy"), silent) as server:
+        assert server.poll() is None
+
+
+# -- it does not start
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("(EngineCore pid=9) ERROR 11-20 11:00:00 [core.py:9] ValueError: No available memory for the cache blocks. "
+         "Try\nRuntimeError: Engine core initialization failed. See root cause above.",
+         ["vLLM did not start: ValueError: No available memory for the cache blocks. Try", "(it had 0.9)"]),
+        ("ValueError: To serve at least one request with the model's max seq len (4), (9 GiB KV cache is needed",
+         ["--model-max-length"]),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried 9 GiB", ["Lower --vllm-gpu-memory-utilization"]),
+        ("OSError: no/such is not a local folder and is not a valid model identifier", ["Give --model a folder"]),
+        ("ModuleNotFoundError: No module named 'vllm'", ["No module named 'vllm'", 'pip install "aitrain[vllm]"']),
+        ("Traceback (most recent call last):\n  File x\nKeyError: 'odd'\nRuntimeError: Engine core initialization "
+         "failed. See root cause above.", ["exit code 3", "KeyError: 'odd'"]),
+        ("one\nsecond\nthird\nfourth", ["exit code 3", "second\nthird\nfourth"]),
+    ],
+)  # fmt: skip
+def test_why_it_died_is_told_shortly(plan: Callable[..., ServerPlan], said: str, expected: list[str]) -> None:
+    plan("healthy").log.write_text("ValueError: No available memory for the cache blocks, in an earlier run\n")
+    with pytest.raises(RunFailed) as failed:
+        VllmServer.start(plan(f"dies:{said}"), silent)
+
+    message = str(failed.value)
+    assert all(part in message for part in expected), message
+    assert len(message.splitlines()) <= 5
+    assert message.endswith("vllm-server.log")
+    assert "(APIServer" not in message
+
+
+def test_one_that_is_never_healthy_is_ended(plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = remembered(monkeypatch)
+    pids: set[int] = set()
+    with pytest.raises(RunFailed, match=r"not ready after 2 s\. It was at:\narguments"):
+        VllmServer.start(plan("never", timeout=2.0), lambda text: pids.update(processes_of(servers[0])))
+
+    assert len(pids) == 3
+    assert alive(pids) == set()
+
+
+def test_what_is_raised_while_it_starts_ends_it(
+    plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, pids = remembered(monkeypatch), set[int]()
+
+    def interrupt(text: str) -> None:
+        pids.update(processes_of(servers[0]))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        VllmServer.start(plan("never"), interrupt)
+
+    assert alive(pids) == set()
+
+
+def remembered(monkeypatch: pytest.MonkeyPatch) -> list[VllmServer]:
+    """The servers that are made from now on."""
+    servers: list[VllmServer] = []
+    begin = VllmServer._begin
+    monkeypatch.setattr(VllmServer, "_begin", lambda server: (servers.append(server), begin(server))[1])
+    return servers
+
+
+# -- ports
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """The port of somebody else's healthy vLLM server."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"data": [{"id": MODEL_NAME}]}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_port_that_somebody_took_meanwhile_is_left_to_them(
+    stranger: int, plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = iter([stranger, vllm_server._free_port()])
+    monkeypatch.setattr(vllm_server, "_free_port", lambda: next(ports))
+    with VllmServer.start(plan("healthy"), silent) as server:
+        assert server.port != stranger
+        assert server.poll() is None
+
+
+def test_when_every_port_is_taken_that_is_said(
+    stranger: int, plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_server, "_free_port", lambda: stranger)
+    with pytest.raises(RunFailed, match=f"listens on port {stranger}"):
+        VllmServer.start(plan("healthy"), silent)
+
+
+# -- it dies, it is restarted, it will not go
+
+
+def test_poll_tells_when_it_was_killed_and_restart_brings_it_back_at_its_address(
+    plan: Callable[..., ServerPlan],
+) -> None:
+    with VllmServer.start(plan("healthy"), silent) as server:
+        first, url = processes_of(server), server.url
+        os.kill(server_pid(server), signal.SIGKILL)
+        wait_until(lambda: server.poll() is not None)
+        assert server.poll() == -signal.SIGKILL
+        assert alive(first) <= {server._keeper.pid if server._keeper else 0}
+        server.restart()
+        assert server.poll() is None
+        assert server.url == url
+        assert urllib.request.urlopen(url + "/health").status == 200
+    assert server.poll() == 0
+
+
+def server_pid(server: VllmServer) -> int:
+    """Of the server itself, the keeper's child."""
+    assert server._keeper is not None
+    return int(Path(f"/proc/{server._keeper.pid}/task/{server._keeper.pid}/children").read_text().split()[0])
+
+
+def test_one_that_ignores_sigterm_is_killed_with_what_left_its_group(
+    plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_server, "PATIENCE", 1.0)
+    server = VllmServer.start(plan("stubborn"), silent)
+    pids = processes_of(server)
+    assert len(pids) == 4
+    began = time.monotonic()
+    server.stop()
+
+    assert 1.0 < time.monotonic() - began < 15.0
+    assert alive(pids) == set()
+
+
+def test_it_stops_although_a_fork_of_ours_holds_the_pipe_to_the_keeper(plan: Callable[..., ServerPlan]) -> None:
+    server = VllmServer.start(plan("healthy"), silent)
+    assert server._keeper is not None
+    assert server._keeper.stdin is not None
+    held = os.dup(server._keeper.stdin.fileno())
+    pids = processes_of(server)
+    server.stop()
+    os.close(held)
+
+    assert alive(pids) == set()
+
+
+def test_the_server_goes_when_somebody_kills_its_keeper(plan: Callable[..., ServerPlan]) -> None:
+    with VllmServer.start(plan("healthy"), silent) as server:
+        assert server._keeper is not None
+        pid = server_pid(server)
+        engines = descendants(pid) - {pid}
+        server._keeper.kill()
+        wait_until(lambda: server.poll() is not None and not alive({pid}))
+        for engine in engines:  # vLLM's own end with their parent
+            os.kill(engine, signal.SIGKILL)
+
+
+# -- what happens to us
+
+
+@pytest.fixture
+def parent(plan: Callable[..., ServerPlan], here: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process of its own that holds a server."""
+    running = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    yield running
+    running.kill()
+    running.communicate()
+
+
+def test_everything_ends_when_we_are_killed(parent: subprocess.Popen[str]) -> None:
+    assert parent.stdout is not None
+    pids = descendants(int(parent.stdout.readline()))
+    assert len(alive(pids)) == 3
+    parent.kill()
+    wait_until(lambda: not alive(pids))
+
+
+def test_a_ctrl_c_in_the_terminal_leaves_the_server_to_us(parent: subprocess.Popen[str]) -> None:
+    assert parent.stdout is not None
+    pids = descendants(int(parent.stdout.readline()))
+    os.killpg(parent.pid, signal.SIGINT)
+    assert parent.stdout.readline() == "interrupted\n"
+    time.sleep(0.5)
+    assert len(alive(pids)) == 3
+    out, _ = parent.communicate("end\n", timeout=30)
+
+    assert out == "None\n"
+    assert parent.returncode == 0
+    assert alive(pids) == set()
+
+
+# -- the real one
+
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+TINY = str(Path(aitrain.__file__).parent / "tiny_model")
+
+
+@needs_vllm
+def test_vllm_itself_serves_tokens_with_log_probabilities_and_leaves_no_process(here: Path) -> None:
+    (here / "vllm").mkdir()
+    plan = ServerPlan(TINY, here / "vllm-server.log", context=256, lora_rank=8, sequences=8, timeout=180.0)
+    with VllmServer.start(plan, silent) as server:
+        pids = processes_of(server)
+        asked = {"model": MODEL_NAME, "prompt": [72, 105], "max_tokens": 4, "logprobs": 0, "return_token_ids": True}
+        answer = post(server, "/v1/completions", {**asked, "temperature": 1.0})
+        assert post(server, "/reset_prefix_cache", {}) == {"success": True}
+
+    assert len(pids) > 2
+    assert len(answer["choices"][0]["token_ids"]) == len(answer["choices"][0]["logprobs"]["token_logprobs"])
+    assert alive(pids) == set()
+
+
+def post(server: VllmServer, path: str, values: object) -> dict[str, list[dict[str, dict[str, list[float]]]]]:
+    request = urllib.request.Request(
+        server.url + path, json.dumps(values).encode(), {"Content-Type": "application/json"}
+    )
+    said = urllib.request.urlopen(request, timeout=60).read()
+    return json.loads(said) if said else None
+
+
+@needs_vllm
+def test_vllm_itself_says_that_there_is_no_such_model(here: Path) -> None:
+    with pytest.raises(RunFailed, match="Give --model a folder"):
+        VllmServer.start(ServerPlan("no/such-model", here / "vllm-server.log", timeout=120.0), silent)

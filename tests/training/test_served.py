@@ -1,0 +1,667 @@
+"""Generation by a vLLM server: against one that is written down, and where vLLM is installed against a real one."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from aitrain.errors import ConfigError, RunFailed
+from aitrain.training.generation import served, tied_head
+from aitrain.training.generation.served import (
+    AdapterSync,
+    Base,
+    DiskSync,
+    Served,
+    Server,
+    Wanted,
+    check,
+    full_weights,
+    roomy_folder,
+)
+from aitrain.training.model import TINY
+
+END = 258
+ALONE = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
+"""All that is asked of an accelerator."""
+
+
+def adapted(seed: int = 0, **options: Any) -> PeftModel:
+    """The tiny model with an adapter that changes what it says."""
+    base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", **options)).eval()
+    return changed(model, seed)
+
+
+def changed(model: PeftModel, seed: int, scale: float = 0.05) -> PeftModel:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+    return model
+
+
+# -- a server that is written down
+
+
+class Fake:
+    """What vLLM's server does as far as anybody here asks; answers a prompt with its sum and the end."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.troubles: list[Callable[[Fake], tuple[int, Any] | None]] = []
+        """What the next completions meet with; None: the connection ends without an answer."""
+        self.missing: set[str] = set()
+        self.surely = True
+        self._port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Anew: adapters and pushed weights are forgotten."""
+        self.adapters: dict[str, str] = {}
+        self.version = "default"
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._reply({})
+
+            def do_POST(self) -> None:
+                self._reply(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+            def _reply(self, body: dict[str, Any]) -> None:
+                answer = fake.answer(self.path, body)
+                if answer is None:
+                    self.close_connection = True
+                    return
+                status, content = answer
+                text = json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        self._http.daemon_threads = True
+        self._port = self._http.server_address[1]
+        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def dies(self, seconds: float = 0.2) -> None:
+        """And comes back."""
+        self.stop()
+        threading.Timer(seconds, self.start).start()
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
+        self.asked.append((path, body))
+        if path in self.missing:
+            return 404, {"detail": "Not Found"}
+        return getattr(self, "_" + path.removeprefix("/v1").strip("/").replace("/", "_"))(body)
+
+    def bodies(self, path: str) -> list[Any]:
+        return [body for asked, body in self.asked if asked == path]
+
+    def _health(self, _: Any) -> tuple[int, Any]:
+        return 200, {}
+
+    def _models(self, _: Any) -> tuple[int, Any]:
+        base = {"id": "base", "root": "some/model", "parent": None, "max_model_len": 100}
+        adapters = [{"id": name, "root": root, "parent": "base"} for name, root in self.adapters.items()]
+        return 200, {"data": [base, *adapters]}
+
+    def _weight_info(self, _: Any) -> tuple[int, Any]:
+        return 200, {"weight_version": self.version}
+
+    def _update_weight_version(self, body: Any) -> tuple[int, Any]:
+        self.version = body["new_version"]
+        return 200, {}
+
+    def _collective_rpc(self, body: Any) -> tuple[int, Any]:
+        assert body["method"] == "reload_weights"
+        assert (Path(body["kwargs"]["weights_path"]) / "model.safetensors").is_file()
+        return 200, {"results": [None]}
+
+    def _load_lora_adapter(self, body: Any) -> tuple[int, Any]:
+        if not (Path(body["lora_path"]) / "adapter_model.safetensors").is_file():
+            return 404, {"error": {"message": f"No adapter found for {body['lora_path']}"}}
+        if body["lora_name"] in self.adapters:
+            return 400, {"error": {"message": "has already been loaded"}}
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        return 200, {}
+
+    def _unload_lora_adapter(self, body: Any) -> tuple[int, Any]:
+        del self.adapters[body["lora_name"]]
+        return 200, {}
+
+    def _completions(self, body: Any) -> tuple[int, Any] | None:
+        if self.troubles:
+            return self.troubles.pop(0)(self)
+        if body["model"] not in ("base", *self.adapters):
+            return 404, {"error": {"message": f"The model {body['model']} does not exist."}}
+        surely = [0.0 if self.surely else -0.3]
+        choices = [
+            {
+                "index": index,
+                "prompt_token_ids": prompt,
+                "token_ids": [sum(prompt), END],
+                "logprobs": {"token_logprobs": [*surely, -0.5]},
+            }
+            for index, prompt in enumerate(body["prompt"])
+        ]
+        return 200, {"choices": choices[::-1]}
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    monkeypatch.setattr(served, "PAUSE_SECONDS", 0.05)
+    server = Fake()
+    yield server
+    server.stop()
+
+
+def by(fake: Fake, sync: Any = None, deadline: float = 20.0, **settings: Any) -> Served:
+    return Served(Server(fake.url, deadline), sync, ALONE, "base", **settings)
+
+
+@pytest.fixture(params=[AdapterSync, DiskSync])
+def sync(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return request.param(adapted(), tmp_path / "sync")
+
+
+def test_answers_come_in_the_order_of_the_prompts(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "CHUNK_PROMPTS", 3)
+    prompts = [[n] * (1 + 7 * n % 5) for n in range(1, 20)]
+    given, ids, logprobs, nothing = by(fake).generate(prompts=prompts, images=None, num_generations=1)
+    assert given == prompts
+    assert ids == [[sum(prompt), END] for prompt in prompts]
+    assert logprobs == [[[0.0], [-0.5]]] * 19
+    assert nothing is None
+    assert [len(body["prompt"]) for body in fake.bodies("/v1/completions")].count(3) == 6
+
+
+def test_a_request_is_not_enormous(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "CHUNK_TOKENS", 10)
+    prompts = [[1] * 6, [2] * 3, [3] * 4, [4] * 50]
+    assert by(fake).generate(prompts)[1] == [[6, END], [6, END], [12, END], [200, END]]
+    sizes = [sum(map(len, body["prompt"])) for body in fake.bodies("/v1/completions")]
+    assert sorted(sizes) == [4, 9, 50]
+
+
+def test_no_prompt_is_no_request(fake: Fake) -> None:
+    assert by(fake).generate([]) == ([], [], [], None)
+    assert not fake.asked
+
+
+def test_what_a_request_says(fake: Fake) -> None:
+    engine = by(fake, top_k=5, stop_token_ids=[END], max_completion_length=30)
+    vars(engine).update(temperature=0.7, top_p=0.9, min_p=None, repetition_penalty=1.1)
+    engine.generate([[1, 2]])
+    (body,) = fake.bodies("/v1/completions")
+    salt = body.pop("cache_salt")
+    assert body == {
+        "model": "base", "prompt": [[1, 2]], "max_tokens": 30, "temperature": 0.7, "top_p": 0.9, "top_k": 5,
+        "min_p": 0.0, "repetition_penalty": 1.1, "stop_token_ids": [END], "logprobs": 0, "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }  # fmt: skip
+    engine.generate([[1, 2]])
+    assert fake.bodies("/v1/completions")[1]["cache_salt"] == salt
+
+
+def test_an_answer_fits_behind_its_prompt_and_the_others_are_as_long_as_before(fake: Fake) -> None:
+    engine = by(fake, longest=100, max_completion_length=30)
+    engine.generate([[1] * 60, [1] * 95, [1] * 70, [1] * 120])
+    limits = {len(prompt): body["max_tokens"] for body in fake.bodies("/v1/completions") for prompt in body["prompt"]}
+    assert limits == {60: 30, 70: 30, 95: 5, 120: 1}
+
+
+def test_images_are_refused(fake: Fake) -> None:
+    assert by(fake).generate([[1]], images=[None])[1] == [[1, END]]
+    with pytest.raises(RunFailed, match="no images"):
+        by(fake).generate([[1]], images=[["a picture"]])
+
+
+# -- trouble
+
+
+def test_a_slow_server_has_a_deadline(fake: Fake) -> None:
+    fake.troubles = [lambda _: time.sleep(2)]  # type: ignore[func-returns-value, list-item]
+    start = time.monotonic()
+    with pytest.raises(RunFailed, match=r"did not answer /v1/completions within 0 seconds"):
+        by(fake, deadline=0.2).generate([[1]])
+    assert time.monotonic() - start < 1.5
+
+
+def test_a_server_that_dies_meanwhile_gets_the_weights_again_and_is_asked_again(
+    fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "CHUNK_PROMPTS", 2)
+    engine = by(fake, sync)
+    engine.sync_weights()
+    fake.troubles = [lambda fake: fake.dies()]  # type: ignore[func-returns-value, list-item]
+    prompts = [[n] for n in range(10)]
+    assert engine.generate(prompts)[1] == [[n, END] for n in range(10)]
+    assert engine.restarts == 1
+    assert sync.holds(engine.server, 1)
+    assert engine.generate(prompts)[1] == [[n, END] for n in range(10)]
+    assert engine.restarts == 1
+
+
+def test_a_server_that_was_started_anew_in_between_gets_the_weights_before_it_is_asked(fake: Fake, sync: Any) -> None:
+    engine = by(fake, sync)
+    engine.sync_weights()
+    engine.generate([[1]])
+    fake.restart()
+    assert engine.generate([[1]])[1] == [[1, END]]
+    assert engine.restarts == 1
+    assert sync.holds(engine.server, 1)
+
+
+def test_processes_that_find_the_server_new_at_the_same_time(fake: Fake, sync: Any) -> None:
+    other = SimpleNamespace(is_main_process=False, wait_for_everyone=lambda: None)
+    engines = [by(fake, sync), Served(Server(fake.url), type(sync)(sync.model, sync.folder), other, "base")]
+    for engine in engines:
+        engine.sync_weights()
+    for number in range(5):
+        fake.restart()
+        asking = [partial(engine.generate, [[number]]) for engine in engines]
+        assert [answers[1] for answers in served._in_parallel(asking)] == [[[number, END]]] * 2
+        assert sync.holds(engines[0].server, 1)
+
+
+def test_a_server_that_dies_while_it_takes_the_weights(fake: Fake, sync: Any) -> None:
+    engine = by(fake, sync)
+    fake.stop()
+    threading.Timer(0.2, fake.start).start()
+    engine.sync_weights()
+    assert sync.holds(engine.server, 1)
+    assert engine.restarts == 0
+
+
+def test_a_server_that_is_gone_for_good_ends_the_run(fake: Fake) -> None:
+    engine = by(fake, patience=0.3)
+    fake.stop()
+    with pytest.raises(RunFailed, match=r"is gone, and was not back within 0 seconds: /v1/completions: ConnectError"):
+        engine.generate([[1]])
+    fake.start()
+
+
+def test_a_server_that_always_fails_ends_the_run(fake: Fake) -> None:
+    fake.troubles = [lambda _: (500, {"error": {"message": "out of\nmemory"}})] * 3
+    with pytest.raises(RunFailed, match="failed 3 times at the same thing: /v1/completions: 500: out of memory"):
+        by(fake).generate([[1]])
+    assert by(fake).generate([[1]])[1] == [[1, END]]
+
+
+def test_what_a_server_refuses_is_said_at_once(fake: Fake) -> None:
+    fake.troubles = [lambda _: (400, {"error": {"message": "the prompt is too long"}})]
+    with pytest.raises(RunFailed, match=r"refuses /v1/completions: 400: the prompt is too long"):
+        by(fake).generate([[1]])
+    assert len(fake.bodies("/v1/completions")) == 1
+
+
+def test_answers_to_something_else_end_the_run(fake: Fake) -> None:
+    choice = {"index": 0, "prompt_token_ids": [7, 1], "token_ids": [2], "logprobs": {"token_logprobs": [0.0]}}
+    fake.troubles = [lambda _: (200, {"choices": [choice]})]
+    with pytest.raises(RunFailed, match="other prompts"):
+        by(fake).generate([[1]])
+
+
+# -- weights
+
+
+def test_an_adapter_is_named_after_its_first_push_and_no_prefix_of_the_old_one_counts(
+    fake: Fake, tmp_path: Path
+) -> None:
+    engine = by(fake, AdapterSync(adapted(), tmp_path / "sync"))
+    for _ in range(2):
+        engine.generate([[1]])
+        engine.sync_weights()
+    engine.generate([[1]])
+    bodies = fake.bodies("/v1/completions")
+    assert [body["model"] for body in bodies] == ["base", "policy", "policy"]
+    assert len({body["cache_salt"] for body in bodies}) == 3
+    assert fake.adapters == {"policy": str(tmp_path / "sync" / "2")}
+    assert [file.name for file in (tmp_path / "sync").iterdir()] == ["2"]
+    assert engine.last_bytes == sum(file.stat().st_size for file in (tmp_path / "sync" / "2").iterdir())
+    assert 0 < engine.last_seconds < 5
+    engine.close()
+    assert not (tmp_path / "sync").exists()
+
+
+def test_only_the_first_process_pushes_and_all_wait(fake: Fake, sync: Any) -> None:
+    waited: list[int] = []
+    other = SimpleNamespace(is_main_process=False, wait_for_everyone=lambda: waited.append(1))
+    engine = Served(Server(fake.url), sync, other, "base")
+    engine.sync_weights()
+    assert waited
+    assert not fake.asked
+    assert not sync.folder.exists()
+
+
+def test_another_process_may_have_loaded_the_adapter_already(fake: Fake, tmp_path: Path) -> None:
+    sync = AdapterSync(adapted(), tmp_path / "sync")
+    engine = by(fake, sync)
+    engine.sync_weights()
+    sync.restore(engine.server, 1)
+    fake.adapters["policy"] = "another/adapter"
+    with pytest.raises(RunFailed, match="already been loaded"):
+        sync.restore(engine.server, 1)
+
+
+def test_the_files_of_an_adapter_are_peft_s(fake: Fake, tmp_path: Path) -> None:
+    model = adapted()
+    sync = AdapterSync(model, tmp_path / "sync")
+    sync.write(1)
+    model.save_pretrained(tmp_path / "by-peft")
+    ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (sync.path(1), tmp_path / "by-peft"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert (sync.path(1) / "adapter_config.json").is_file()
+
+
+@pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"modules_to_save": ["norm"]}], ids=str)
+def test_full_weights_are_those_of_the_merged_model_and_the_base_is_as_it_was(options: dict[str, Any]) -> None:
+    model = adapted(**options)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    ours = full_weights(model)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
+    merged = dict(copy.deepcopy(model).merge_and_unload().named_parameters())
+    assert ours.keys() == merged.keys()
+    assert all(torch.equal(ours[name], merged[name]) for name in ours)
+
+
+def test_tied_weights_travel_once_and_in_the_format_that_is_wanted(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    full, half = DiskSync(model, tmp_path / "full"), DiskSync(model, tmp_path / "half", torch.bfloat16)
+    sizes = [full.write(1), half.write(1)]
+    tensors = load_file(half.path(1) / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert sizes[1] < 0.6 * sizes[0]
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_weights_pass_through_memory_where_there_is_room(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert roomy_folder(run, 1000, memory=tmp_path).parent == tmp_path
+    assert roomy_folder(run, 10**18, memory=tmp_path) == run / "sync"
+    assert roomy_folder(run, 1000, memory=tmp_path / "nowhere") == run / "sync"
+
+
+# -- a server that somebody else started
+
+
+ADAPTER, ALL = Wanted("some/model", 100, 8), Wanted("some/model", 100, None)
+
+
+@pytest.mark.parametrize("wanted", [ADAPTER, ALL, Wanted("base", 50, 8)], ids=str)
+def test_a_fitting_server_is_found_so(fake: Fake, wanted: Wanted) -> None:
+    assert check(fake.url, wanted) == Base("base", 100)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "missing", "lack"),
+    [
+        (Wanted("other/model", 100, 8), "", "has base, and we train other/model"),
+        (Wanted("some/model", 101, 8), "", "takes 100 tokens of prompt and answer, and we need 101"),
+        (ADAPTER, "/v1/load_lora_adapter", "does not load adapters while it runs"),
+        (ALL, "/weight_info", "is not in its development mode"),
+        (ALL, "/v1/models", "does not answer like one"),
+    ],
+)
+def test_what_a_server_lacks_is_said_with_what_starts_it(fake: Fake, wanted: Wanted, missing: str, lack: str) -> None:
+    fake.missing = {missing}
+    with pytest.raises(ConfigError, match=lack) as caught:
+        check(fake.url, wanted)
+    assert str(caught.value).endswith(f"\nStart it with: {wanted.command}")
+
+
+def test_raw_log_probabilities_are_noticed(fake: Fake) -> None:
+    fake.surely = False
+    with pytest.raises(ConfigError, match="before temperature"):
+        check(fake.url, ADAPTER)
+
+
+def test_no_server_at_all(fake: Fake) -> None:
+    fake.stop()
+    for url in (fake.url, "nonsense", "http://"):
+        with pytest.raises(ConfigError, match="cannot be used"):
+            check(url, ADAPTER)
+    fake.start()
+
+
+def test_the_command_that_starts_one() -> None:
+    assert ADAPTER.command == (
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve some/model --max-model-len 100 "
+        "--logprobs-mode processed_logprobs --enable-lora --max-lora-rank 8"
+    )
+    assert ALL.command.startswith("VLLM_SERVER_DEV_MODE=1 vllm serve some/model")
+
+
+# -- a real one
+
+real_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+
+
+class Vllm:
+    """A real server on the tiny model."""
+
+    def __init__(self, log: Path, *options: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log, self._options = log, options
+        self.start()
+        self.wait()
+
+    def start(self) -> None:
+        module = "vllm.entrypoints.openai.api_server"
+        words = ["--model", str(TINY), "--served-model-name", "base", "--dtype", "float32", "--enforce-eager"]
+        where = ["--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", "2048"]
+        ours = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, *words, *where, *self._options],
+                env={**os.environ, **ours}, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def wait(self) -> None:
+        server, give_up = Server(self.url), time.monotonic() + 180
+        while not server.is_up():
+            assert self._process.poll() is None, self._log.read_text()[-3000:]
+            assert time.monotonic() < give_up
+            time.sleep(0.5)
+
+    def kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@contextmanager
+def vllm(log: Path, *options: str) -> Iterator[Vllm]:
+    server = Vllm(log, *options)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    options = ["--logprobs-mode", "processed_logprobs", "--enable-lora", "--max-lora-rank", "16"]
+    with vllm(tmp_path_factory.mktemp("vllm") / "log", *options) as server:
+        yield server
+
+
+@pytest.fixture
+def model() -> PeftModel:
+    """With an adapter that changes nothing yet."""
+    return changed(adapted(), 0, scale=0.0)
+
+
+def prompts() -> list[list[int]]:
+    """Some of them longer than a block of vLLM's cache, two the same."""
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(3, 250, (length,), generator=generator).tolist() for length in (1, 3, 10, 50, 200, 400)]
+    return [*texts, texts[-1]]
+
+
+def engine_of(real: Vllm, sync: Any) -> Served:
+    return Served(Server(real.url), sync, ALONE, "base", longest=2048, max_completion_length=40)
+
+
+def difference(engine: Served, model: Any, temperature: float = 1.0) -> float:
+    """The median one between the server's log-probabilities and the model's own."""
+    engine.temperature = temperature
+    asked, answers, logprobs, _ = engine.generate(prompts())
+    gaps: list[float] = []
+    for prompt, answer, values in zip(asked, answers, logprobs, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1] / temperature
+        own = logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None])[:, 0]
+        gaps += (own - torch.tensor([value for (value,) in values])).abs().tolist()
+    return sorted(gaps)[len(gaps) // 2]
+
+
+def greedy(engine: Served) -> list[list[int]]:
+    engine.temperature = 0.0
+    return engine.generate(prompts())[1]
+
+
+def greedy_of(model: Any) -> list[list[int]]:
+    rows = [
+        model.generate(input_ids=torch.tensor([prompt]), do_sample=False, max_new_tokens=40)[0, len(prompt) :].tolist()
+        for prompt in prompts()
+    ]
+    assert any(row[-1] == END for row in rows)  # the token that ends an answer is part of it
+    return rows
+
+
+@real_vllm
+def test_the_real_server_fits(real: Vllm) -> None:
+    assert check(real.url, Wanted(str(TINY), 2048, 16)) == Base("base", 2048)
+    assert check(real.url, Wanted("base", 100, None)) == Base("base", 2048)
+
+
+@real_vllm
+def test_a_real_server_without_adapters_takes_all_weights_and_no_adapter(tmp_path: Path) -> None:
+    """All of them have changed, the output layer too, which is the embedding."""
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    with vllm(tmp_path / "log", "--worker-extension-cls", f"{tied_head.__name__}.WorkerExtension") as bare:
+        engine = engine_of(bare, DiskSync(model, tmp_path / "sync", renews=True))
+        for _ in range(2):
+            stirred(model)
+            engine.sync_weights()
+            assert difference(engine, model) < 1e-3
+            assert greedy(engine) == greedy_of(model)
+        with pytest.raises(ConfigError, match="takes no adapters"):
+            check(bare.url, Wanted("base", 2048, 16))
+        with pytest.raises(ConfigError, match="before temperature"):
+            check(bare.url, Wanted("base", 2048, None))
+
+
+def stirred(model: Any) -> None:
+    """Every weight a little."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += torch.randn(weight.shape, generator=generator) * weight.std() * 0.2
+
+
+@real_vllm
+def test_the_real_server_says_what_the_model_says_before_and_after_adapters(
+    real: Vllm, model: PeftModel, tmp_path: Path
+) -> None:
+    engine = engine_of(real, AdapterSync(model, tmp_path / "sync"))
+    base = {name: weight.clone() for name, weight in model.named_parameters() if "lora_" not in name}
+    assert difference(engine, model) < 1e-3
+    first = greedy(engine)
+    assert first == greedy_of(model)
+    for number in range(1, 101):
+        changed(model, number)
+        engine.sync_weights()
+        if number in (1, 2, 20, 100):
+            assert difference(engine, model) < 1e-3
+            assert difference(engine, model, 0.7) < 1e-3
+            assert greedy(engine) == greedy_of(model) != first
+    weights = dict(model.named_parameters())
+    assert all(torch.equal(weights[name], weight) for name, weight in base.items())
+    assert engine.restarts == 0
+
+
+@real_vllm
+def test_an_answer_of_the_real_server_ends_with_what_ends_it(real: Vllm, model: PeftModel, tmp_path: Path) -> None:
+    engine = engine_of(real, AdapterSync(model, tmp_path / "sync"))
+    usual = greedy(engine)
+    engine.stop_token_ids = [usual[0][0]]
+    assert greedy(engine)[0] == usual[0][:1]
+    engine.longest = 405
+    engine.stop_token_ids = []
+    assert [len(answer) for answer in greedy(engine)][-2:] == [min(5, len(answer)) for answer in usual[-2:]]
+
+
+@real_vllm
+def test_the_real_server_reads_all_weights_from_disk(real: Vllm, model: PeftModel, tmp_path: Path) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    engine = engine_of(real, DiskSync(model, tmp_path / "sync"))
+    try:
+        for number in (200, 201, 202):
+            changed(model, number)
+            engine.sync_weights()
+            assert difference(engine, model) < 1e-3
+            assert difference(engine, model, 0.7) < 1e-3
+            assert greedy(engine) == greedy_of(model) != greedy_of(plain)
+    finally:  # as the other tests want it
+        engine.sync = DiskSync(plain, tmp_path / "plain")
+        engine.sync_weights()
+    assert greedy(engine) == greedy_of(plain)
+
+
+@real_vllm
+def test_the_real_server_may_be_killed_and_started_anew(real: Vllm, model: PeftModel, tmp_path: Path) -> None:
+    engine = engine_of(real, AdapterSync(changed(model, 300), tmp_path / "sync"))
+    engine.sync_weights()
+    before = greedy(engine)
+    threading.Timer(0.1, lambda: (real.kill(), real.start())).start()  # type: ignore[func-returns-value]
+    vars(engine).update(temperature=1.0, max_completion_length=1500, patience=180.0)
+    engine.generate(prompts() * 20)
+    engine.max_completion_length = 40
+    assert greedy(engine) == before == greedy_of(model)
+    assert engine.restarts == 1

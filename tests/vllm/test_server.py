@@ -1,0 +1,106 @@
+"""The real vLLM as a server that a run starts, feeds, watches and ends; skipped where it is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vllm.test_colocated import ASKS, DEMO, check_agreement, run
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+
+SERVER = "--vllm-mode=server"
+
+
+def processes_of(folder: Path) -> list[int]:
+    """All processes whose command line or environment names a file in the folder."""
+    found = []
+    for place in Path("/proc").iterdir():
+        try:
+            told = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
+        except OSError:
+            continue
+        if place.name.isdigit() and str(folder).encode() in told and int(place.name) != os.getpid():
+            found.append(int(place.name))
+    return found
+
+
+def engines(folder: Path) -> list[int]:
+    """The API servers among them, which their keepers name, too."""
+    told = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in processes_of(folder)}
+    return [pid for pid, command in told.items() if b"api_server" in command and b"keeper" not in command]
+
+
+@pytest.mark.parametrize(
+    ("sync", "more"), [("adapter", ["--peft", "--lora-r=16", "--lr=5e-3"]), ("disk", [])], ids=["adapter", "disk"]
+)
+def test_a_run_learns_through_its_own_server_and_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str, more: list[str]
+) -> None:
+    monkeypatch.setenv("NOTE_OF_THIS_TEST", str(tmp_path))
+    lines = run(tmp_path, SERVER, f"--vllm-sync={sync}", *DEMO, "--max-steps=80", "--eval-cases=200", *more)
+
+    check_agreement(lines)
+    result = json.loads((tmp_path / "runs" / "run" / "result.json").read_text())
+    assert result["score_before"] <= 0.45
+    assert result["score_after"] >= 0.85
+    assert processes_of(tmp_path) == []
+
+
+def test_a_server_that_is_killed_comes_back_with_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTE_OF_THIS_TEST", str(tmp_path))
+    metrics = tmp_path / "runs" / "run" / "metrics.jsonl"
+    killed: list[int] = []
+
+    def kill_once() -> None:
+        while not (metrics.exists() and metrics.read_text().count('"reward"') >= 3):
+            time.sleep(0.05)
+        killed.extend(engines(tmp_path)[:1])
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_once, daemon=True)
+    killer.start()
+    lines = run(tmp_path, SERVER, *DEMO, "--max-steps=30", "--eval-cases=8", "--peft")
+    killer.join()
+
+    assert killed
+    assert len(lines) == 30
+    check_agreement(lines)
+    assert processes_of(tmp_path) == []
+
+
+def test_two_training_processes_ask_one_server(tmp_path: Path) -> None:
+    (tmp_path / "asks.py").write_text(ASKS)
+    lines = run(tmp_path, SERVER, "--num-processes=2", "--rl-env=asks.py", "--max-steps=2", "--rl-max-new-tokens=4",
+                "--eval-cases=2", "--rl-prompts-per-step=4", "--batch-size=16", "--peft")  # fmt: skip
+
+    check_agreement(lines)
+    assert [line["env/asked"] for line in lines] == [1.0, 1.0]
+
+
+def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "aitrain", "grpo", "--use-vllm", SERVER, "--model=tiny", "--project-name=run",
+               "--rl-env=envs.guess_number", "--max-steps=500", "--rl-max-new-tokens=4", "--eval-cases=1"]  # fmt: skip
+    variables: dict[str, Any] = {**os.environ, "NOTE_OF_THIS_TEST": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    child = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = tmp_path / "runs" / "run" / "metrics.jsonl"
+    while not metrics.exists():
+        assert child.poll() is None
+        time.sleep(0.2)
+    child.kill()
+    child.wait()
+
+    give_up = time.monotonic() + 90
+    while processes_of(tmp_path) and time.monotonic() < give_up:
+        time.sleep(0.5)
+    assert processes_of(tmp_path) == []
