@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
-from aitrain.training.generation.colocated import Generation, merged_weights
+from aitrain.training.generation.colocated import Generation
+from aitrain.training.generation.weights import merged_weights
 
 
 @pytest.fixture

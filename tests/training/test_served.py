@@ -36,9 +36,9 @@ from aitrain.training.generation.served import (
     Server,
     Wanted,
     check,
-    full_weights,
     roomy_folder,
 )
+from aitrain.training.generation.weights import merged_weights
 from aitrain.training.model import TINY
 
 END = 258
@@ -399,7 +399,7 @@ def test_the_files_of_an_adapter_are_peft_s(fake: Fake, tmp_path: Path) -> None:
 def test_full_weights_are_those_of_the_merged_model_and_the_base_is_as_it_was(options: dict[str, Any]) -> None:
     model = adapted(**options)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    ours = full_weights(model)
+    ours = dict(merged_weights(model))
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     merged = dict(copy.deepcopy(model).merge_and_unload().named_parameters())
     assert ours.keys() == merged.keys()

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from peft import PeftModel
-from peft.tuners.lora import LoraLayer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain.training.generation.tied_head import renew_tied_head
+from aitrain.training.generation.weights import merged_weights
 
 Weights = Iterator[tuple[str, torch.Tensor]]
 
@@ -75,24 +74,3 @@ class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
         runner.reload_weights(weights_iterator=self._iter_named_params())
         renew_tied_head(runner.get_model())
         self.llm.reset_prefix_cache()
-
-
-def merged_weights(model: PeftModel) -> Weights:
-    """All weights of the base under its own names, those with an adapter plus what the adapter adds; nothing of the
-    model is written."""
-    base = model.get_base_model()
-    adapted = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
-    for name, parameter in base.named_parameters():
-        if any(part.startswith("lora_") for part in name.split(".")):
-            continue
-        owner, is_adapted, rest = name.partition(".base_layer.")
-        delta = _delta(adapted[owner]) if is_adapted and rest == "weight" else None
-        full = parameter.data if delta is None else (parameter.data + delta).to(parameter.dtype)
-        yield (f"{owner}.{rest}" if is_adapted else name), full
-
-
-def _delta(layer: Any) -> torch.Tensor:
-    """What the active adapters add to a layer's weight, of the weight's shape."""
-    with torch.no_grad():
-        deltas = [layer.get_delta_weight(adapter) for adapter in layer.active_adapters]
-    return torch.stack(deltas).sum(dim=0) if len(deltas) > 1 else deltas[0]

@@ -32,11 +32,11 @@ from typing import Any, Protocol, TypeVar
 import httpx
 import torch
 from peft import PeftModel, get_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from transformers.utils import logging
 
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.training.generation.weights import merged_weights
 
 T = TypeVar("T")
 
@@ -447,8 +447,12 @@ class DiskSync(_Files):
         """As `save_pretrained` writes a model, with the adapter in it if there is one."""
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         with self._writing(number) as folder, _no_progress_bar():
-            base.save_pretrained(folder, state_dict=full_weights(self.model, self._dtype))
+            base.save_pretrained(folder, state_dict=self._weights())
         return self._size(number)
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        pairs = merged_weights(self.model)
+        return {name: weight.detach().to(dtype=self._dtype or weight.dtype) for name, weight in pairs}
 
     def push(self, server: Server, number: int) -> None:
         """See Sync."""
@@ -479,33 +483,6 @@ def _no_progress_bar() -> Iterator[None]:
 
 def _version(number: int) -> str:
     return f"aitrain-{number}"
-
-
-@torch.no_grad()
-def full_weights(model: Any, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
-    """The model's weights under its own names, once where two share one; an adapter is added on the way.
-
-    The base is read and not written: to merge in place and take out again wears it down.
-    """
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    changed = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
-    weights = {}
-    for name, tensor in base.named_parameters():
-        owner, _, last = name.partition(".base_layer.")
-        if isinstance(model, PeftModel) and (model.prefix in name or ".original_module." in name):
-            continue
-        if last == "weight" and owner in changed:
-            tensor = _with_deltas(tensor, changed[owner])
-        name = name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
-        weights[name] = tensor.detach() if dtype in (None, tensor.dtype) else tensor.detach().to("cpu", dtype)
-    return weights
-
-
-def _with_deltas(weight: torch.Tensor, module: Any) -> torch.Tensor:
-    for adapter in module.active_adapters:
-        if adapter in module.lora_A or adapter in module.lora_embedding_A:
-            weight = weight + module.get_delta_weight(adapter).to(weight.dtype)
-    return weight
 
 
 def roomy_folder(run_folder: Path, needed: int, memory: Path = Path("/dev/shm")) -> Path:

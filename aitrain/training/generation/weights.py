@@ -1,0 +1,37 @@
+"""The weights that are handed to vLLM: the model's own, an adapter added on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+
+
+@torch.no_grad()
+def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """All weights under the base's own names, once where two share one; those with an adapter plus what it adds.
+
+    The base is read and not written: to merge in place and take out again wears it down.
+    """
+    if not isinstance(model, PeftModel):
+        yield from model.named_parameters()
+        return
+    base = model.get_base_model()
+    layers = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    for name, parameter in base.named_parameters():
+        if model.prefix in name or ".original_module." in name:
+            continue
+        owner, _, last = name.partition(".base_layer.")
+        delta = _delta(layers[owner]) if last == "weight" and owner in layers else None
+        full = parameter if delta is None else (parameter + delta).to(parameter.dtype)
+        yield name.replace(".base_layer.", ".").replace(".modules_to_save.default.", "."), full.detach()
+
+
+def _delta(layer: Any) -> torch.Tensor | None:
+    """What the active adapters add to a layer's weight, of the weight's shape; None: nothing."""
+    known = [name for name in layer.active_adapters if name in layer.lora_A or name in layer.lora_embedding_A]
+    deltas = [layer.get_delta_weight(name) for name in known]
+    return torch.stack(deltas).sum(dim=0) if deltas else None
