@@ -90,7 +90,7 @@ def main(model: str, out: Path) -> None:
     config = TrainConfig(
         model=model, rl_prompts_per_step=6, batch_size=4, rl_num_generations=4, max_steps=4, rl_max_new_tokens=8,
         rl_kl_coef=0.0, save_strategy="no", output_dir=str(out),
-        use_vllm=True, vllm_mode="server", vllm_server_url="http://127.0.0.1:1",
+        use_vllm=True, vllm_mode="server", vllm_server_url="http://127.0.0.1:1", vllm_sync="nccl",
     )  # fmt: skip
     folder = RunFolder(out / "run")
     if os.environ.get("RANK", "0") == "0":
