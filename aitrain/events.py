@@ -65,6 +65,9 @@ class Ended:
     step: int
 
 
+SERVER_VARIABLE = "AITRAIN_VLLM_SERVER"
+"""The other way round: where the parent tells training processes the address of the run's own vLLM server."""
+
 Event: TypeAlias = Started | Phase | Note | Step | Evaluated | Failed | Ended
 Announce: TypeAlias = Callable[[Event], None]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from aitrain.environment.workers import Workers
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain nothing on the small model
@@ -68,3 +70,17 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build_model(tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def workers() -> Iterator[Callable[..., Workers]]:
+    """`workers(count, timeout)`: closed at the end; the deadline is one that nothing should come near."""
+    made: list[Workers] = []
+
+    def make(count: int = 4, timeout: float = 30.0) -> Workers:
+        made.append(Workers(count, timeout))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -152,19 +152,6 @@ def isolation() -> Iterator[Isolation]:
     one.close()
 
 
-@pytest.fixture
-def workers() -> Iterator[Callable[..., Workers]]:
-    made: list[Workers] = []
-
-    def make(count: int = 4, timeout: float = LONG) -> Workers:
-        made.append(Workers(count, timeout))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
 def eventually(is_so: Callable[[], object], seconds: float = 20.0) -> bool:
     until = time.monotonic() + seconds
     while not is_so():

@@ -24,19 +24,6 @@ LONG = 30.0
 """A deadline that nothing here should come near."""
 
 
-@pytest.fixture
-def workers() -> Iterator[Callable[..., Workers]]:
-    made: list[Workers] = []
-
-    def make(count: int = 4, timeout: float = LONG) -> Workers:
-        made.append(Workers(count, timeout))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """What a test leaves behind would be in the way of the next."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.events import Announce, Ended, Event, Failed, Started, decode
+from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Started, decode
 from aitrain.launch.preflight import Plan
 from aitrain.launch.serving import serving
 from aitrain.run_folder import RunFolder
@@ -25,8 +25,6 @@ from aitrain.run_folder import RunFolder
 PYTHON = [sys.executable, "-P"]
 """Without the working directory on the path: a folder named `vllm` there must not hide the library."""
 WORKER = "aitrain.training.worker"
-SERVER = "AITRAIN_VLLM_SERVER"
-"""The variable in which training processes find the address of the run's own vLLM server."""
 PATIENCE = 60.0
 """Seconds that a process gets to leave after it said that its work is over."""
 
@@ -102,7 +100,7 @@ class Processes:
             "OMP_NUM_THREADS": str(max(1, _usable_cores() // count)),
         }
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}
-        server = {SERVER: self.server} if self.server else {}
+        server = {SERVER_VARIABLE: self.server} if self.server else {}
         return {**defaults, **os.environ, **gpus, **server}
 
     def _listen(self, child: subprocess.Popen[str]) -> None:

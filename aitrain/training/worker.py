@@ -23,7 +23,7 @@ from aitrain.environment.finding import find
 from aitrain.environment.loading import load
 from aitrain.environment.scoring import host_of
 from aitrain.errors import as_ours
-from aitrain.events import Announce, Event, Failed, Started, encode
+from aitrain.events import SERVER_VARIABLE, Announce, Event, Failed, Started, encode
 from aitrain.knobs import read_file
 from aitrain.run_folder import RunFolder
 
@@ -71,7 +71,7 @@ def main(arguments: list[str], channel: Channel) -> int:
 def _work(folder: RunFolder, channel: Channel, checkpoint: Path | None) -> None:
     """The environment is loaded before torch is: what is wrong with it is said within a second."""
     config = TrainConfig(**read_file(folder.config))
-    if url := os.environ.get("AITRAIN_VLLM_SERVER"):
+    if url := os.environ.get(SERVER_VARIABLE):
         config = config.model_copy(update={"vllm_server_url": url})
     random.seed(config.seed)
     numpy.random.seed(config.seed)
