@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from aitrain.environment.dialogue import Move, Opening, Reply, dialogue_for
 from aitrain.environment.failures import CallFailed, Failure
 from aitrain.environment.isolation import Isolation, Seat
 from aitrain.environment.judging import Scored
-from aitrain.environment.workers import Meanwhile, Workers
+from aitrain.environment.workers import Call, Calls, Meanwhile, Outcome, Workers
 from aitrain.errors import EnvironmentFailed
 
 PATIENCE = 3
@@ -53,6 +53,12 @@ class Play:
     seconds: float = 0.0
     """How long the environment took, over all calls."""
     failure: Failure | None = None
+
+    def note(self, outcome: Outcome, place: str) -> None:
+        """What came of a call; `place` is where it was, if it cannot say so itself."""
+        self.seconds += outcome.seconds
+        if outcome.failure is not None:
+            self.failure = replace(outcome.failure, place=outcome.failure.place or place)
 
 
 @dataclass
@@ -91,13 +97,14 @@ class Host:
             self.given = {"model": NoModel(), "tokenizer": StoredTokenizer(Path(name))}
 
     @cached_property
-    def _lives_between_calls(self) -> bool:
+    def lives_between_calls(self) -> bool:
+        """Whether episodes have more to say than a score."""
         return self._level != "score_episode" or hasattr(self.environment, "get_tools")
 
     def begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Play]:
         """Open an episode for each case; one that cannot be opened comes back with its failure."""
         plays = [Play(case, seed) for case, seed in zip(cases, seeds, strict=True)]
-        if self._lives_between_calls:
+        if self.lives_between_calls:
             opened = self._repeat(plays, [partial(self._open, play) for play in plays], self._level)
             for play, result in zip(plays, opened, strict=True):
                 play.side, play.opening = result or (None, Opening())
@@ -119,14 +126,20 @@ class Host:
 
     def answer(self, plays: Sequence[Play], replies: Sequence[Reply]) -> list[Move]:
         """What the environment does after each answer; a failed episode is over."""
-        if not self._lives_between_calls:
+        if not self.lives_between_calls:
             return [Move(is_over=True)] * len(plays)
         sides = [play.side for play in plays if play.side is not None]
         jobs = [partial(side.answer, reply) for side, reply in zip(sides, replies, strict=True)]
-        moves = self._call(plays, jobs, [self._place_of(reply) for reply in replies])
+        moves = self._call(plays, jobs, [self.place_of(reply) for reply in replies])
         return [move or Move(is_over=True) for move in moves]
 
-    def _place_of(self, reply: Reply) -> str:
+    @contextmanager
+    def answering(self) -> Iterator[Answering]:
+        """What the environment does after answers that come one by one."""
+        with self.workers.taking() as calls:
+            yield Answering(self, calls)
+
+    def place_of(self, reply: Reply) -> str:
         """Where a call that hangs or crashes is: it cannot say so itself."""
         if reply.calls:
             return f"the tool {' or '.join(dict.fromkeys(call.name for call in reply.calls))}"
@@ -176,14 +189,13 @@ class Host:
         return values
 
     def _call(self, plays: Sequence[Play], jobs: Sequence[Callable[[], Any]], places: Sequence[str]) -> list[Any]:
-        outcomes = self.workers.run([partial(self._around, job) for job in jobs], self.meanwhile)
+        outcomes = self.workers.run([partial(self.within, job) for job in jobs], self.meanwhile)
         for play, outcome, place in zip(plays, outcomes, places, strict=True):
-            play.seconds += outcome.seconds
-            if outcome.failure is not None:
-                play.failure = replace(outcome.failure, place=outcome.failure.place or place)
+            play.note(outcome, place)
         return [outcome.value for outcome in outcomes]
 
-    def _around(self, job: Callable[[], Any]) -> Any:
+    def within(self, job: Callable[[], Any]) -> Any:
+        """Make a call as calls are made in a thread."""
         with self.around():
             return job()
 
@@ -195,6 +207,35 @@ class Host:
         stored = self.given.get("tokenizer")
         if isinstance(stored, StoredTokenizer):
             stored.file.unlink(missing_ok=True)
+
+
+@dataclass
+class Answering:
+    """Episodes whose environment answers as soon as the model did; each has at most one call under way."""
+
+    host: Host
+    calls: Calls
+    _asked: dict[Call, tuple[Play, str]] = field(default_factory=dict)
+
+    @property
+    def waiting(self) -> int:
+        """How many have not answered yet."""
+        return len(self._asked)
+
+    def ask(self, play: Play, reply: Reply) -> None:
+        """Let the environment go on with what the model said."""
+        assert play.side is not None, "an episode without one ends with its first answer"
+        call = self.calls.make(partial(self.host.within, partial(play.side.answer, reply)))
+        self._asked[call] = play, self.host.place_of(reply)
+
+    def answered(self) -> list[tuple[Play, Move]]:
+        """Wait for news, which may be none of ours (`Workers.wake`): what the environment did; a failed one is over."""
+        moves = []
+        for call in self.calls.ended():
+            play, place = self._asked.pop(call)
+            play.note(call.outcome, place)
+            moves.append((play, call.outcome.value or Move(is_over=True)))
+        return moves
 
 
 def host_of(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> Host:

@@ -49,22 +49,34 @@ class Workers:
         self._count, self._timeout = count, timeout
         self._threads: list[_Thread] = []
         self._numbers = itertools.count(1)
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._news: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._turn = threading.Lock()
 
     def run(self, jobs: Sequence[Callable[[], Any]], meanwhile: Meanwhile | None = None) -> list[Outcome]:
         """What came of each job, in their order; never raises for what a job does."""
-        calls = [_Call(job, self._timeout, self._news) for job in jobs]
+        with self.taking() as calls:
+            made = [calls.make(job) for job in jobs]
+            while calls.running:
+                calls.ended(meanwhile)
+        return [call.outcome for call in made]
+
+    @contextmanager
+    def taking(self) -> Iterator[Calls]:
+        """Calls that are made while others are under way; an error inside gives up those that still are."""
         with self._turn:
-            for call in calls:
-                self._calls.put(call)
+            calls = Calls(self)
             try:
-                self._wait_for(set(calls), meanwhile or _nothing_meanwhile)
-            except BaseException:  # of `meanwhile`, or Ctrl+C
+                yield calls
+            except BaseException:  # also of `meanwhile`, or Ctrl+C
                 self._give_up()
                 raise
-        return [call.outcome for call in calls]
+
+    def take(self, job: Callable[[], Any]) -> Call:
+        """Let a thread make the call as soon as one is free; for Calls."""
+        call = Call(job, self._timeout, self._news)
+        self._calls.put(call)
+        return call
 
     def wake(self) -> None:
         """Something that `meanwhile` should look at has happened."""
@@ -78,12 +90,12 @@ class Workers:
         for thread in threads:
             thread.join(1.0)
 
-    def _wait_for(self, calls: set[_Call], meanwhile: Meanwhile) -> None:
-        while calls:
-            self._hire(len(calls))
-            again = meanwhile(min(len(calls), len(self._threads)))
-            self._end_overdue()
-            calls.difference_update(self._hear(min([again, *(call.left() for _, call in self._running())])))
+    def watch(self, running: int, meanwhile: Meanwhile) -> set[Any]:
+        """See to the threads and deadlines of so many calls, wait for news, and return what ended; for Calls."""
+        self._hire(running)
+        again = meanwhile(min(running, len(self._threads)))
+        self._end_overdue()
+        return set(self._hear(min([again, *(call.left() for _, call in self._running())])))
 
     def _hire(self, needed: int) -> None:
         while len(self._threads) < min(self._count, needed):
@@ -96,7 +108,7 @@ class Workers:
                 return
             self._threads.append(thread)
 
-    def _running(self) -> list[tuple[_Thread, _Call]]:
+    def _running(self) -> list[tuple[_Thread, Call]]:
         return [(thread, call) for thread in self._threads if (call := thread.call) is not None]
 
     def _hear(self, seconds: float) -> Iterator[Any]:
@@ -113,7 +125,7 @@ class Workers:
             if call.left() <= 0:
                 self._end(thread, call)
 
-    def _end(self, thread: _Thread, call: _Call) -> None:
+    def _end(self, thread: _Thread, call: Call) -> None:
         waits = call.waits
         if waits is not None and call.late is None:
             end, awaited = waits
@@ -128,7 +140,7 @@ class Workers:
             self._leave(thread, call, strike=True)
             self._news.put(call)
 
-    def _leave(self, thread: _Thread, call: _Call, strike: bool) -> None:
+    def _leave(self, thread: _Thread, call: Call, strike: bool) -> None:
         self._threads.remove(thread)
         thread.leave(strike)
         call.is_over = True
@@ -146,6 +158,26 @@ class Workers:
                 self._leave(thread, call, strike=call.left() < math.inf)
 
 
+class Calls:
+    """Calls under way, made one by one."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.running: set[Call] = set()
+        self._workers = workers
+
+    def make(self, job: Callable[[], Any]) -> Call:
+        """Make one more; it never raises for what the job does."""
+        call = self._workers.take(job)
+        self.running.add(call)
+        return call
+
+    def ended(self, meanwhile: Meanwhile | None = None) -> list[Call]:
+        """Wait until some have ended, or `Workers.wake`, or `meanwhile` wants to look again; those that have."""
+        heard = self._workers.watch(len(self.running), meanwhile or _nothing_meanwhile) & self.running
+        self.running -= heard
+        return list(heard)
+
+
 def _nothing_meanwhile(running: int) -> float:
     return math.inf
 
@@ -153,14 +185,14 @@ def _nothing_meanwhile(running: int) -> float:
 def remaining() -> float | None:
     """Seconds that the calling job has left; None outside of a job."""
     job = current_job.get()
-    return max(0.0, job.timeout - job.ran()) if isinstance(job, _Call) else None
+    return max(0.0, job.timeout - job.ran()) if isinstance(job, Call) else None
 
 
 @contextmanager
 def paused() -> Iterator[None]:
     """The clock of the calling job stands still: it waits for the model, not for the environment."""
     job = current_job.get()
-    if not isinstance(job, _Call):
+    if not isinstance(job, Call):
         yield
         return
     job.pause(+1)
@@ -170,10 +202,10 @@ def paused() -> Iterator[None]:
         job.pause(-1)
 
 
-class _Call(Job):
+class Call(Job):
     """One call of a job, and its clock."""
 
-    def __init__(self, job: Callable[[], Any], timeout: float, news: queue.SimpleQueue[_Call | None]) -> None:
+    def __init__(self, job: Callable[[], Any], timeout: float, news: queue.SimpleQueue[Call | None]) -> None:
         self.timeout = timeout
         self.outcome = Outcome()
         self.late: Failure | None = None  # what it fails with, once what it waited for was ended
@@ -252,11 +284,9 @@ class _Abandoned(BaseException):
 class _Thread(threading.Thread):
     """Carries out calls; a daemon, so that one that hangs does not keep the program from ending."""
 
-    def __init__(
-        self, name: str, calls: queue.SimpleQueue[_Call | None], news: queue.SimpleQueue[_Call | None]
-    ) -> None:
+    def __init__(self, name: str, calls: queue.SimpleQueue[Call | None], news: queue.SimpleQueue[Call | None]) -> None:
         super().__init__(name=name, daemon=True)
-        self.call: _Call | None = None
+        self.call: Call | None = None
         self._calls, self._news = calls, news
         self._struck = threading.Lock()
         self._struck.acquire()

@@ -1,4 +1,6 @@
-"""Episodes: a whole batch advances together, one generate call a round, then all of the environment's steps at once."""
+"""Episodes: a whole batch advances together, one generate call a round, then all of the environment's steps at once.
+
+Where a server answers each episode by itself, every episode goes on as soon as its environment has answered."""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aitrain.environment.contract import Case, Completion
-from aitrain.environment.dialogue import Message, Move
+from aitrain.environment.dialogue import Message, Move, Reply
 from aitrain.environment.failures import Failure
 from aitrain.environment.judging import Scored
 from aitrain.environment.scoring import Host, Play
 from aitrain.errors import ConfigError, EnvironmentFailed
-from aitrain.training.chat import Answer, Chat
+from aitrain.training.chat import Chat
 
 STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout")
 """What ends an episode: the environment (max_tokens: after an answer that was cut off), the turns, no room for another
@@ -57,7 +59,21 @@ class Generate(Protocol):
     def __call__(self, prompts: list[list[int]], most: int) -> list[Sampled] | None: ...
 
 
-@dataclass
+class Asking(Protocol):
+    """Answers that are asked for one by one and come when they come; `wake` of the workers says that some have."""
+
+    @property
+    def waiting(self) -> int:
+        """How many have not come yet, or not been taken."""
+
+    def ask(self, track: Track, prompt: list[int], most: int) -> None:
+        """For an answer of at most so many tokens."""
+
+    def answered(self) -> list[tuple[Track, tuple[list[int], list[float]]]]:
+        """Those that have come, as token ids and log-probabilities; waits for none."""
+
+
+@dataclass(eq=False)
 class Track:
     """The model's side of one episode under way. `ids`, `mask` and `logprobs` have one entry a token after the prompt;
     the mask is 1 for what the model sampled, 0 for what the environment said."""
@@ -170,15 +186,40 @@ class Rollout:
     """Tokens that end an answer; the first one also fills a completion that would be empty."""
     scoring: Callable[[], AbstractContextManager[Any]]
     """What the model is put into while the environment scores, as it may use it."""
+    asking: Callable[[], Asking] | None = None
+    """Where a server answers each prompt by itself: episodes need not wait for each other."""
 
     def play(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Episode]:
         """One episode for each case, in their order; the environment's failures are in them."""
         tracks = self._begin(cases, seeds)
         live = [track for track in tracks if track.stop is None]
+        policy = self.asking() if self.asking else None
+        if policy is not None and self.host.lives_between_calls:
+            self._run_freely(live, policy)
+        else:
+            self._run_together(live)
+        return self._score(tracks)
+
+    def _run_together(self, live: list[Track]) -> None:
         while self._answer(live):
             self._respond([track for track in live if not track.is_answering])
             live = [track for track in live if track.stop is None]
-        return self._score(tracks)
+
+    def _run_freely(self, live: list[Track], policy: Asking) -> None:
+        """Each episode is always with the policy or with its environment; news of either side wake this thread."""
+        tracks = {id(track.play): track for track in live}
+        with self.host.answering() as environment:
+            for track in live:
+                policy.ask(track, track.prompt_ids, self._room(track))
+            while policy.waiting or environment.waiting:
+                for track, (ids, logprobs) in policy.answered():
+                    track.append_sampled(Sampled(ids, logprobs), is_whole=True)
+                    environment.ask(track.play, self._read(track))
+                for play, move in environment.answered():
+                    track = tracks[id(play)]
+                    self._take(track, move)
+                    if track.stop is None:
+                        policy.ask(track, track.prompt_ids + track.ids, self._room(track))
 
     def _begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Track]:
         tracks = [Track(play) for play in self.host.begin(cases, seeds)]
@@ -230,18 +271,23 @@ class Rollout:
         return True
 
     def _respond(self, live: list[Track]) -> None:
-        answers = [self._read(track) for track in live]
-        for track, answer in zip(live, answers, strict=True):
-            track.messages.append(answer.message)
-        moves = self.host.answer([track.play for track in live], [answer.reply for answer in answers])
+        replies = [self._read(track) for track in live]
+        moves = self.host.answer([track.play for track in live], replies)
         for track, move in zip(live, moves, strict=True):
-            track.calls += move.calls
-            track.wrong_calls += move.wrong_calls
-            track.stop = self._why_over(track, move) or self._go_on(track, move)
+            self._take(track, move)
 
-    def _read(self, track: Track) -> Answer:
+    def _read(self, track: Track) -> Reply:
+        """The newest answer, as a message of the conversation and as the environment gets it."""
         start = track.last_answer
-        return self.chat.read(track.ids[start:], track.prompt_ids + track.ids[:start], track.play.opening.tools)
+        answer = self.chat.read(track.ids[start:], track.prompt_ids + track.ids[:start], track.play.opening.tools)
+        track.messages.append(answer.message)
+        return answer.reply
+
+    def _take(self, track: Track, move: Move) -> None:
+        """What the environment did; the episode goes on after it or is over."""
+        track.calls += move.calls
+        track.wrong_calls += move.wrong_calls
+        track.stop = self._why_over(track, move) or self._go_on(track, move)
 
     def _why_over(self, track: Track, move: Move) -> str | None:
         if track.play.failure is not None:

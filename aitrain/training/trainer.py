@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
-from aitrain.training.generation.served import Served
+from aitrain.training.generation.served import Asking, Served
 from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled
 
 
@@ -109,7 +110,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             with evaluation_mode(self.model), batcher.serving():
                 yield
 
-        return Rollout(parts.host, parts.chat, parts.limits, self.generate, self.eos_token_ids, scoring)
+        asking = partial(self._asking, parts.host.workers.wake) if self._is_served else None
+        return Rollout(parts.host, parts.chat, parts.limits, self.generate, self.eos_token_ids, scoring, asking)
 
     # -- a batch of training
 
@@ -194,6 +196,13 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             ids, logprobs = self._generate_single_turn(prompts + filler, None, {}, 1)
         return [Sampled(ids[n], logprobs[n] if logprobs else None) for n in range(len(prompts))]
 
+    def _asking(self, wake: Callable[[], None]) -> Asking:
+        """A server that answers episode by episode, with the weights of now. Every process must call this."""
+        if self.state.global_step != self._last_loaded_step:
+            self.vllm_generation.sync_weights()
+            self._last_loaded_step = self.state.global_step
+        return Asking(self.vllm_generation, wake)
+
     def _agreed(self, count: int, most: int) -> tuple[int, int]:
         if not self._generates_in_common:
             return count, most
@@ -205,10 +214,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _generates_in_common(self) -> bool:
         if self.accelerator.num_processes == 1:
             return False
-        if self.use_vllm and isinstance(self.vllm_generation, Served):
+        if self._is_served:
             return False  # each process asks the server by itself
         shares_engine = self.use_vllm and (self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1)
         return bool(shares_engine or self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    @property
+    def _is_served(self) -> bool:
+        return bool(self.use_vllm) and isinstance(self.vllm_generation, Served)
 
     def _answers_of(self, most: int) -> AbstractContextManager[None]:
         """While this lasts, an answer has at most so many tokens."""

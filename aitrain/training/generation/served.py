@@ -45,6 +45,9 @@ HEALTH_SECONDS = 5.0
 PAUSE_SECONDS = 1.0
 """Between two looks whether the server is back."""
 
+CURRENT_SECONDS = 1.0
+"""For so long after a look the server has what it had: none dies and starts anew in less."""
+
 TRIES = 3
 """How often one thing is asked for, when the server dies of it or meanwhile."""
 
@@ -191,6 +194,8 @@ class Served:
     last_bytes: int = field(default=0, init=False)
     last_seconds: float = field(default=0.0, init=False)
     """Of the last push."""
+    _looking: Any = field(default_factory=threading.Lock, init=False)
+    _current_until: float = field(default=0.0, init=False)
 
     def generate(
         self,
@@ -211,6 +216,21 @@ class Served:
         with profiler or nullcontext():
             answers = self._insist(lambda: self._ask(prompts))
         return prompts, [ids for ids, _ in answers], [[[value] for value in values] for _, values in answers], None
+
+    def answer(self, prompt: list[int], most: int) -> Answer:
+        """One answer of at most so many tokens, whichever thread asks.
+
+        Raises:
+            RunFailed: as for `generate`.
+        """
+
+        def ask() -> Answer:
+            with self._looking:
+                if time.monotonic() >= self._current_until:
+                    self._make_current()
+            return self._request([prompt], self._limit(prompt, most))[0]
+
+        return self._insist(ask)
 
     def sync_weights(self) -> None:
         """Make the server generate with the weights as they are now. Every process must call this.
@@ -238,6 +258,7 @@ class Served:
                 return work()
             except Gone as gone:
                 what = str(gone)
+                self._current_until = 0.0
                 self._wait_until_up(what)
         raise RunFailed(f"The vLLM server at {self.server.url} failed {TRIES} times at the same thing: {what}")
 
@@ -258,6 +279,7 @@ class Served:
         if self.pushes and not self.sync.holds(self.server, self.pushes):
             self.restarts += 1
             self.sync.restore(self.server, self.pushes)
+        self._current_until = time.monotonic() + CURRENT_SECONDS
 
     # -- requests
 
@@ -272,7 +294,7 @@ class Served:
         return [answers[n] for n in range(len(prompts))]
 
     def _chunks(self, prompts: list[list[int]]) -> list[_Chunk]:
-        limits = [self._limit(prompt) for prompt in prompts]
+        limits = [self._limit(prompt, self.max_completion_length) for prompt in prompts]
         chunks: list[_Chunk] = []
         for place in sorted(range(len(prompts)), key=limits.__getitem__):
             tokens = len(prompts[place])
@@ -282,10 +304,9 @@ class Served:
             chunks[-1].tokens += tokens
         return chunks
 
-    def _limit(self, prompt: list[int]) -> int:
+    def _limit(self, prompt: list[int], most: int) -> int:
         """The server refuses what could become too long, where an engine inside the process stops in time."""
-        room = self.max_completion_length if self.longest is None else self.longest - len(prompt)
-        return max(1, min(self.max_completion_length, room))
+        return max(1, most if self.longest is None else min(most, self.longest - len(prompt)))
 
     def _request(self, prompts: list[list[int]], limit: int) -> list[Answer]:
         reply = self.server.post("/v1/completions", self._body(prompts, limit))
@@ -315,6 +336,48 @@ class Served:
 
 Answer = tuple[list[int], list[float]]
 """Token ids and their log-probabilities."""
+
+
+class Asking:
+    """Answers that are asked for one by one, each in a thread, and taken as they come (see rollout.py).
+
+    Where the server dies meanwhile, those that wait ask again, and only those: environments cannot go back.
+    """
+
+    def __init__(self, served: Served, wake: Callable[[], None]) -> None:
+        self.waiting = 0
+        """How many have not come yet, or not been taken."""
+        self._served, self._wake = served, wake
+        self._arrived: queue.SimpleQueue[tuple[Any, Answer | Exception]] = queue.SimpleQueue()
+
+    def ask(self, key: Any, prompt: list[int], most: int) -> None:
+        """For an answer of at most so many tokens; it comes back with the key."""
+        self.waiting += 1
+        threading.Thread(target=self._fetch, args=(key, prompt, most), daemon=True).start()
+
+    def _fetch(self, key: Any, prompt: list[int], most: int) -> None:
+        try:
+            self._arrived.put((key, self._served.answer(prompt, most)))
+        except Exception as error:
+            self._arrived.put((key, error))
+        self._wake()
+
+    def answered(self) -> list[tuple[Any, Answer]]:
+        """Those that have come.
+
+        Raises:
+            RunFailed: the server is gone for good, takes too long, or refuses.
+        """
+        answers: list[tuple[Any, Answer]] = []
+        while True:
+            try:
+                key, answer = self._arrived.get_nowait()
+            except queue.Empty:
+                return answers
+            self.waiting -= 1
+            if isinstance(answer, Exception):
+                raise answer
+            answers.append((key, answer))
 
 
 @dataclass
