@@ -66,11 +66,14 @@ def test_a_colocated_vllm_learns_what_generate_learns_and_says_the_trainers_prob
     assert result["score_after"] >= 0.85
 
 
-def test_episodes_of_several_turns_are_played_through_it(tmp_path: Path) -> None:
-    lines = run(tmp_path, "--rl-env=envs.guess_number", "--max-steps=4", "--rl-max-new-tokens=4", "--eval-cases=1",
-                "--rl-prompts-per-step=4", "--batch-size=32")  # fmt: skip
+@pytest.mark.parametrize("where", [[], ["--vllm-mode=server", "--peft"]], ids=["colocate", "server"])
+def test_episodes_of_several_turns_are_played_through_it(tmp_path: Path, where: list[str]) -> None:
+    """With 21 steps the weights have arrived twenty times."""
+    lines = run(tmp_path, "--rl-env=envs.guess_number", "--max-steps=21", "--rl-max-new-tokens=4", "--eval-cases=1",
+                "--rl-prompts-per-step=2", "--batch-size=16", *where)  # fmt: skip
 
     check_agreement(lines)
+    assert len(lines) == 21
     assert max(line["turns"] for line in lines) > 1
 
 
