@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,11 @@ def write(folder: Path, files: Mapping[str, str | bytes | None]) -> None:
             path.mkdir()
         else:
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def case_name(value: object) -> str:
+    """The name of a test's case: without addresses, which differ between the processes that run tests."""
+    return re.sub(r" at 0x[0-9a-f]+| id='\d+'", "", ascii(value))[:40]
 
 
 def listing(folder: Path) -> list[str]:

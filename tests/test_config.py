@@ -12,7 +12,7 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.knobs import ELSEWHERE, as_help, knobs, read_file, resolve
 from aitrain.run_folder import RunFolder
 from aitrain.values import read_yaml, write_yaml
-from tests.conftest import write
+from tests.conftest import case_name, write
 
 AITRAINING = {
     "rl_num_generations": 4, "rl_kl_coef": 0.1, "rl_clip_range": 0.2, "rl_max_new_tokens": 128, "rl_top_k": 50,
@@ -226,7 +226,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("wrong", "words"), WRONG, ids=[json.dumps(wrong, default=str) for wrong, _ in WRONG])
+@pytest.mark.parametrize(("wrong", "words"), WRONG, ids=[json.dumps(wrong, default=case_name) for wrong, _ in WRONG])
 def test_a_wrong_value_is_refused_with_the_knobs_name_and_what_it_must_be(
     wrong: dict[Any, Any], words: list[str]
 ) -> None:

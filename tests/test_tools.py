@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 from aitrain import EnvironmentFailed
 from aitrain.environment.calls import MAX_CALLS, MAX_DEPTH, ToolCall, read_calls
 from aitrain.environment.tools import MAX_ERROR, Tools, _described
+from tests.conftest import case_name
 
 if TYPE_CHECKING:
     from somewhere import NotImported  # type: ignore[import-not-found]
@@ -419,7 +420,7 @@ BOARD = {"type": "string", "enum": ["none", "half"]}
             },
         ),
     ],
-    ids=str,
+    ids=case_name,
 )
 def test_a_hint_is_shown_as_a_flat_schema(hint: Any, schema: dict[str, Any]) -> None:
     assert shown(hint) == schema
@@ -455,13 +456,13 @@ def test_alternatives_leave_nothing_that_points_nowhere() -> None:
     ("default", "shown_as"),
     [(3, 3), (None, None), (Board.half, "half"), (date(2024, 1, 2), "2024-01-02"),
      (Guest("Dr", 1), {"title": "Dr", "age": 1})],
-    ids=repr,
+    ids=case_name,
 )  # fmt: skip
 def test_a_default_is_shown_where_json_can_hold_it(default: Any, shown_as: Any) -> None:
     assert shown(Any, default=default) == {"default": shown_as}
 
 
-@pytest.mark.parametrize("default", [object(), math.inf, math.nan, b"\xff", [lambda: 1]], ids=repr)
+@pytest.mark.parametrize("default", [object(), math.inf, math.nan, b"\xff", [lambda: 1]], ids=case_name)
 def test_a_default_that_json_cannot_hold_is_not_shown(default: Any) -> None:
     assert shown(Any, default=default) == {}
     assert shown(Annotated[Any, Field(default)]) == {}
@@ -492,7 +493,7 @@ def test_a_tool_without_arguments_or_docstring_is_shown_all_the_same() -> None:
         Annotated[int | None, "the text"],
         Annotated[Guest, "the text"],
     ],
-    ids=str,
+    ids=case_name,
 )
 def test_a_hint_may_describe_its_argument_and_wins_over_the_docstring(hint: Any) -> None:
     def tool(it: Any) -> None:
@@ -646,7 +647,7 @@ def add(first: int, it: int, key: str = "secret") -> int:
         (named(functools.partial(add, 1, key="own")), "Add them."),
         (named(functools.update_wrapper(functools.partial(add, 1, key="own"), add)), "Add them."),
     ],
-    ids=lambda value: str(value)[:30],
+    ids=case_name,
 )
 def test_methods_functions_and_callable_objects_with_a_name_are_tools(tool: Any, about: str) -> None:
     tools = Tools.of(Owner(tool))
@@ -704,7 +705,7 @@ class ManyPositional:
         (None, "None: neither a function"),
         (5, "5: neither a function"),
     ],
-    ids=lambda value: str(value)[:30],
+    ids=case_name,
 )  # fmt: skip
 def test_what_cannot_be_a_tool_is_refused_by_name(tool: Any, message: str) -> None:
     assert f": {message}" in refusal(Owner(tool))
@@ -717,7 +718,7 @@ def test_two_tools_of_one_name_are_refused() -> None:
     assert "secret: two tools have this name\nRename" in refusal(hotels)
 
 
-@pytest.mark.parametrize("value", ["tools", None, {"a": 1}, add, 5, {add}], ids=str)
+@pytest.mark.parametrize("value", ["tools", None, {"a": 1}, add, 5, {add}], ids=case_name)
 def test_get_tools_returns_a_list(value: Any) -> None:
     owner = Owner()
     owner._tools = value
@@ -777,7 +778,7 @@ def test_what_a_tool_receives_are_python_values() -> None:
         (dict[int, str], {"1": "a"}, {1: "a"}),
         (Any, {"x": [1]}, {"x": [1]}),
     ],
-    ids=str,
+    ids=case_name,
 )
 def test_arguments_are_converted_to_the_type_of_the_hint(hint: Any, value: Any, received: Any) -> None:
     assert given(hint, value) == received
@@ -800,7 +801,7 @@ def test_arguments_are_converted_to_the_type_of_the_hint(hint: Any, value: Any, 
         (list[Guest], [{"title": "Dr"}, {}], "it.1.title: Field required"),
         (Annotated[int, Field(ge=1)], 0, "it: Input should be greater than or equal to 1"),
     ],
-    ids=str,
+    ids=case_name,
 )
 def test_a_wrong_argument_is_told_to_the_model(hint: Any, value: Any, error: str) -> None:
     told = given(hint, value)
@@ -1017,7 +1018,7 @@ CIRCLE.append(CIRCLE)
         ({"a": ["\udc00"]}, '{"a": ["\ufffd"]}'),
         ({"\ud800": ["\udc00"]}, "{'\\ud800': ['\\udc00']}"),
     ],
-    ids=lambda value: ascii(value)[:40],
+    ids=case_name,
 )  # fmt: skip
 def test_what_a_tool_returns_is_told_as_text(value: Any, text: str) -> None:
     assert returned(value) == text
@@ -1075,7 +1076,7 @@ def test_a_schema_is_passed_on_unchanged_in_the_full_form(schema: Any) -> None:
     "arguments",
     [{"n": 1}, {"x": 1}, {"x": 1.5}, {"flag": True}, {"many": []}, {"maybe": None}, {"maybe": "x"}, {"nullable": None},
      {"nullable": 1}, {"any": {"x": 1}}, {"own": 1}, {"own": True}],
-    ids=str,
+    ids=case_name,
 )  # fmt: skip
 def test_arguments_that_fit_the_schema_are_passed_on_as_they_are(arguments: dict[str, Any]) -> None:
     answer, is_wrong = answer_of(WithSchema(), "search", city="Bern", **arguments)
@@ -1101,7 +1102,7 @@ def test_arguments_that_fit_the_schema_are_passed_on_as_they_are(arguments: dict
         ({"city": "Bern", "manny": 5}, "unknown argument: manny. Did you mean many?"),
         ({"n": "1", "foo": 5}, "n: should be of type integer; missing argument: city; unknown argument: foo"),
     ],
-    ids=str,
+    ids=case_name,
 )
 def test_arguments_that_do_not_fit_the_schema_are_a_wrong_call(arguments: dict[str, Any], error: str) -> None:
     assert answer_of(WithSchema(), "search", **arguments) == (f"error: search: {error}", True)
@@ -1138,7 +1139,7 @@ PROPERTIES = {"city": {"type": "string"}, "n": {"type": "integer"}}
         ({"name": "narrow", "parameters": {"properties": {**PROPERTIES, "m": {}}, "required": ["city", "n"]}},
          "narrow: the schema does not fit the method: got an unexpected keyword argument 'm'"),
     ],
-    ids=str,
+    ids=case_name,
 )  # fmt: skip
 def test_a_schema_that_does_not_fit_is_refused(schema: Any, message: str) -> None:
     assert message in refusal(WithSchema(schema))
