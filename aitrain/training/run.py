@@ -31,6 +31,7 @@ from aitrain.training.alarms import Alarms
 from aitrain.training.callbacks import Evaluator, Reporter, Stopper, StopRequest
 from aitrain.training.chat import Chat, Schemas, chat_for_episodes
 from aitrain.training.evaluation import HeldOut
+from aitrain.training.finite import Diverged, check_weights
 from aitrain.training.generation.served import (
     AdapterSync,
     Base,
@@ -103,6 +104,7 @@ def _run(job: Job, host: Host) -> Result:
         _train(job, prepared.trainer)
     except AitrainError as error:
         if _is_everywhere(error):
+            _go_back(job, prepared.trainer, error)
             _save(job, prepared)
             _finish(job, prepared, Outcome("failed", time.monotonic() - start, before))
         raise
@@ -114,9 +116,20 @@ def _run(job: Job, host: Host) -> Result:
 
 
 def _is_everywhere(error: AitrainError) -> bool:
-    """Environments are given up by all processes at once; any other error is one's own, and saving would wait for the
-    rest, which in turn wait for it."""
-    return isinstance(error, EnvironmentFailed) or PartialState().num_processes == 1
+    """Environments and numbers gone wrong are given up by all processes at once; any other error is one's own, and
+    saving would wait for the rest, which in turn wait for it."""
+    return isinstance(error, (EnvironmentFailed, Diverged)) or PartialState().num_processes == 1
+
+
+def _go_back(job: Job, trainer: EpisodeTrainer, error: AitrainError) -> None:
+    """To the newest checkpoint, or to nothing that could be saved, where the weights themselves have gone wrong."""
+    if not isinstance(error, Diverged) or error.has_finite_weights:
+        return
+    checkpoint = job.folder.newest_checkpoint()
+    if checkpoint is not None:
+        trainer._load_from_checkpoint(str(checkpoint))
+        job.announce(Note(f"model/ has the weights of {checkpoint.name}."))
+    trainer.state.global_step = 0 if checkpoint is None else step_of(checkpoint)
 
 
 # -- before
@@ -148,6 +161,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     job.stop.check()
     job.announce(Phase(f"loading {config.model}"))
     model = load_model(config, precision.dtype)
+    check_weights(model, config.model)
     check_vocabulary(tokenizer, model)
     context = context_length(config, model)
     limit = dataset.PromptLimit(chat, dataset.prompt_limit(config, context), tools)

@@ -14,6 +14,11 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer.temperature, .top_p, .top_k, .min_p, .repetition_penalty   read: how it samples
     GRPOTrainer.vllm_generation.max_completion_length, .temperature, .top_k, .top_p   replaced likewise
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
+    Trainer.training_step(...)                              overridden: seen is the loss of each forward pass
+    Trainer._get_grad_norm(model, grad_norm)                overridden: called once a step, after backward and clipping
+                                                            and before optimizer.step, which skips what has no gradient
+    Trainer._load_from_checkpoint(folder)                   called, for the weights, where those at hand are not finite
+    Trainer.log(logs, start_time)                           overridden: skipped_steps goes into each line
     output["advantages"]                                    this process's advantages, in the order of `inputs`
     reward function keywords                                prompts, completions, completion_ids, columns, log_metric
 """
@@ -40,6 +45,7 @@ from aitrain.environment.failures import FAILURE_KINDS
 from aitrain.environment.scoring import FailureCount, Host
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
+from aitrain.training.finite import Finite
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
 from aitrain.training.generation.served import Asking, Served
@@ -91,6 +97,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 rollout_func=self.roll_out,
             )
         self.remove_callback(PrinterCallback)
+        self.finite = Finite(self.accelerator, hooks.tell)
+        self.add_callback(self.finite)
         if parts.serve is not None:
             self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
             self.vllm_generation = parts.serve(self)
@@ -179,6 +187,24 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         with replaced(self.vllm_generation, {**sampling, "max_completion_length": most}):
             ids, _ = self._generate_single_turn(prompts, None, {}, 1)
         return list(ids)
+
+    # -- numbers gone wrong
+
+    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        """One forward and backward pass; its loss is looked at."""
+        loss: torch.Tensor = super().training_step(*arguments, **keywords)
+        self.finite.see_loss(loss)
+        return loss
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """The last moment before the optimizer's step at which the gradient's norm is known."""
+        norm = super()._get_grad_norm(model, grad_norm)
+        self.finite.before_step(model, norm, self.state.global_step + 1)
+        return norm
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """TRL's metrics, and the steps that were left out so far."""
+        super().log(logs | {"skipped_steps": self.finite.skipped}, start_time)
 
     # -- the policy's side of a rollout
 

@@ -62,3 +62,20 @@ class Hungry(Slow):
 
         if os.environ.get("RANK") == "1":
             torch.optim.AdamW.step = step  # type: ignore[method-assign]
+
+
+class OddLoss(Slow):
+    """The second process, and no other, comes to a loss that is not a number in the second step."""
+
+    def __init__(self) -> None:
+        from aitrain.training.trainer import EpisodeTrainer
+
+        first = EpisodeTrainer.training_step
+
+        def training_step(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            loss = first(self, *arguments, **keywords)
+            if os.environ.get("RANK") == "1" and self.state.global_step == 1:
+                self.finite.see_loss(loss * float("nan"))
+            return loss
+
+        EpisodeTrainer.training_step = training_step  # type: ignore[method-assign]

@@ -116,15 +116,48 @@ def test_the_model_card_of_trl_is_not_written() -> None:
     assert EpisodeTrainer.create_model_card is not GRPOTrainer.create_model_card
 
 
-def train_plainly(kind: type[GRPOTrainer], model: Path, out: Path, reward: Any, **more: Any) -> GRPOTrainer:
+def test_the_gradients_norm_is_asked_for_once_a_step_right_before_the_optimizers(
+    small_model: Path, tmp_path: Path
+) -> None:
+    """And what has no gradient then is left alone by the optimizer, decay and all."""
+    calls: list[str] = []
+
+    class Calls(GRPOTrainer):  # type: ignore[misc]
+        def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+            calls.append("loss")
+            loss: torch.Tensor = super().training_step(*arguments, **keywords)
+            assert loss.ndim == 0
+            return loss
+
+        def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+            calls.append("norm")
+            norm = super()._get_grad_norm(model, grad_norm)
+            assert any(parameter.grad is not None for parameter in model.parameters())
+            assert torch.isfinite(torch.as_tensor(norm))
+            model.zero_grad(set_to_none=True)
+            self.weights = [parameter.detach().clone() for parameter in model.parameters()]
+            self.optimizer.optimizer.register_step_post_hook(lambda *_: calls.append("step"))
+            return norm
+
+    reward = lambda prompts, **_: [float(index % 4) for index in range(len(prompts))]  # noqa: E731
+    trainer = train_plainly(Calls, small_model, tmp_path, reward, max_steps=1, weight_decay=0.1)
+    assert calls == ["loss", "norm", "step"]
+    assert all(map(torch.equal, trainer.weights, trainer.model.parameters()))
+    assert not trainer.optimizer.state
+
+
+def train_plainly(
+    kind: type[GRPOTrainer], model: Path, out: Path, reward: Any, rollout_func: Any = None, **more: Any
+) -> GRPOTrainer:
     """Two steps of TRL without aitrain."""
     from datasets import Dataset
 
+    settings: dict[str, Any] = {"max_steps": 2, **more}
     config = GRPOConfig(
-        output_dir=str(out), use_cpu=True, bf16=False, max_steps=2, per_device_train_batch_size=8, num_generations=4,
+        output_dir=str(out), use_cpu=True, bf16=False, **settings, per_device_train_batch_size=8, num_generations=4,
         max_completion_length=4, report_to="none", save_strategy="no", disable_tqdm=True, gradient_checkpointing=False,
     )  # fmt: skip
     rows = Dataset.from_list([{"prompt": f"say {number}", "case": number} for number in range(8)])
-    trainer = kind(model=str(model), reward_funcs=reward, args=config, train_dataset=rows, **more)
+    trainer = kind(model=str(model), reward_funcs=reward, args=config, train_dataset=rows, rollout_func=rollout_func)
     trainer.train()
     return trainer

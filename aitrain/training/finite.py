@@ -1,0 +1,114 @@
+"""Numbers gone wrong: a step whose loss or gradient is NaN or inf is left out, and weights that are end the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from aitrain.errors import ConfigError, RunFailed
+
+IN_A_ROW = 3
+"""Skipped steps in a row that end a run: the next ones would be no better."""
+IN_A_ROW_SCALED = 20
+"""The same under fp16, where the loss is scaled up so far that some steps overflow and halve the scale, from 2**16."""
+
+
+class Diverged(RunFailed):
+    """The numbers do not come right any more. All processes raise it in the same step."""
+
+    def __init__(self, message: str, has_finite_weights: bool) -> None:
+        super().__init__(message)
+        self.has_finite_weights = has_finite_weights
+
+
+class Finite(TrainerCallback):  # type: ignore[misc]
+    """Keeps what is not finite out of the weights and out of the optimizer's state, and counts how often it had to.
+
+    The trainer shows it every loss, and the gradient's norm before the optimizer's step.
+    """
+
+    def __init__(self, accelerator: Any, tell: Callable[[str], None]) -> None:
+        self.accelerator = accelerator
+        self.tell = tell
+        self.losses: list[torch.Tensor] = []
+        self.skipped = 0
+        self.in_a_row = 0
+
+    def see_loss(self, loss: torch.Tensor) -> None:
+        """The loss of one forward pass, a scalar."""
+        self.losses.append(torch.isfinite(loss.detach()).all())
+
+    def before_step(self, model: torch.nn.Module, norm: Any, step: int) -> None:
+        """Take the gradients away when they, or a loss since the last step, are not finite on some process.
+
+        An optimizer leaves a parameter without a gradient alone, with all that it remembers of it: no momentum, no
+        decay. Under fp16 the scaler does the same, and wants to see them.
+
+        Raises:
+            Diverged: it was so for too many steps in a row.
+        """
+        norm_is_finite = torch.isfinite(torch.as_tensor(0.0 if norm is None else norm, device=self.accelerator.device))
+        is_finite, self.losses = torch.stack([norm_is_finite, *self.losses]).all(), []
+        if self._everywhere(is_finite):
+            self.in_a_row = 0
+            return
+        if self.accelerator.scaler is None:
+            model.zero_grad(set_to_none=True)
+        self._count(step)
+
+    def _count(self, step: int) -> None:
+        self.skipped += 1
+        self.in_a_row += 1
+        is_scaled = self.accelerator.scaler is not None
+        if self.skipped == 1 and not is_scaled:
+            self.tell(f"Step {step} is left out: its loss or gradient is NaN or inf (skipped_steps in metrics.jsonl).")
+        if self.in_a_row >= (IN_A_ROW_SCALED if is_scaled else IN_A_ROW):
+            raise Diverged(
+                f"Loss or gradient was NaN or inf in {self.in_a_row} steps in a row, up to step {step}.\n"
+                f"None of them changed the weights: model/ has those of step {step - self.in_a_row}.\n"
+                "Lower --lr, or say --dtype float32 or --mixed-precision no, and see rollouts/ for what was odd.",
+                has_finite_weights=True,
+            )
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """After each step, and before anything is saved.
+
+        Raises:
+            Diverged: there is a weight that is not finite.
+        """
+        trained = (parameter for parameter in given["model"].parameters() if parameter.requires_grad)
+        if not self._everywhere(are_finite(trained, self.accelerator.device)):
+            raise Diverged(
+                f"The weights are no longer finite after step {state.global_step + 1}: it was too large.\n"
+                "Lower --lr or --max-grad-norm.",
+                has_finite_weights=False,
+            )
+
+    def _everywhere(self, is_so: torch.Tensor) -> bool:
+        """Whether it is so on every process: they skip together, or their weights would part."""
+        wrong = self.accelerator.reduce((~is_so).to(torch.int32), reduction="sum")
+        return not wrong.item()
+
+
+def are_finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Whether all numbers of them are, as a scalar on the device; it takes no memory to speak of."""
+    extremes = [torch.stack(torch.aminmax(tensor.detach())).float() for tensor in tensors if tensor.numel()]
+    found = [torch.isfinite(pair).all().to(device) for pair in extremes]
+    return torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=device)
+
+
+def check_weights(model: torch.nn.Module, name: str) -> None:
+    """That a model which was loaded is whole.
+
+    Raises:
+        ConfigError: some of its weights are NaN or inf.
+    """
+    for title, parameter in model.named_parameters():
+        is_plain = parameter.is_floating_point() and parameter.element_size() > 1  # quantized ones are codes
+        if is_plain and not are_finite([parameter], parameter.device):
+            raise ConfigError(f"model: {name} is damaged: {title} holds NaN or inf\nGet the model anew.")

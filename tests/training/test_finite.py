@@ -1,0 +1,178 @@
+"""Numbers gone wrong: real trainings in which a gradient, a loss or the weights become NaN or inf."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aitrain import ConfigError, Result
+from aitrain.errors import RunFailed
+from aitrain.training.finite import are_finite
+from aitrain.training.trainer import EpisodeTrainer
+from tests.environments.vowels import Vowels
+from tests.training.conftest import difference, weights
+from tests.training.test_processes import Command
+
+Train = Callable[..., Result]
+Snapshot = tuple[list[torch.Tensor], list[torch.Tensor]]
+
+
+class SickTrainer(EpisodeTrainer):
+    """The real trainer, with one parameter whose gradient is `value` in some steps; it keeps what each step changed."""
+
+    steps: Iterable[int] = ()
+    value = math.nan
+    before: list[Snapshot]
+    after: list[Snapshot]
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        type(self).before, type(self).after = [], []
+        first = next(parameter for parameter in self.model.parameters() if parameter.requires_grad)
+        first.register_hook(lambda gradient: gradient * (self.value if self.at() in self.steps else 1.0))
+
+    def at(self) -> int:
+        return int(self.state.global_step) + 1
+
+    def snapshot(self) -> Snapshot:
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        state = [value for one in trained for value in self.optimizer.state.get(one, {}).values()]
+        return [one.detach().clone() for one in trained], [value.clone() for value in state]
+
+    def _get_grad_norm(self, *arguments: Any, **keywords: Any) -> Any:
+        self.before.append(self.snapshot())
+        return super()._get_grad_norm(*arguments, **keywords)
+
+    def log(self, *arguments: Any) -> None:
+        self.after.append(self.snapshot())
+        super().log(*arguments)
+
+
+@pytest.fixture
+def sick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[SickTrainer]]:
+    """`sick(steps, value)`: trainings from now on have that gradient in those steps."""
+
+    def make(steps: Iterable[int], value: float = math.nan, kind: type[SickTrainer] = SickTrainer) -> type[SickTrainer]:
+        made = type("Sick", (kind,), {"steps": steps, "value": value})
+        monkeypatch.setattr("aitrain.training.run.EpisodeTrainer", made)
+        return made
+
+    return make
+
+
+def equal(one: Snapshot, other: Snapshot) -> bool:
+    pairs = [*zip(one[0], other[0], strict=True), *zip(one[1], other[1], strict=False)]
+    return len(one[1]) == len(other[1]) and all(torch.equal(left, right) for left, right in pairs)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("knobs", [{}, {"peft": True}, {"max_grad_norm": 0.0}], ids=["full", "lora", "unclipped"])
+def test_a_step_whose_gradient_is_not_finite_changes_nothing(
+    knobs: dict[str, Any], value: float, train: Train, sick: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = sick({2, 4}, value)
+    result = train(Vowels(), max_steps=5, weight_decay=0.1, warmup_ratio=0.0, **knobs)
+
+    unchanged = [equal(*pair) for pair in zip(trainer.before, trainer.after[:5], strict=True)]
+    assert unchanged == [False, True, False, True, False]
+    assert all(snapshot[1] for snapshot in trainer.before[1:])  # the optimizer remembered something to be kept
+    assert [line["skipped_steps"] for line in result.history] == [0, 1, 1, 2, 2]
+    assert capsys.readouterr().err.count("is left out: its loss or gradient is NaN or inf") == 1
+    assert result.status == "finished"
+
+
+class SickLoss(SickTrainer):
+    """The loss is not finite, the gradient is."""
+
+    def _compute_loss(self, *arguments: Any) -> torch.Tensor:
+        loss: torch.Tensor = super()._compute_loss(*arguments)
+        return loss + (math.inf if self.at() in self.steps else 0.0)
+
+
+def test_a_step_whose_loss_is_not_finite_changes_nothing(train: Train, sick: Any) -> None:
+    trainer = sick({2}, 1.0, SickLoss)
+    result = train(Vowels(), warmup_ratio=0.0)
+
+    unchanged = [equal(*pair) for pair in zip(trainer.before, trainer.after[:3], strict=True)]
+    assert unchanged == [False, True, False]
+    assert result.history[-1]["skipped_steps"] == 1
+
+
+def test_three_such_steps_in_a_row_end_the_run_with_the_last_good_weights(
+    train: Train, sick: Any, tmp_path: Path
+) -> None:
+    good = train(Vowels(), max_steps=10, project_name="good", save_strategy="steps", save_steps=1, save_total_limit=20)
+    sick({2, 3, 5, 6, 7})
+    with pytest.raises(RunFailed, match=r"3 steps in a row, up to step 7.*(?s:.*)those of step 4.*(?s:.*)--lr"):
+        train(Vowels(), max_steps=10, project_name="bad")
+
+    bad = tmp_path / "runs" / "bad"
+    assert json.loads((bad / "result.json").read_text())["status"] == "failed"
+    assert all(torch.isfinite(tensor).all() for tensor in weights(bad / "model").values())
+    assert difference(good.folder / "checkpoints" / "checkpoint-1", bad / "model") > 0  # of step 4, not of step 1
+
+
+def test_weights_that_are_not_finite_end_the_run_at_the_newest_checkpoint(
+    train: Train, tmp_path: Path, small_model: Path, sick: Any
+) -> None:
+    class Overshoots(SickTrainer):
+        def _get_grad_norm(self, *arguments: Any, **keywords: Any) -> Any:
+            self.optimizer.param_groups[0]["lr"] = 3e38 if self.at() in self.steps else 1e-2
+            return super()._get_grad_norm(*arguments, **keywords)
+
+    sick({3}, 1e15, Overshoots)
+    plain = {"optimizer": "sgd", "max_grad_norm": 0.0, "max_steps": 9}
+    with pytest.raises(RunFailed, match="no longer finite after step 3"):
+        train(Vowels(), **plain, save_strategy="steps", save_steps=1, project_name="kept")
+    kept = tmp_path / "runs" / "kept"
+    assert json.loads((kept / "result.json").read_text())["steps"] == 2
+    assert difference(kept / "model", kept / "checkpoints" / "checkpoint-2") == 0.0
+    assert difference(kept / "model", small_model) > 0
+    assert [folder.name for folder in (kept / "checkpoints").iterdir()] == ["checkpoint-2"]
+
+    with pytest.raises(RunFailed, match="no longer finite after step 3"):
+        train(Vowels(), **plain, project_name="lost")
+    assert not (tmp_path / "runs" / "lost" / "model").exists()
+
+
+def test_a_damaged_model_is_refused_by_the_name_of_its_weight(train: Train, small_model: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for file in small_model.iterdir():
+        (damaged / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(damaged / "model.safetensors")
+    name = next(name for name in tensors if "q_proj" in name)
+    tensors[name][0, 0] = math.inf
+    save_file(tensors, damaged / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ConfigError, match=f"{name} holds NaN or inf"):
+        train(Vowels(), model=str(damaged))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_one_odd_number_among_many_is_found(dtype: torch.dtype) -> None:
+    device = torch.device("cpu")
+    good = torch.full((300, 300), 6e4, dtype=dtype)
+    assert are_finite([good, torch.empty(0)], device)
+    assert are_finite([], device)
+    for value in (math.nan, math.inf, -math.inf):
+        bad = good.clone()
+        bad[17, 200] = value
+        assert not are_finite([good, bad], device)
+
+
+def test_processes_skip_together_what_only_one_of_them_sees(small_model: Path, tmp_path: Path) -> None:
+    command = Command(small_model, tmp_path)
+    done = command.run("OddLoss", "--num-processes=2", "--max-steps=4", "--save-strategy=no")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("is left out") == 1
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["skipped_steps"] for line in metrics if "reward" in line] == [0, 1, 1, 1]
