@@ -105,6 +105,11 @@ class TrainConfig(BaseModel):
     )
     epochs: PositiveInt = knob(1, "Passes over the training cases.", "Run")
     max_steps: PositiveInt | None = knob(None, "Stop after this many optimizer steps, whatever the epochs.", "Run")
+    stop_when_flat: PositiveInt | None = knob(
+        None,
+        "Stop after so many steps in a row in which the completions of no group differed in score: nothing is learned.",
+        "Run",
+    )
     logging_steps: int = knob(-1, "Steps between two lines of metrics.jsonl; -1: every step.", "Run")
     log: Literal["none", "wandb", "tensorboard", "trackio"] = knob(
         "none", "Tracker to report to as well; none, where AITraining has wandb: no account is needed to train.", "Run"

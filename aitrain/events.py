@@ -59,10 +59,14 @@ class Failed:
 
 @dataclass(frozen=True)
 class Ended:
-    """The run has ended and result.json is written; `status` is finished or stopped."""
+    """The run has ended and result.json is written; `status` is finished or stopped.
+
+    `because` is why it stopped by itself; None where it was asked to.
+    """
 
     status: str
     step: int
+    because: str | None = None
 
 
 SERVER_VARIABLE = "AITRAIN_VLLM_SERVER"

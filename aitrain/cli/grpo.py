@@ -141,5 +141,6 @@ def _say_how_to_resume(end: Ended, folder: RunFolder) -> int:
     if end.status != "stopped":
         return 0
     command = f"aitrain grpo --config {shlex.quote(str(folder.config))} --resume-from-checkpoint auto"
-    print(f"stopped after step {end.step} and saved; go on with:\n  {command}", file=sys.stderr)
-    return 130
+    why = f": {end.because}" if end.because else ""
+    print(f"stopped after step {end.step} and saved{why}; go on with:\n  {command}", file=sys.stderr)
+    return 0 if end.because else 130

@@ -32,6 +32,8 @@ class StopRequest:
     raises_when_asked_twice: bool = False
     """For a notebook; a worker is ended from outside, and may be asked by its parent and by torchrun alike."""
     asked: bool = False
+    because: str | None = None
+    """Why the run itself wants to end, where nobody asked."""
 
     def ask(self, *_: object) -> None:
         """Ask it to stop at the next good moment."""
@@ -53,6 +55,10 @@ class StopRequest:
     def _take(self, number: signal.Signals) -> Callable[[int, FrameType | None], Any] | int | None:
         return signal.signal(number, self.ask)
 
+    def want(self, because: str) -> None:
+        """End the run at the next good moment, for a reason of its own."""
+        self.because = self.because or because
+
     def check(self) -> None:
         """Between the parts of a run, before there is anything to save.
 
@@ -64,10 +70,10 @@ class StopRequest:
 
     def anywhere(self) -> bool:
         """Whether any process was asked: they stop together, or the rest would wait for it."""
-        state = PartialState()
+        state, wanted = PartialState(), self.asked or self.because is not None
         if state.num_processes == 1:
-            return self.asked
-        return bool(reduce(torch.tensor(int(self.asked), device=state.device), reduction="sum").item())
+            return wanted
+        return bool(reduce(torch.tensor(int(wanted), device=state.device), reduction="sum").item())
 
 
 class Reporter(TrainerCallback):  # type: ignore[misc]

@@ -27,7 +27,7 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFail
 from aitrain.events import Announce, Ended, Evaluated, Note, Phase
 from aitrain.run_folder import Result, RunFolder, append_lines, forget_after, read_lines, step_of, write_json
 from aitrain.training import dataset, saving
-from aitrain.training.alarms import Alarms
+from aitrain.training.alarms import Alarms, Flat
 from aitrain.training.callbacks import Evaluator, Reporter, Stopper, StopRequest
 from aitrain.training.chat import Chat, Schemas, chat_for_episodes
 from aitrain.training.evaluation import HeldOut
@@ -110,7 +110,7 @@ def _run(job: Job, host: Host) -> Result:
         raise
     outcome = Outcome("stopped" if prepared.stopper.stopped else "finished", time.monotonic() - start, before)
     _save(job, prepared)
-    if outcome.status == "finished":
+    if outcome.status == "finished" or job.stop.because is not None:
         outcome = _score_after(job, prepared, outcome)
     return _finish(job, prepared, outcome)
 
@@ -273,6 +273,8 @@ def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -
         job.announce(Note(text))
 
     callbacks = [Reporter(job.folder, job.announce), Alarms(tell), stopper]
+    if job.config.stop_when_flat is not None:
+        callbacks.append(Flat(job.config.stop_when_flat, job.stop.want))
     hooks = Hooks(partial(_write_rollouts, job.folder), tell, callbacks)
     try:
         trainer = EpisodeTrainer(parts, hooks)
@@ -390,7 +392,9 @@ def _finish(job: Job, prepared: Prepared, outcome: Outcome) -> Result:
             job.announce(Phase("uploading"))
             job.announce(Note(f"Uploaded to {push(job.config, job.folder.model)}"))
     if outcome.status != "failed":
-        job.announce(Ended(outcome.status, state.global_step))
+        job.announce(
+            Ended(outcome.status, state.global_step, job.stop.because if outcome.status == "stopped" else None)
+        )
     names = [name for name in Result.__dataclass_fields__ if name != "folder"]
     return Result(folder=job.folder.path, **{name: values[name] for name in names})
 
@@ -399,6 +403,7 @@ def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, 
     unscored = dict.fromkeys(("score_before", "score_after", "greedy_before", "greedy_after"))
     return {
         "status": outcome.status,
+        "stopped_because": _why_stopped(job.stop) if outcome.status == "stopped" else None,
         "steps": prepared.trainer.state.global_step,
         "seconds": round(outcome.seconds, 3),
         **unscored,
@@ -410,6 +415,10 @@ def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, 
         "environment": type(job.environment).__qualname__,
         "seed": job.config.seed,
     }
+
+
+def _why_stopped(stop: StopRequest) -> str:
+    return stop.because or "it was asked to: Ctrl-C, SIGTERM, or its parent was gone"
 
 
 def part_in_peace() -> None:

@@ -79,3 +79,10 @@ class OddLoss(Slow):
             return loss
 
         EpisodeTrainer.training_step = training_step  # type: ignore[method-assign]
+
+
+class Level(Slow):
+    """Scores everything the same."""
+
+    def score_episode(self, completion: str) -> float:
+        return 0.25

@@ -138,6 +138,15 @@ def test_training_stops_and_saves_when_its_parent_is_killed(command: Command) ->
     assert json.loads((command.folder / "run" / "result.json").read_text())["status"] == "stopped"
 
 
+def test_processes_that_learn_nothing_stop_together_and_that_is_no_failure(command: Command) -> None:
+    done = command.run("Level", "--num-processes=2", "--max-steps=50", "--stop-when-flat=3")
+
+    assert done.returncode == 0, done.stderr
+    assert "stopped after step 4 and saved: in 3 steps no group's scores differed" in done.stderr
+    assert "--config run/config.yaml --resume-from-checkpoint auto" in done.stderr
+    assert json.loads((command.folder / "run" / "status.json").read_text())["status"] == "stopped"
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_training_process_that_is_killed_ends_the_run_with_its_name(processes: int, command: Command) -> None:
     done = command.run("Unkind", f"--num-processes={processes}", "--rl-prompts-per-step=16")
