@@ -8,6 +8,7 @@ from typing import Any
 from aitrain.config import TrainConfig
 from aitrain.environment.loading import load
 from aitrain.errors import AitrainError, ConfigError, as_ours
+from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.launch.preflight import Plan, check
 from aitrain.launch.serving import serving
 from aitrain.report.terminal import Screen
@@ -43,7 +44,13 @@ def _run(plan: Plan, folder: RunFolder, environment: Any) -> Result:
     if environment is None:
         assert plan.source is not None  # check() found it
         environment = load(plan.source, plan.config.rl_env_config or {})
+    with Heartbeat(folder, Progress()) as heartbeat:
+        return _train(plan, folder, environment, heartbeat)
+
+
+def _train(plan: Plan, folder: RunFolder, environment: Any, heartbeat: Heartbeat) -> Result:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from aitrain.environment.scoring import host_of
     from aitrain.training.callbacks import StopRequest
     from aitrain.training.run import Job, run
 
@@ -51,4 +58,6 @@ def _run(plan: Plan, folder: RunFolder, environment: Any) -> Result:
     with serving(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
         config = plan.config.model_copy(update=changed)
-        return run(Job(config, folder, environment, screen, stop, plan.checkpoint))
+        host = host_of(environment, config)
+        heartbeat.start()
+        return run(Job(config, folder, environment, screen, stop, plan.checkpoint, host, heartbeat.progress))

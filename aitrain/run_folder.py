@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,14 +101,14 @@ class RunFolder:
         named = config.model_copy(update={"project_name": self.path.name})
         write_text(self.config, write_yaml(named.written()))
 
-    def write_status(self, status: str, step: int | None = None) -> None:
-        """status.json: what the run is doing, and when it last said so (seconds since 1970).
-
-        Without a step, from outside: for a run whose processes could not say themselves how it ended.
-        """
-        before = json.loads(self.status.read_text(encoding="utf-8")) if self.status.exists() else {}
-        sign_of_life = {} if step is None else {"step": step, "pid": os.getpid(), "heartbeat": time.time()}
-        write_json(self.status, {**before, **sign_of_life, "status": status}, durable=status != "running")
+    def write_status(self, status: str, **known: Any) -> None:
+        """status.json: whether the run runs, or how it ended; what is None, or not told, stays as it was."""
+        news = {name: value for name, value in known.items() if value is not None}
+        write_json(
+            self.status,
+            {"status": status} | read_object(self.status) | news | {"status": status},
+            durable=status != "running",
+        )
 
     def discard(self) -> None:
         """Take away what this run made: for a run that was refused before it began."""
@@ -166,6 +165,15 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one where there is none, or the file is damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def write_json(path: Path, values: Mapping[str, Any], durable: bool = True) -> None:

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "aitrain"
 
 FLOORS = {
     "errors": 0, "events": 0, "packages": 0, "values": 0.1, "config": 0.2,
-    "batch": 1, "knobs": 1, "run_folder": 1, "environment": 1,
+    "batch": 1, "knobs": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1,
     "launch": 2, "report": 2,
     "notebook": 3, "cli": 3, "__main__": 4,
 }  # fmt: skip
@@ -37,7 +37,7 @@ WITHIN = {
     "trl_fields": 0, "libraries": 0, "nvidia": 0, "vllm_server": 0, "keeper": 0,
     "preflight": 1, "serving": 2, "processes": 3,
     "tied_head": 0, "weights": 0, "batching": 0, "colocated": 1, "served": 1,
-    "grpo": 1, "demo": 2, "doctor": 2, "main": 3,
+    "grpo": 1, "demo": 2, "doctor": 2, "runs": 2, "main": 3,
 }  # fmt: skip
 """Floors inside the rooms that have several files."""
 
@@ -114,7 +114,8 @@ def test_the_light_wing_imports_nothing_heavy(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["doctor"], ["grpo", "--help"], ["grpo", "--no-such-flag"], ["grpo", "--rl-env", "nowhere.py:Env"],
+    [["--help"], ["doctor"], ["runs"], ["grpo", "--help"], ["grpo", "--no-such-flag"],
+     ["grpo", "--rl-env", "nowhere.py:Env"],
      ["grpo", "--rl-env", "envs.arithmetic", "--model", "tiny", "--dry-run", "--trl", "delta=2"]],
     ids=" ".join,
 )  # fmt: skip

@@ -114,7 +114,11 @@ def start(plan: Plan, debug: bool = False) -> int:
     """
     screen = Screen()
     folder = plan.open_folder()
-    end = Processes(plan, folder, screen).run()
+    try:
+        end = Processes(plan, folder, screen).run()
+    except BaseException as error:
+        folder.write_status("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
     if debug and folder.log.exists():
         print(folder.log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)
     if isinstance(end, Failed):

@@ -13,6 +13,7 @@ from aitrain.cli.data import data
 from aitrain.cli.demo import demo
 from aitrain.cli.doctor import doctor
 from aitrain.cli.grpo import grpo, grpo_signature
+from aitrain.cli.runs import runs
 from aitrain.errors import AitrainError, did_you_mean
 from aitrain.knobs import elsewhere
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command(add_help_option=False)(grpo_signature(grpo))
 app.command()(demo)
+app.command()(runs)
 app.command()(doctor)
 app.add_typer(data, name="data")
 

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Started, decode
+from aitrain.heartbeat import sign_of_life
 from aitrain.launch.preflight import Plan
 from aitrain.launch.serving import serving
 from aitrain.run_folder import RunFolder
@@ -51,6 +52,7 @@ class Processes:
         with ExitStack() as stack:
             log = stack.enter_context(self.folder.log.open("a", encoding="utf-8"))
             stack.enter_context(self._signals())
+            self.folder.write_status("running", **sign_of_life())
             self.server = stack.enter_context(serving(self.plan, self.folder, self.announce))
             self.child = self._start(log)
             try:

@@ -19,10 +19,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from aitrain.config import TrainConfig
 from aitrain.errors import Interrupted
 from aitrain.events import Announce, Step
+from aitrain.heartbeat import Progress
 from aitrain.run_folder import RunFolder, append_lines
-
-HEARTBEAT = 1.0
-"""Seconds between two writings of status.json, at least."""
 
 
 @dataclass
@@ -77,18 +75,23 @@ class StopRequest:
 
 
 class Reporter(TrainerCallback):  # type: ignore[misc]
-    """Writes metrics.jsonl and status.json and tells the screen, on the first process."""
+    """Writes metrics.jsonl, notes how far the run is and tells the screen, on the first process."""
 
-    def __init__(self, folder: RunFolder, announce: Announce) -> None:
+    def __init__(self, folder: RunFolder, progress: Progress, announce: Announce) -> None:
         self.folder = folder
+        self.progress = progress
         self.announce = announce
         self.start = time.monotonic()
         self.first_step = 0
-        self.last_heartbeat = 0.0
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """The clock for the time left starts here."""
         self.start, self.first_step = time.monotonic(), state.global_step
+        self.progress.step, self.progress.steps = state.global_step, state.max_steps
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """For the heartbeat."""
+        self.progress.step = state.global_step
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
@@ -99,9 +102,6 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         elapsed = time.monotonic() - self.start
         values = {name: value for name, value in logs.items() if not name.startswith("rewards/")}  # reward says it
         append_lines(self.folder.metrics, [{"step": state.global_step, "seconds": round(elapsed, 3)} | values])
-        if time.monotonic() - self.last_heartbeat >= HEARTBEAT:
-            self.last_heartbeat = time.monotonic()
-            self.folder.write_status("running", state.global_step)
         if "reward" in logs:
             pace = elapsed / max(1, state.global_step - self.first_step)
             left = pace * (state.max_steps - state.global_step)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import set_seed
+from accelerate.utils import gather_object, set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -25,6 +25,7 @@ from aitrain.environment.scoring import Host, host_of
 from aitrain.environment.tools import Tools
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Note, Phase
+from aitrain.heartbeat import Progress
 from aitrain.run_folder import Result, RunFolder, append_lines, forget_after, read_lines, step_of, write_json
 from aitrain.training import dataset, saving
 from aitrain.training.alarms import Alarms, Flat
@@ -72,6 +73,7 @@ class Job:
     """Where to go on from, None for a new run."""
     host: Host | None = None
     """The environment's side, where its processes were started before torch was imported."""
+    progress: Progress = field(default_factory=Progress)
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,7 @@ def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -
     def tell(text: str) -> None:
         job.announce(Note(text))
 
-    callbacks = [Reporter(job.folder, job.announce), Alarms(tell), stopper]
+    callbacks = [Reporter(job.folder, job.progress, job.announce), Alarms(tell), stopper]
     if job.config.stop_when_flat is not None:
         callbacks.append(Flat(job.config.stop_when_flat, job.stop.want))
     hooks = Hooks(partial(_write_rollouts, job.folder), tell, callbacks)
@@ -281,6 +283,7 @@ def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -
     except (ValueError, ImportError, NotImplementedError) as error:
         raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
     trainer.add_callback(Evaluator(job.config, partial(_evaluate_at, job, trainer, held_out)))
+    job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(job.folder.environment, describe_run(job.config, job.environment))
     return Prepared(trainer, held_out, precision, stopper)
@@ -383,11 +386,11 @@ def _score_after(job: Job, prepared: Prepared, outcome: Outcome) -> Outcome:
 def _finish(job: Job, prepared: Prepared, outcome: Outcome) -> Result:
     """result.json and the model card, from the first process; the model goes to the Hub when asked for."""
     state = prepared.trainer.state
+    job.progress.status, job.progress.step = outcome.status, state.global_step
     values = _result_values(job, prepared, outcome)
     if prepared.trainer.accelerator.is_main_process and state.global_step > 0:
         write_json(job.folder.result, values)
         saving.write_model_card(job.folder, job.config, values)
-        job.folder.write_status(outcome.status, state.global_step)
         if job.config.push_to_hub and outcome.status == "finished":
             job.announce(Phase("uploading"))
             job.announce(Note(f"Uploaded to {push(job.config, job.folder.model)}"))

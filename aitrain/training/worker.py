@@ -24,6 +24,7 @@ from aitrain.environment.loading import load
 from aitrain.environment.scoring import host_of
 from aitrain.errors import as_ours
 from aitrain.events import SERVER_VARIABLE, Announce, Event, Failed, Started, encode
+from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.knobs import read_file
 from aitrain.run_folder import RunFolder
 
@@ -59,7 +60,9 @@ def main(arguments: list[str], channel: Channel) -> int:
     """The whole life of a training process; returns its exit code."""
     channel(Started(channel.rank, os.getpid()))
     try:
-        _work(RunFolder(Path(arguments[0])), channel, Path(arguments[1]) if len(arguments) > 1 else None)
+        folder, progress = RunFolder(Path(arguments[0])), Progress()
+        with Heartbeat(folder, progress, is_heard=channel.rank == 0) as heartbeat:
+            _work(folder, channel, heartbeat, Path(arguments[1]) if len(arguments) > 1 else None)
     except (Exception, KeyboardInterrupt) as error:
         traceback.print_exception(error)
         ours = as_ours(error)
@@ -68,7 +71,7 @@ def main(arguments: list[str], channel: Channel) -> int:
     return 0
 
 
-def _work(folder: RunFolder, channel: Channel, checkpoint: Path | None) -> None:
+def _work(folder: RunFolder, channel: Channel, heartbeat: Heartbeat, checkpoint: Path | None) -> None:
     """The environment is loaded before torch is: what is wrong with it is said within a second."""
     config = TrainConfig(**read_file(folder.config))
     if url := os.environ.get(SERVER_VARIABLE):
@@ -78,13 +81,14 @@ def _work(folder: RunFolder, channel: Channel, checkpoint: Path | None) -> None:
     environment = load(find(config), config.rl_env_config or {})
     check_methods(environment)
     host = host_of(environment, config, close=[channel.stream.fileno()])
+    heartbeat.start()
 
     from aitrain.training.callbacks import StopRequest
     from aitrain.training.run import Job, part_in_peace, run
 
     with StopRequest().on_signals() as stop:
         channel.on_broken = stop.ask
-        run(Job(config, folder, environment, channel, stop, checkpoint, host))
+        run(Job(config, folder, environment, channel, stop, checkpoint, host, heartbeat.progress))
     part_in_peace()
 
 

@@ -37,6 +37,17 @@ class Slow:
         return sum(letter < "n" for letter in completion) / max(1, len(completion))
 
 
+class Still(Slow):
+    """Says nothing for a long time."""
+
+    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+        time.sleep(600 if case_idx < 64 else 0)
+        return 0.5
+
+    def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return [{"prompt": "say it", "case_idx": 64}]
+
+
 class Unkind(Slow):
     """Ends its own process in the middle, as the system does when memory is out."""
 

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from aitrain.run_folder import read_lines
+from aitrain.heartbeat import BEAT
+from aitrain.report.runs import look
+from aitrain.run_folder import read_lines, read_object
 from tests.training.conftest import difference
 
 ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "processes.py"
@@ -166,6 +168,33 @@ def test_a_process_that_is_out_of_memory_ends_the_others_and_says_so_itself(comm
     assert done.returncode == 1
     assert "Out of memory in step 2" in done.stderr
     assert "--batch-size" in done.stderr
+
+
+def test_a_run_gives_signs_of_life_during_a_long_step_and_is_told_from_a_dead_one(command: Command) -> None:
+    running = command.start("Still", "--num-processes=2", "--max-steps=3", "--rl-env-timeout=900")
+    run = command.folder / "run"
+    deadline = time.monotonic() + 240
+    while not (status := read_object(run / "status.json")).get("pids") or "steps" not in status:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    first = status["heartbeat"]
+    while read_object(run / "status.json")["heartbeat"] < first + 3 * BEAT:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    status = read_object(run / "status.json")
+    assert (status["status"], status["step"], status["steps"]) == ("running", 0, 3)
+    assert len(set(status["pids"])) == 2
+    assert set(status["pids"]) <= set(workers_in(command.folder))  # which has torchrun as well
+    assert status["pid"] == status["pids"][0]
+    assert look(run).status == "running"
+
+    for pid in (running.pid, *workers_in(command.folder)):
+        os.kill(pid, signal.SIGKILL)
+    running.communicate()
+    while workers_in(command.folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert read_object(run / "status.json")["status"] == "running"
+    assert look(run).status == "dead"
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(command: Command) -> None:

@@ -1,0 +1,97 @@
+"""`aitrain runs`: the runs of a folder, one line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aitrain.config import TrainConfig
+from aitrain.report.terminal import duration
+
+if TYPE_CHECKING:
+    from aitrain.report.runs import Run
+
+COLOURS = {
+    "running": typer.colors.GREEN,
+    "failed": typer.colors.RED,
+    "dead": typer.colors.RED,
+    "damaged": typer.colors.RED,
+    "stopped": typer.colors.YELLOW,
+}
+AFTER_NAME = 50
+"""Columns of a line that are not the run's name."""
+
+
+def runs(
+    folder: Annotated[Path | None, typer.Argument(help="Folder with run folders, or one run. [runs]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of lines.")] = False,
+) -> int:
+    """List the runs of a folder: how each stands, how far it is, and what its scores are."""
+    from aitrain.report.runs import runs_in  # here, because no other command needs it
+
+    where = folder or Path(TrainConfig.model_fields["output_dir"].default)
+    found = [] if folder is None and not where.exists() else runs_in(where)
+    if as_json:
+        typer.echo(json.dumps([asdict(run) for run in found], indent=2))
+        return 0
+    if not found:
+        typer.echo(f"There are no runs in {where}.")
+        return 0
+    for line in _lines(found, shutil.get_terminal_size().columns):
+        typer.echo(line, color=False if os.environ.get("NO_COLOR") else None)
+    return 0
+
+
+def _lines(found: Iterable[Run], width: int) -> Iterator[str]:
+    """Of at most so many columns; a name that is too long loses its middle."""
+    names = {run: _plain(run.name) for run in found}
+    room = min(max(4, *map(len, names.values())), max(12, width - AFTER_NAME))
+    yield f"{'run':{room}} {'status':8} {'step':>10} {'':8} {'scores':14}  age"
+    for run, name in names.items():
+        status = typer.style(f"{run.status:8}", COLOURS.get(run.status))
+        kind, scores = _scores(run)
+        age = "" if run.age is None else _coarse(run.age)
+        yield f"{_shortened(name, room):{room}} {status} {_step(run):>10} {kind:8} {scores:14} {age:>4}".rstrip()
+
+
+def _scores(run: Run) -> tuple[str, str]:
+    """The held-out score where it was taken again at the end, else the reward of the first and of the last step."""
+    if run.score_after is not None:
+        return "held-out", f"{_score(run.score_before)} -> {_score(run.score_after)}"
+    if run.reward_last is not None:
+        return "reward", f"{_score(run.reward_first)} -> {_score(run.reward_last)}"
+    return "", ""
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _step(run: Run) -> str:
+    if run.step is None:
+        return ""
+    return f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
+
+
+def _coarse(seconds: float) -> str:
+    """`8s`, `3m`, `2h`, `12d`."""
+    return f"{int(seconds // 86400)}d" if seconds >= 86400 else duration(seconds).split()[0]
+
+
+def _plain(name: str) -> str:
+    """A folder's name may hold whatever a file system takes, and the terminal would obey it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def _shortened(name: str, room: int) -> str:
+    if len(name) <= room:
+        return name
+    head = (room - 1) // 2
+    return name[:head] + "…" + name[len(name) - (room - 1 - head) :]

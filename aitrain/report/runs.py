@@ -1,0 +1,134 @@
+"""The runs of a folder, each as its files tell it: how it stands, how far it is, what its scores are."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aitrain.errors import ConfigError
+from aitrain.heartbeat import is_alive, silence
+from aitrain.run_folder import RunFolder, read_object
+
+TAIL = 1 << 17
+"""Bytes at either end of metrics.jsonl that are searched for the first and the last reward."""
+ENDED = ("finished", "failed", "stopped")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. `status` is running, finished, failed, stopped, dead (it says that it runs, and is gone), damaged (its
+    files do not say), or foreign (not a run's folder). Scores are 0 to 1, None where there are none; `age` is in
+    seconds since the last sign of life."""
+
+    name: str
+    path: str
+    status: str
+    step: int | None = None
+    steps: int | None = None
+    score_before: float | None = None
+    score_after: float | None = None
+    reward_first: float | None = None
+    reward_last: float | None = None
+    age: float | None = None
+    pid: int | None = None
+    host: str | None = None
+
+
+def runs_in(parent: Path) -> list[Run]:
+    """Every folder in it, the run with the newest sign of life first; a run's own folder is that run alone.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if RunFolder(parent).config.is_file():
+        return [look(parent)]
+    try:
+        folders = [Path(entry.path) for entry in os.scandir(parent) if entry.is_dir()]
+    except OSError as error:
+        raise ConfigError(f"cannot read {parent}: {error.strerror}") from None
+    return sorted(map(look, folders), key=lambda run: (math.inf if run.age is None else run.age, run.name))
+
+
+def look(path: Path) -> Run:
+    """One run, by its folder; whatever is in there, it is no reason to fail."""
+    folder = RunFolder(path)
+    try:
+        files = {file.name for file in path.iterdir()}
+    except OSError:
+        return Run(path.name, str(path), "damaged")
+    if not files & {folder.config.name, folder.status.name, folder.result.name, folder.metrics.name}:
+        return Run(path.name, str(path), "foreign")
+    status, result = read_object(folder.status), read_object(folder.result)
+    rewards = list(_ends(folder.metrics))
+    step = _count(status.get("step"))
+    return Run(
+        name=path.name,
+        path=str(path),
+        status=_state(status),
+        step=_count(result.get("steps")) if step is None else step,
+        steps=_count(status.get("steps")),
+        score_before=_number(result.get("score_before")),
+        score_after=_number(result.get("score_after")),
+        reward_first=rewards[0] if rewards else None,
+        reward_last=rewards[-1] if rewards else None,
+        age=_age(status, folder),
+        pid=_count(status.get("pid")),
+        host=status["host"] if isinstance(status.get("host"), str) else None,
+    )
+
+
+def _state(status: dict[str, Any]) -> str:
+    said = status.get("status")
+    if said in ENDED:
+        return str(said)
+    if said != "running":
+        return "damaged"
+    return "running" if is_alive(status) else "dead"
+
+
+def _age(status: dict[str, Any], folder: RunFolder) -> float | None:
+    if (age := silence(status)) is not None:
+        return age
+    try:
+        return silence({"heartbeat": folder.path.stat().st_mtime})
+    except OSError:
+        return None
+
+
+def _ends(metrics: Path) -> Iterator[float]:
+    """The first and the last reward; a file of a long run is not read in whole."""
+    try:
+        with metrics.open("rb") as file:
+            first = file.read(TAIL)
+            file.seek(max(0, metrics.stat().st_size - TAIL))
+            last = file.read(TAIL)
+    except OSError:
+        return
+    for lines in (first.splitlines(), reversed(last.splitlines())):
+        yield from _first_reward(lines)
+
+
+def _first_reward(lines: Iterable[bytes]) -> Iterator[float]:
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        reward = _number(record.get("reward")) if isinstance(record, dict) else None
+        if reward is not None:
+            yield reward
+            return
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

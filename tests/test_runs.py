@@ -1,0 +1,173 @@
+"""`aitrain runs`: live runs told from dead ones, folders that are damaged or somebody else's, and what a line shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
+from aitrain.report.runs import TAIL, look, runs_in
+from aitrain.run_folder import RunFolder, append_lines, read_object, write_json
+from tests.conftest import write
+
+RUNNING = {"status": "running", "step": 3, "steps": 50}
+
+
+def make(parent: Path, name: str, status: dict[str, Any] | None = None, **result: Any) -> RunFolder:
+    folder = RunFolder(parent / name)
+    folder.path.mkdir(parents=True)
+    folder.config.write_text("model: tiny\n")
+    if status is not None:
+        write_json(folder.status, status)
+    if result:
+        write_json(folder.result, result)
+    return folder
+
+
+def aitrain_runs(*arguments: str, cwd: Path, columns: int = 80) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aitrain", "runs", *arguments]
+    variables = {**os.environ, "COLUMNS": str(columns), "PYTHONIOENCODING": "utf-8"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=variables)
+
+
+# -- live or dead
+
+
+@pytest.fixture
+def sleeper() -> Any:
+    process = subprocess.Popen([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"], stdout=-1)
+    assert process.stdout
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def written_by(pid: int) -> dict[str, Any]:
+    """The sign of life that another process of this machine would give."""
+    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return {**sign_of_life(), "pid": pid, "started": int(stat[19])}
+
+
+def test_a_run_lives_as_long_as_its_process(sleeper: subprocess.Popen[bytes]) -> None:
+    status = written_by(sleeper.pid) | {"heartbeat": time.time() - 10 * SILENCE}
+    assert is_alive(status)
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code yet
+    assert not is_alive(status)
+    sleeper.wait()
+    assert not is_alive(status)
+
+
+def test_another_process_with_the_same_id_is_not_the_run(sleeper: subprocess.Popen[bytes]) -> None:
+    status = written_by(sleeper.pid)
+    assert not is_alive(status | {"started": status["started"] - 1})
+
+
+@pytest.mark.parametrize("other", [{"host": "elsewhere"}, {"machine": "another boot"}, {"started": None}], ids=str)
+def test_where_the_process_cannot_be_seen_silence_counts(other: dict[str, Any]) -> None:
+    here = {**sign_of_life(), **other}
+    assert is_alive(here | {"heartbeat": time.time() - SILENCE / 2})
+    assert not is_alive(here | {"heartbeat": time.time() - 2 * SILENCE})
+    assert not is_alive({})
+
+
+def test_a_heartbeat_says_how_the_run_ended_and_survives_a_lost_folder(tmp_path: Path) -> None:
+    folder, progress = RunFolder(tmp_path), Progress()
+    with Heartbeat(folder, progress) as heartbeat:
+        heartbeat.start()
+        assert read_object(folder.status)["status"] == "running"
+        progress.step = 7
+        progress.status = "finished"
+    assert (read_object(folder.status)["status"], read_object(folder.status)["step"]) == ("finished", 7)
+    for error, status in ((KeyboardInterrupt(), "stopped"), (ValueError(), "failed")):
+        with pytest.raises(type(error)), Heartbeat(folder, Progress()):
+            raise error
+        assert read_object(folder.status)["status"] == status
+        assert read_object(folder.status)["step"] == 7
+    with Heartbeat(RunFolder(tmp_path / "none"), Progress()):
+        pass
+
+
+# -- what is in a folder
+
+
+def test_each_kind_of_folder_is_told(tmp_path: Path) -> None:
+    make(tmp_path, "live", {**RUNNING, **sign_of_life()})
+    make(tmp_path, "dead", {**RUNNING, **sign_of_life(), "started": 1})
+    make(tmp_path, "done", {"status": "finished", "step": 9}, score_before=0.25, score_after=0.75)
+    make(tmp_path, "no status")
+    (make(tmp_path, "torn").status).write_text('{"status": "runn')
+    make(tmp_path, "odd", {"status": ["running"], "step": "three", "heartbeat": "now", "pid": {}, "host": 3})
+    write_json(make(tmp_path, "list").status, [1, 2])  # type: ignore[arg-type]
+    make(tmp_path, "folder").status.mkdir()
+    write(tmp_path, {"pictures/cat.jpg": b"\xff\xd8", "a file": "no folder"})
+    found = {run.name: run.status for run in runs_in(tmp_path)}
+    assert found == {
+        "live": "running", "dead": "dead", "done": "finished", "no status": "damaged", "torn": "damaged",
+        "odd": "damaged", "list": "damaged", "folder": "damaged", "pictures": "foreign",
+    }  # fmt: skip
+
+
+def test_the_rewards_are_those_of_the_first_and_last_step_whatever_lies_between(tmp_path: Path) -> None:
+    folder = make(tmp_path, "run", {"status": "failed"})
+    append_lines(folder.metrics, [{"step": 0, "eval_score": 0.5}, {"step": 1, "reward": 0.125}])
+    with folder.metrics.open("ab") as file:
+        file.write(b'\xff\xfe\n[1]\n{"reward": "high"}\n' + b"x" * (3 * TAIL) + b"\n")
+    append_lines(folder.metrics, [{"step": 2, "reward": 0.5}, {"step": 2, "reward": None}])
+    with folder.metrics.open("a") as file:
+        file.write('{"reward": 0.9')
+    assert (look(folder.path).reward_first, look(folder.path).reward_last) == (0.125, 0.5)
+
+
+# -- what the command shows
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_every_run_is_one_line_that_fits(count: int, tmp_path: Path) -> None:
+    for number in range(count):
+        name = f"run-{number}" + "-with-a-name-that-goes-on-and-on" * (number % 2)
+        status = {"status": "stopped", "step": 9999, "steps": 100000, "heartbeat": time.time() - 90 * number - 5}
+        append_lines(make(tmp_path, name, status).metrics, [{"reward": 0.0}, {"reward": 1.0}])
+    done = aitrain_runs(str(tmp_path), cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    head, *lines = done.stdout.splitlines()
+    assert len(lines) == count
+    assert max(map(len, [head, *lines])) <= 80
+    assert re.fullmatch(r"run-0 +stopped +9999/100000 reward +0\.000 -> 1\.000 +\d+s", lines[0])
+    numbers = [int(re.match(r"run-(\d+)", line)[1]) for line in lines]  # type: ignore[index]
+    assert numbers == sorted(numbers)
+
+
+def test_no_runs_are_no_error_and_a_folder_that_is_not_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    nothing, empty, absent = (aitrain_runs(*given, cwd=tmp_path) for given in ([], ["empty"], ["absent"]))
+    assert (nothing.returncode, nothing.stdout) == (0, "There are no runs in runs.\n")
+    assert (empty.returncode, empty.stdout) == (0, "There are no runs in empty.\n")
+    assert absent.returncode == 2
+    assert absent.stderr == "aitrain: cannot read absent: No such file or directory\n"
+
+
+def test_json_holds_every_field_and_one_runs_folder_is_that_run(tmp_path: Path) -> None:
+    make(tmp_path, "done", {"status": "finished", "step": 9}, score_before=0.25, score_after=0.75)
+    (run,) = json.loads(aitrain_runs("--json", str(tmp_path / "done"), cwd=tmp_path).stdout)
+    assert run["name"] == "done"
+    assert (run["status"], run["step"], run["score_before"], run["score_after"]) == ("finished", 9, 0.25, 0.75)
+    assert json.loads(aitrain_runs("--json", cwd=tmp_path).stdout) == []
+
+
+def test_a_name_that_a_terminal_would_obey_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    os.mkdir(os.fsencode(tmp_path) + b"/evil\x1b[2J\n\xff")
+    done = aitrain_runs(str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "evil?[2J??" in done.stdout
+    assert aitrain_runs("--json", str(tmp_path), cwd=tmp_path).returncode == 0
