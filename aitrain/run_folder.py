@@ -70,6 +70,12 @@ class RunFolder:
         return self.path / "status.json"
 
     @property
+    def server(self) -> Path:
+        """How the run's own vLLM server is: starting, running or ended, how often it was started again, and why not
+        any more."""
+        return self.path / "vllm-server.json"
+
+    @property
     def log(self) -> Path:
         """Everything that the libraries and the environment print."""
         return self.path / "train.log"
@@ -109,6 +115,11 @@ class RunFolder:
             {"status": status} | read_object(self.status) | news | {"status": status},
             durable=status != "running",
         )
+
+    def read_server(self) -> dict[str, Any]:
+        """What vllm-server.json says; nothing for a run without a server of its own."""
+        values: dict[str, Any] = json.loads(self.server.read_text(encoding="utf-8")) if self.server.exists() else {}
+        return values
 
     def discard(self) -> None:
         """Take away what this run made: for a run that was refused before it began."""
@@ -235,6 +246,8 @@ class Result:
     score_after: float | None
     greedy_before: float | None
     greedy_after: float | None
+    vllm_restarts: int = 0
+    """How often the vLLM server that the run generated with came back without the run's weights, and got them again."""
 
     @property
     def model(self) -> Path:
@@ -251,4 +264,4 @@ class Result:
         """The result of a run that has ended."""
         values = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         names = [name for name in cls.__dataclass_fields__ if name != "folder"]
-        return cls(folder=folder, **{name: values[name] for name in names})
+        return cls(folder=folder, **{name: values[name] for name in names if name in values})

@@ -337,15 +337,21 @@ def test_it_stops_although_a_fork_of_ours_holds_the_pipe_to_the_keeper(plan: Cal
     assert alive(pids) == set()
 
 
-def test_the_server_goes_when_somebody_kills_its_keeper(plan: Callable[..., ServerPlan]) -> None:
-    with VllmServer.start(plan("healthy"), silent) as server:
+@pytest.mark.parametrize("what", ["healthy", "stubborn"])
+def test_nothing_is_left_when_somebody_kills_the_keeper(
+    what: str, plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its death asks the server to go; what does not, we end ourselves, and start it anew."""
+    monkeypatch.setattr(vllm_server, "PATIENCE", 1.0)
+    with VllmServer.start(plan(what), silent) as server:
         assert server._keeper is not None
-        pid = server_pid(server)
-        engines = descendants(pid) - {pid}
-        server._keeper.kill()
-        wait_until(lambda: server.poll() is not None and not alive({pid}))
-        for engine in engines:  # vLLM's own end with their parent
-            os.kill(engine, signal.SIGKILL)
+        pids = processes_of(server)
+        os.kill(server._keeper.pid, signal.SIGKILL)
+        wait_until(lambda: server.poll() is not None)
+        assert server.poll() == -signal.SIGKILL
+        server.restart()
+        assert alive(pids) == set()
+        assert server.poll() is None
 
 
 # -- what happens to us

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from aitrain.config import TrainConfig
 from aitrain.environment.finding import PACKAGE
@@ -13,7 +14,7 @@ from aitrain.errors import RunFailed
 from aitrain.events import Announce, Note, Phase
 from aitrain.launch.preflight import Plan, starts_server
 from aitrain.launch.vllm_server import ServerPlan, VllmServer
-from aitrain.run_folder import RunFolder
+from aitrain.run_folder import RunFolder, write_json
 
 LOOK = 0.5
 """Seconds between two looks whether it lives."""
@@ -26,12 +27,13 @@ def serving(plan: Plan, folder: RunFolder, announce: Announce) -> Iterator[str |
     Raises:
         RunFailed: it cannot be started.
     """
+    folder.server.unlink(missing_ok=True)  # of a run that is resumed
     if not starts_server(plan.config):
         yield None
         return
     with (
         VllmServer.start(_server_plan(plan, folder), lambda text: announce(Phase(text))) as server,
-        _Watch(server, plan.config.vllm_max_restarts, announce).watching(),
+        _Watch(server, plan.config.vllm_max_restarts, announce, folder.server).watching(),
     ):
         yield server.url
 
@@ -65,11 +67,14 @@ class _Watch:
     server: VllmServer
     restarts: int
     announce: Announce
+    state: Path
+    """The file that says how it is."""
     over: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """In a thread, while this lasts."""
+        self._note("running", 0)
         thread = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
         thread.start()
         try:
@@ -84,13 +89,24 @@ class _Watch:
             if code is None:
                 return
             self.announce(Note(f"vLLM's server ended ({_how(code)}): starting it again, {restart} of {self.restarts}."))
+            self._note("starting", restart)
             try:
                 self.server.restart()
             except RunFailed as error:
-                self.announce(Note(str(error)))
+                self._give_up(str(error), restart)
                 return
+            self._note("running", restart)
         if (code := self._wait_for_death()) is not None:
-            self.announce(Note(f"vLLM's server ended ({_how(code)}), and is not started again (--vllm-max-restarts)."))
+            why = f"vLLM's server ended ({_how(code)}), and is not started again (--vllm-max-restarts)."
+            self._give_up(why, self.restarts)
+
+    def _give_up(self, why: str, restarts: int) -> None:
+        """The training processes read that, and wait no longer."""
+        self.announce(Note(why))
+        self._note("ended", restarts, why)
+
+    def _note(self, state: str, restarts: int, why: str = "") -> None:
+        write_json(self.state, {"state": state, "restarts": restarts, "why": why}, durable=False)
 
     def _wait_for_death(self) -> int | None:
         """Its exit code, or None when the run is over before."""

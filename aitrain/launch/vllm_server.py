@@ -11,6 +11,7 @@ import os
 import random
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -44,6 +45,8 @@ KEEPERS_PATIENCE = 20.0
 """And its keeper, on top, to end what is left."""
 POLL = 0.25
 HTTP_TIMEOUT = 5.0
+MARK = "AITRAIN_SERVER"
+"""The variable by which we know the processes of a server whose keeper is gone."""
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would look for 127.0.0.1 at its own
 
@@ -187,6 +190,8 @@ class VllmServer:
         except subprocess.TimeoutExpired:
             keeper.kill()
             keeper.wait()
+        if keeper.returncode < 0:  # somebody killed it, who left the server to itself
+            _end_marked(f"{MARK}={self._name}", PATIENCE)
 
     def __enter__(self) -> VllmServer:
         return self
@@ -208,7 +213,7 @@ class VllmServer:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=self.plan.environment(),
+                env={**self.plan.environment(), MARK: self._name},
                 start_new_session=True,
             )
         try:
@@ -247,6 +252,27 @@ class VllmServer:
                 return bytes(answer.read(1_000_000))
         except (OSError, http.client.HTTPException):
             return None
+
+
+def _end_marked(mark: str, patience: float) -> None:
+    """The keeper's death has asked the server to go: wait for that, then kill what is left."""
+    deadline = time.monotonic() + patience
+    while left := _marked(mark):
+        if time.monotonic() > deadline:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL)
+
+
+def _marked(mark: str) -> list[int]:
+    """Processes that were started with this in their environment; none where the system does not tell."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark.encode() in (place / "environ").read_bytes().split(b"\0"):
+                found.append(int(place.name))
+    return found
 
 
 def _free_port() -> int:

@@ -47,7 +47,7 @@ class HeldOut:
     def _played(self, trainer: EpisodeTrainer, numbers: list[int]) -> list[Episode]:
         """The environment's seed of a held-out case is the same one every time, too."""
         seeds = [trainer.seed_of("held-out", number) for number in numbers]
-        return trainer.rollout.play([self.cases[number] for number in numbers], seeds)
+        return trainer.play([self.cases[number] for number in numbers], seeds)
 
     def _batches(self, trainer: EpisodeTrainer) -> Iterator[list[int]]:
         """This process's share, as numbers of cases, in generation batches. Shares are filled up with repeats to equal

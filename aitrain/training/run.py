@@ -39,6 +39,7 @@ from aitrain.training.generation.served import (
     DiskSync,
     Served,
     Server,
+    ServerFailed,
     Wanted,
     check,
     roomy_folder,
@@ -94,33 +95,42 @@ def run(job: Job) -> Result:
             went wrong on one of several processes.
     """
     with closing(job.host or host_of(job.environment, job.config)) as host:
-        return _run(job, host)
+        try:
+            return _run(job, host)
+        except ServerFailed:
+            job.stop.check()  # who was asked to stop did not wait for the server
+            raise
 
 
 def _run(job: Job, host: Host) -> Result:
     prepared = prepare(job, host)
+    with closing(prepared.trainer):
+        return _train_and_score(job, prepared)
+
+
+def _train_and_score(job: Job, prepared: Prepared) -> Result:
     _forget_what_follows(job)
     before = _score_before(job, prepared)
     start = time.monotonic()
     try:
-        _train(job, prepared.trainer)
+        _train(job, prepared)
+        outcome = Outcome("stopped" if prepared.stopper.stopped else "finished", time.monotonic() - start, before)
+        _save(job, prepared)
+        if outcome.status == "finished" or job.stop.because is not None:
+            outcome = _score_after(job, prepared, outcome)
     except AitrainError as error:
         if _is_everywhere(error):
             _go_back(job, prepared.trainer, error)
             _save(job, prepared)
             _finish(job, prepared, Outcome("failed", time.monotonic() - start, before))
         raise
-    outcome = Outcome("stopped" if prepared.stopper.stopped else "finished", time.monotonic() - start, before)
-    _save(job, prepared)
-    if outcome.status == "finished" or job.stop.because is not None:
-        outcome = _score_after(job, prepared, outcome)
     return _finish(job, prepared, outcome)
 
 
 def _is_everywhere(error: AitrainError) -> bool:
-    """Environments and numbers gone wrong are given up by all processes at once; any other error is one's own, and
-    saving would wait for the rest, which in turn wait for it."""
-    return isinstance(error, (EnvironmentFailed, Diverged)) or PartialState().num_processes == 1
+    """Environments, servers and numbers gone wrong are given up by all processes at once; any other error is one's own,
+    and saving would wait for the rest, which in turn wait for it."""
+    return isinstance(error, (EnvironmentFailed, ServerFailed, Diverged)) or PartialState().num_processes == 1
 
 
 def _go_back(job: Job, trainer: EpisodeTrainer, error: AitrainError) -> None:
@@ -207,6 +217,7 @@ def _served(job: Job, base: Base, trainer: Any) -> Served:
         base.name,
         base.longest,
         list(trainer.eos_token_ids),
+        no_sense_in_waiting=partial(_no_sense_in_waiting, job),
         temperature=trainer.temperature,
         top_p=trainer.top_p,
         top_k=trainer.top_k,
@@ -214,6 +225,13 @@ def _served(job: Job, base: Base, trainer: Any) -> Served:
         repetition_penalty=trainer.repetition_penalty,
         max_completion_length=trainer.max_completion_length,
     )
+
+
+def _no_sense_in_waiting(job: Job) -> str:
+    """Why a server that is gone will not be back: nobody waits for it, or aitrain has given it up."""
+    if job.stop.asked:
+        return "The run was asked to stop."
+    return str(job.folder.read_server().get("why", ""))
 
 
 def _lengths(job: Job, split: dataset.Split, limit: dataset.PromptLimit, context: int | None) -> Lengths:
@@ -328,11 +346,19 @@ def _recorded_before(folder: RunFolder) -> dict[str, float | None]:
 # -- during
 
 
-def _train(job: Job, trainer: EpisodeTrainer) -> None:
+def _train(job: Job, prepared: Prepared) -> None:
+    trainer = prepared.trainer
     job.announce(Phase("training"))
     try:
         trainer.train(resume_from_checkpoint=None if job.checkpoint is None else str(job.checkpoint))
         trainer.failures.after_run()
+    except ServerFailed:
+        if trainer.state.global_step == 0:
+            raise
+        trainer.save_checkpoint()
+        if not job.stop.anywhere():
+            raise
+        prepared.stopper.stopped = True
     except AitrainError:
         raise
     except torch.OutOfMemoryError as error:
@@ -417,6 +443,7 @@ def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, 
         "base_model": job.config.model,
         "environment": type(job.environment).__qualname__,
         "seed": job.config.seed,
+        "vllm_restarts": prepared.trainer.vllm_restarts,
     }
 
 

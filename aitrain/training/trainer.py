@@ -18,7 +18,8 @@ tests/test_upstream.py checks each of them by name:
     Trainer._get_grad_norm(model, grad_norm)                overridden: called once a step, after backward and clipping
                                                             and before optimizer.step, which skips what has no gradient
     Trainer._load_from_checkpoint(folder)                   called, for the weights, where those at hand are not finite
-    Trainer.log(logs, start_time)                           overridden: skipped_steps goes into each line
+    GRPOTrainer.log(logs, start_time)                       overridden: metrics of ours go with TRL's
+    GRPOTrainer._save_checkpoint(model, trial)              called, where a run ends in the middle of a step
     output["advantages"]                                    this process's advantages, in the order of `inputs`
     reward function keywords                                prompts, completions, completion_ids, columns, log_metric
 """
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,7 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
+from aitrain.environment.contract import Case
 from aitrain.environment.failures import FAILURE_KINDS
 from aitrain.environment.scoring import FailureCount, Host
 from aitrain.training.chat import Chat
@@ -118,7 +120,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             with evaluation_mode(self.model), batcher.serving():
                 yield
 
-        asking = partial(self._asking, parts.host.workers.wake) if self._is_served else None
+        served = self._served
+        asking = None if served is None else partial(Asking, served, parts.host.workers.wake)
         return Rollout(parts.host, parts.chat, parts.limits, self.generate, self.eos_token_ids, scoring, asking)
 
     # -- a batch of training
@@ -138,7 +141,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def roll_out(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """TRL's rollout function: the episodes of this batch, as tokens."""
-        self._batch = self.rollout.play(*self._asked)
+        self._batch = self.play(*self._asked)
         tracks = [episode.track for episode in self._batch]
         return {
             "prompt_ids": [track.prompt_ids for track in tracks],
@@ -146,6 +149,21 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "env_mask": [track.mask for track in tracks],
             "logprobs": [track.logprobs for track in tracks] if self.use_vllm else None,
         }
+
+    def play(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Episode]:
+        """This process's episodes, with the weights as they are now. Every process must call this.
+
+        Raises:
+            ServerFailed: on all processes, where a vLLM server failed one of them.
+        """
+        work = partial(self.rollout.play, cases, seeds)
+        served = self._served
+        if served is None:
+            return work()
+        if self._last_loaded_step != self.state.global_step:
+            served.sync_weights()
+            self._last_loaded_step = self.state.global_step
+        return served.in_common(work)
 
     def score(self, completions: list[Any], **rest: Any) -> list[float | None]:
         """TRL's reward function: the environment's score for each completion, None where there is none."""
@@ -202,10 +220,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.finite.before_step(model, norm, self.state.global_step + 1)
         return norm
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """TRL's metrics, and the steps that were left out so far."""
-        super().log(logs | {"skipped_steps": self.finite.skipped}, start_time)
-
     # -- the policy's side of a rollout
 
     def generate(self, prompts: list[list[int]], most: int) -> list[Sampled] | None:
@@ -222,13 +236,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             ids, logprobs = self._generate_single_turn(prompts + filler, None, {}, 1)
         return [Sampled(ids[n], logprobs[n] if logprobs else None) for n in range(len(prompts))]
 
-    def _asking(self, wake: Callable[[], None]) -> Asking:
-        """A server that answers episode by episode, with the weights of now. Every process must call this."""
-        if self.state.global_step != self._last_loaded_step:
-            self.vllm_generation.sync_weights()
-            self._last_loaded_step = self.state.global_step
-        return Asking(self.vllm_generation, wake)
-
     def _agreed(self, count: int, most: int) -> tuple[int, int]:
         if not self._generates_in_common:
             return count, most
@@ -240,14 +247,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _generates_in_common(self) -> bool:
         if self.accelerator.num_processes == 1:
             return False
-        if self._is_served:
+        if self._served is not None:
             return False  # each process asks the server by itself
         shares_engine = self.use_vllm and (self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1)
         return bool(shares_engine or self.is_deepspeed_enabled or self.is_fsdp_enabled)
-
-    @property
-    def _is_served(self) -> bool:
-        return bool(self.use_vllm) and isinstance(self.vllm_generation, Served)
 
     def _answers_of(self, most: int) -> AbstractContextManager[None]:
         """While this lasts, an answer has at most so many tokens."""
@@ -268,6 +271,40 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "generation_config": GenerationConfig(**settings, disable_compile=True),
             "generation_kwargs": settings,
         }
+
+    # -- around the steps
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """With the steps that were left out so far, how the weights got to a vLLM server, and how often it had to be
+        given them again."""
+        served = self._served
+        logs = logs | {"skipped_steps": self.finite.skipped}
+        if served is not None and "train_runtime" not in logs:
+            logs |= {
+                "sync/bytes": served.last_bytes,
+                "sync/seconds": served.last_seconds,
+                "vllm/restarts": served.restarts,
+            }
+        super().log(logs, start_time)
+
+    def save_checkpoint(self) -> None:
+        """A checkpoint of the last whole step, to go on from. Every process must call this."""
+        self._save_checkpoint(self.model, None)
+
+    def close(self) -> None:
+        """Leave no weights behind that were on their way to a vLLM server."""
+        if self._served is not None:
+            self._served.close()
+
+    @property
+    def vllm_restarts(self) -> int:
+        """How often a vLLM server came back and was given the weights again."""
+        return 0 if self._served is None else self._served.restarts
+
+    @property
+    def _served(self) -> Served | None:
+        generation = self.vllm_generation if self.use_vllm else None
+        return generation if isinstance(generation, Served) else None
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Nothing: the card of a run is written by saving.py."""

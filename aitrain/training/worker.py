@@ -9,8 +9,11 @@ from __future__ import annotations
 import atexit
 import os
 import random
+import select
 import sys
+import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TextIO
@@ -23,7 +26,7 @@ from aitrain.environment.finding import find
 from aitrain.environment.loading import load
 from aitrain.environment.scoring import host_of
 from aitrain.errors import as_ours
-from aitrain.events import SERVER_VARIABLE, Announce, Event, Failed, Started, encode
+from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.knobs import read_file
 from aitrain.run_folder import RunFolder
@@ -35,7 +38,7 @@ class Channel:
 
     stream: TextIO
     rank: int
-    on_broken: Announce | None = None
+    on_broken: Callable[[], None] | None = None
 
     def __call__(self, event: Event) -> None:
         """Tell the parent. Only the first process speaks, except of its start and of what it died of."""
@@ -45,8 +48,22 @@ class Channel:
             self.stream.write(encode(event))
             self.stream.flush()
         except (BrokenPipeError, ValueError):
-            if self.on_broken is not None:
-                self.on_broken(event)
+            self._tell_broken()
+
+    def watch(self) -> None:
+        """Notice at once that the parent is gone, also while there is nothing to tell it."""
+        threading.Thread(target=self._wait_until_broken, name="parent-watch", daemon=True).start()
+
+    def _wait_until_broken(self) -> None:
+        """A pipe that nobody reads is in error; a file or a terminal never is."""
+        poll = select.poll()
+        poll.register(self.stream.fileno(), 0)
+        poll.poll()
+        self._tell_broken()
+
+    def _tell_broken(self) -> None:
+        if self.on_broken is not None:
+            self.on_broken()
 
 
 def open_channel() -> Channel:
@@ -88,6 +105,7 @@ def _work(folder: RunFolder, channel: Channel, heartbeat: Heartbeat, checkpoint:
 
     with StopRequest().on_signals() as stop:
         channel.on_broken = stop.ask
+        channel.watch()
         run(Job(config, folder, environment, channel, stop, checkpoint, host, heartbeat.progress))
     part_in_peace()
 

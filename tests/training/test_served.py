@@ -34,6 +34,7 @@ from aitrain.training.generation.served import (
     DiskSync,
     Served,
     Server,
+    ServerFailed,
     Wanted,
     check,
     roomy_folder,
@@ -42,7 +43,7 @@ from aitrain.training.generation.weights import merged_weights
 from aitrain.training.model import TINY
 
 END = 258
-ALONE = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
+ALONE = SimpleNamespace(is_main_process=True)
 """All that is asked of an accelerator."""
 
 
@@ -293,7 +294,7 @@ def test_a_server_that_was_started_anew_in_between_gets_the_weights_before_it_is
 
 
 def test_processes_that_find_the_server_new_at_the_same_time(fake: Fake, sync: Any) -> None:
-    other = SimpleNamespace(is_main_process=False, wait_for_everyone=lambda: None)
+    other = SimpleNamespace(is_main_process=False)
     engines = [by(fake, sync), Served(Server(fake.url), type(sync)(sync.model, sync.folder), other, "base")]
     for engine in engines:
         engine.sync_weights()
@@ -364,14 +365,26 @@ def test_an_adapter_is_named_after_its_first_push_and_no_prefix_of_the_old_one_c
     assert not (tmp_path / "sync").exists()
 
 
-def test_only_the_first_process_pushes_and_all_wait(fake: Fake, sync: Any) -> None:
-    waited: list[int] = []
-    other = SimpleNamespace(is_main_process=False, wait_for_everyone=lambda: waited.append(1))
-    engine = Served(Server(fake.url), sync, other, "base")
+def test_only_the_first_process_pushes_and_its_failure_is_everybodys(
+    fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = [(2, None)]
+    monkeypatch.setattr(served, "gather_object", lambda own: [*told, *own])
+    engine = Served(Server(fake.url), sync, SimpleNamespace(is_main_process=False), "base")
     engine.sync_weights()
-    assert waited
     assert not fake.asked
     assert not sync.folder.exists()
+    assert engine.restarts == 2
+    told = [(2, "The vLLM server is gone")]
+    with pytest.raises(ServerFailed, match="is gone"):
+        engine.sync_weights()
+    told = [(2, None)]
+    with pytest.raises(ServerFailed, match="my own"):
+        engine.in_common(lambda: fail("my own"))
+
+
+def fail(message: str) -> None:
+    raise RunFailed(message)
 
 
 def test_another_process_may_have_loaded_the_adapter_already(fake: Fake, tmp_path: Path) -> None:
@@ -422,6 +435,40 @@ def test_weights_pass_through_memory_where_there_is_room(tmp_path: Path) -> None
     assert roomy_folder(run, 1000, memory=tmp_path).parent == tmp_path
     assert roomy_folder(run, 10**18, memory=tmp_path) == run / "sync"
     assert roomy_folder(run, 1000, memory=tmp_path / "nowhere") == run / "sync"
+
+
+def test_weights_of_a_process_that_was_killed_are_removed_by_the_next_run_and_no_others(tmp_path: Path) -> None:
+    holder = """
+import sys, time, types
+from pathlib import Path
+from aitrain.training.generation.served import _Files
+files = _Files(None, Path(sys.argv[1]))
+with files._writing(1) as folder:
+    (folder / "weights").touch()
+print("written", flush=True)
+time.sleep(600)
+"""
+    (tmp_path / "another's").mkdir()
+    command = [sys.executable, "-c", holder, str(tmp_path / "aitrain-1")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        roomy_folder(tmp_path / "run", 1000, memory=tmp_path)
+        assert (tmp_path / "aitrain-1" / "1" / "weights").exists()
+        process.kill()
+        process.wait()
+        roomy_folder(tmp_path / "run", 1000, memory=tmp_path)
+        assert [folder.name for folder in tmp_path.iterdir()] == ["another's"]
+
+
+def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "PAUSE_SECONDS", 0.01)
+    one, other = (AdapterSync(adapted(), tmp_path / "sync") for _ in range(2))
+    one.write(1)
+    with pytest.raises(RunFailed, match="running twice"):
+        other.write(1)
+    one.close()
+    assert other.write(1) > 0
 
 
 # -- a server that somebody else started

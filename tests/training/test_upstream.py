@@ -16,6 +16,8 @@ from aitrain.training.trainer import EpisodeTrainer
 OVERRIDDEN_OR_CALLED = {
     "_generate_and_score_completions": ["inputs"],
     "_generate_single_turn": ["prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images"],
+    "log": ["logs", "start_time"],
+    "_save_checkpoint": ["model", "trial"],
     "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
 }
 

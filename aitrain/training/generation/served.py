@@ -16,6 +16,8 @@ Where we lean on vLLM 0.31 (tests/training/test_served.py runs against it):
 
 from __future__ import annotations
 
+import fcntl
+import os
 import queue
 import shutil
 import threading
@@ -23,14 +25,15 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import httpx
 import torch
+from accelerate.utils import gather_object
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers.utils import logging
@@ -54,6 +57,12 @@ TRIES = 3
 CHUNK_PROMPTS, CHUNK_TOKENS = 64, 200_000
 """The most in one request, a few megabytes; all requests are in flight at the same time."""
 
+IN_MEMORY = "aitrain-"
+"""What folders of weights in memory are called."""
+
+PUSHED = "aitrain-"
+"""What the version of weights begins with that were pushed."""
+
 SALT = uuid.uuid4().hex
 """Of this process: nobody else's cached prefixes are ours."""
 
@@ -63,6 +72,10 @@ SALT = uuid.uuid4().hex
 
 class Gone(Exception):
     """Nobody answers, or an engine that is dead."""
+
+
+class ServerFailed(RunFailed):
+    """No answers or no weights for one process of a run, raised by all of them at the same moment."""
 
 
 class Refused(RunFailed):
@@ -161,6 +174,9 @@ class Sync(Protocol):
     def holds(self, server: Server, number: int) -> bool:
         """Whether the server uses them."""
 
+    def is_new(self, server: Server) -> bool:
+        """Whether nothing was pushed to the server since it was started."""
+
     def close(self) -> None:
         """Leave nothing behind."""
 
@@ -180,6 +196,8 @@ class Served:
     """What ends an answer, beside what the server's model says."""
     patience: float = 600.0
     """Seconds in which a server that is gone may come back."""
+    no_sense_in_waiting: Callable[[], str] = lambda: ""
+    """Why it will not, where that is known; asked while it is waited for."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -239,12 +257,35 @@ class Served:
             RunFailed: the server is gone for good, or does not take them.
         """
         self.pushes += 1
-        if self.accelerator.is_main_process:
-            start = time.monotonic()
-            self.last_bytes = self.sync.write(self.pushes)
-            self._insist(lambda: self.sync.push(self.server, self.pushes))
-            self.last_seconds = time.monotonic() - start
-        self.accelerator.wait_for_everyone()
+        self.in_common(self._push if self.accelerator.is_main_process else lambda: None)
+
+    def in_common(self, work: Callable[[], T]) -> T:
+        """What every process does by itself, and waits for the others at its end. Every process must call this.
+
+        Raises:
+            ServerFailed: the server failed one of them.
+        """
+        result, failure = None, None
+        try:
+            result = work()
+        except RunFailed as error:
+            failure = error
+        told = gather_object([(self.restarts, None if failure is None else str(failure))])
+        self.restarts = max(restarts for restarts, _ in told)
+        for _, message in told:
+            if message is not None:
+                raise ServerFailed(message) from failure
+        return cast(T, result)
+
+    def _push(self) -> None:
+        start = time.monotonic()
+        self.last_bytes = self.sync.write(self.pushes)
+        self._insist(self._hand_over)
+        self.last_seconds = time.monotonic() - start
+
+    def _hand_over(self) -> None:
+        self.restarts += self.pushes > 1 and self.sync.is_new(self.server)
+        self.sync.push(self.server, self.pushes)
 
     def close(self) -> None:
         """Leave nothing behind, such as weights in memory."""
@@ -267,6 +308,8 @@ class Served:
         give_up = time.monotonic() + self.patience
         time.sleep(PAUSE_SECONDS)
         while not self.server.is_up():
+            if why := self.no_sense_in_waiting():
+                raise RunFailed(f"The vLLM server at {self.server.url} is gone: {what}\n{why}")
             if time.monotonic() > give_up:
                 raise RunFailed(
                     f"The vLLM server at {self.server.url} is gone, and was not back within {self.patience:.0f} "
@@ -434,6 +477,16 @@ class _Files:
         if self._removal is not None:
             self._removal()
 
+    def _take(self) -> None:
+        """Make the folder, and lock it for as long as this process lives."""
+        for _ in range(TRIES):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if (lock := _locked(self.folder)) is not None:
+                self._removal = weakref.finalize(self, _remove, self.folder, lock)
+                return
+            time.sleep(PAUSE_SECONDS)  # another run may just be looking whether it is an orphan
+        raise RunFailed(f"Another process writes weights to {self.folder}: is this run running twice?")
+
     def path(self, number: int) -> Path:
         """Where push number so and so lies."""
         return self.folder / str(number)
@@ -442,10 +495,11 @@ class _Files:
     def _writing(self, number: int) -> Iterator[Path]:
         """A new folder, whole or not at all, in the place of the one before: there may be no room for two."""
         if self._removal is None:
-            self._removal = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+            self._take()
+        for before in self.folder.iterdir():
+            shutil.rmtree(before, ignore_errors=True)
         partial_folder = self.folder / "partial"
-        partial_folder.mkdir(parents=True)
+        partial_folder.mkdir()
         yield partial_folder
         partial_folder.rename(self.path(number))
 
@@ -489,6 +543,10 @@ class AdapterSync(_Files):
         """See Sync."""
         return self._loaded_from(server) == str(self.path(number))
 
+    def is_new(self, server: Server) -> bool:
+        """See Sync."""
+        return self._loaded_from(server) is None
+
     def _loaded_from(self, server: Server) -> str | None:
         cards = server.get("/v1/models")["data"]
         return next((str(card["root"]) for card in cards if card["id"] == self.name), None)
@@ -531,6 +589,10 @@ class DiskSync(_Files):
         """See Sync."""
         return bool(server.get("/weight_info")["weight_version"] == _version(number))
 
+    def is_new(self, server: Server) -> bool:
+        """See Sync."""
+        return not str(server.get("/weight_info")["weight_version"]).startswith(PUSHED)
+
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
@@ -545,14 +607,45 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def _version(number: int) -> str:
-    return f"aitrain-{number}"
+    return f"{PUSHED}{number}"
 
 
 def roomy_folder(run_folder: Path, needed: int, memory: Path = Path("/dev/shm")) -> Path:
     """Where so many bytes of weights pass by best: in memory if that leaves half of what is free, else in the run."""
+    remove_orphans(memory)
     has_room = memory.is_dir() and shutil.disk_usage(memory).free > 2 * needed
     name = uuid.uuid5(uuid.NAMESPACE_URL, str(run_folder.absolute())).hex[:12]
-    return memory / f"aitrain-{name}" if has_room else run_folder / "sync"
+    return memory / f"{IN_MEMORY}{name}" if has_room else run_folder / "sync"
+
+
+def remove_orphans(memory: Path) -> None:
+    """Weights whose process was killed: nobody holds the lock on their folder."""
+    for folder in memory.glob(f"{IN_MEMORY}*"):
+        with suppress(PermissionError):  # somebody else's
+            lock = _locked(folder)
+            if lock is not None:
+                _remove(folder, lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """A lock on the folder, which ends with the process; None when another process has it, or has removed it."""
+    try:
+        lock = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), folder.stat()):
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None
+
+
+def _remove(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
 
 
 # -- a server that somebody else started
