@@ -33,6 +33,7 @@ from aitrain.training.callbacks import Evaluator, Reporter, Stopper, StopRequest
 from aitrain.training.chat import Chat, Schemas, chat_for_episodes
 from aitrain.training.evaluation import HeldOut
 from aitrain.training.finite import Diverged, check_weights
+from aitrain.training.generation.agreement import Agreement
 from aitrain.training.generation.served import (
     AdapterSync,
     Base,
@@ -207,9 +208,8 @@ def _served(job: Job, base: Base, trainer: Any) -> Served:
     model = trainer.accelerator.unwrap_model(trainer.model)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     folder = roomy_folder(job.folder.path, size)
-    is_on_cpu = trainer.accelerator.device.type == "cpu"
     by_adapter = sync_of(job.config) == "adapter"
-    sync: Any = AdapterSync(model, folder) if by_adapter else DiskSync(model, folder, renews=is_on_cpu)
+    sync: Any = AdapterSync(model, folder) if by_adapter else DiskSync(model, folder, renews=base.is_on_cpu)
     return Served(
         Server(str(job.config.vllm_server_url)),
         sync,
@@ -218,6 +218,7 @@ def _served(job: Job, base: Base, trainer: Any) -> Served:
         base.longest,
         list(trainer.eos_token_ids),
         no_sense_in_waiting=partial(_no_sense_in_waiting, job),
+        verify=Agreement.of(model, trainer.processing_class, _about_another_base(job)),
         temperature=trainer.temperature,
         top_p=trainer.top_p,
         top_k=trainer.top_k,
@@ -225,6 +226,11 @@ def _served(job: Job, base: Base, trainer: Any) -> Served:
         repetition_penalty=trainer.repetition_penalty,
         max_completion_length=trainer.max_completion_length,
     )
+
+
+def _about_another_base(job: Job) -> Callable[[str], None] | None:
+    """A base in 4 or 8 bit is never quite the server's: that is worth a word, and ends nothing."""
+    return (lambda text: job.announce(Note(text))) if job.config.quantization else None
 
 
 def _no_sense_in_waiting(job: Job) -> str:

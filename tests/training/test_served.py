@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.util
 import json
 import os
@@ -74,6 +75,8 @@ class Fake:
         self.troubles: list[Callable[[Fake], tuple[int, Any] | None]] = []
         """What the next completions meet with; None: the connection ends without an answer."""
         self.missing: set[str] = set()
+        self.details: dict[str, Any] | None = None
+        """What it tells of itself in its development mode."""
         self.surely = True
         self._port = 0
         self.start()
@@ -130,6 +133,7 @@ class Fake:
         threading.Timer(seconds, self.start).start()
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
+        path = path.partition("?")[0]
         self.asked.append((path, body))
         if path in self.missing:
             return 404, {"detail": "Not Found"}
@@ -145,6 +149,9 @@ class Fake:
         base = {"id": "base", "root": "some/model", "parent": None, "max_model_len": 100}
         adapters = [{"id": name, "root": root, "parent": "base"} for name, root in self.adapters.items()]
         return 200, {"data": [base, *adapters]}
+
+    def _server_info(self, _: Any) -> tuple[int, Any]:
+        return (404, {"detail": "Not Found"}) if self.details is None else (200, {"vllm_config": self.details})
 
     def _weight_info(self, _: Any) -> tuple[int, Any]:
         return 200, {"weight_version": self.version}
@@ -392,9 +399,16 @@ def test_another_process_may_have_loaded_the_adapter_already(fake: Fake, tmp_pat
     engine = by(fake, sync)
     engine.sync_weights()
     sync.restore(engine.server, 1)
-    fake.adapters["policy"] = "another/adapter"
-    with pytest.raises(RunFailed, match="already been loaded"):
-        sync.restore(engine.server, 1)
+
+
+def test_two_runs_do_not_share_a_server(fake: Fake, sync: Any, tmp_path: Path) -> None:
+    engine, other = by(fake, sync), by(fake, type(sync)(sync.model, tmp_path / "other"))
+    engine.sync_weights()
+    engine.generate([[1]])
+    other.sync_weights()
+    other.generate([[1]])
+    with pytest.raises(RunFailed, match="Another run hands its weights"):
+        engine.generate([[1]])
 
 
 def test_the_files_of_an_adapter_are_peft_s(fake: Fake, tmp_path: Path) -> None:
@@ -497,6 +511,45 @@ def test_what_a_server_lacks_is_said_with_what_starts_it(fake: Fake, wanted: Wan
     with pytest.raises(ConfigError, match=lack) as caught:
         check(fake.url, wanted)
     assert str(caught.value).endswith(f"\nStart it with: {wanted.command}")
+
+
+ON_CPU = {"device_config": {"device": "cpu"}, "parallel_config": {"worker_extension_cls": ""}}
+
+
+def test_an_adapter_that_is_too_large_is_refused_before_it_is_trained(fake: Fake) -> None:
+    fake.details = {"lora_config": {"max_lora_rank": 8}}
+    assert check(fake.url, ADAPTER) == Base("base", 100)
+    with pytest.raises(ConfigError, match=r"rank 8 at most, and we train one of rank 9\.\nStart it .* 16$"):
+        check(fake.url, Wanted("some/model", 100, 9))
+
+
+def test_a_server_on_the_cpu_must_be_able_to_take_all_weights(fake: Fake) -> None:
+    fake.details = ON_CPU
+    assert check(fake.url, ADAPTER) == Base("base", 100, is_on_cpu=True)
+    with pytest.raises(
+        ConfigError, match=r"runs on the CPU and lacks .*\n.*--worker-extension-cls aitrain\."
+    ) as caught:
+        check(fake.url, ALL)
+    extension = str(caught.value).split()[-1]
+    fake.details = ON_CPU | {"parallel_config": {"worker_extension_cls": extension}}
+    assert check(fake.url, ALL) == Base("base", 100, is_on_cpu=True)
+    module, _, name = extension.rpartition(".")
+    assert getattr(importlib.import_module(module), name) is tied_head.WorkerExtension
+
+
+def test_a_base_that_another_run_wrote_over_is_no_base(fake: Fake, tmp_path: Path) -> None:
+    by(fake, DiskSync(adapted(), tmp_path / "sync")).sync_weights()
+    assert check(fake.url, ALL) == Base("base", 100)  # it gets all weights anyway
+    with pytest.raises(ConfigError, match="has no base any more: a run has handed it other weights"):
+        check(fake.url, ADAPTER)
+
+
+def test_a_server_that_takes_connections_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "CHECK_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"The vLLM server at {url} did not answer within 0 seconds"):
+            check(url, ADAPTER)
 
 
 def test_raw_log_probabilities_are_noticed(fake: Fake) -> None:

@@ -10,7 +10,8 @@ Where we lean on vLLM 0.31 (tests/training/test_served.py runs against it):
                                         logprobs 0: of the sampled token alone; cache_salt: which cached prefixes count
     GET  /v1/models                     names, the folder an adapter came from, max_model_len
     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
-    POST /collective_rpc reload_weights, /update_weight_version; GET /weight_info    in its development mode only
+    POST /collective_rpc reload_weights, /update_weight_version; GET /weight_info, /server_info    in its development
+                                        mode only
     GET  /health
 """
 
@@ -26,7 +27,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -39,12 +40,15 @@ from safetensors.torch import save_file
 from transformers.utils import logging
 
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.training.generation import tied_head
 from aitrain.training.generation.weights import merged_weights
 
 T = TypeVar("T")
 
 CONNECT_SECONDS = 10.0
 HEALTH_SECONDS = 5.0
+CHECK_SECONDS = 60.0
+"""For each of the first questions, one of which may be its first completion."""
 PAUSE_SECONDS = 1.0
 """Between two looks whether the server is back."""
 
@@ -86,6 +90,10 @@ class Refused(RunFailed):
         self.status = status
 
 
+class Slow(RunFailed):
+    """The server took too long."""
+
+
 class Server:
     """Calls that all have a deadline, each on a connection of its own: one that was kept may be closed by now."""
 
@@ -102,7 +110,7 @@ class Server:
         """What is there.
 
         Raises:
-            Gone, Refused, RunFailed: as for `post`.
+            Gone, Refused, Slow: as for `post`.
         """
         return self._call("GET", path)
 
@@ -112,7 +120,7 @@ class Server:
         Raises:
             Gone: there is no server, it hung up, or says that it failed.
             Refused: it does not want to.
-            RunFailed: it took too long.
+            Slow: it took too long.
         """
         return self._call("POST", path, json=body)
 
@@ -127,7 +135,7 @@ class Server:
         try:
             response = self._http.request(verb, f"{self.url}{path}", **body)
         except httpx.ReadTimeout:
-            raise RunFailed(
+            raise Slow(
                 f"The vLLM server at {self.url} did not answer {path} within {self._deadline:.0f} seconds.\n"
                 "Its log says what it is doing; fewer episodes at a time or shorter answers take less."
             ) from None
@@ -198,6 +206,8 @@ class Served:
     """Seconds in which a server that is gone may come back."""
     no_sense_in_waiting: Callable[[], str] = lambda: ""
     """Why it will not, where that is known; asked while it is waited for."""
+    verify: Callable[[Served], None] = lambda _: None
+    """Looks at a server that was given the weights for the first time."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -281,6 +291,8 @@ class Served:
         start = time.monotonic()
         self.last_bytes = self.sync.write(self.pushes)
         self._insist(self._hand_over)
+        if self.pushes == 1:
+            self.verify(self)
         self.last_seconds = time.monotonic() - start
 
     def _hand_over(self) -> None:
@@ -541,7 +553,10 @@ class AdapterSync(_Files):
 
     def holds(self, server: Server, number: int) -> bool:
         """See Sync."""
-        return self._loaded_from(server) == str(self.path(number))
+        source = self._loaded_from(server)
+        if source is not None and Path(source).parent != self.folder:
+            raise _shared(server)
+        return source == str(self.path(number))
 
     def is_new(self, server: Server) -> bool:
         """See Sync."""
@@ -581,17 +596,24 @@ class DiskSync(_Files):
         server.post("/collective_rpc", {"method": "reload_weights", "kwargs": where})
         if self._renews:
             server.post("/collective_rpc", {"method": "renew_tied_head"})
-        server.post("/update_weight_version", {"new_version": _version(number)})
+        server.post("/update_weight_version", {"new_version": self._version(number)})
 
     restore = push
 
     def holds(self, server: Server, number: int) -> bool:
         """See Sync."""
-        return bool(server.get("/weight_info")["weight_version"] == _version(number))
+        version = _weight_version(server)
+        if version.startswith(PUSHED) and version != self._version(number):
+            raise _shared(server)
+        return version == self._version(number)
 
     def is_new(self, server: Server) -> bool:
         """See Sync."""
-        return not str(server.get("/weight_info")["weight_version"]).startswith(PUSHED)
+        return not _weight_version(server).startswith(PUSHED)
+
+    def _version(self, number: int) -> str:
+        """A number of this run, and no other's."""
+        return f"{PUSHED}{uuid.uuid5(uuid.NAMESPACE_URL, str(self.path(number))).hex[:12]}"
 
 
 @contextmanager
@@ -606,8 +628,15 @@ def _no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _version(number: int) -> str:
-    return f"{PUSHED}{number}"
+def _weight_version(server: Server) -> str:
+    return str(server.get("/weight_info")["weight_version"])
+
+
+def _shared(server: Server) -> RunFailed:
+    return RunFailed(
+        f"Another run hands its weights to the vLLM server at {server.url}, and it has one policy at a time.\n"
+        "Give each run a server of its own; without --vllm-server-url aitrain starts one."
+    )
 
 
 def roomy_folder(run_folder: Path, needed: int, memory: Path = Path("/dev/shm")) -> Path:
@@ -661,12 +690,16 @@ class Wanted:
     """Tokens of prompt and answer."""
     rank: int | None
     """Of the adapter that is handed over; None: all weights are."""
+    is_on_cpu: bool = False
+    """Whether the server has no GPU."""
 
     @property
     def command(self) -> str:
         """What starts such a server."""
         adapter = f" --enable-lora --max-lora-rank {_served_rank(self.rank)}" if self.rank else ""
         mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if self.rank else "VLLM_SERVER_DEV_MODE=1"
+        extension = f" --worker-extension-cls {tied_head.__name__}.WorkerExtension"
+        adapter = adapter or (extension if self.is_on_cpu else "")
         options = f"--max-model-len {self.longest} --logprobs-mode processed_logprobs{adapter}"
         return f"{mode} vllm serve {self.model} {options}"
 
@@ -677,6 +710,8 @@ class Base:
 
     name: str
     longest: int
+    is_on_cpu: bool = False
+    """As far as it tells."""
 
 
 def check(url: str, wanted: Wanted) -> Base:
@@ -685,12 +720,16 @@ def check(url: str, wanted: Wanted) -> Base:
     Raises:
         ConfigError: there is none, or it lacks something; says how to start it.
     """
-    server = Server(url, deadline=60.0)
+    server = Server(url, deadline=CHECK_SECONDS)
     try:
+        details = _details(server)
+        wanted = replace(wanted, is_on_cpu=_is_on_cpu(details))
         base = _base(server, wanted)
-        lack = _lack(server, base, wanted)
+        lack = _lack(server, base, wanted) or _lack_in(details, wanted)
     except Gone as gone:
         lack = f"cannot be used ({gone})"
+    except Slow:
+        lack = f"did not answer within {CHECK_SECONDS:.0f} seconds"
     except (RunFailed, KeyError, TypeError) as error:
         lack = f"does not answer like one ({type(error).__name__}: {error})"
     if lack:
@@ -702,7 +741,7 @@ def check(url: str, wanted: Wanted) -> Base:
 def _base(server: Server, wanted: Wanted) -> Base | None:
     for card in server.get("/v1/models")["data"]:
         if not card.get("parent") and wanted.model in (card["id"], card["root"]):
-            return Base(card["id"], int(card["max_model_len"]))
+            return Base(card["id"], int(card["max_model_len"]), wanted.is_on_cpu)
     return None
 
 
@@ -720,9 +759,35 @@ def _lack(server: Server, base: Base | None, wanted: Wanted) -> str:
     return ""
 
 
+def _details(server: Server) -> dict[str, Any]:
+    """How it was started, which it tells in its development mode only."""
+    try:
+        details: dict[str, Any] = server.get("/server_info?config_format=json")["vllm_config"]
+    except Refused:
+        return {}
+    return details
+
+
+def _is_on_cpu(details: dict[str, Any]) -> bool:
+    return bool((details.get("device_config") or {}).get("device") == "cpu")
+
+
+def _lack_in(details: dict[str, Any], wanted: Wanted) -> str:
+    """What is missing by what it tells, or nothing."""
+    rank = (details.get("lora_config") or {}).get("max_lora_rank")
+    if wanted.rank and rank is not None and rank < wanted.rank:
+        return f"takes adapters of rank {rank} at most, and we train one of rank {wanted.rank}"
+    extension = (details.get("parallel_config") or {}).get("worker_extension_cls")
+    if wanted.is_on_cpu and not wanted.rank and not extension:
+        return "runs on the CPU and lacks what it needs there to be handed weights"
+    return ""
+
+
 def _lacks_sync(server: Server, wanted: Wanted) -> str:
     if wanted.rank is None:
         return "" if _has(lambda: server.get("/weight_info")) else "is not in its development mode"
+    if (version := _version_of(server)).startswith(PUSHED):
+        return f"has no base any more: a run has handed it other weights ({version})"
     nothing = {"lora_name": "policy", "lora_path": "/nonexistent"}
     try:
         server.post("/v1/load_lora_adapter", nothing)
@@ -731,6 +796,14 @@ def _lacks_sync(server: Server, wanted: Wanted) -> str:
     except Refused as refused:
         return "does not load adapters while it runs" if "Not Found" in str(refused) else ""
     return ""
+
+
+def _version_of(server: Server) -> str:
+    """Nothing where it does not tell."""
+    try:
+        return _weight_version(server)
+    except Refused:
+        return ""
 
 
 def _has(call: Callable[[], Any]) -> bool:

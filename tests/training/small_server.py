@@ -1,0 +1,70 @@
+"""A stand-in for vLLM's server that generates for real: transformers with the weights that it was handed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from tests.training.test_served import Fake
+
+
+class SmallServer(Fake):
+    """Serves a small model, and says the log-probabilities that it has; `ignores` is handed weights in vain."""
+
+    def __init__(self, model: Path, ignores: bool = False) -> None:
+        self.model, self.ignores = str(model), ignores
+        self._generating = threading.Lock()
+        super().__init__()
+
+    def start(self) -> None:
+        """With the base's weights."""
+        self.policy: Any = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32).eval()
+        super().start()
+
+    def _models(self, body: Any) -> tuple[int, Any]:
+        status, answer = super()._models(body)
+        answer["data"][0] |= {"root": self.model, "max_model_len": 512}
+        return status, answer
+
+    def _collective_rpc(self, body: Any) -> tuple[int, Any]:
+        answer = super()._collective_rpc(body)
+        if not self.ignores:
+            self.policy = AutoModelForCausalLM.from_pretrained(body["kwargs"]["weights_path"]).eval()
+        return answer
+
+    def _load_lora_adapter(self, body: Any) -> tuple[int, Any]:
+        answer = super()._load_lora_adapter(body)
+        if answer[0] == 200 and not self.ignores:
+            base = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
+            self.policy = PeftModel.from_pretrained(base, body["lora_path"]).eval()
+        return answer
+
+    def _completions(self, body: Any) -> tuple[int, Any] | None:
+        if self.troubles:
+            return self.troubles.pop(0)(self)
+        with self._generating, torch.no_grad():
+            choices = [self._choice(index, ids, body) for index, ids in enumerate(body["prompt"])]
+        return 200, {"choices": choices}
+
+    def _choice(self, index: int, prompt: list[int], body: Any) -> dict[str, Any]:
+        heat = body["temperature"]
+        ids = self.policy.generate(
+            input_ids=torch.tensor([prompt]), max_new_tokens=body["max_tokens"], do_sample=heat > 0,
+            temperature=heat or None, top_k=0 if heat else None, top_p=1.0 if heat else None,
+        )[0]  # fmt: skip
+        answer = ids[len(prompt) :]
+        logits = self.policy(ids[None]).logits[0, len(prompt) - 1 : -1] / (heat or 1.0)
+        said = logits.log_softmax(-1).gather(-1, answer[:, None])[:, 0].tolist()
+        if body.get("top_k") == 1:  # only the likeliest may be drawn
+            said = [0.0] * len(said)
+        return {
+            "index": index,
+            "prompt_token_ids": prompt,
+            "token_ids": answer.tolist(),
+            "logprobs": {"token_logprobs": said},
+        }

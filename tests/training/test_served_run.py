@@ -1,0 +1,162 @@
+"""Whole runs, in real training processes, by a vLLM server that dies, is gone, or has other weights.
+
+The server is a stand-in that generates with what it was handed; tests/vllm has the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aitrain.config import TrainConfig
+from aitrain.events import SERVER_VARIABLE, Failed, decode
+from aitrain.launch.processes import PYTHON, WORKER
+from aitrain.run_folder import Result, RunFolder, read_lines
+from tests.training.small_server import SmallServer
+
+ENVIRONMENT = f"{Path(__file__).parents[1] / 'environments' / 'processes.py'}:Slow"
+
+
+@pytest.fixture
+def server(small_model: Path) -> Iterator[SmallServer]:
+    serving = SmallServer(small_model)
+    yield serving
+    serving.stop()
+
+
+class Served:
+    """The processes of one run, as `aitrain grpo` would start them, in a folder of their own."""
+
+    def __init__(self, folder: Path, model: Path, url: str, processes: int = 1, **knobs: Any) -> None:
+        self.folder = RunFolder(folder / "run")
+        self.folder.path.mkdir()
+        short = {"max_steps": 6, "rl_max_new_tokens": 4, "rl_kl_coef": 0.0, "lr": 1e-2, "rl_prompts_per_step": 2,
+                 "save_strategy": "no", "eval_strategy": "no", "rl_top_k": 0}  # fmt: skip
+        self.folder.write_config(TrainConfig(
+            model=str(model), rl_env=ENVIRONMENT, output_dir=str(folder), project_name="run", use_vllm=True,
+            vllm_mode="server", **{**short, **knobs},
+        ))  # fmt: skip
+        torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--no-python"]
+        worker = [*PYTHON, "-m", WORKER, str(self.folder.path)]
+        self.process = subprocess.Popen(
+            worker if processes == 1 else [*torchrun, f"--nproc-per-node={processes}", *worker],
+            cwd=folder, env={**os.environ, SERVER_VARIABLE: url, "CUDA_VISIBLE_DEVICES": ""}, text=True,
+            stdout=subprocess.PIPE, stderr=self.folder.log.open("w"), start_new_session=True,
+        )  # fmt: skip
+
+    def wait_for_step(self, step: int) -> None:
+        give_up = time.monotonic() + 240
+        while not any(line["step"] >= step for line in read_lines(self.folder.metrics)):
+            assert self.process.poll() is None, self.folder.log.read_text()[-3000:]
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+
+    def end(self) -> list[Failed]:
+        """Wait for it; what its processes said that they failed of."""
+        try:
+            said, _ = self.process.communicate(timeout=240)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGTERM)  # torchrun ends its processes
+            self.process.communicate(timeout=60)
+            pytest.fail(f"the run does not end\n{self.folder.log.read_text()[-3000:]}")
+        return [event for line in said.splitlines() if isinstance(event := decode(line), Failed)]
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [line for line in read_lines(self.folder.metrics) if "reward" in line]
+
+    def is_saved(self, step: int) -> bool:
+        saved = [self.folder.model / "config.json", self.folder.model / "adapter_config.json"]
+        checkpoint = self.folder.checkpoints / f"checkpoint-{step}" / "trainer_state.json"
+        return any(file.exists() for file in saved) and checkpoint.exists()
+
+
+Start = Callable[..., Served]
+
+
+@pytest.fixture
+def start(tmp_path: Path, small_model: Path, server: SmallServer) -> Iterator[Start]:
+    started: list[Served] = []
+
+    def begin(**values: Any) -> Served:
+        started.append(Served(tmp_path, small_model, server.url, **values))
+        return started[-1]
+
+    yield begin
+    for run in started:
+        run.process.kill()
+        assert run.process.stdout is not None
+        run.process.stdout.close()  # what torchrun leaves behind ends itself
+        run.process.wait()
+
+
+@pytest.mark.parametrize(("processes", "peft"), [(1, False), (2, True)])
+def test_a_run_goes_on_with_a_server_that_comes_back_and_loses_no_step(
+    processes: int, peft: bool, start: Start, server: SmallServer
+) -> None:
+    run = start(processes=processes, peft=peft)
+    run.wait_for_step(2)
+    server.restart()
+    assert run.end() == []
+
+    assert [line["step"] for line in run.lines()] == [1, 2, 3, 4, 5, 6]
+    assert max(line["sampling/sampling_logp_difference/mean"] for line in run.lines()) < 1e-3
+    assert [line["vllm/restarts"] for line in run.lines()][::5] == [0, 1]
+    assert all(line["sync/bytes"] > 10_000 and line["sync/seconds"] > 0 for line in run.lines())
+    assert Result.read(run.folder.path).vllm_restarts == 1
+    assert not list(run.folder.path.glob("sync"))
+
+
+def test_a_server_that_is_gone_for_good_ends_the_run_with_everything_saved(start: Start, server: SmallServer) -> None:
+    run = start(processes=2, max_steps=500)
+    run.folder.server.write_text(json.dumps({"why": "vLLM's server ended, and is not started again."}))
+    run.wait_for_step(2)
+    server.stop()
+    failures = run.end()
+    server.start()
+
+    assert len(failures) == 2
+    assert all("is gone: " in each.message and "is not started again" in each.message for each in failures)
+    result = json.loads(run.folder.result.read_text())
+    assert result["status"] == "failed"
+    assert run.is_saved(result["steps"])
+    assert len(run.lines()) == result["steps"]
+
+
+def test_a_run_whose_parent_is_gone_does_not_wait_for_its_server(start: Start, server: SmallServer) -> None:
+    run = start(processes=2, max_steps=500)
+    run.wait_for_step(2)
+    server.stop()
+    assert run.process.stdout is not None
+    run.process.stdout.close()
+    run.process.wait(timeout=120)
+    server.start()
+
+    result = json.loads(run.folder.result.read_text())
+    assert result["status"] == "stopped"
+    assert run.is_saved(result["steps"])
+
+
+@pytest.mark.parametrize("peft", [True, False])
+def test_a_server_that_has_other_weights_is_noticed_before_a_step_is_made(
+    peft: bool, tmp_path: Path, small_model: Path, start: Start, server: SmallServer
+) -> None:
+    """Of the same shape, under the same name: a base that is another one, and files that nobody read."""
+    server.ignores = True
+    with torch.no_grad():
+        for weight in server.policy.parameters():
+            weight += 0.5 * torch.randn_like(weight) * weight.std()
+    run = start(peft=peft)
+    (failure,) = run.end()
+
+    assert "does not have this run's weights: its log-probabilities differ from the trainer's by" in failure.message
+    assert ("the very base that is trained" if peft else "read the same files") in failure.message
+    assert not run.folder.result.exists()
