@@ -1,0 +1,124 @@
+"use strict";
+// The cases: one line each, sorted by whatever tells most.
+
+const FIRST_CASES = 25;
+
+class CaseTable {
+  /** `other`: a second run, whose last scores stand beside. */
+  constructor(source, run, cases, other = null) {
+    Object.assign(this, { source, run, other });
+    this.cases = cases.map((row) => ({ ...row, change: row.first === null || row.last === null ? null : row.last - row.first, other: this.otherScore(row) }));
+    this.isHeldOut = cases.some((row) => row.is_held_out);
+    this.sort = { key: "change", isUp: false };
+    this.text = "";
+    this.most = FIRST_CASES;
+    const kinds = [[true, `Held-out (${count(cases.filter((row) => row.is_held_out).length)})`], [false, `Training (${count(cases.filter((row) => !row.is_held_out).length)})`]];
+    const chosen = choice("Cases", kinds, this.isHeldOut, (isHeldOut) => this.show({ isHeldOut, most: FIRST_CASES }));
+    const search = el("input", { type: "search", placeholder: "find a case", "aria-label": "Find a case", oninput: () => this.show({ text: search.value.toLowerCase(), most: FIRST_CASES }) });
+    this.head = el("tr");
+    this.body = el("tbody");
+    this.more = el("button", { type: "button", class: "wide", onclick: () => this.show({ most: this.most * 4 }) });
+    this.element = el("div", {}, el("div", { class: "toolbar" }, chosen, search), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of cases" }, el("table", { class: "cases" }, el("thead", {}, this.head), this.body)), this.more);
+    this.show({});
+  }
+
+  otherScore(row) {
+    return this.other?.cases.find((one) => one.case === row.case && one.is_held_out === row.is_held_out)?.last ?? null;
+  }
+
+  get columns() {
+    const columns = [
+      ["case", "Case", "the row of the dataset"],
+      ["prompt", "Prompt", "the beginning of what was asked"],
+      ["episodes", "Episodes", "how often it was played"],
+      ["first", "First", this.isHeldOut ? "score before training" : "mean score of its first group"],
+      ["last", "Last", this.isHeldOut ? "score at the last scoring" : "mean score of its last group"],
+      ["change", "Change", "last less first"],
+      ["variance", "Variance", "of all its scores; where it is 0, the case teaches nothing"],
+      ["failed", "Failed", "episodes without a score because the environment failed"],
+    ];
+    if (this.other) columns.splice(6, 0, ["other", `Last in ${this.other.name}`, "the other run's last score"]);
+    return columns;
+  }
+
+  show(changes) {
+    Object.assign(this, changes);
+    const rows = this.cases.filter((row) => row.is_held_out === this.isHeldOut && (!this.text || row.case.toLowerCase() === this.text || row.prompt.toLowerCase().includes(this.text)));
+    rows.sort((one, other) => this.compare(one, other));
+    replaceChildren(this.head, this.columns.map((column) => this.heading(column)), el("th", {}, el("span", { class: "unseen" }, "Look closer")));
+    replaceChildren(this.body, rows.slice(0, this.most).map((row) => this.line(row)));
+    if (!rows.length) this.body.append(el("tr", {}, el("td", { colSpan: this.columns.length + 1 }, note("No case of this kind."))));
+    this.more.hidden = rows.length <= this.most;
+    this.more.textContent = `Show more of ${count(rows.length)} cases`;
+  }
+
+  /** Without a value: last, whichever the direction. */
+  compare(one, other) {
+    const [first, second] = [one[this.sort.key], other[this.sort.key]];
+    if (first === null || second === null) return (first === null) - (second === null);
+    const way = this.sort.isUp ? 1 : -1;
+    if (typeof first === "string") return way * first.localeCompare(second, "en", { numeric: true });
+    return way * (first - second);
+  }
+
+  heading([key, title, hint]) {
+    const isSorted = this.sort.key === key;
+    const isText = key === "case" || key === "prompt";
+    const sort = () => {
+      this.show({ sort: { key, isUp: isSorted ? !this.sort.isUp : isText } });
+      this.head.querySelector(`[data-key="${key}"]`).focus();
+    };
+    const button = el("button", { type: "button", title: hint, "data-key": key, onclick: sort }, isolated(title), el("span", { class: "arrow", "aria-hidden": "true" }, isSorted ? (this.sort.isUp ? "↑" : "↓") : ""));
+    return el("th", { scope: "col", class: key, "aria-sort": isSorted ? (this.sort.isUp ? "ascending" : "descending") : "none" }, button);
+  }
+
+  line(row) {
+    const change = row.change === null || row.change === 0 ? "" : row.change > 0 ? "better" : "worse";
+    const cells = {
+      case: isolated(row.case, "case"),
+      prompt: isolated(row.prompt, "prompt"),
+      episodes: count(row.episodes),
+      first: [scoreBar(row.first), score(row.first)],
+      last: [scoreBar(row.last), score(row.last)],
+      change: el("span", { class: change }, signed(row.change)),
+      other: score(row.other),
+      variance: score(row.variance),
+      failed: row.failed ? el("span", { class: "worse" }, count(row.failed)) : "0",
+    };
+    const look = el("button", { type: "button", class: "quiet", "aria-label": `Compare the first and last episodes of case ${row.case}`, onclick: () => this.compareCase(row) }, "Compare");
+    return el("tr", {}, this.columns.map(([key]) => el("td", { class: key }, cells[key])), el("td", {}, look));
+  }
+
+  /** The case's first and last episodes, or its last ones in two runs. */
+  async compareCase(row) {
+    const query = { ...EMPTY_QUERY, case: row.case, when: row.is_held_out ? "held-out" : "training" };
+    const episodes = await this.all(this.run, query);
+    const groups = grouped(episodes.filter((episode) => !episode.when.endsWith("greedy")));
+    groups.sort((one, other) => place(one.members[0]) - place(other.members[0]));
+    const column = (group, run, title) => ({ heading: group ? `${title}: ${moment(group.members[0])}` : title, run, rows: group?.members ?? [] });
+    const first = column(groups[0], this.run, this.other ? "This run, first" : "First");
+    const last = column(groups.length > 1 ? groups[groups.length - 1] : null, this.run, this.other ? "This run, last" : "Last");
+    const columns = [first, last];
+    if (this.other) {
+      const others = grouped((await this.all(this.other.id, query)).filter((episode) => !episode.when.endsWith("greedy")));
+      others.sort((one, other) => place(one.members[0]) - place(other.members[0]));
+      columns.push(column(others[others.length - 1], this.other.id, `${this.other.name}, last`));
+    }
+    sideBySide(`Case ${row.case}`, columns, this.source);
+  }
+
+  /** All episodes of a query, which are few for one case. */
+  async all(run, query) {
+    const rows = [];
+    for (let start = 0; start !== null && rows.length < 2000; ) {
+      const found = await this.source.episodes(run, query, start);
+      rows.push(...found.rows);
+      start = found.next;
+    }
+    return rows;
+  }
+}
+
+function place(episode) {
+  return episode.step + (episode.when.startsWith("after") ? 0.5 : 0);
+}

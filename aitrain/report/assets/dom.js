@@ -1,0 +1,143 @@
+"use strict";
+// Elements, text and numbers. All text goes into the page as text nodes: nothing here, or anywhere else, writes HTML.
+
+/** An element: el("div", {class: "card", onclick: f}, "text", child). What is null, undefined or false is left out. */
+function el(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name in element && typeof value !== "string") element[name] = value;
+    else element.setAttribute(name === "className" ? "class" : name, value === true ? "" : value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+function replaceChildren(element, ...children) {
+  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+// Characters that are not seen, or that change how others are: C0 and C1 but tab and newline, marks of writing
+// direction, zero widths, line separators, tags, private and lone halves of pairs.
+const HIDDEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/gu;
+
+/** Text as nodes: characters that nobody would see are shown by their number, and turn nothing around. */
+function visible(text) {
+  const nodes = [];
+  let last = 0;
+  for (const match of text.matchAll(HIDDEN)) {
+    if (match.index > last) nodes.push(document.createTextNode(text.slice(last, match.index)));
+    const number = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+    nodes.push(el("span", { class: "hidden-character", title: `character U+${number}` }, `U+${number}`));
+    last = match.index + match[0].length;
+  }
+  nodes.push(document.createTextNode(text.slice(last)));
+  return nodes;
+}
+
+/** The same on one line, as a span that keeps its writing direction to itself. */
+function isolated(text, className = "") {
+  return el("bdi", { class: className }, visible(String(text)));
+}
+
+const FIRST_CHARACTERS = 3000;
+
+/** A long text: its beginning, and a button that shows more, twice as much every time. `whole`: its length, where the
+ * page holds less. */
+function longText(text, whole = text.length, first = FIRST_CHARACTERS) {
+  const body = el("div", { class: "text", dir: "auto" });
+  let shown = 0;
+  let next = first;
+  const more = el("button", { type: "button", class: "quiet", onclick: () => show() });
+  const holder = el("div", {}, body, more);
+  function show() {
+    const piece = text.slice(shown, shown + next);
+    shown += piece.length;
+    next *= 4;
+    body.append(...visible(piece));
+    const left = text.length - shown;
+    if (left > 0) more.textContent = `Show more (${count(left)} more characters)`;
+    else if (whole > text.length) more.replaceWith(note(`${count(whole - text.length)} more characters are in the rollout file.`));
+    else more.remove();
+  }
+  show();
+  return holder;
+}
+
+function note(text) {
+  return el("p", { class: "note" }, text);
+}
+
+// -- numbers
+
+const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+
+function count(value) {
+  return value === null || value === undefined ? "–" : WHOLE.format(value);
+}
+
+function plural(value, word) {
+  return `${count(value)} ${word}${value === 1 ? "" : "s"}`;
+}
+
+function score(value, digits = 3) {
+  return value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "\u2212");
+}
+
+function signed(value, digits = 3) {
+  return value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + score(value, digits);
+}
+
+/** Four significant digits, whatever the size. */
+function short(value) {
+  if (value === null || value === undefined) return "–";
+  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)) return value.toExponential(2).replace("-", "\u2212");
+  return String(Number(value.toPrecision(4))).replace("-", "\u2212");
+}
+
+function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  const whole = Math.round(seconds);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+}
+
+// -- pieces of the page
+
+function section(id, title, hint, ...children) {
+  return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), hint && el("p", { class: "hint" }, hint), ...children);
+}
+
+/** A bar from 0 to 1 that is filled as far as a score, for the eye; the number stands beside it. */
+function scoreBar(value) {
+  const fill = el("span", { class: "fill" });
+  fill.style.width = `${100 * Math.min(1, Math.max(0, value ?? 0))}%`;
+  return el("span", { class: "score-bar", "aria-hidden": "true" }, fill);
+}
+
+function select(label, options, value, onchange) {
+  const chooser = el("select", { onchange: () => onchange(chooser.value) }, options.map(([key, text]) => el("option", { value: key }, text)));
+  chooser.value = value;
+  return el("label", { class: "field" }, el("span", {}, label), chooser);
+}
+
+function input(label, properties, onchange) {
+  const box = el("input", { ...properties, onchange: () => onchange(box.value) });
+  return el("label", { class: "field" }, el("span", {}, label), box);
+}
+
+/** Buttons of which one is pressed. */
+function choice(label, options, value, onchange) {
+  const buttons = options.map(([key, text]) =>
+    el("button", { type: "button", "aria-pressed": String(key === value), onclick: () => choose(key) }, text),
+  );
+  function choose(key) {
+    buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(options[index][0] === key)));
+    onchange(key);
+  }
+  return el("div", { class: "choice", role: "group", "aria-label": label }, buttons);
+}

@@ -1,0 +1,373 @@
+"use strict";
+// The page of a run, top to bottom, and how it follows one that is still going.
+
+const STATUS = { running: "running", finished: "finished", stopped: "stopped", failed: "failed", unknown: "not started" };
+const POLL = 2000;
+const POLL_WHILE_READING = 500;
+
+// -- light and dark
+
+const THEMES = ["system", "light", "dark"];
+const darkness = matchMedia("(prefers-color-scheme: dark)");
+
+function storedTheme() {
+  try {
+    const stored = localStorage.getItem("aitrain-theme");
+    return THEMES.includes(stored) ? stored : "system";
+  } catch {
+    return "system"; // a page from a file may have no storage
+  }
+}
+
+function applyTheme(theme) {
+  document.documentElement.dataset.theme = theme === "system" ? (darkness.matches ? "dark" : "light") : theme;
+}
+
+function themeButton(onchange) {
+  let theme = storedTheme();
+  const button = el("button", { type: "button", class: "quiet theme", onclick: () => next() });
+  const show = () => {
+    applyTheme(theme);
+    button.textContent = { system: "Auto", light: "Light", dark: "Dark" }[theme];
+    button.setAttribute("aria-label", `Colours: ${theme}. Change`);
+  };
+  function next() {
+    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    try {
+      localStorage.setItem("aitrain-theme", theme);
+    } catch {
+      // it lasts as long as the page then
+    }
+    show();
+    onchange();
+  }
+  darkness.addEventListener("change", () => {
+    show();
+    onchange();
+  });
+  show();
+  return button;
+}
+
+// -- the sections
+
+function knob(summary, name) {
+  return summary.knobs.find((row) => row.name === name)?.value ?? "";
+}
+
+function headline(summary) {
+  const environment = summary.environment.class || knob(summary, "rl_env");
+  const model = knob(summary, "model");
+  if (!model && !environment) return el("p", { class: "lead" }, "Rollouts without a run folder around them.");
+  const what = knob(summary, "peft") === "true" ? "a LoRA adapter for " : "";
+  return el("p", { class: "lead" }, what, el("b", {}, isolated(model || "a model")), ", trained with GRPO on ", el("b", {}, isolated(environment || "an environment")));
+}
+
+function statusPill(summary) {
+  const word = STATUS[summary.status] ?? "unknown";
+  return el("span", { class: `pill ${word.replace(" ", "-")}` }, word);
+}
+
+/** Where a run is, in words. */
+function progress(summary) {
+  const step = summary.step ?? summary.result.steps;
+  const all = knob(summary, "max_steps");
+  const parts = [step !== null && step !== undefined && (summary.status === "running" && all ? `step ${count(step)} of ${count(Number(all))}` : plural(step, "step"))];
+  if (summary.status === "running" && summary.heartbeat) {
+    const seconds = Date.now() / 1000 - summary.heartbeat;
+    parts.push(seconds > 20 ? `last sign of life ${duration(seconds)} ago` : "live");
+  }
+  return parts.filter(Boolean).join(" · ");
+}
+
+function results(summary) {
+  const { sampled, greedy } = summary.scores;
+  const rows = [["sampled", "sampled as in training", sampled], ["greedy", "the likeliest answer", greedy]].filter(([, , one]) => one.before || one.after);
+  if (!rows.length) return el("div", { class: "card empty" }, note("No held-out score yet: it is taken before and after training, of cases that are not trained on (--eval-cases)."));
+  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one)), intervalNote(rows));
+}
+
+function resultRow(name, hint, one) {
+  const change = one.change;
+  return el(
+    "div",
+    { class: `scores ${name}` },
+    el("div", { class: "what" }, el("h3", {}, `Held-out score, ${name}`), el("p", { class: "hint" }, hint)),
+    el("div", { class: "figures" }, bigScore("before", one.before), el("span", { class: "arrow", "aria-hidden": "true" }, "→"), bigScore("after", one.after)),
+    el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("before", one.before), rangeBar("after", one.after)),
+    change &&
+      el("p", { class: "change" }, el("b", { class: change.low > 0 ? "better" : change.high < 0 ? "worse" : "" }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
+  );
+}
+
+function bigScore(when, value) {
+  const range = value && value.low !== null ? `${score(value.low)} to ${score(value.high)}` : "";
+  return el("div", { class: `big ${when}` }, el("span", { class: "label" }, when), el("b", {}, value ? score(value.mean) : "–"), el("span", { class: "interval" }, range));
+}
+
+/** A score on a line from 0 to 1, with its interval. */
+function rangeBar(when, value) {
+  const bar = el("div", { class: `range ${when}` });
+  if (!value) return bar;
+  const span = el("span", { class: "span" });
+  const point = el("span", { class: "point" });
+  span.style.left = `${100 * (value.low ?? value.mean)}%`;
+  span.style.width = `${100 * ((value.high ?? value.mean) - (value.low ?? value.mean))}%`;
+  point.style.left = `${100 * value.mean}%`;
+  bar.append(span, point);
+  return bar;
+}
+
+function intervalNote(rows) {
+  if (!rows.some(([, , one]) => one.before?.low !== null && one.before)) return null;
+  return el("p", { class: "hint intervals" }, "Intervals are 95%: Wilson’s for a score, Bonett and Price’s for a change on the same cases. They say how much other cases might differ, not how much another training run would.");
+}
+
+function facts(summary) {
+  const { episodes, result } = summary;
+  const reward = summary.curves.series.reward?.filter((value) => value !== null) ?? [];
+  const tile = (name, value, hint) => el("div", { class: "tile" }, el("dt", {}, name), el("dd", {}, value), hint && el("dd", { class: "hint" }, hint));
+  return el(
+    "dl",
+    { class: "tiles" },
+    reward.length > 0 && tile("reward, last step", score(reward[reward.length - 1]), `first step ${score(reward[0])}`),
+    tile("steps", count(summary.step ?? result.steps), result.seconds ? `in ${duration(result.seconds)}` : null),
+    episodes && tile("episodes", count(episodes.all), episodes.held_out ? `${count(episodes.held_out)} of them held-out` : null),
+    episodes && tile("failed episodes", el("span", { class: episodes.failed ? "worse" : "" }, count(episodes.failed)), failureHint(episodes)),
+    episodes?.damaged > 0 && tile("damaged lines", count(episodes.damaged), "in the rollout files, left out"),
+    result.train_cases && tile("cases", count(result.train_cases), `${count(result.eval_cases)} more held out`),
+  );
+}
+
+function failureHint(episodes) {
+  if (!episodes.failed) return "every episode has its score or was left unscored on purpose";
+  return Object.entries(episodes.failures).map(([kind, number]) => `${failed(kind)} ${count(number)}`).join(", ");
+}
+
+function configuration(summary, other) {
+  if (!summary.knobs.length) return null;
+  const set = summary.knobs.filter((row) => !row.is_default);
+  const rest = summary.knobs.filter((row) => row.is_default);
+  const table = (rows) => el("table", { class: "knobs" }, el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, isolated(row.name)), el("td", {}, value(row.value)), el("td", { class: "hint" }, row.is_default ? "" : ["default ", value(row.default)])))));
+  const value = (text) => (text === "" ? el("span", { class: "hint" }, "unset") : isolated(text, "value"));
+  return section(
+    "configuration",
+    "Configuration",
+    "What was set; the same run again: aitrain grpo --config config.yaml",
+    el("div", { class: "card" }, table(set), el("details", { class: "fold" }, el("summary", {}, `${count(rest.length)} knobs at their defaults`), table(rest))),
+    provenance(summary),
+  );
+}
+
+function provenance(summary) {
+  const { environment } = summary;
+  const rows = [
+    ["environment", [environment.module, environment.class].filter(Boolean).join(":")],
+    ["file", environment.file],
+    ["SHA-256", environment.sha256],
+    ["constructor", environment.config && Object.keys(environment.config).length ? JSON.stringify(environment.config) : ""],
+    ["git commit", environment.git_commit],
+    ["packages", Object.entries(environment.packages ?? {}).map(([name, version]) => `${name} ${version}`).join(", ")],
+    ["machine", [environment.platform, environment.cpus && `${environment.cpus} CPU cores`, ...(environment.gpus ?? [])].filter(Boolean).join(", ")],
+  ].filter(([, text]) => text);
+  if (!rows.length) return null;
+  return el("div", { class: "card" }, el("h3", {}, "Where it came from"), el("table", { class: "knobs" }, el("tbody", {}, rows.map(([name, text]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, isolated(text, "value")))))));
+}
+
+/** Two runs: their results and the knobs that differ. */
+function comparison(runs) {
+  const names = [...new Set(runs.flatMap(({ summary }) => summary.knobs.map((row) => row.name)))].filter((name) => name !== "project_name");
+  const differing = names.filter((name) => knob(runs[0].summary, name) !== knob(runs[1].summary, name));
+  const cell = (text) => el("td", {}, text === "" ? el("span", { class: "hint" }, "unset") : isolated(text, "value"));
+  const scoreText = (one) => (one ? `${score(one.mean)}${one.low !== null ? ` (${score(one.low)} to ${score(one.high)})` : ""}` : "–");
+  const rows = [
+    ...["sampled", "greedy"].flatMap((decoding) => ["before", "after"].map((when) => [`${decoding}, ${when}`, ...runs.map(({ summary }) => scoreText(summary.scores[decoding][when]))])),
+    ["steps", ...runs.map(({ summary }) => count(summary.step))],
+  ];
+  const head = el("thead", {}, el("tr", {}, el("th"), runs.map(({ name }, index) => el("th", { scope: "col" }, el("span", { class: `mark run-${index}` }), isolated(name)))));
+  return section(
+    "comparison",
+    "Side by side",
+    null,
+    el("div", { class: "card scroll" }, el("table", { class: "knobs compared" }, head, el("tbody", {}, rows.map(([name, ...values]) => el("tr", {}, el("th", { scope: "row" }, name), values.map((text) => el("td", { class: "value" }, text))))))),
+    el("div", { class: "card scroll" }, el("h3", {}, "Knobs that differ"), differing.length ? el("table", { class: "knobs compared" }, head.cloneNode(true), el("tbody", {}, differing.map((name) => el("tr", {}, el("th", { scope: "row" }, isolated(name)), runs.map(({ summary }) => cell(knob(summary, name))))))) : note("None: the runs differ by something else.")),
+  );
+}
+
+// -- the page
+
+class Page {
+  constructor(source) {
+    this.source = source;
+    this.main = el("main", { id: "main" });
+    this.navigation = el("nav", { "aria-label": "Sections" });
+    this.chooser = el("div", { class: "chooser" });
+    this.bar = el("div", { class: "bar" }, el("a", { class: "brand", href: "#main" }, "aitrain"), this.chooser, this.navigation, themeButton(() => this.drawCharts()));
+    const foot = el("footer", {}, "Made by aitrain. Nothing on this page asks any other machine for anything.");
+    document.getElementById("app").append(el("header", { class: "top" }, this.bar), this.main, foot);
+    addEventListener("keydown", (event) => this.onKey(event));
+  }
+
+  async start() {
+    try {
+      this.runs = await this.source.runs();
+      const wanted = new URLSearchParams(location.search);
+      const named = (id) => this.runs.find((run) => run.id === id)?.id;
+      this.run = named(wanted.get("run")) ?? this.runs[0]?.id;
+      this.otherRun = named(wanted.get("with"));
+      if (this.source instanceof Served && !this.run) return this.wait();
+      await this.open();
+    } catch (error) {
+      this.main.replaceChildren(el("div", { class: "card" }, note(`This run cannot be shown: ${error.message}`)));
+    }
+  }
+
+  wait() {
+    this.main.replaceChildren(el("div", { class: "card" }, el("h1", {}, "No runs here yet"), note("aitrain demo makes one in a minute. This page shows it as soon as it starts.")));
+    setTimeout(() => this.start(), POLL);
+  }
+
+  /** Read the run, or two, and draw everything. */
+  async open() {
+    this.summary = await this.source.run(this.run);
+    this.other = this.otherRun ? { id: this.otherRun, summary: await this.source.run(this.otherRun) } : null;
+    if (this.other) this.other.name = this.other.summary.name;
+    this.draw();
+    await this.drawCases();
+    this.schedule();
+  }
+
+  draw() {
+    const { summary } = this;
+    document.title = `${summary.name} · aitrain`;
+    this.head = el("div", { class: "run-head" });
+    this.results = el("div", {});
+    this.tiles = el("div", {});
+    this.comparison = el("div", {});
+    this.charts = el("div", {});
+    this.cases = el("div", {}, note("Reading the rollouts…"));
+    this.list = new RolloutList(this.source, this.run, summary);
+    replaceChildren(
+      this.main,
+      this.head,
+      section("results", "Results", null, this.results, this.tiles),
+      this.comparison,
+      section("curves", "Curves", null, this.charts),
+      section("cases", "Cases", "Each with its first and its last score. Compare shows what was said then.", this.cases),
+      section("rollouts", "Rollouts", null, this.sampleNote(), this.list.element),
+      configuration(summary),
+    );
+    this.drawNumbers();
+    this.drawChooser();
+    this.drawNavigation();
+  }
+
+  sampleNote() {
+    if (!this.source.isSample) return null;
+    const { data } = this.source;
+    return el("p", { class: "sample" }, `This page holds ${count(data.episodes.length)} of ${count(data.summary.episodes.all)} episodes: held-out cases before and after, the first and last steps, failures, the groups with the best, worst and most different scores, and some of all the rest. All of them are in the folder rollouts/ beside this page; aitrain view shows and searches them.`);
+  }
+
+  /** What changes while a run goes on. */
+  drawNumbers() {
+    const { summary } = this;
+    replaceChildren(this.head, el("h1", {}, isolated(summary.name), " ", statusPill(summary)), headline(summary), el("p", { class: "hint live", role: "status" }, progress(summary)));
+    this.results.replaceChildren(results(summary));
+    this.tiles.replaceChildren(facts(summary));
+    this.comparison.replaceChildren(...(this.other ? [comparison([{ name: summary.name, summary }, this.other])] : []));
+    this.drawCharts();
+  }
+
+  drawCharts() {
+    if (!this.charts) return;
+    const wasOpen = this.grid?.isOpen();
+    this.grid?.destroy();
+    this.grid = chartGrid([{ name: this.summary.name, summary: this.summary }, ...(this.other ? [this.other] : [])]);
+    this.charts.replaceChildren(this.grid);
+    if (wasOpen) this.grid.open();
+    this.grid.fit();
+  }
+
+  async drawCases() {
+    if (!this.summary.is_ready) return;
+    const cases = await this.source.cases(this.run);
+    const other = this.other ? { ...this.other, cases: await this.source.cases(this.other.id) } : null;
+    const before = this.caseTable;
+    this.caseTable = new CaseTable(this.source, this.run, cases, other);
+    if (before && this.casesOf === this.run) {
+      const { sort, text, isHeldOut, most } = before;
+      if (text || most > FIRST_CASES || isHeldOut !== this.caseTable.isHeldOut) return; // somebody reads it
+      this.caseTable.show({ sort });
+    }
+    this.casesOf = this.run;
+    this.cases.replaceChildren(this.caseTable.element);
+  }
+
+  drawChooser() {
+    if (this.runs.length < 2) return this.chooser.replaceChildren();
+    const label = (run) => [run.id, `${run.name}${run.score_after !== null ? `  ${score(run.score_after)}` : ""}${run.status === "running" ? "  running" : ""}`];
+    const others = [["", "–"], ...this.runs.filter((run) => run.id !== this.run).map(label)];
+    this.chooser.replaceChildren(
+      select("Run", this.runs.map(label), this.run, (run) => this.go(run, this.otherRun === run ? "" : this.otherRun)),
+      select("beside", others, this.otherRun ?? "", (other) => this.go(this.run, other)),
+    );
+  }
+
+  go(run, other) {
+    const address = new URLSearchParams({ run, ...(other ? { with: other } : {}) });
+    history.replaceState(null, "", `?${address}`);
+    clearTimeout(this.timer);
+    this.run = run;
+    this.otherRun = other || undefined;
+    this.caseTable = undefined;
+    this.open().catch((error) => this.main.replaceChildren(el("div", { class: "card" }, note(error.message))));
+  }
+
+  drawNavigation() {
+    const sections = [...this.main.querySelectorAll("section[id]")];
+    this.navigation.replaceChildren(...sections.map((part) => el("a", { href: `#${part.id}` }, part.querySelector("h2").textContent)));
+  }
+
+  /** `/` goes to the search. */
+  onKey(event) {
+    const isTyping = event.target.closest?.("input, select, textarea, dialog");
+    if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    this.list?.form.querySelector(".search").focus();
+  }
+
+  // -- following
+
+  schedule() {
+    if (!(this.source instanceof Served)) return;
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.follow(), this.summary.is_ready ? POLL : POLL_WHILE_READING);
+  }
+
+  async follow() {
+    const run = this.run;
+    try {
+      const news = await this.source.run(run);
+      if (this.run !== run) return;
+      if (news.version !== this.summary.version) await this.take(news);
+      else if (news.status === "running") this.head.querySelector(".live").textContent = progress(news);
+      this.lost = false;
+    } catch {
+      if (!this.lost) this.head.querySelector(".live").textContent = "aitrain view has ended: this is what it showed last";
+      this.lost = true;
+    }
+    this.schedule();
+  }
+
+  async take(news) {
+    const hadEpisodes = this.summary.is_ready;
+    this.summary = news;
+    this.drawNumbers();
+    if (news.is_ready) {
+      this.list.update(news);
+      if (!hadEpisodes || !document.activeElement || !this.cases.contains(document.activeElement)) await this.drawCases();
+    }
+  }
+}
+
+new Page(openSource()).start();

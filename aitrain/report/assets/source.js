@@ -1,0 +1,129 @@
+"use strict";
+// Where the page's data come from: from the page itself (report.html), or from `aitrain view`. Both answer the same.
+
+const SCORE_ORDER = {
+  lowest: (scores) => mean(scores),
+  highest: (scores) => -mean(scores),
+  mixed: (scores) => -scores.reduce((sum, value) => sum + (value - mean(scores)) ** 2, 0),
+};
+
+function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+function groupKey(episode) {
+  return JSON.stringify([episode.step, episode.when, episode.group, episode.when ? episode.case : ""]);
+}
+
+/** The episodes of a list in groups, each with its key, in the order of the list. */
+function grouped(episodes) {
+  const groups = new Map();
+  for (const episode of episodes) {
+    const key = groupKey(episode);
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(episode);
+  }
+  return [...groups.entries()].map(([key, members]) => ({ key, members }));
+}
+
+class Embedded {
+  constructor(data) {
+    this.data = data;
+    this.isSample = data.summary.episodes.all > data.episodes.length;
+    for (const episode of data.episodes) episode.asked = data.prompts[episode.asked];
+  }
+
+  async runs() {
+    return [];
+  }
+
+  async run() {
+    return { ...this.data.summary, is_ready: true };
+  }
+
+  async cases() {
+    return this.data.cases;
+  }
+
+  async episodes(run, query, start = 0) {
+    const wanted = query.text.toLowerCase();
+    const matches = this.data.episodes.filter((episode) => takes(query, episode) && (!wanted || holds(episode, wanted)));
+    const rows = sorted(matches, query.order);
+    const end = start + 48;
+    return { rows: rows.slice(start, end), total: rows.length, next: end < rows.length ? end : null, is_complete: true };
+  }
+
+  async episode(run, number) {
+    return this.data.episodes.find((episode) => episode.n === number);
+  }
+}
+
+function takes(query, episode) {
+  const kind = episode.when ? "held-out" : "training";
+  return (
+    ["", kind, episode.when].includes(query.when) &&
+    (query.step === "" || Number(query.step) === episode.step) &&
+    (query.group === undefined || query.group === "" || Number(query.group) === episode.group) &&
+    (query.case === "" || query.case === episode.case) &&
+    ((query.low === "" && query.high === "") ||
+      (episode.score !== null && episode.score >= Number(query.low || 0) && episode.score <= Number(query.high === "" ? 1 : query.high))) &&
+    (query.failure === "" || query.failure === episode.failure || (query.failure === "any" && episode.failure !== "")) &&
+    (query.stop === "" || query.stop === episode.stop)
+  );
+}
+
+function holds(episode, wanted) {
+  const messages = [...episode.asked, ...episode.said];
+  const texts = messages.flatMap((message) => [message.text, ...(message.calls ?? []).flat()]);
+  return [...texts, episode.error.message ?? ""].some((text) => text.toLowerCase().includes(wanted));
+}
+
+function sorted(episodes, order) {
+  const groups = grouped([...episodes].sort((one, other) => one.step - other.step || one.when.localeCompare(other.when) || one.group - other.group));
+  if (order === "training") return groups.flatMap((group) => group.members);
+  const rank = (group) => {
+    if (order === "longest") return -Math.max(...group.members.map((episode) => episode.tokens));
+    const scores = group.members.map((episode) => episode.score).filter((value) => value !== null);
+    return scores.length ? SCORE_ORDER[order](scores) : Infinity;
+  };
+  return groups
+    .map((group) => ({ ...group, rank: rank(group) }))
+    .sort((one, other) => one.rank - other.rank)
+    .flatMap((group) => group.members);
+}
+
+class Served {
+  isSample = false;
+
+  async ask(what, parameters) {
+    const answer = await fetch(`/api/${what}?${new URLSearchParams(parameters)}`);
+    const values = await answer.json();
+    if (!answer.ok) throw new Error(values.error);
+    return values;
+  }
+
+  runs() {
+    return this.ask("runs", {});
+  }
+
+  run(run) {
+    return this.ask("run", { run });
+  }
+
+  cases(run) {
+    return this.ask("cases", { run });
+  }
+
+  episodes(run, query, start = 0) {
+    return this.ask("episodes", { ...query, run, start });
+  }
+
+  episode(run, number) {
+    return this.ask("episode", { run, n: number });
+  }
+}
+
+function openSource() {
+  const data = document.getElementById("data");
+  return data ? new Embedded(JSON.parse(data.textContent)) : new Served();
+}

@@ -1,0 +1,170 @@
+"use strict";
+// One episode: its facts, and all that was said, by whom.
+
+const STOPS = {
+  done: "ended by the environment",
+  max_tokens: "last answer cut off",
+  max_turns: "too many turns",
+  truncated: "no room for another answer",
+  env_error: "environment failed",
+  env_timeout: "environment timed out",
+};
+
+function stopped(stop) {
+  return STOPS[stop] ?? (stop || "unknown");
+}
+
+const FAILURES = {
+  raised: "raised an error",
+  timed_out: "timed out",
+  not_finite: "score not finite",
+  out_of_range: "score out of range",
+  wrong_type: "wrong type",
+  server: "server failed",
+  crashed: "crashed",
+};
+
+function failed(kind) {
+  return FAILURES[kind] ?? kind;
+}
+
+/** When an episode was: "step 12", or "before training, greedy". */
+function moment(episode) {
+  if (!episode.when) return `step ${count(episode.step)}`;
+  const [time, decoding] = [episode.when.replace(/_[^_]*$/, ""), episode.when.split("_").pop()];
+  const words = { before: "before training", after: "after training" };
+  return `${words[time] ?? `at step ${count(episode.step)}`}, ${decoding}`;
+}
+
+function fact(name, value) {
+  return el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, value));
+}
+
+function transcript(episode) {
+  return el(
+    "div",
+    { class: "transcript" },
+    el(
+      "dl",
+      { class: "facts" },
+      fact("score", score(episode.score)),
+      episode.advantage !== null && fact("advantage", signed(episode.advantage)),
+      fact("ended", stopped(episode.stop)),
+      fact("turns", count(episode.turns)),
+      fact("tokens", count(episode.tokens)),
+      episode.seconds !== null && fact("environment", `${short(episode.seconds)} s`),
+      Object.entries(episode.metrics).map(([name, value]) => fact(isolated(name), short(value))),
+    ),
+    episode.failure && failure(episode),
+    conversation(episode),
+  );
+}
+
+function failure(episode) {
+  return el(
+    "div",
+    { class: "message failure" },
+    el("div", { class: "speaker" }, isolated(`${episode.error.place || "The environment"}: ${failed(episode.failure)}`)),
+    longText(episode.error.message ?? ""),
+  );
+}
+
+const FIRST_MESSAGES = 14;
+const LAST_MESSAGES = 4;
+
+/** The messages: of a long conversation its beginning and its end, and a button for what lies between. */
+function conversation(episode) {
+  let turn = 0;
+  const asked = episode.asked.map((message) => [message, message.role === "system" ? "System" : message.role === "user" ? "Prompt" : message.role, "asked"]);
+  const said = episode.said.map((message) => {
+    if (message.role === "assistant") return [message, `Model${episode.turns > 1 ? `, turn ${count((turn += 1))}` : ""}`, "model"];
+    if (message.role === "tool") return [message, "Tool result", "tool"];
+    return [message, message.role === "user" ? "Environment" : `Environment, as ${message.role || "unknown"}`, "environment"];
+  });
+  if (episode.skipped) said.splice(episode.skipped.after, 0, null);
+  const all = [...asked, ...said];
+  const first = all.length > FIRST_MESSAGES + LAST_MESSAGES ? FIRST_MESSAGES : all.length;
+  const holder = el("div", { class: "conversation" }, all.slice(0, first).map((item) => messageBlock(item, episode)));
+  if (first < all.length) addMiddle(holder, all, first, episode);
+  return holder;
+}
+
+function addMiddle(holder, all, first, episode) {
+  let shown = first;
+  let next = 50;
+  const end = all.length - LAST_MESSAGES;
+  const more = el("button", { type: "button", class: "quiet between", onclick: () => show() });
+  const label = () => (more.textContent = `Show ${count(Math.min(next, end - shown))} more of ${count(end - shown)} messages in between`);
+  function show() {
+    more.before(...all.slice(shown, Math.min(end, shown + next)).map((item) => messageBlock(item, episode)));
+    shown = Math.min(end, shown + next);
+    next = Math.min(next * 2, 400);
+    if (shown < end) label();
+    else more.remove();
+  }
+  label();
+  holder.append(more, ...all.slice(end).map((item) => messageBlock(item, episode)));
+}
+
+function messageBlock(item, episode) {
+  if (item === null) return note(`${plural(episode.skipped.count, "message")} left out here; they are in the rollout file.`);
+  const [message, speaker, kind] = item;
+  const calls = (message.calls ?? []).map(([name, given]) =>
+    el("div", { class: "call" }, el("div", { class: "speaker" }, "Tool call ", isolated(name, "name")), longText(given, given.length, 1500)),
+  );
+  return el(
+    "div",
+    { class: `message ${kind}` },
+    el("div", { class: "speaker" }, isolated(speaker), message.name && [" ", isolated(message.name, "name")]),
+    message.text || !calls.length ? longText(message.text || "(nothing)", message.length) : null,
+    calls,
+  );
+}
+
+// -- side by side
+
+/** A dialog with columns, each `{heading, run, rows}`: groups, or the same case at two times or in two runs. */
+function sideBySide(title, columns, source) {
+  const close = el("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Close");
+  const body = columns.map(({ heading, run, rows }) =>
+    el(
+      "section",
+      { class: "column" },
+      el("h3", {}, heading),
+      rows.length ? rows.map((row, index) => episodeRow(row, run, source, index === 0)) : note("No episode of it here."),
+    ),
+  );
+  const dialog = el("dialog", { class: "side-by-side", "aria-label": title }, el("div", { class: "dialog-head" }, el("h2", {}, isolated(title)), close), el("div", { class: "columns" }, body));
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+/** An episode as a line that opens: score, how it ended, the beginning of its last answer. */
+function episodeRow(episode, run, source, isOpen = false) {
+  const place = el("div", { class: "opened", hidden: true });
+  const button = el(
+    "button",
+    { type: "button", class: "episode", "aria-expanded": "false", onclick: () => toggle() },
+    scoreBar(episode.score),
+    el("span", { class: "number" }, score(episode.score)),
+    el("span", { class: "number advantage", title: "advantage" }, episode.advantage === null ? "" : signed(episode.advantage, 2)),
+    isolated(episode.answer || "(no answer)", "answer"),
+    episode.failure && el("span", { class: "tag bad" }, failed(episode.failure)),
+    !episode.failure && episode.stop !== "done" && el("span", { class: "tag" }, stopped(episode.stop)),
+    el("span", { class: "number tokens" }, `${count(episode.tokens)} tok`),
+  );
+  async function toggle() {
+    const opens = place.hidden;
+    button.setAttribute("aria-expanded", String(opens));
+    place.hidden = !opens;
+    if (!opens || place.hasChildNodes()) return;
+    try {
+      place.append(transcript(await source.episode(run, episode.n)));
+    } catch (error) {
+      place.append(note(`This episode could not be read: ${error.message}`));
+    }
+  }
+  if (isOpen) toggle();
+  return el("div", { class: "episode-holder", "data-episode": episode.n }, button, place);
+}

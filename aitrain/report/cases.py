@@ -1,0 +1,63 @@
+"""The cases of a run, each with its first and last score: what was learned, and what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import fmean, pvariance
+
+from aitrain.report.rollouts import Entry, Rollouts
+
+
+@dataclass(frozen=True)
+class CaseRow:
+    """One case. Scores are 0 to 1, None where nothing was scored; `variance` is that of all its scores."""
+
+    case: str
+    is_held_out: bool
+    prompt: str
+    episodes: int
+    failed: int
+    first_step: int
+    last_step: int
+    first: float | None
+    last: float | None
+    variance: float | None
+
+
+def case_rows(rollouts: Rollouts) -> list[CaseRow]:
+    """A row for each case, in the order of their first episodes; greedy scorings are left out, as they are no
+    samples of the policy."""
+    by_case: dict[tuple[bool, str], list[Entry]] = {}
+    for entry in rollouts.entries:
+        if not entry.when.endswith("greedy"):
+            by_case.setdefault((entry.is_held_out, entry.case), []).append(entry)
+    return [_row(key, entries, rollouts.prompts.get(key, "")) for key, entries in by_case.items()]
+
+
+def _row(key: tuple[bool, str], entries: list[Entry], prompt: str) -> CaseRow:
+    first, last = min(map(_visit, entries)), max(map(_visit, entries))
+    scores = [entry.score for entry in entries if entry.score is not None]
+    return CaseRow(
+        case=key[1],
+        is_held_out=key[0],
+        prompt=prompt,
+        episodes=len(entries),
+        failed=sum(bool(entry.failure) for entry in entries),
+        first_step=first[0],
+        last_step=last[0],
+        first=mean_score(entry for entry in entries if _visit(entry) == first),
+        last=mean_score(entry for entry in entries if _visit(entry) == last),
+        variance=pvariance(scores) if scores else None,
+    )
+
+
+def _visit(entry: Entry) -> tuple[int, bool, int]:
+    """Which of the case's groups or scorings; the scoring before training is at step 0, the last one after all."""
+    return entry.step, entry.when.startswith("after"), entry.group
+
+
+def mean_score(entries: Iterable[Entry]) -> float | None:
+    """Of those that have one, None where none has."""
+    scores = [entry.score for entry in entries if entry.score is not None]
+    return fmean(scores) if scores else None

@@ -1,0 +1,235 @@
+"""Episodes as a page asks for them: filtered, searched, in groups, and one with all that was said."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aitrain.report.rollouts import (
+    Entry,
+    Message,
+    Record,
+    Rollouts,
+    answer_excerpt,
+    finite,
+    messages_of,
+    parse,
+    prompt_excerpt,
+    text_of,
+)
+
+ORDERS = ("training", "lowest", "highest", "mixed", "longest")
+"""How groups are sorted: as they were made, by mean score, by how much their scores differ, by tokens."""
+SEARCH_SECONDS = 4.0
+MOST_HITS = 2_000
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which episodes; what is None or empty does not matter.
+
+    `when` is `training`, `held-out`, or one scoring such as `before_sampled`; `failure` is a kind, or `any`.
+    """
+
+    when: str = ""
+    step: int | None = None
+    group: int | None = None
+    case: str = ""
+    low: float | None = None
+    high: float | None = None
+    failure: str = ""
+    stop: str = ""
+    text: str = ""
+    order: str = "training"
+
+    def takes(self, entry: Entry) -> bool:
+        """Whether an episode is asked for, but for its text."""
+        return (
+            self._takes_when(entry)
+            and self.step in (None, entry.step)
+            and self.group in (None, entry.group)
+            and self.case in ("", entry.case)
+            and self._takes_score(entry.score)
+            and (not self.failure or entry.failure == self.failure or (self.failure == "any" and bool(entry.failure)))
+            and self.stop in ("", entry.stop)
+        )
+
+    def _takes_when(self, entry: Entry) -> bool:
+        kind = "held-out" if entry.when else "training"
+        return self.when in ("", kind, entry.when)
+
+    def _takes_score(self, score: float | None) -> bool:
+        if self.low is None and self.high is None:
+            return True
+        return score is not None and (self.low or 0.0) <= score <= (1.0 if self.high is None else self.high)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Numbers of episodes, sorted as asked; incomplete where a search ended before it had seen everything."""
+
+    numbers: list[int]
+    is_complete: bool = True
+
+
+def group_of(entry: Entry) -> tuple[int, str, int, str]:
+    """What an episode's group is known by; held-out cases have one episode each."""
+    return entry.step, entry.when, entry.group, entry.case if entry.when else ""
+
+
+def find(rollouts: Rollouts, query: Query) -> Found:
+    """All episodes that a query asks for."""
+    entries = rollouts.entries
+    numbers = [number for number, entry in enumerate(entries) if query.takes(entry)]
+    is_complete = True
+    if query.text:
+        hits = list(_searched(rollouts, numbers, query.text))
+        is_complete = None not in hits
+        numbers = [number for number in hits if number is not None]
+    return Found(_sorted(entries, numbers, query.order), is_complete)
+
+
+def _searched(rollouts: Rollouts, numbers: Sequence[int], text: str) -> Iterator[int | None]:
+    """Those whose messages or error hold the text; None at the end when there were too many or it took too long.
+
+    A record is parsed only when its bytes hold the text. Upper and lower case are the same for a to z.
+    """
+    needles = {json.dumps(text, ensure_ascii=ascii)[1:-1].encode(errors="replace").lower() for ascii in (False, True)}
+    wanted, entries = _folded(text), rollouts.entries
+    end, hits = time.monotonic() + SEARCH_SECONDS, 0
+    raws = rollouts.each_raw(entries[number] for number in numbers)
+    for number, (_, raw) in zip(numbers, raws, strict=True):
+        if hits == MOST_HITS or (number % 256 == 0 and time.monotonic() > end):
+            yield None
+            return
+        lowered = raw.lower()
+        if any(needle in lowered for needle in needles) and wanted in _folded(_all_text(parse(raw) or {})):
+            hits += 1
+            yield number
+
+
+def _folded(text: str) -> bytes:
+    return text.encode(errors="replace").lower()
+
+
+def _all_text(record: Record) -> str:
+    asked, said = messages_of(record)
+    parts = [text for message in (*asked, *said) for text in (message.text, *sum(message.calls, ()))]
+    return "\n".join([*parts, _error(record).get("message", "")])
+
+
+def _sorted(entries: Sequence[Entry], numbers: list[int], order: str) -> list[int]:
+    if order not in ORDERS[1:]:
+        return sorted(numbers, key=lambda number: (entries[number].step, entries[number].when, entries[number].group))
+    groups: dict[Any, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(group_of(entries[number]), []).append(number)
+    ranked = sorted(groups.values(), key=lambda group: _rank([entries[number] for number in group], order))
+    return [number for group in ranked for number in group]
+
+
+def _rank(group: list[Entry], order: str) -> tuple[bool, float]:
+    if order == "longest":
+        return False, -max(entry.tokens for entry in group)
+    scores = [entry.score for entry in group if entry.score is not None]
+    if not scores:
+        return True, 0.0  # unscored groups last
+    mean = sum(scores) / len(scores)
+    return False, {"lowest": mean, "highest": -mean, "mixed": -sum((score - mean) ** 2 for score in scores)}[order]
+
+
+# -- one page of a list
+
+
+def page_of(rollouts: Rollouts, found: Found, start: int, size: int = 48) -> Values:
+    """The rows from `start` on, whole groups where they are not huge, and where the next page starts."""
+    entries, numbers = rollouts.entries, found.numbers
+    end = min(len(numbers), start + size)
+    while start < end < min(len(numbers), start + 4 * size) and _are_together(entries, numbers[end - 1 : end + 1]):
+        end += 1
+    return {
+        "rows": [row(rollouts, number) for number in numbers[start:end]],
+        "total": len(numbers),
+        "next": end if end < len(numbers) else None,
+        "is_complete": found.is_complete,
+    }
+
+
+def _are_together(entries: Sequence[Entry], two: Sequence[int]) -> bool:
+    return group_of(entries[two[0]]) == group_of(entries[two[1]])
+
+
+def row(rollouts: Rollouts, number: int) -> Values:
+    """An episode in a list."""
+    entry = rollouts.entries[number]
+    record = rollouts.record(entry)
+    return _facts(entry, number) | {"prompt": prompt_excerpt(record), "answer": answer_excerpt(record)}
+
+
+def _facts(entry: Entry, number: int) -> Values:
+    names = ("step", "when", "group", "case", "score", "advantage", "stop", "failure", "turns", "tokens")
+    return {"n": number} | {name: getattr(entry, name) for name in names}
+
+
+# -- one episode
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much of an episode a page gets: characters of one text, messages at the beginning and at the end."""
+
+    text: int
+    first: int
+    last: int
+
+
+WHOLE = Limit(2_000_000, 20_000, 1_000)
+"""More than this of one episode no browser should be given."""
+
+
+def episode(rollouts: Rollouts, number: int, limit: Limit = WHOLE) -> Values:
+    """An episode with all that was said; `skipped` messages are left out after the first ones."""
+    entry = rollouts.entries[number]
+    record = rollouts.record(entry)
+    asked, said = messages_of(record)
+    left_out = max(0, len(said) - limit.first - limit.last)
+    kept = [*said[: limit.first], *said[len(said) - limit.last :]] if left_out else said
+    return _facts(entry, number) | {
+        "asked": [_shown(message, limit.text) for message in asked[: limit.first]],
+        "said": [_shown(message, limit.text) for message in kept],
+        "skipped": left_out and {"after": limit.first, "count": left_out},
+        "answer": answer_excerpt(record),
+        "prompt": prompt_excerpt(record),
+        "error": {name: text[: limit.text] for name, text in _error(record).items()},
+        "metrics": _metrics(record.get("metrics")),
+        "seconds": finite(record.get("seconds")),
+        "seed": str(record.get("seed", "")),
+    }
+
+
+def _shown(message: Message, most: int) -> Values:
+    shown: Values = {"role": message.role, "text": message.text[:most]}
+    if len(message.text) > most:
+        shown["length"] = len(message.text)
+    if message.name:
+        shown["name"] = message.name
+    if message.calls:
+        shown["calls"] = [[name[:200], arguments[:most]] for name, arguments in message.calls[:100]]
+    return shown
+
+
+def _error(record: Record) -> dict[str, str]:
+    error = record.get("error")
+    if isinstance(error, dict):
+        return {name: text_of(error.get(name)) for name in ("kind", "place", "message")}
+    return {"kind": "raised", "place": "", "message": text_of(error)} if error else {}
+
+
+def _metrics(metrics: Any) -> dict[str, float | None]:
+    items: Iterable[tuple[Any, Any]] = metrics.items() if isinstance(metrics, dict) else ()
+    return {str(name)[:200]: finite(value) for name, value in list(items)[:100]}

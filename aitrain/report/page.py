@@ -1,0 +1,84 @@
+"""The page: one HTML file with everything in it, or the same page with its parts served beside it.
+
+What a model or an environment said is never HTML: it is in the page as JSON in which no tag can be written, and the
+scripts set it as text only. The policy in the page forbids any request and any script but the page's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64encode
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+STYLES = ("uPlot.min.css", "page.css")
+SCRIPTS = (
+    "uPlot.iife.min.js",
+    "dom.js",
+    "source.js",
+    "charts.js",
+    "transcript.js",
+    "rollouts.js",
+    "cases.js",
+    "page.js",
+)
+NOTHING_ELSE = "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+
+
+@cache
+def asset(name: str) -> str:
+    """A file of the package's assets folder."""
+    return (files("aitrain.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def self_contained(data: dict[str, Any]) -> str:
+    """The page with its data, styles and scripts inside: it needs no other file and no network."""
+    styles, scripts = [asset(name) for name in STYLES], [asset(name) for name in SCRIPTS]
+    policy = (
+        f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; img-src data: blob:;"
+        f" {NOTHING_ELSE}"
+    )
+    return _filled(
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        "\n".join(f"<style>{style}</style>" for style in styles),
+        f'<script type="application/json" id="data">{as_inert_json(data)}</script>',
+        "\n".join(f"<script>{script}</script>" for script in scripts),
+    )
+
+
+def served() -> str:
+    """The page whose parts are at /assets/ and whose data are asked for."""
+    return _filled(
+        "",
+        "\n".join(f'<link rel="stylesheet" href="/assets/{name}">' for name in STYLES),
+        "",
+        "\n".join(f'<script src="/assets/{name}"></script>' for name in SCRIPTS),
+    )
+
+
+SERVED_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data: blob:;"
+    f" frame-ancestors 'none'; {NOTHING_ELSE}"
+)
+
+
+def as_inert_json(data: Any) -> str:
+    """JSON that cannot end the element it stands in, nor open another: without `<`, `>`, `&` and non-ASCII."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _filled(policy: str, styles: str, data: str, scripts: str) -> str:
+    page = asset("page.html")
+    for name, part in (("policy", policy), ("styles", styles), ("data", data), ("scripts", scripts)):
+        before, mark, after = page.partition(f"<!-- {name} -->")
+        assert mark, name
+        page = before + part + after
+    return page
+
+
+def _hashes(texts: list[str]) -> str:
+    """The sources that a policy allows, by their SHA-256."""
+    return " ".join(f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)

@@ -1,0 +1,59 @@
+"""reward.png: the curve for papers and chats, where matplotlib is installed."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from aitrain.report.summary import curves, metric_lines
+from aitrain.run_folder import RunFolder
+
+WINDOW = 20
+"""The thick line is a mean over about this share (one by so many) of the steps."""
+
+
+def draw_curve(folder: RunFolder) -> Path | None:
+    """Reward and held-out score over the steps; None without matplotlib, and without two steps."""
+    lines = list(metric_lines(folder.metrics))
+    drawn = curves(lines)
+    rewards = drawn["series"].get("reward")
+    if find_spec("matplotlib") is None or rewards is None or len(rewards) < 2:
+        return None
+    from matplotlib.figure import Figure  # here, because it is an extra; without pyplot, which keeps state and windows
+
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    _draw(axes, drawn["step"], rewards)
+    held_out = [(line["step"], line["eval_score"]) for line in lines if line.get("eval_score") is not None]
+    if held_out:
+        axes.plot(*zip(*held_out, strict=True), "o--", color="#b4540a", markersize=4, label="held-out score")
+    axes.set(xlabel="step", ylabel="score", title=folder.path.name, ylim=(-0.02, 1.02))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return _save(figure, folder.path / "reward.png")
+
+
+def _draw(axes: Any, steps: list[float], rewards: list[float | None]) -> None:
+    values = [float("nan") if value is None else value for value in rewards]
+    half = max(1, len(values) // WINDOW // 2)
+    windows = [[v for v in values[max(0, n - half) : n + half + 1] if v == v] for n in range(len(values))]
+    smooth = [sum(window) / len(window) if window else float("nan") for window in windows]
+    axes.plot(steps, values, color="#2f6fde", alpha=0.3, linewidth=1)
+    axes.plot(steps, smooth, color="#2f6fde", linewidth=2, label="reward")
+
+
+def _save(figure: Any, path: Path) -> Path:
+    """Beside and renamed, as everything in a run folder."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        figure.savefig(name, format="png", dpi=160)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path

@@ -1,0 +1,105 @@
+"""report.html and reward.png: written whole into the run folder, at the end of a run and every few minutes before."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aitrain.events import Announce, Event, Step
+from aitrain.report.cases import CaseRow, case_rows
+from aitrain.report.episodes import Limit, episode
+from aitrain.report.page import self_contained
+from aitrain.report.picture import draw_curve
+from aitrain.report.rollouts import Rollouts
+from aitrain.report.sampling import choose
+from aitrain.report.summary import summary
+from aitrain.run_folder import RunFolder, write_text
+
+EVERY = 180.0
+"""Seconds between two reports of a run that goes on."""
+MOST_CASES = 2_000
+IN_THE_PAGE = Limit(20_000, 120, 30)
+"""How much of one episode the page holds; the rest is in the rollout files."""
+
+
+def report_path(folder: RunFolder) -> Path:
+    """The page of a run."""
+    return folder.path / "report.html"
+
+
+@dataclass
+class Reporting:
+    """Writes the report of one run, again and again; what was read once is not read again."""
+
+    folder: RunFolder
+    rollouts: Rollouts = field(init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.rollouts = Rollouts(self.folder.rollouts)
+
+    def write(self) -> str | None:
+        """Write it now; returns why that was not possible, as a report is never worth a run."""
+        try:
+            with self._lock:
+                self.rollouts.refresh()
+                write_text(
+                    report_path(self.folder), self_contained(page_data(self.folder, self.rollouts)), durable=False
+                )
+                draw_curve(self.folder)
+        except Exception as error:
+            return f"report.html could not be written: {type(error).__name__}: {error}"
+        return None
+
+    def during(self, announce: Announce) -> Announce:
+        """An announce that passes events on, and writes the report every few minutes beside the training."""
+        return _Periodic(self.write, announce)
+
+
+@dataclass
+class _Periodic:
+    write: Callable[[], str | None]
+    announce: Announce
+    last: float = field(default_factory=time.monotonic)
+    thread: threading.Thread | None = None
+
+    def __call__(self, event: Event) -> None:
+        self.announce(event)
+        is_busy = self.thread is not None and self.thread.is_alive()
+        if isinstance(event, Step) and time.monotonic() - self.last >= EVERY and not is_busy:
+            self.last = time.monotonic()
+            self.thread = threading.Thread(target=self.write, daemon=True)
+            self.thread.start()
+
+
+def page_data(folder: RunFolder, rollouts: Rollouts) -> dict[str, Any]:
+    """All that report.html shows. Prompts are kept once, as the episodes of a group share theirs."""
+    numbers = choose(rollouts.entries)
+    rows = case_rows(rollouts)
+    episodes = [episode(rollouts, number, IN_THE_PAGE) for number in numbers]
+    prompts: dict[str, tuple[int, Any]] = {}
+    for one in episodes:
+        asked = one.pop("asked")
+        one["asked"] = prompts.setdefault(repr(asked), (len(prompts), asked))[0]
+    return {
+        "summary": summary(folder.path, rollouts),
+        "cases": [asdict(row) for row in telling(rows)],
+        "case_count": len(rows),
+        "episodes": episodes,
+        "prompts": [asked for _, asked in prompts.values()],
+        "written": time.time(),
+    }
+
+
+def telling(rows: list[CaseRow]) -> list[CaseRow]:
+    """All cases, or of very many those whose score changed most, half of them held out where there are so many."""
+    if len(rows) <= MOST_CASES:
+        return rows
+    ranked = sorted(rows, key=lambda row: -abs((row.last or 0.0) - (row.first or 0.0)))
+    held_out = [row for row in ranked if row.is_held_out][: MOST_CASES // 2]
+    training = [row for row in ranked if not row.is_held_out][: MOST_CASES - len(held_out)]
+    return [*held_out, *training]
