@@ -12,6 +12,7 @@ from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.launch.preflight import Plan, check
 from aitrain.launch.serving import serving
 from aitrain.report.terminal import Screen
+from aitrain.report.writing import Reporting
 from aitrain.run_folder import Result, RunFolder
 
 
@@ -54,10 +55,15 @@ def _train(plan: Plan, folder: RunFolder, environment: Any, heartbeat: Heartbeat
     from aitrain.training.callbacks import StopRequest
     from aitrain.training.run import Job, run
 
-    screen = Screen()
+    screen, report = Screen(), Reporting(folder)
     with serving(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
         config = plan.config.model_copy(update=changed)
         host = host_of(environment, config)
         heartbeat.start()
-        return run(Job(config, folder, environment, screen, stop, plan.checkpoint, host, heartbeat.progress))
+        announce = report.during(screen)
+        try:
+            return run(Job(config, folder, environment, announce, stop, plan.checkpoint, host, heartbeat.progress))
+        finally:
+            if folder.metrics.exists():
+                report.finish(screen)

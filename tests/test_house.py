@@ -36,8 +36,10 @@ WITHIN = {
     "isolation": 5, "dialogue": 5, "scoring": 6,
     "trl_fields": 0, "libraries": 0, "nvidia": 0, "vllm_server": 0, "keeper": 0,
     "preflight": 1, "serving": 2, "processes": 3,
+    "intervals": 0, "rollouts": 0, "terminal": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
+    "picture": 2, "shelf": 2, "server": 3, "writing": 3,
     "tied_head": 0, "weights": 0, "batching": 0, "colocated": 1, "served": 1, "agreement": 2,
-    "grpo": 1, "demo": 2, "doctor": 2, "runs": 2, "main": 3,
+    "grpo": 1, "demo": 2, "doctor": 2, "runs": 2, "view": 2, "main": 3,
 }  # fmt: skip
 """Floors inside the rooms that have several files."""
 

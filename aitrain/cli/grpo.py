@@ -114,15 +114,22 @@ def start(plan: Plan, debug: bool = False) -> int:
     """
     screen = Screen()
     folder = plan.open_folder()
+    from aitrain.report.writing import Reporting  # here, because help needs none of it
+
+    report = Reporting(folder)
     try:
-        end = Processes(plan, folder, screen).run()
+        end = Processes(plan, folder, report.during(screen)).run()
     except BaseException as error:
         folder.write_status("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
     if debug and folder.log.exists():
         print(folder.log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)
     if isinstance(end, Failed):
-        raise _failure(end, folder, resumed=plan.folder is not None)
+        failure = _failure(end, folder, resumed=plan.folder is not None)
+        if folder.path.exists():
+            report.finish(screen)
+        raise failure
+    report.finish(screen)
     show_result(Result.read(folder.path), Console(highlight=False))
     return _say_how_to_resume(end, folder)
 

@@ -14,6 +14,7 @@ from aitrain.cli.demo import demo
 from aitrain.cli.doctor import doctor
 from aitrain.cli.grpo import grpo, grpo_signature
 from aitrain.cli.runs import runs
+from aitrain.cli.view import view
 from aitrain.errors import AitrainError, did_you_mean
 from aitrain.knobs import elsewhere
 
@@ -31,6 +32,7 @@ app.command(add_help_option=False)(grpo_signature(grpo))
 app.command()(demo)
 app.command()(runs)
 app.command()(doctor)
+app.command()(view)
 app.add_typer(data, name="data")
 
 

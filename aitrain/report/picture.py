@@ -8,17 +8,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from aitrain.report.summary import curves, metric_lines
+from aitrain.report.rollouts import Rollouts
+from aitrain.report.summary import curves, held_out_curve, metric_lines
 from aitrain.run_folder import RunFolder
 
 WINDOW = 20
 """The thick line is a mean over about this share (one by so many) of the steps."""
 
 
-def draw_curve(folder: RunFolder) -> Path | None:
+def draw_curve(folder: RunFolder, rollouts: Rollouts) -> Path | None:
     """Reward and held-out score over the steps; None without matplotlib, and without two steps."""
-    lines = list(metric_lines(folder.metrics))
-    drawn = curves(lines)
+    drawn = curves(metric_lines(folder.metrics))
     rewards = drawn["series"].get("reward")
     if find_spec("matplotlib") is None or rewards is None or len(rewards) < 2:
         return None
@@ -27,12 +27,12 @@ def draw_curve(folder: RunFolder) -> Path | None:
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
     _draw(axes, drawn["step"], rewards)
-    held_out = [(line["step"], line["eval_score"]) for line in lines if line.get("eval_score") is not None]
-    if held_out:
-        axes.plot(*zip(*held_out, strict=True), "o--", color="#b4540a", markersize=4, label="held-out score")
+    if held_out := [point for point in held_out_curve(rollouts.entries) if point["sampled"]]:
+        steps, scores = [point["step"] for point in held_out], [point["sampled"]["mean"] for point in held_out]
+        axes.plot(steps, scores, "o--", color="#d1690e", markersize=5, label="held-out score")
     axes.set(xlabel="step", ylabel="score", title=folder.path.name, ylim=(-0.02, 1.02))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right")
     return _save(figure, folder.path / "reward.png")
 
 

@@ -83,6 +83,8 @@ def show_result(result: Result, console: Console) -> None:
         for line in curve(rewards, width=min(60, console.width - 8)):
             console.print(Text(line))
     console.print(Text(f"\nrun folder: {result.folder}"), soft_wrap=True)
+    if (result.folder / "report.html").exists():
+        console.print(Text(f"report: {result.folder / 'report.html'}"), soft_wrap=True)
 
 
 def _table(result: Result) -> Table:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aitrain.events import Announce, Event, Step
+from aitrain.events import Announce, Event, Note, Phase, Step
 from aitrain.report.cases import CaseRow, case_rows
 from aitrain.report.episodes import Limit, episode
 from aitrain.report.page import self_contained
@@ -42,27 +41,33 @@ class Reporting:
     def __post_init__(self) -> None:
         self.rollouts = Rollouts(self.folder.rollouts)
 
-    def write(self) -> str | None:
-        """Write it now; returns why that was not possible, as a report is never worth a run."""
+    def write(self, announce: Announce) -> None:
+        """Write report.html now. What keeps it from being written is told, and ends no run."""
         try:
             with self._lock:
                 self.rollouts.refresh()
-                write_text(
-                    report_path(self.folder), self_contained(page_data(self.folder, self.rollouts)), durable=False
-                )
-                draw_curve(self.folder)
+                page = self_contained(page_data(self.folder, self.rollouts))
+                write_text(report_path(self.folder), page, durable=False)
         except Exception as error:
-            return f"report.html could not be written: {type(error).__name__}: {error}"
-        return None
+            announce(Note(f"report.html could not be written: {type(error).__name__}: {error}"))
+
+    def finish(self, announce: Announce) -> None:
+        """Write all there is to see of a run that has ended."""
+        announce(Phase("writing the report"))
+        self.write(announce)
+        try:
+            draw_curve(self.folder, self.rollouts)
+        except Exception as error:
+            announce(Note(f"reward.png could not be drawn: {type(error).__name__}: {error}"))
 
     def during(self, announce: Announce) -> Announce:
         """An announce that passes events on, and writes the report every few minutes beside the training."""
-        return _Periodic(self.write, announce)
+        return _Periodic(self, announce)
 
 
 @dataclass
 class _Periodic:
-    write: Callable[[], str | None]
+    report: Reporting
     announce: Announce
     last: float = field(default_factory=time.monotonic)
     thread: threading.Thread | None = None
@@ -72,7 +77,7 @@ class _Periodic:
         is_busy = self.thread is not None and self.thread.is_alive()
         if isinstance(event, Step) and time.monotonic() - self.last >= EVERY and not is_busy:
             self.last = time.monotonic()
-            self.thread = threading.Thread(target=self.write, daemon=True)
+            self.thread = threading.Thread(target=self.report.write, args=[self.announce], daemon=True)
             self.thread.start()
 
 

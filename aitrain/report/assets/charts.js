@@ -15,7 +15,8 @@ const CHARTS = [
     id: "length",
     title: "Length",
     hint: "Tokens of an episode after its prompt",
-    series: [["completions/mean_length", "mean"], ["completions/max_length", "longest"], ["completions/min_length", "shortest"]],
+    series: [["completions/mean_length", "mean"]],
+    band: ["completions/min_length", "completions/max_length", "shortest to longest"],
   },
   { id: "entropy", title: "Entropy", hint: "How undecided the policy is; near 0 it no longer explores", series: [["entropy", "entropy"]], smooth: true },
   { id: "kl", title: "KL", hint: "How far the policy is from the initial model", series: [["kl", "KL"]], smooth: true },
@@ -40,7 +41,12 @@ function linesOf(chart, summary) {
   return named
     .filter(([name]) => series[name])
     .filter(([name, label]) => !chart.prefix || !isZero(series[name]))
-    .map(([name, label]) => ({ label, x: step, y: series[name] }));
+    .map(([name, label]) => ({ label, x: step, y: series[name], ...(chart.band ? banded(chart, series) : {}) }));
+}
+
+function banded(chart, series) {
+  const [low, high, between] = chart.band;
+  return series[low] && series[high] ? { low: series[low], high: series[high], between } : {};
 }
 
 function heldOutLines(summary) {
@@ -50,6 +56,7 @@ function heldOutLines(summary) {
     if (decoding === "sampled") {
       line.low = points.map((point) => point[decoding].low);
       line.high = points.map((point) => point[decoding].high);
+      line.between = "95% interval";
     }
     return points.length ? [line] : [];
   });
@@ -189,8 +196,10 @@ class Drawn {
       series.push({ spanGaps: true, points: { show: false }, ...options });
       return series.length - 1;
     };
-    this.lines.forEach((line, index) => {
-      const stroke = colours[index % colours.length];
+    const labels = [...new Set(this.lines.map((line) => line.label))];
+    this.lines.forEach((line) => {
+      const place = this.isSingle() ? line.run : labels.indexOf(line.label);
+      const stroke = colours[place % colours.length];
       const dash = line.run && !this.isSingle() ? [6, 4] : undefined;
       const isSmooth = this.chart.smooth && line.y.length > 12;
       if (line.low?.some((value) => value !== null) && !this.isComparison) {
@@ -199,14 +208,15 @@ class Drawn {
         bands.push({ series: [high, low], fill: stroke + "26" });
       }
       if (isSmooth) add(line, line.y, { stroke: stroke + "55", width: 1 });
+      const raw = series.length - 1;
       const y = isSmooth ? smoothed(line.y) : line.y;
       const number = add(line, y, { stroke, width: 2, dash, points: { show: line.hasPoints || x.length === 1, size: 6, fill: stroke } });
-      this.shown.push({ line, stroke, number, isSmooth, dash });
+      this.shown.push({ line, stroke, number: isSmooth ? raw : number, dash });
     });
     return { data, series, bands };
   }
 
-  /** One line a run: then colours tell runs apart, and no dashes are needed. */
+  /** One line a run: then colours tell runs apart. Elsewhere they tell lines apart, and dashes the second run. */
   isSingle() {
     return new Set(this.lines.map((line) => line.label)).size === 1;
   }
@@ -220,8 +230,10 @@ class Drawn {
       const mark = el("span", { class: dash ? "mark dashed" : "mark" });
       mark.style.color = stroke;
       const name = this.isComparison ? (this.isSingle() ? line.name : `${line.label}, ${line.name}`) : line.label;
-      return el("span", { class: "item" }, mark, isolated(name), " ", el("b", {}, short(values[at])));
+      return el("span", { class: "item" }, mark, isolated(name), " ", el("b", {}, this.chart.unit ? score(values[at]) : short(values[at])));
     });
+    const band = !this.isComparison && this.lines.find((line) => line.between);
+    if (band) items.push(el("span", { class: "item" }, el("span", { class: "mark band" }), band.between));
     const step = index === null ? null : el("span", { class: "item step" }, `step ${short(plot.data[0][index])}`);
     replaceChildren(this.legend, items, step);
   }

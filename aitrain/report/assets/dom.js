@@ -106,6 +106,11 @@ function duration(seconds) {
   return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
+/** Short times, too: `0.6 ms`, `1.25 s`. */
+function seconds(value) {
+  return value < 0.1 ? `${short(value * 1000)} ms` : `${short(value)} s`;
+}
+
 // -- pieces of the page
 
 function section(id, title, hint, ...children) {

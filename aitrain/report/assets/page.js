@@ -140,7 +140,7 @@ function facts(summary) {
 }
 
 function failureHint(episodes) {
-  if (!episodes.failed) return "every episode has its score or was left unscored on purpose";
+  if (!episodes.failed) return "no failure of the environment";
   return Object.entries(episodes.failures).map(([kind, number]) => `${failed(kind)} ${count(number)}`).join(", ");
 }
 
@@ -194,6 +194,10 @@ function comparison(runs) {
   );
 }
 
+function beside(id, summary) {
+  return { id, name: summary.name, summary };
+}
+
 // -- the page
 
 class Page {
@@ -230,8 +234,7 @@ class Page {
   /** Read the run, or two, and draw everything. */
   async open() {
     this.summary = await this.source.run(this.run);
-    this.other = this.otherRun ? { id: this.otherRun, summary: await this.source.run(this.otherRun) } : null;
-    if (this.other) this.other.name = this.other.summary.name;
+    this.other = this.otherRun ? beside(this.otherRun, await this.source.run(this.otherRun)) : null;
     this.draw();
     await this.drawCases();
     this.schedule();
@@ -252,7 +255,7 @@ class Page {
       this.head,
       section("results", "Results", null, this.results, this.tiles),
       this.comparison,
-      section("curves", "Curves", null, this.charts),
+      section("curves", "Curves", "Over the steps of training. Drag across a curve to look closer, double-click to go back.", this.charts),
       section("cases", "Cases", "Each with its first and its last score. Compare shows what was said then.", this.cases),
       section("rollouts", "Rollouts", null, this.sampleNote(), this.list.element),
       configuration(summary),
@@ -289,7 +292,7 @@ class Page {
   }
 
   async drawCases() {
-    if (!this.summary.is_ready) return;
+    if (!this.isReady) return;
     const cases = await this.source.cases(this.run);
     const other = this.other ? { ...this.other, cases: await this.source.cases(this.other.id) } : null;
     const before = this.caseTable;
@@ -306,7 +309,7 @@ class Page {
   drawChooser() {
     if (this.runs.length < 2) return this.chooser.replaceChildren();
     const label = (run) => [run.id, `${run.name}${run.score_after !== null ? `  ${score(run.score_after)}` : ""}${run.status === "running" ? "  running" : ""}`];
-    const others = [["", "–"], ...this.runs.filter((run) => run.id !== this.run).map(label)];
+    const others = [["", "none"], ...this.runs.filter((run) => run.id !== this.run).map(label)];
     this.chooser.replaceChildren(
       select("Run", this.runs.map(label), this.run, (run) => this.go(run, this.otherRun === run ? "" : this.otherRun)),
       select("beside", others, this.otherRun ?? "", (other) => this.go(this.run, other)),
@@ -341,15 +344,17 @@ class Page {
   schedule() {
     if (!(this.source instanceof Served)) return;
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.follow(), this.summary.is_ready ? POLL : POLL_WHILE_READING);
+    this.timer = setTimeout(() => this.follow(), this.isReady ? POLL : POLL_WHILE_READING);
   }
 
   async follow() {
     const run = this.run;
     try {
       const news = await this.source.run(run);
-      if (this.run !== run) return;
-      if (news.version !== this.summary.version) await this.take(news);
+      const others = this.otherRun && (await this.source.run(this.otherRun));
+      if (this.run !== run || (others && others.id !== this.otherRun)) return;
+      const isNews = news.version !== this.summary.version || (others && others.version !== this.other.summary.version);
+      if (isNews) await this.take(news, others);
       else if (news.status === "running") this.head.querySelector(".live").textContent = progress(news);
       this.lost = false;
     } catch {
@@ -359,9 +364,15 @@ class Page {
     this.schedule();
   }
 
-  async take(news) {
-    const hadEpisodes = this.summary.is_ready;
+  /** Whether the rollouts of all runs on the page are read. */
+  get isReady() {
+    return this.summary.is_ready && (!this.other || this.other.summary.is_ready);
+  }
+
+  async take(news, others) {
+    const hadEpisodes = this.isReady;
     this.summary = news;
+    if (others) this.other = beside(this.otherRun, others);
     this.drawNumbers();
     if (news.is_ready) {
       this.list.update(news);

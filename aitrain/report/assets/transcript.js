@@ -2,7 +2,7 @@
 // One episode: its facts, and all that was said, by whom.
 
 const STOPS = {
-  done: "ended by the environment",
+  done: "done",
   max_tokens: "last answer cut off",
   max_turns: "too many turns",
   truncated: "no room for another answer",
@@ -52,7 +52,7 @@ function transcript(episode) {
       fact("ended", stopped(episode.stop)),
       fact("turns", count(episode.turns)),
       fact("tokens", count(episode.tokens)),
-      episode.seconds !== null && fact("environment", `${short(episode.seconds)} s`),
+      episode.seconds !== null && fact("environment", seconds(episode.seconds)),
       Object.entries(episode.metrics).map(([name, value]) => fact(isolated(name), short(value))),
     ),
     episode.failure && failure(episode),

@@ -1,0 +1,59 @@
+"""`aitrain view`: runs as a page in the browser, also while they are going on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aitrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aitrain.report.server import PageServer
+    from aitrain.report.shelf import Shelf
+
+PORT = 8765
+TRIES = 20
+
+
+def view(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Run folders, folders of them, or rollout files.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; unset: 8765, or the next free one.")] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+) -> int:
+    """Show runs as a page on 127.0.0.1: curves, cases, every rollout, two runs side by side."""
+    from aitrain.report.shelf import Shelf, places  # here, because no other command needs what it imports
+
+    with _server(Shelf(places(runs or [])), port) as server:
+        typer.echo(f"{server.address}  (Ctrl-C ends it)")
+        if not no_browser and _has_screen():
+            webbrowser.open(server.address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def _server(shelf: Shelf, port: int | None) -> PageServer:
+    from aitrain.report.server import PageServer
+
+    tried = range(PORT, PORT + TRIES) if port is None else [port]
+    for number in tried:
+        try:
+            return PageServer(shelf, number)
+        except OSError as error:
+            why = error.strerror
+    raise ConfigError(f"port: cannot listen on 127.0.0.1:{tried[-1]}: {why}\nChoose another with --port.")
+
+
+def _has_screen() -> bool:
+    """Whether a browser that is started here would be seen: not over ssh, and not without a desktop."""
+    if os.environ.get("SSH_CONNECTION"):
+        return False
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,189 @@
+"""The page on 127.0.0.1: the same as report.html, but of whatever run, as it is now, with all of its rollouts.
+
+Who may ask: a browser on this machine, or at the other end of a forwarded port, that calls us by a name of this machine
+(a page of another site whose name was made to lead here does not), from no other page than ours. What may be asked for:
+the page, its parts, and runs by their ids. Nothing is ever written, and no part of a request becomes a path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from aitrain.report.episodes import Query
+from aitrain.report.page import SCRIPTS, SERVED_POLICY, STYLES, asset, served
+from aitrain.report.shelf import OpenRun, Shelf
+
+HOSTS = {"127.0.0.1", "localhost"}
+HEADERS = {
+    "Content-Security-Policy": SERVED_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+KINDS = {"css": "text/css", "js": "text/javascript", "html": "text/html", "json": "application/json"}
+
+Parameters = Mapping[str, str]
+
+
+class Refused(Exception):
+    """A request that is not answered; `status` says why."""
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves the runs of a shelf on 127.0.0.1; port 0 takes a free one."""
+
+    daemon_threads = True
+
+    def __init__(self, shelf: Shelf, port: int) -> None:
+        self.shelf = shelf
+        super().__init__(("127.0.0.1", port), _Handler)
+
+    @property
+    def address(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    timeout = 30
+    server_version, sys_version = "aitrain", ""
+
+    def do_GET(self) -> None:
+        """Answer, or say why not."""
+        try:
+            self._check_who_asks()
+            kind, body = self._answer()
+            self._send(HTTPStatus.OK, kind, body)
+        except Refused as refused:
+            self._send(refused.status, "json", _as_json({"error": str(refused)}))
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # the page was left
+        except Exception as error:
+            self._send(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "json", _as_json({"error": str(error) or type(error).__name__})
+            )
+
+    def _refuse_method(self) -> None:
+        self._send(HTTPStatus.METHOD_NOT_ALLOWED, "json", _as_json({"error": "This page is only read."}))
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_HEAD = _refuse_method
+
+    def _check_who_asks(self) -> None:
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or _host_of(f"//{hosts[0]}") not in HOSTS:
+            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "Ask for 127.0.0.1 or localhost.")
+        origin = self.headers.get("Origin")
+        if origin is not None and origin != f"http://{hosts[0]}":
+            raise Refused(HTTPStatus.FORBIDDEN, "Another page may not ask.")
+        is_page = self.path.partition("?")[0] == "/"  # which a link on another page may lead to: it holds nothing
+        if not is_page and self.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+            raise Refused(HTTPStatus.FORBIDDEN, "Another page may not ask.")
+
+    def _answer(self) -> tuple[str, bytes]:
+        path, _, query = self.path.partition("?")
+        if path == "/":
+            return "html", served().encode()
+        if path.removeprefix("/assets/") in (*STYLES, *SCRIPTS) and path.startswith("/assets/"):
+            return path.rpartition(".")[2], asset(path.removeprefix("/assets/")).encode()
+        if path in ANSWERS:
+            return "json", _as_json(ANSWERS[path](self.server.shelf, _parameters(query)))
+        raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here.")
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", f"{KINDS[kind]}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the terminal is the user's."""
+
+
+def _host_of(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError:
+        return None
+
+
+def _as_json(values: Any) -> bytes:
+    return json.dumps(values, allow_nan=False).encode()
+
+
+# -- what can be asked
+
+
+def _parameters(query: str) -> Parameters:
+    try:
+        return dict(parse_qsl(query, max_num_fields=30, errors="replace"))
+    except ValueError:
+        raise Refused(HTTPStatus.BAD_REQUEST, "Too many parameters.") from None
+
+
+def _run(shelf: Shelf, parameters: Parameters) -> OpenRun:
+    """By its id among those there are; never by a path."""
+    run = shelf.runs().get(parameters.get("run", ""))
+    if run is None:
+        raise Refused(HTTPStatus.NOT_FOUND, "There is no such run.")
+    return run
+
+
+def _whole(parameters: Parameters, name: str, default: int | None = None) -> int | None:
+    text = parameters.get(name, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise Refused(HTTPStatus.BAD_REQUEST, f"{name} must be a whole number.")
+    return int(text)
+
+
+def _share(parameters: Parameters, name: str) -> float | None:
+    text = parameters.get(name, "")
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise Refused(HTTPStatus.BAD_REQUEST, f"{name} must be a number.") from None
+
+
+def _query(parameters: Parameters) -> Query:
+    step, group = _whole(parameters, "step"), _whole(parameters, "group")
+    low, high = _share(parameters, "low"), _share(parameters, "high")
+    when, case, failure = (parameters.get(name, "") for name in ("when", "case", "failure"))
+    stop, text, order = (parameters.get(name, "") for name in ("stop", "text", "order"))
+    return Query(when, step, group, case, low, high, failure, stop, text[:1000], order)
+
+
+def _episode(shelf: Shelf, parameters: Parameters) -> Any:
+    number = _whole(parameters, "n")
+    found = None if number is None else _run(shelf, parameters).episode(number)
+    if found is None:
+        raise Refused(HTTPStatus.NOT_FOUND, "There is no such episode.")
+    return found
+
+
+ANSWERS: dict[str, Callable[[Shelf, Parameters], Any]] = {
+    "/api/runs": lambda shelf, _: [run.line() for run in shelf.runs().values()],
+    "/api/run": lambda shelf, parameters: _run(shelf, parameters).summary(),
+    "/api/cases": lambda shelf, parameters: _run(shelf, parameters).cases(),
+    "/api/episodes": lambda shelf, parameters: _run(shelf, parameters).episodes(
+        _query(parameters), _whole(parameters, "start", 0) or 0
+    ),
+    "/api/episode": _episode,
+}

@@ -1,0 +1,165 @@
+"""The runs that a page may show: those of the folders it was given, each known by an id that is no path."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from aitrain.errors import ConfigError, did_you_mean
+from aitrain.report.cases import case_rows
+from aitrain.report.episodes import Found, Query, episode, find, page_of
+from aitrain.report.rollouts import Rollouts, finite
+from aitrain.report.summary import read_object, summary
+from aitrain.run_folder import RunFolder
+
+PATIENCE = 0.3
+"""Seconds that a page waits for rollouts to be read before it is shown without them."""
+SIGNS = ("config.yaml", "metrics.jsonl", "status.json", "rollouts")
+"""What makes a folder a run's."""
+MOST_RUNS = 500
+
+Values = dict[str, Any]
+
+
+@dataclass(eq=False)
+class OpenRun:
+    """One run that is looked at. Its rollouts are read beside, and what is new whenever somebody asks again."""
+
+    id: str
+    path: Path
+    rollouts: Rollouts = field(init=False)
+    is_ready: bool = False
+    _reader: threading.Thread | None = None
+    _seen: tuple[Any, ...] = ()
+    _summary: Values = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rollouts = Rollouts(self.path if self.path.is_file() else self.path / "rollouts")
+
+    def look(self) -> None:
+        """Read what is new, for as long as somebody waits for it; the rest is read beside."""
+        if self._reader is None or not self._reader.is_alive():
+            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader.start()
+        if not self.is_ready:
+            self._reader.join(PATIENCE)
+
+    def _read(self) -> None:
+        try:
+            self.rollouts.refresh()
+        except OSError:
+            return  # the run is being removed, or written anew: the next look sees what is there then
+        self.is_ready = True
+
+    def summary(self) -> Values:
+        """The run at a glance; `version` changes whenever something of it does."""
+        self.look()
+        seen = self._stamp()
+        if seen != self._seen:
+            self._summary = summary(self.path, self.rollouts if self.is_ready else None)
+            self._seen = seen
+        heartbeat = finite(read_object(RunFolder(self.path).status).get("heartbeat"))
+        ours = {"id": self.id, "is_ready": self.is_ready, "version": str(hash(seen)), "heartbeat": heartbeat}
+        return self._summary | ours
+
+    def _stamp(self) -> tuple[Any, ...]:
+        folder = RunFolder(self.path)
+        files = (folder.metrics, folder.result, folder.config, folder.environment)
+        status = read_object(folder.status)
+        told = status.get("status"), status.get("step")
+        return (self.is_ready, len(self.rollouts.entries), str(told), *map(_size_and_time, files))
+
+    def line(self) -> Values:
+        """The run in a list of runs."""
+        folder = RunFolder(self.path)
+        result, status = read_object(folder.result), read_object(folder.status)
+        score = finite(result.get("score_after"))
+        return {"id": self.id, "name": self.path.name, "status": str(status.get("status", "")), "score_after": score}
+
+    def cases(self) -> list[Values]:
+        """A row for each case."""
+        return [asdict(row) for row in case_rows(self.rollouts)]
+
+    def episodes(self, query: Query, start: int) -> Values:
+        """One page of the episodes that a query asks for."""
+        return page_of(self.rollouts, _found(self, len(self.rollouts.entries), query), start)
+
+    def episode(self, number: int) -> Values | None:
+        """One episode, None when there is none of that number."""
+        return episode(self.rollouts, number) if 0 <= number < len(self.rollouts.entries) else None
+
+
+@lru_cache(maxsize=32)
+def _found(run: OpenRun, count: int, query: Query) -> Found:
+    """A search is done once for all the pages of its result, unless there are more episodes by then."""
+    return find(run.rollouts, query)
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return 0, 0
+    return stat.st_size, stat.st_mtime_ns
+
+
+class Shelf:
+    """The runs of some places: run folders, folders of run folders, and single rollout files."""
+
+    def __init__(self, places: Iterable[Path]) -> None:
+        self.places = [place.resolve() for place in places]
+        self.opened: dict[Path, OpenRun] = {}
+        self._lock = threading.Lock()
+
+    def runs(self) -> dict[str, OpenRun]:
+        """All runs by id, the newest first where a folder of runs was given."""
+        with self._lock:
+            paths = list(dict.fromkeys(path for place in self.places for path in _runs_in(place)))[:MOST_RUNS]
+            taken = {run.id for run in self.opened.values()}
+            for path in paths:
+                if path not in self.opened:
+                    self.opened[path] = OpenRun(_unused(path.name, taken), path)
+                    taken.add(self.opened[path].id)
+            return {self.opened[path].id: self.opened[path] for path in paths}
+
+
+def _runs_in(place: Path) -> Iterator[Path]:
+    if place.is_file() or is_run(place):
+        yield place
+    elif place.is_dir():
+        folders = [path for path in place.iterdir() if not path.is_symlink() and is_run(path)]
+        yield from sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def is_run(path: Path) -> bool:
+    """Whether it is the folder of a run."""
+    return path.is_dir() and any((path / sign).exists() for sign in SIGNS)
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    numbers = (name if number == 1 else f"{name} ({number})" for number in range(1, len(taken) + 2))
+    return next(one for one in numbers if one not in taken)
+
+
+def places(words: Iterable[str], runs: Path = Path("runs")) -> list[Path]:
+    """What a user named: paths, or names of runs in `runs`; without any, all of `runs`.
+
+    Raises:
+        ConfigError: there is no such thing.
+    """
+    found = [_place(word, runs) for word in words] or [runs]
+    if not found[0].exists():
+        raise ConfigError(f"There is no folder {runs} here: no run to show yet\nSay where runs are: aitrain view PATH")
+    return found
+
+
+def _place(word: str, runs: Path) -> Path:
+    for path in (Path(word).expanduser(), runs / word):
+        if path.exists():
+            return path
+    known = [path.name for path in runs.iterdir()] if runs.is_dir() else []
+    raise ConfigError(f"There is no run, folder or file {word}.{did_you_mean(word, known)}")
