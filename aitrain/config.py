@@ -178,7 +178,11 @@ class TrainConfig(BaseModel):
     vllm_mode: Literal["colocate", "server"] = knob(
         "colocate", "vLLM inside the training processes, or a server.", "vLLM"
     )
-    vllm_gpu_memory_utilization: Share = knob(0.3, "Share of each GPU's memory that a colocated vLLM takes.", "vLLM")
+    vllm_gpu_memory_utilization: Share | None = knob(
+        None,
+        "Share of each GPU's memory that vLLM takes; unset: 0.3 beside the model, 0.9 as a server.",
+        "vLLM",
+    )
     vllm_sleep_mode: bool = knob(
         False, "Let a colocated vLLM give its GPU memory back while the model trains; costs time.", "vLLM"
     )
@@ -334,6 +338,11 @@ class TrainConfig(BaseModel):
                 "With --vllm-mode server only the adapter is, and that works; else leave one of the two out.",
             ),
         ]
+
+    @property
+    def vllm_memory(self) -> float:
+        """The share of each GPU's memory that vLLM takes."""
+        return self.vllm_gpu_memory_utilization or (0.9 if self.vllm_mode == "server" else 0.3)
 
     def written(self) -> dict[str, Any]:
         """The knobs as config.yaml holds them: less what follows from another one, and what is for one start only."""

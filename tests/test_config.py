@@ -18,7 +18,7 @@ AITRAINING = {
     "rl_num_generations": 4, "rl_kl_coef": 0.1, "rl_clip_range": 0.2, "rl_max_new_tokens": 128, "rl_top_k": 50,
     "rl_top_p": 1.0, "rl_temperature": 1.0, "rl_loss_type": "grpo", "rl_mask_truncated_completions": False,
     "rl_env_module": None, "rl_env_class": None, "rl_env_config": None,
-    "use_vllm": False, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3, "vllm_server_url": None,
+    "use_vllm": False, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": None, "vllm_server_url": None,
     "vllm_tensor_parallel_size": 1, "vllm_server_gpus": 1,
     "model": "google/gemma-3-270m", "project_name": "project-name", "batch_size": 2, "gradient_accumulation": 4,
     "epochs": 1, "warmup_ratio": 0.1, "optimizer": "adamw_torch", "scheduler": "linear", "weight_decay": 0.0,

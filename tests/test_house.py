@@ -34,7 +34,7 @@ HEAVY_FLOORS = {
 WITHIN = {
     "contract": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3, "workers": 4, "judging": 4, "tools": 4,
     "isolation": 5, "dialogue": 5, "scoring": 6,
-    "trl_fields": 0, "libraries": 0, "nvidia": 0, "vllm_server": 0, "keeper": 0,
+    "trl_fields": 0, "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,
     "preflight": 1, "serving": 2, "processes": 3,
     "intervals": 0, "rollouts": 0, "terminal": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
     "picture": 2, "shelf": 2, "server": 3, "writing": 3,

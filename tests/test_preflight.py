@@ -10,6 +10,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
+from aitrain.launch import memory
 from aitrain.launch.preflight import Plan, check, training_gpus, visible_gpus
 from aitrain.launch.trl_fields import KNOB_OF, OURS, trl_fields, words_of
 from aitrain.packages import installed
@@ -40,6 +41,48 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     write(tmp_path, {"installed/vllm/__init__.py": ""})
     monkeypatch.syspath_prepend(tmp_path / "installed")
     return {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://localhost:8000"}
+
+
+# -- memory for vLLM
+
+
+@pytest.fixture
+def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: dict[str, Any]) -> None:
+    """Two GPUs of 140 GiB, the second one with 100 GiB free; and a vLLM to be found."""
+    lines = "0, NVIDIA H200, 143771, 143164\n1, NVIDIA H200, 143771, 102400"
+    write(tmp_path, {"bin/nvidia-smi": f"#!/bin/sh\ncase $1 in --query*) echo '{lines}';; *) exit 0;; esac\n"})
+    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+
+
+@pytest.mark.usefixtures("busy")
+def test_a_gpu_must_have_free_what_vllm_will_take_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan(use_vllm=True).gpus == ("0", "1")  # 0.3 beside the model
+    assert "vllm_gpu_memory_utilization: 0.8 of GPU 1 is 112.3 GiB, and 100.0 of its 140.4 GiB are free" in refusal(
+        use_vllm=True, vllm_gpu_memory_utilization=0.8
+    )
+    assert "0.9 of GPU 1" in refusal(use_vllm=True, vllm_mode="server")
+    assert plan(use_vllm=True, vllm_mode="server", vllm_gpu_memory_utilization=0.7).server_gpus == ("1",)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert plan(use_vllm=True, vllm_mode="server").server_gpus == ("0",)
+
+
+def test_the_machine_must_have_free_what_vllms_engines_on_the_cpu_were_told_to_take(
+    monkeypatch: pytest.MonkeyPatch, server: dict[str, Any], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(memory, "_free_gib", lambda: 20.5)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "8")
+    assert plan(use_vllm=True, num_processes=2).config.use_vllm
+    assert "3 x 8 GiB for vLLM's cache, and 20.5 GiB of memory are free" in refusal(use_vllm=True, num_processes=3)
+    assert plan(use_vllm=True, vllm_mode="server", num_processes=3).config.use_vllm  # one engine
+
+
+def test_free_memory_is_what_linux_says(tmp_path: Path) -> None:
+    write(tmp_path, {"meminfo": "MemTotal:       25165824 kB\nMemAvailable:   2097152 kB\n"})
+    assert memory._free_gib(tmp_path / "meminfo") == 2.0
+    assert memory._free_gib(tmp_path / "nothing") is None
 
 
 # -- GPUs and processes
@@ -150,7 +193,11 @@ def test_engines_that_processes_cannot_be_divided_into_are_refused() -> None:
 
 @pytest.mark.skipif(installed("vllm") is not None, reason="vLLM is installed")
 def test_vllm_that_is_not_installed_is_said_with_the_command_to_install_it(here: Path) -> None:
+    """Somebody else's server needs none here, unless it is fed by TRL's own way."""
     write(here, {"vllm/__init__.py": "raise SystemExit('the user has a folder of this name')"})
+    elsewhere = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://10.1.2.3:8000"}
+    assert plan(**elsewhere).config.use_vllm
+    assert "vLLM is not installed" in refusal(**elsewhere, vllm_sync="nccl")
 
     assert 'pip install "aitrain[vllm]"' in refusal(use_vllm=True)
 

@@ -15,6 +15,7 @@ from aitrain.batch import BatchPlan, plan_batch
 from aitrain.config import TrainConfig
 from aitrain.environment.finding import Source, check_by_reading, find
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.launch.memory import check_memory
 from aitrain.launch.trl_fields import check_trl_fields, words_of
 from aitrain.packages import installed
 from aitrain.run_folder import RunFolder, is_checkpoint
@@ -67,6 +68,10 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
     gpus = training_gpus(config)
     processes = _count_processes(config, gpus)
     served = visible_gpus()[-config.vllm_server_gpus :] if starts_server(config) else ()
+    if starts_server(config):
+        check_memory(config, served, engines=1)
+    elif config.use_vllm and config.vllm_mode == "colocate":
+        check_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
     return Plan(config, source, plan_batch(config, processes), gpus[:processes], _find_checkpoint(config), served)
 
 
@@ -125,7 +130,8 @@ def _check_words(config: TrainConfig) -> None:
 
 
 def _check_packages(config: TrainConfig) -> None:
-    if config.use_vllm and installed("vllm") is None:
+    needs_vllm = config.vllm_server_url is None or config.vllm_sync == "nccl"  # else somebody else's server has it
+    if config.use_vllm and needs_vllm and installed("vllm") is None:
         raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
     if config.log != "none" and installed(config.log) is None:
         raise ConfigError(f"log: {config.log} is not installed\nInstall it with: pip install {config.log}")

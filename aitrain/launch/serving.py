@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from aitrain.config import TrainConfig
 from aitrain.environment.finding import PACKAGE
@@ -33,7 +32,7 @@ def serving(plan: Plan, folder: RunFolder, announce: Announce) -> Iterator[str |
         return
     with (
         VllmServer.start(_server_plan(plan, folder), lambda text: announce(Phase(text))) as server,
-        _Watch(server, plan.config.vllm_max_restarts, announce, folder.server).watching(),
+        _Watch(server, plan.config.vllm_max_restarts, announce, folder).watching(),
     ):
         yield server.url
 
@@ -48,6 +47,7 @@ def _server_plan(plan: Plan, folder: RunFolder) -> ServerPlan:
         tensor_parallel=config.vllm_tensor_parallel_size,
         context=_context(config),
         lora_rank=config.lora_r if by_adapter else None,
+        memory=config.vllm_memory,
         dtype="float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype,
     )
 
@@ -67,8 +67,7 @@ class _Watch:
     server: VllmServer
     restarts: int
     announce: Announce
-    state: Path
-    """The file that says how it is."""
+    folder: RunFolder
     over: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
@@ -88,7 +87,7 @@ class _Watch:
             code = self._wait_for_death()
             if code is None:
                 return
-            self.announce(Note(f"vLLM's server ended ({_how(code)}): starting it again, {restart} of {self.restarts}."))
+            self._say(f"vLLM's server ended ({_how(code)}): starting it again, {restart} of {self.restarts}.")
             self._note("starting", restart)
             try:
                 self.server.restart()
@@ -102,11 +101,17 @@ class _Watch:
 
     def _give_up(self, why: str, restarts: int) -> None:
         """The training processes read that, and wait no longer."""
-        self.announce(Note(why))
+        self._say(why)
         self._note("ended", restarts, why)
 
+    def _say(self, text: str) -> None:
+        """On the screen and in train.log, where the training processes say what they make of it."""
+        self.announce(Note(text))
+        with self.folder.log.open("a", encoding="utf-8") as log:
+            log.write(f"{text}\n")
+
     def _note(self, state: str, restarts: int, why: str = "") -> None:
-        write_json(self.state, {"state": state, "restarts": restarts, "why": why}, durable=False)
+        write_json(self.folder.server, {"state": state, "restarts": restarts, "why": why}, durable=False)
 
     def _wait_for_death(self) -> int | None:
         """Its exit code, or None when the run is over before."""

@@ -41,7 +41,9 @@ class HeldOut:
             batches = list(self._batches(trainer))
             episodes = [episode for batch in batches for episode in self._played(trainer, batch)]
         own = episodes[: self._own_count(trainer)]
-        trainer.hooks.write([{"step": trainer.state.global_step, "when": when} | episode.record() for episode in own])
+        step = trainer.state.global_step
+        named = {"step": step, "policy_step": step, "when": when}
+        trainer.hooks.write([named | episode.record() for episode in own])
         return _mean(trainer, own)
 
     def _played(self, trainer: EpisodeTrainer, numbers: list[int]) -> list[Episode]:

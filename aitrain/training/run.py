@@ -59,7 +59,7 @@ from aitrain.training.model import (
 from aitrain.training.provenance import describe_run
 from aitrain.training.rollout import Limits, refuse_tools_for_strings
 from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
-from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, sync_of
+from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_sharded, sync_of
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     precision = choose_precision(config)
     batch = plan_batch(config, int(os.environ.get("WORLD_SIZE", "1")))
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
+    refuse_sharded(arguments, config)
     check_hub(config)
     if precision.dtype == torch.bfloat16 and not config.peft:
         job.announce(Note("dtype bfloat16: small updates of such weights round to nothing; float32 keeps them."))

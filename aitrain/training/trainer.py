@@ -192,7 +192,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         first = self.accelerator.process_index * len(self._batch)
         self.hooks.write(
             [
-                {"step": self.state.global_step + 1, "group": (first + index) // self.num_generations}
+                {"step": self.state.global_step + 1, "policy_step": self.state.global_step}
+                | {"group": (first + index) // self.num_generations}
                 | episode.record()
                 | {"advantage": advantage}
                 for index, (episode, advantage) in enumerate(zip(self._batch, advantages, strict=True))

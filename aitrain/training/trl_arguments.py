@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import parse_flag_from_env
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
@@ -35,6 +36,28 @@ def sync_of(config: TrainConfig) -> str | None:
     if not config.use_vllm or config.vllm_mode != "server":
         return None
     return ("adapter" if config.peft else "disk") if config.vllm_sync == "auto" else config.vllm_sync
+
+
+def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
+    """Adapters and files are written by one process, which has to have all weights.
+
+    Raises:
+        ConfigError: each process would have a part of them.
+    """
+    way, sync = _sharding(arguments), sync_of(config)
+    if way and sync in ("adapter", "disk"):
+        raise ConfigError(
+            f"vllm_sync: with {way} each process has a part of the weights, and none could write them for the server"
+            f" ({sync})\nSay --vllm-mode colocate, or --vllm-sync nccl with a server of yours, or train without {way}."
+        )
+
+
+def _sharding(arguments: GRPOConfig) -> str:
+    """What cuts the weights into parts, by `--trl` or by accelerate's variables; nothing: nobody does."""
+    plugin = arguments.deepspeed_plugin
+    if plugin is not None and plugin.zero_stage == 3:
+        return "DeepSpeed ZeRO-3"
+    return "FSDP" if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP") else ""
 
 
 def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, Any]:
@@ -90,7 +113,7 @@ def _vllm(config: TrainConfig) -> dict[str, Any]:
     return {
         "use_vllm": True,
         "vllm_mode": config.vllm_mode,
-        "vllm_gpu_memory_utilization": config.vllm_gpu_memory_utilization,
+        "vllm_gpu_memory_utilization": config.vllm_memory,
         "vllm_server_base_url": config.vllm_server_url,
         "vllm_tensor_parallel_size": config.vllm_tensor_parallel_size,
         "vllm_enable_sleep_mode": config.vllm_sleep_mode,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from trl import GRPOConfig
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.training.model import Precision, choose_precision
-from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config
+from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_sharded
 
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
 
@@ -46,6 +49,28 @@ def test_vllm_is_passed_on_only_when_it_is_used() -> None:
     assert not any("vllm" in name for name in arguments(use_vllm=True, vllm_mode="server", vllm_server_url=url))
     server = arguments(use_vllm=True, vllm_mode="server", vllm_server_url=url, vllm_sync="nccl")
     assert server["vllm_server_base_url"] == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "stage", "variable", "way"),
+    [("full_shard", 0, "", "FSDP"), ("", 0, "true", "FSDP"), ("", 3, "", "DeepSpeed ZeRO-3"), ("", 2, "", None)],
+)
+def test_weights_in_parts_are_not_handed_to_a_server_as_files(
+    fsdp: str, stage: int, variable: str, way: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", variable or "false")
+    made: Any = SimpleNamespace(fsdp=fsdp, deepspeed_plugin=SimpleNamespace(zero_stage=stage) if stage else None)
+    server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:8000"}
+    for knobs in (server, server | {"peft": True}):
+        with pytest.raises(ConfigError, match=f"vllm_sync: with {way} ") if way else nullcontext():
+            refuse_sharded(made, TrainConfig(**knobs))
+    for knobs in ({}, server | {"vllm_sync": "nccl"}, {"use_vllm": True}):
+        refuse_sharded(made, TrainConfig(**knobs))
+
+
+def test_trls_configuration_says_how_weights_are_cut_into_parts(tmp_path: Path) -> None:
+    made = grpo_config(arguments(), TrainConfig(), tmp_path)
+    assert (bool(made.fsdp), made.deepspeed_plugin) == (False, None)
 
 
 def test_the_accumulation_follows_from_prompts_and_processes() -> None:

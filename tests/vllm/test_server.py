@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from aitrain.run_folder import Result
 from tests.vllm.test_colocated import ASKS, DEMO, check_agreement, run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -35,10 +36,20 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
-def engines(folder: Path) -> list[int]:
-    """The API servers among them, which their keepers name, too."""
-    told = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in processes_of(folder)}
-    return [pid for pid, command in told.items() if b"api_server" in command and b"keeper" not in command]
+def those_named(name: bytes, folder: Path) -> list[int]:
+    """Those of them that run this program; a keeper's command names its server's, too."""
+    told = {pid: command_of(pid) for pid in processes_of(folder)}
+    return [pid for pid, command in told.items() if name in command and (name == KEEPER or KEEPER not in command)]
+
+
+def command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+API_SERVER, KEEPER = b"api_server", b"keeper.py"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +68,10 @@ def test_a_run_learns_through_its_own_server_and_ends_it(
     assert processes_of(tmp_path) == []
 
 
-def test_a_server_that_is_killed_comes_back_with_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [API_SERVER, KEEPER], ids=bytes.decode)
+def test_a_server_that_is_killed_comes_back_with_the_weights(
+    name: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NOTE_OF_THIS_TEST", str(tmp_path))
     metrics = tmp_path / "runs" / "run" / "metrics.jsonl"
     killed: list[int] = []
@@ -65,7 +79,7 @@ def test_a_server_that_is_killed_comes_back_with_the_weights(tmp_path: Path, mon
     def kill_once() -> None:
         while not (metrics.exists() and metrics.read_text().count('"reward"') >= 3):
             time.sleep(0.05)
-        killed.extend(engines(tmp_path)[:1])
+        killed.extend(those_named(name, tmp_path))
         os.kill(killed[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill_once, daemon=True)
@@ -73,9 +87,11 @@ def test_a_server_that_is_killed_comes_back_with_the_weights(tmp_path: Path, mon
     lines = run(tmp_path, SERVER, *DEMO, "--max-steps=30", "--eval-cases=8", "--peft")
     killer.join()
 
-    assert killed
-    assert len(lines) == 30
+    assert len(killed) == 1
+    assert [line["step"] for line in lines] == [*range(1, 31)]
     check_agreement(lines)
+    assert Result.read(metrics.parent).vllm_restarts == 1
+    assert "vLLM's server ended (signal 9): starting it again, 1 of 3." in (metrics.parent / "train.log").read_text()
     assert processes_of(tmp_path) == []
 
 
@@ -89,18 +105,23 @@ def test_two_training_processes_ask_one_server(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
+    """And what was trained is saved: the training process ends as if it had been asked to."""
     command = [sys.executable, "-m", "aitrain", "grpo", "--use-vllm", SERVER, "--model=tiny", "--project-name=run",
                "--rl-env=envs.guess_number", "--max-steps=500", "--rl-max-new-tokens=4", "--eval-cases=1"]  # fmt: skip
     variables: dict[str, Any] = {**os.environ, "NOTE_OF_THIS_TEST": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     child = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    metrics = tmp_path / "runs" / "run" / "metrics.jsonl"
-    while not metrics.exists():
+    folder = tmp_path / "runs" / "run"
+    while not (folder / "metrics.jsonl").exists():
         assert child.poll() is None
         time.sleep(0.2)
+    assert len(processes_of(tmp_path)) >= 5
     child.kill()
     child.wait()
 
     give_up = time.monotonic() + 90
     while processes_of(tmp_path) and time.monotonic() < give_up:
         time.sleep(0.5)
+    print("seconds until nothing was left:", 90 - (give_up - time.monotonic()))
     assert processes_of(tmp_path) == []
+    assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
+    assert (folder / "model" / "config.json").exists()
