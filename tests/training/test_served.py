@@ -463,12 +463,12 @@ print("written", flush=True)
 time.sleep(600)
 """
     (tmp_path / "another's").mkdir()
-    command = [sys.executable, "-c", holder, str(tmp_path / "aitrain-1")]
+    command = [sys.executable, "-c", holder, str(tmp_path / "aitrain-weights-1")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "written\n"
         roomy_folder(tmp_path / "run", 1000, memory=tmp_path)
-        assert (tmp_path / "aitrain-1" / "1" / "weights").exists()
+        assert (tmp_path / "aitrain-weights-1" / "1" / "weights").exists()
         process.kill()
         process.wait()
         roomy_folder(tmp_path / "run", 1000, memory=tmp_path)

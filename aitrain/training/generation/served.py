@@ -61,7 +61,7 @@ TRIES = 3
 CHUNK_PROMPTS, CHUNK_TOKENS = 64, 200_000
 """The most in one request, a few megabytes; all requests are in flight at the same time."""
 
-IN_MEMORY = "aitrain-"
+IN_MEMORY = "aitrain-weights-"
 """What folders of weights in memory are called."""
 
 PUSHED = "aitrain-"
