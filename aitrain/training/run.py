@@ -43,6 +43,7 @@ from aitrain.training.generation.served import (
     ServerFailed,
     Wanted,
     check,
+    check_for_nccl,
     roomy_folder,
 )
 from aitrain.training.hub import check_hub, push
@@ -195,6 +196,8 @@ def _serving(job: Job, limits: Limits) -> Callable[[Any], Served] | None:
         ConfigError: the server lacks something.
     """
     config, sync = job.config, sync_of(job.config)
+    if sync == "nccl":
+        check_for_nccl(str(config.vllm_server_url), model_path(config.model))
     if sync not in ("adapter", "disk"):
         return None
     wanted = Wanted(model_path(config.model), limits.context or 0, config.lora_r if sync == "adapter" else None)

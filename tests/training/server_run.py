@@ -5,25 +5,34 @@ All is TRL's own but the client of that server, which gives each prompt an answe
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
+import threading
 from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 import trl.generation.vllm_generation as vllm_generation
 from transformers import AutoTokenizer
 
 from aitrain.config import TrainConfig
 from aitrain.events import Event
-from aitrain.run_folder import RunFolder
+from aitrain.run_folder import RunFolder, append_lines
 from aitrain.training.run import Job, part_in_peace, run
 from aitrain.training.worker import leave
 
 
 class Echo:
-    """Asks as many more times as the case says, so that processes have different numbers of episodes under way."""
+    """Asks as many more times as the case says, so that processes have different numbers of episodes under way. Scores
+    differ within a group, where the answers do not."""
+
+    def __init__(self) -> None:
+        self.played = itertools.count()
 
     def build_dataset(self) -> list[dict[str, Any]]:
         return [{"prompt": f"case {number}."} for number in range(24)]
@@ -32,10 +41,10 @@ class Echo:
         return [{"prompt": f"case {24 + number}."} for number in range(5)]
 
     def episode(self, case_idx: int) -> Generator[str | None, str, float]:
-        replies = [(yield None)]
+        yield None
         for turn in range(turns_of(case_idx) - 1):
-            replies.append((yield f" turn {turn + 1}."))
-        return sum(map(len, replies)) % 7 / 7
+            yield f" turn {turn + 1}."
+        return next(self.played) % 7 / 7
 
 
 def turns_of(case_idx: int) -> int:
@@ -50,22 +59,29 @@ class Client:
     asked: Path
 
     def __init__(self, **_: Any) -> None:
-        pass
+        self.session = SimpleNamespace(request=print)
+
+    def note(self, what: str, **values: Any) -> None:
+        append_lines(self.asked.with_name("calls"), [{"call": what, **values}])
 
     def init_communicator(self, device: Any) -> None:
-        pass
+        self.note("init_communicator", device=str(device))
 
     def get_server_info(self) -> dict[str, Any]:
         return {"model_config": {"logprobs_mode": "processed_logprobs"}}
 
     def update_named_params(self, metadata: Any, parameters: Any) -> None:
-        assert len(metadata) == len(list(parameters))
+        sent = [(name, tensor.clone()) for name, tensor in parameters]
+        shapes = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in sent]
+        self.note("update_named_params", announced=[list(entry) for entry in metadata], sent=shapes)
+        torch.save(dict(sent), self.asked.with_name("weights.pt"))
 
     def reset_prefix_cache(self) -> None:
-        pass
+        self.note("reset_prefix_cache")
 
     def generate(self, prompts: list[list[int]], n: int, max_tokens: int, **_: Any) -> dict[str, Any]:
         assert n == 1
+        self.note("generate")
         with self.asked.open("a") as file:
             file.write(f"{len(prompts)}\n")
         answers = [self.tokenizer(answer_to(self.tokenizer.decode(ids)))["input_ids"][:max_tokens] for ids in prompts]
@@ -79,6 +95,17 @@ def answer_to(given: str) -> str:
     return f"{case[0] if case else '?'}/{turns[-1] if turns else 0}<|im_end|>"
 
 
+class Health(BaseHTTPRequestHandler):
+    """Somebody answers at the server's address."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
 def ignore(event: Event) -> None:
     """Nobody watches."""
 
@@ -87,10 +114,12 @@ def main(model: str, out: Path) -> None:
     Client.tokenizer, Client.asked = AutoTokenizer.from_pretrained(model), out / "asked"
     vllm_generation.is_vllm_available = lambda: True
     vllm_generation.VLLMClient = Client
+    health = HTTPServer(("127.0.0.1", 0), Health)
+    threading.Thread(target=health.serve_forever, daemon=True).start()
     config = TrainConfig(
         model=model, rl_prompts_per_step=6, batch_size=4, rl_num_generations=4, max_steps=4, rl_max_new_tokens=8,
         rl_kl_coef=0.0, save_strategy="no", output_dir=str(out),
-        use_vllm=True, vllm_mode="server", vllm_server_url="http://127.0.0.1:1", vllm_sync="nccl",
+        use_vllm=True, vllm_mode="server", vllm_server_url=f"http://127.0.0.1:{health.server_port}", vllm_sync="nccl",
     )  # fmt: skip
     folder = RunFolder(out / "run")
     if os.environ.get("RANK", "0") == "0":

@@ -6,12 +6,16 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from aitrain.run_folder import read_lines
+from tests.training.conftest import weights
 from tests.training.server_run import turns_of
 
 SCRIPT = Path(__file__).parent / "server_run.py"
@@ -62,6 +66,23 @@ def test_the_processes_had_different_numbers_of_episodes_under_way(played: Path)
         live = [[sum(count > number for count in counts) for number in range(6)] for counts in turns]
         differences += sum(one != other for one, other in zip(*live, strict=True))
     assert differences > 4
+
+
+def test_the_server_is_handed_all_weights_before_it_is_asked_with_a_new_policy(played: Path, small_model: Path) -> None:
+    """What TRL's own way comes to, as far as it can be seen without GPUs: which calls, in which order, with what."""
+    calls = list(read_lines(played / "calls"))
+    order = [name for name, _ in groupby(call["call"] for call in calls)]
+    a_policy = ["update_named_params", "reset_prefix_cache", "generate"]
+    assert order == ["init_communicator", *a_policy * 5]  # before the first step, and after each of the four
+
+    model = AutoModelForCausalLM.from_pretrained(small_model)
+    expected = [[name, "float32", list(weight.shape)] for name, weight in model.named_parameters()]
+    for call in calls:
+        if call["call"] == "update_named_params":
+            assert call["announced"] == call["sent"] == expected
+    last, trained = torch.load(played / "weights.pt"), weights(played / "run" / "model")
+    assert all(torch.equal(last[name], trained[name]) for name in last)
+    assert any(not torch.equal(last[name], weight) for name, weight in model.named_parameters())
 
 
 def test_the_server_is_asked_for_equally_many_answers_by_both(played: Path) -> None:

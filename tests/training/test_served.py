@@ -38,6 +38,7 @@ from aitrain.training.generation.served import (
     ServerFailed,
     Wanted,
     check,
+    check_for_nccl,
     roomy_folder,
 )
 from aitrain.training.generation.weights import merged_weights
@@ -559,7 +560,10 @@ def test_raw_log_probabilities_are_noticed(fake: Fake) -> None:
 
 
 def test_no_server_at_all(fake: Fake) -> None:
+    check_for_nccl(fake.url, "some/model")
     fake.stop()
+    with pytest.raises(ConfigError, match=r"does not answer\.\nStart it with: .* --weight-transfer-config"):
+        check_for_nccl(fake.url, "some/model")
     for url in (fake.url, "nonsense", "http://"):
         with pytest.raises(ConfigError, match="cannot be used"):
             check(url, ADAPTER)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trl.generation.vllm_client import VLLMClient
 
 from aitrain.run_folder import Result
+from aitrain.training.generation.colocated import set_deadline
 from tests.vllm.test_colocated import ASKS, DEMO, check_agreement, run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -102,6 +106,19 @@ def test_two_training_processes_ask_one_server(tmp_path: Path) -> None:
 
     check_agreement(lines)
     assert [line["env/asked"] for line in lines] == [1.0, 1.0]
+
+
+def test_trls_own_client_of_a_server_gets_a_deadline() -> None:
+    requests = pytest.importorskip("requests")
+    client = VLLMClient.__new__(VLLMClient)
+    client.session = requests.Session()
+    set_deadline(client.session, 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/health"
+        for call in (client._get, client._post):
+            with pytest.raises(requests.ReadTimeout):
+                call(url)
+    assert "self.session = requests.Session()" in inspect.getsource(VLLMClient.__init__)
 
 
 def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:

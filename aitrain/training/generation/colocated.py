@@ -7,6 +7,7 @@ Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
     VLLMGeneration._init_vllm()                 overridden for that
     VLLMGeneration._iter_named_params()         overridden: (name, tensor) of all weights, as vLLM names them
     VLLMGeneration.sync_weights()               overridden where vLLM runs on the CPU
+    VLLMGeneration.vllm_client.session                     a requests.Session, given a deadline
     VLLMGeneration.llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=)
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -23,7 +25,15 @@ from trl.generation.vllm_generation import VLLMGeneration
 from aitrain.training.generation.tied_head import renew_tied_head
 from aitrain.training.generation.weights import merged_weights
 
+DEADLINE = 600.0
+"""Seconds until a server must have answered. TRL tries six times."""
+
 Weights = Iterator[tuple[str, torch.Tensor]]
+
+
+def set_deadline(session: Any, seconds: float = DEADLINE) -> None:
+    """For each try of every request of a `requests.Session`: TRL sets none."""
+    session.request = partial(session.request, timeout=seconds)
 
 
 class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
@@ -34,6 +44,8 @@ class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
         probabilities that it says would not be those that the trainer sees."""
         if self.mode != "colocate" or not hasattr(vllm_generation, "LLM"):
             super()._init_vllm()
+            if self.mode == "server" and self.accelerator.is_main_process:
+                set_deadline(self.vllm_client.session)
             return
         options = {"dtype": self._dtype, **({"enforce_eager": True} if self._is_on_cpu else {})}
         before = vllm_generation.LLM

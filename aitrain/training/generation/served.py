@@ -738,6 +738,19 @@ def check(url: str, wanted: Wanted) -> Base:
     return base
 
 
+def check_for_nccl(url: str, model: str) -> None:
+    """Whether there is a server for TRL's own way, which looks for one for minutes.
+
+    Raises:
+        ConfigError: nobody answers.
+    """
+    if not Server(url).is_up():
+        raise ConfigError(
+            f"The vLLM server at {url} does not answer.\nStart it with: VLLM_SERVER_DEV_MODE=1 vllm serve {model}"
+            """ --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1"""
+        )
+
+
 def _base(server: Server, wanted: Wanted) -> Base | None:
     for card in server.get("/v1/models")["data"]:
         if not card.get("parent") and wanted.model in (card["id"], card["root"]):
