@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench docs tiny-model vllm install
+.PHONY: demo test lint bench bench-gpu bench-vllm docs tiny-model vllm install
 
 demo: install
 	$(BIN)/aitrain demo
@@ -23,6 +23,17 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.in_episode_generation
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.multi_turn_learning
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
+
+# On a machine with a CUDA GPU.
+bench-gpu: install
+	$(BIN)/python -m benchmarks.gpu
+
+# In the environment of `make vllm`, which is made if it is not there.
+bench-vllm: .venv-vllm/.installed
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.weight_sync
+
+.venv-vllm/.installed:
+	.ci/vllm
 
 docs: install
 	$(BIN)/python -c "from aitrain.knobs import as_markdown; open('docs/knobs.md', 'w').write(as_markdown())"

@@ -1,4 +1,4 @@
-"""What both sides of overhead.py train on: some prompts, a reward for letters, and a stopwatch in the reward.
+"""What both sides of overhead.py and gpu.py train on: some prompts, a reward for letters, a stopwatch in the reward.
 
 A step is timed from one scoring of a batch to the next, by the same lines on both sides.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
 import time
 from pathlib import Path
@@ -40,7 +41,21 @@ class Letters:
         return sum(letter.isascii() and letter.isalpha() for letter in text) / max(1, len(text))
 
     def _note_time(self) -> None:
-        """One line a step: both clocks of this process, and a digest of all completions until now."""
-        line = {"wall": time.perf_counter(), "cpu": time.process_time(), "seen": f"{self.seen:064x}"}
+        """One line a step: a GPU's memory, both clocks of this process, and a digest of all completions until now."""
+        memory = _gpu_peak()
+        clocks = {"wall": time.perf_counter(), "cpu": time.process_time()}
+        line = {**memory, **clocks, "seen": f"{self.seen:064x}"}
         with self.clock.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def _gpu_peak() -> dict[str, float]:
+    """The most MiB that tensors took since the last time, once all is done that the GPU was asked for; nothing on a
+    machine without one. The training has imported torch; to do so here would take from its first step."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_available():
+        return {}
+    cuda.synchronize()
+    peak = cuda.max_memory_allocated() / 2**20
+    cuda.reset_peak_memory_stats()
+    return {"gpu_mib": peak}

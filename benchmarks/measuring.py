@@ -1,4 +1,4 @@
-"""What both benchmarks share: what a child process used, and what pairs of measurements come to."""
+"""What all benchmarks share: what a child process used, and what pairs of measurements come to."""
 
 from __future__ import annotations
 
@@ -134,9 +134,9 @@ def spread(values: Sequence[float]) -> str:
     return f"{middle} ({low}..{high})"
 
 
-def show(rows: Sequence[Row], peer: str) -> bool:
+def show(rows: Sequence[Row], peer: str, ours: str = "aitrain") -> bool:
     """Print the table; returns whether all bounds are met."""
-    head = ["median (min..max)", "aitrain", peer, "ratio", "bound"]
+    head = ["median (min..max)", ours, peer, "ratio", "bound"]
     lines = [head, *(row.cells() for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:

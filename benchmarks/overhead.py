@@ -12,14 +12,15 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from aitrain.config import TrainConfig
 from benchmarks.measuring import ROOT, Bounds, Row, options, positive, run, script, show
 
 SECONDS, MEMORY = Bounds(ratio=1.03), Bounds(ratio=1.05)
@@ -38,7 +39,6 @@ KNOBS: dict[str, Any] = {
     "eval_strategy": "no",
     "save_strategy": "no",
 }
-TASK: dict[str, Any] = {"completions_per_step": PROMPTS * GENERATIONS}
 
 SURROUNDINGS = {
     "OMP_NUM_THREADS": "1",  # two that wait for each other measure what else the machine is doing
@@ -56,9 +56,21 @@ class Training:
     folder: Path
     model: str
     steps: int
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Other values for some of KNOBS, and other knobs."""
 
     @property
-    def knobs(self) -> Path:
+    def knobs(self) -> dict[str, Any]:
+        """All of them."""
+        return {**KNOBS, "model": self.model, "max_steps": WARM_UP + self.steps + 1, **self.more}
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """What the stopwatch must know."""
+        return {"completions_per_step": self.knobs["rl_prompts_per_step"] * self.knobs["rl_num_generations"]}
+
+    @property
+    def config(self) -> Path:
         """What `aitrain grpo --config` takes; JSON is YAML too."""
         return self.folder / "knobs.yaml"
 
@@ -77,6 +89,8 @@ class Side:
     cpu_seconds: float
     """Of a step, used by the process that trains."""
     peak_mib: float
+    gpu_mib: float
+    """The most that tensors took on the GPU in a timed step; 0 without one."""
     completions: str
     """A digest of what the model said until the last step."""
 
@@ -144,19 +158,26 @@ def make_random_model(folder: Path) -> None:
 
 
 def write_settings(training: Training) -> None:
-    """The knobs for aitrain, and the GRPOConfig arguments that aitrain makes of them for plain TRL."""
+    """The knobs for aitrain, and for plain TRL the arguments that aitrain makes of them."""
     from aitrain.batch import plan_batch
-    from aitrain.config import TrainConfig
     from aitrain.training.model import choose_precision, model_path
     from aitrain.training.trl_arguments import grpo_arguments
 
-    knobs = KNOBS | {"model": training.model, "max_steps": WARM_UP + training.steps + 1}
-    config = TrainConfig(**knobs)
-    grpo = grpo_arguments(config, plan_batch(config, 1), choose_precision(config))
+    config = TrainConfig(**training.knobs)
+    precision = choose_precision(config)
+    grpo = grpo_arguments(config, plan_batch(config, 1), precision)
+    grpo["model_init_kwargs"] = {"dtype": str(precision.dtype).removeprefix("torch.")}
+    lora = _lora(config) if config.peft else None
     training.folder.mkdir(exist_ok=True)
-    training.knobs.write_text(json.dumps(knobs), encoding="utf-8")
-    arguments = {"model": model_path(config.model), "task": TASK, "grpo": grpo}
+    training.config.write_text(json.dumps(training.knobs), encoding="utf-8")
+    arguments = {"model": model_path(config.model), "task": training.task, "grpo": grpo, "lora": lora}
     training.arguments.write_text(json.dumps(arguments), encoding="utf-8")
+
+
+def _lora(config: TrainConfig) -> dict[str, Any]:
+    """What plain TRL is told of the adapter."""
+    sizes = {"r": config.lora_r, "lora_alpha": config.lora_alpha, "lora_dropout": config.lora_dropout}
+    return sizes | {"target_modules": config.target_modules, "task_type": "CAUSAL_LM"}
 
 
 # -- during
@@ -167,15 +188,16 @@ def compare(name: str, training: Training, pairs: int, bounds: tuple[Bounds | No
     done = [(aitrain(training), plain_trl(training)) for _ in range(pairs)]
     check_same_work([side for pair in done for side in pair])
     return [
-        _row(f"{name}: seconds per step", done, lambda side: side.seconds, bounds[0]),
-        _row(f"{name}: CPU seconds per step", done, lambda side: side.cpu_seconds),
-        _row(f"{name}: peak memory, MiB", done, lambda side: side.peak_mib, bounds[1]),
+        row(f"{name}: seconds per step", done, lambda side: side.seconds, bounds[0]),
+        row(f"{name}: CPU seconds per step", done, lambda side: side.cpu_seconds),
+        row(f"{name}: peak memory, MiB", done, lambda side: side.peak_mib, bounds[1]),
     ]
 
 
-def _row(
+def row(
     name: str, done: list[tuple[Side, Side]], measure: Callable[[Side], float], bounds: Bounds | None = None
 ) -> Row:
+    """One measure of all pairs."""
     return Row(name, [measure(ours) for ours, _ in done], [measure(theirs) for _, theirs in done], bounds)
 
 
@@ -186,8 +208,8 @@ def aitrain(training: Training) -> Side:
 
 def aitrain_command(training: Training, clock: Path) -> list[str]:
     """A training into a run folder of its own."""
-    task = json.dumps(TASK | {"clock": str(clock)})
-    where = ["--config", str(training.knobs), "--output-dir", str(training.folder / "runs")]
+    task = json.dumps(training.task | {"clock": str(clock)})
+    where = ["--config", str(training.config), "--output-dir", str(training.folder / "runs")]
     return [script("aitrain"), "grpo", *where, "--rl-env-config", task, "--debug"]
 
 
@@ -207,7 +229,8 @@ def measured(command: Callable[[Training, Path], list[str]], training: Training)
     clock = Path(tempfile.mkdtemp(dir=training.folder)) / "clock.jsonl"
     used = run(command(training, clock))
     lines = [json.loads(line) for line in clock.read_text(encoding="utf-8").splitlines()]
-    return Side(_per_step(lines, "wall"), _per_step(lines, "cpu"), used.peak_mib, lines[-1]["seen"])
+    gpu_mib = max(line.get("gpu_mib", 0.0) for line in lines[WARM_UP + 1 :])
+    return Side(_per_step(lines, "wall"), _per_step(lines, "cpu"), used.peak_mib, gpu_mib, lines[-1]["seen"])
 
 
 def _per_step(lines: list[dict[str, Any]], clock: str) -> float:

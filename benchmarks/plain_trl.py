@@ -1,7 +1,7 @@
-"""The peer of overhead.py: GRPO as one writes it with TRL alone; nothing here imports aitrain.
+"""The peer of overhead.py and gpu.py: GRPO as one writes it with TRL alone; nothing here imports aitrain.
 
-`python -m benchmarks.plain_trl ARGUMENTS.json CLOCK OUTPUT_DIR`; the file holds `model`, `task` and `grpo`, the
-keyword arguments of GRPOConfig.
+`python -m benchmarks.plain_trl ARGUMENTS.json CLOCK OUTPUT_DIR`; the file holds `model`, `task`, `grpo`, the keyword
+arguments of GRPOConfig, and `lora`, those of LoraConfig or null.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from peft import LoraConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.letters import Letters
@@ -30,6 +31,7 @@ def main(arguments_file: str, clock: str, output_dir: str) -> None:
         reward_funcs=reward,
         args=GRPOConfig(output_dir=output_dir, **arguments["grpo"]),
         train_dataset=Dataset.from_list(task.build_dataset()),
+        peft_config=LoraConfig(**arguments["lora"]) if arguments["lora"] else None,
     )
     trainer.train()
     trainer.save_model()

@@ -59,3 +59,14 @@ def test_the_example_of_several_turns_is_the_bundled_one() -> None:
     page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
     blocks = {info.strip(): text for _, info, text in BLOCK.findall(page)}
     assert blocks["file=guess_number.py"] == (ROOT / "envs" / "guess_number.py").read_text()
+
+
+def test_every_benchmark_has_its_section_and_is_run_by_make() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    made = (ROOT / "Makefile").read_text(encoding="utf-8")
+    files = [file for file in (ROOT / "benchmarks").glob("*.py") if re.search(r"= _?options\(", file.read_text())]
+    assert len(files) >= 8
+    for name in (file.stem for file in files):
+        assert f"\n## {name}: " in page, name
+        assert f"\npython -m benchmarks.{name} " in page, name
+        assert re.search(rf"-m benchmarks\.{name}$", made, re.MULTILINE), name
