@@ -23,9 +23,12 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-def knob(default: Any, sentence: str, section: str) -> Any:
-    """A field of TrainConfig: its default, its sentence and the section that it is listed under."""
-    return Field(default=default, description=sentence, json_schema_extra={"section": section})
+def knob(default: Any, sentence: str, section: str, *, may_change: bool = False) -> Any:
+    """A field of TrainConfig: its default, its sentence, the section that it is listed under, and whether a resumed run
+    may have another value: where that changes nothing of the training, or where what it names is compared itself."""
+    return Field(
+        default=default, description=sentence, json_schema_extra={"section": section, "may_change": may_change}
+    )
 
 
 class TrainConfig(BaseModel):
@@ -60,44 +63,58 @@ class TrainConfig(BaseModel):
 
     # -- Environment
     rl_env: str | None = knob(
-        None, "The environment in one word: path/to/file.py:Class, package.module:Class, or envs.gsm8k.", "Environment"
+        None,
+        "The environment in one word: path/to/file.py:Class, package.module:Class, or envs.gsm8k.",
+        "Environment",
+        may_change=True,
     )
-    rl_env_module: str | None = knob(None, "Module that holds the environment class.", "Environment")
+    rl_env_module: str | None = knob(None, "Module that holds the environment class.", "Environment", may_change=True)
     rl_env_class: str | None = knob(
         None,
         "Name of the environment class; unset: the only class of the module that has build_dataset.",
         "Environment",
+        may_change=True,
     )
     rl_env_config: JsonObject | None = knob(
-        None, "Keywords for the environment's constructor: a JSON object, or @file.json.", "Environment"
+        None,
+        "Keywords for the environment's constructor: a JSON object, or @file.json.",
+        "Environment",
+        may_change=True,
     )
     rl_env_workers: PositiveInt | None = knob(
         None,
         "Calls to the environment that run at the same time; unset: 64 (in processes: 4 for each CPU core).",
         "Environment",
+        may_change=True,
     )
     rl_env_isolation: Literal["thread", "process"] = knob(
         "thread",
         "Where the environment's code runs: threads, or processes for code that hangs, crashes or holds the GIL.",
         "Environment",
+        may_change=True,
     )
     rl_env_timeout: PositiveFloat = knob(
-        60.0, "Seconds that one call to the environment may take; the model's own time is not counted.", "Environment"
+        60.0,
+        "Seconds that one call to the environment may take; the model's own time is not counted.",
+        "Environment",
+        may_change=True,
     )
     rl_env_retries: Annotated[int, Field(ge=0)] = knob(
         0,
         "How often a failed start or score is tried again (steps and tools change the episode, and are not).",
         "Environment",
+        may_change=True,
     )
     rl_max_failed: Annotated[float, Field(ge=0, le=1)] = knob(
         0.5,
         "Share of failed episodes in a batch that is too much; three such batches in a row end the run.",
         "Environment",
+        may_change=True,
     )
 
     # -- Run
-    project_name: str = knob("project-name", "Name of the run and of its folder.", "Run")
-    output_dir: str = knob("runs", "Folder that run folders are made in.", "Run")
+    project_name: str = knob("project-name", "Name of the run and of its folder.", "Run", may_change=True)
+    output_dir: str = knob("runs", "Folder that run folders are made in.", "Run", may_change=True)
     seed: Annotated[int, Field(ge=0, lt=2**32)] = knob(
         42,
         "Seed of the dataset split, the shuffling, the sampling and the adapter (AITraining ignores its own).",
@@ -109,13 +126,27 @@ class TrainConfig(BaseModel):
         None,
         "Stop after so many steps in a row in which the completions of no group differed in score: nothing is learned.",
         "Run",
+        may_change=True,
     )
-    logging_steps: int = knob(-1, "Steps between two lines of metrics.jsonl; -1: every step.", "Run")
+    logging_steps: int = knob(-1, "Steps between two lines of metrics.jsonl; -1: every step.", "Run", may_change=True)
     log: Literal["none", "wandb", "tensorboard", "trackio"] = knob(
-        "none", "Tracker to report to as well; none, where AITraining has wandb: no account is needed to train.", "Run"
+        "none",
+        "Tracker to report to as well; none, where AITraining has wandb: no account is needed to train.",
+        "Run",
+        may_change=True,
     )
     resume_from_checkpoint: str | None = knob(
-        None, "A checkpoint folder, or auto for the newest one of this run's folder.", "Run"
+        None,
+        "A checkpoint folder, or auto (short: --resume) for the newest whole one of this run's folder.",
+        "Run",
+        may_change=True,
+    )
+
+    resume_anyway: bool = knob(
+        False,
+        "Resume even where knobs, environment or dataset have changed: the run goes on, but not exactly.",
+        "Run",
+        may_change=True,
     )
 
     # -- Batch
@@ -182,24 +213,37 @@ class TrainConfig(BaseModel):
         None,
         "Share of each GPU's memory that vLLM takes; unset: 0.3 beside the model, 0.9 as a server.",
         "vLLM",
+        may_change=True,
     )
     vllm_sleep_mode: bool = knob(
-        False, "Let a colocated vLLM give its GPU memory back while the model trains; costs time.", "vLLM"
+        False,
+        "Let a colocated vLLM give its GPU memory back while the model trains; costs time.",
+        "vLLM",
+        may_change=True,
     )
     vllm_server_url: Address | None = knob(
-        None, "Address of a vLLM server of yours, such as http://127.0.0.1:8000; unset: aitrain starts one.", "vLLM"
+        None,
+        "Address of a vLLM server of yours, such as http://127.0.0.1:8000; unset: aitrain starts one.",
+        "vLLM",
+        may_change=True,
     )
-    vllm_tensor_parallel_size: PositiveInt = knob(1, "GPUs that one vLLM engine is split over.", "vLLM")
+    vllm_tensor_parallel_size: PositiveInt = knob(
+        1, "GPUs that one vLLM engine is split over.", "vLLM", may_change=True
+    )
     vllm_server_gpus: PositiveInt = knob(
-        1, "GPUs of this machine, the last ones, that a vLLM server on it holds: training leaves them alone.", "vLLM"
+        1,
+        "GPUs of this machine, the last ones, that a vLLM server on it holds: training leaves them alone.",
+        "vLLM",
+        may_change=True,
     )
     vllm_sync: Literal["auto", "adapter", "disk", "nccl"] = knob(
         "auto",
         "How a server gets the weights: the LoRA adapter alone, all weights as files (disk), or TRL's NCCL.",
         "vLLM",
+        may_change=True,
     )
     vllm_max_restarts: Annotated[int, Field(ge=0)] = knob(
-        3, "How often a vLLM server that aitrain started is started again when it dies.", "vLLM"
+        3, "How often a vLLM server that aitrain started is started again when it dies.", "vLLM", may_change=True
     )
 
     # -- LoRA
@@ -210,42 +254,66 @@ class TrainConfig(BaseModel):
         0.0, "Dropout in the adapter; 0, where AITraining has 0.05: it also disturbs the sampling.", "LoRA"
     )
     target_modules: Names = knob("all-linear", "Layers that get an adapter: all-linear, or names with commas.", "LoRA")
-    merge_adapter: bool = knob(True, "Also write base and adapter merged, into model/merged.", "LoRA")
+    merge_adapter: bool = knob(True, "Also write base and adapter merged, into model/merged.", "LoRA", may_change=True)
 
     # -- Evaluation
     eval_cases: Annotated[int, Field(ge=0)] | None = knob(
         None,
         "Held-out cases to score before and after; unset: a tenth of the dataset, at most 64; 0: none.",
         "Evaluation",
+        may_change=True,
     )
     eval_strategy: Literal["no", "steps", "epoch"] = knob(
-        "epoch", "When to score the held-out cases during training as well.", "Evaluation"
+        "epoch", "When to score the held-out cases during training as well.", "Evaluation", may_change=True
     )
-    eval_steps: PositiveInt = knob(100, "Steps between two of those, with --eval-strategy steps.", "Evaluation")
+    eval_steps: PositiveInt = knob(
+        100, "Steps between two of those, with --eval-strategy steps.", "Evaluation", may_change=True
+    )
 
     # -- Saving
-    save_strategy: Literal["no", "steps", "epoch"] = knob("epoch", "When to write a checkpoint.", "Saving")
-    save_steps: PositiveInt = knob(500, "Steps between two checkpoints, with --save-strategy steps.", "Saving")
-    save_total_limit: PositiveInt | None = knob(1, "Checkpoints to keep; older ones are deleted.", "Saving")
-    push_to_hub: bool = knob(
-        False, "Upload model/ to the Hub at the end (token from HF_TOKEN or the hub login).", "Saving"
+    save_strategy: Literal["no", "steps", "epoch"] = knob(
+        "epoch", "When to write a checkpoint.", "Saving", may_change=True
     )
-    username: str | None = knob(None, "Hub user or organisation to upload to; unset: whose token it is.", "Saving")
-    repo_id: str | None = knob(None, "Hub repository to upload to; unset: username/project_name.", "Saving")
-    hub_private: bool = knob(True, "Make the Hub repository private.", "Saving")
+    save_steps: PositiveInt = knob(
+        500, "Steps between two checkpoints, with --save-strategy steps.", "Saving", may_change=True
+    )
+    save_total_limit: PositiveInt | None = knob(
+        1, "Checkpoints to keep; older ones are deleted.", "Saving", may_change=True
+    )
+    save_best: bool = knob(
+        False,
+        "Keep the checkpoint with the best held-out score besides, and let model/ be the best one at the end.",
+        "Saving",
+        may_change=True,
+    )
+    push_to_hub: bool = knob(
+        False, "Upload model/ to the Hub at the end (token from HF_TOKEN or the hub login).", "Saving", may_change=True
+    )
+    username: str | None = knob(
+        None, "Hub user or organisation to upload to; unset: whose token it is.", "Saving", may_change=True
+    )
+    repo_id: str | None = knob(
+        None, "Hub repository to upload to; unset: username/project_name.", "Saving", may_change=True
+    )
+    hub_private: bool = knob(True, "Make the Hub repository private.", "Saving", may_change=True)
 
     # -- Hardware
     num_processes: PositiveInt | None = knob(
-        None, "Training processes; unset: one for each visible GPU, one on CPU.", "Hardware"
+        None, "Training processes; unset: one for each visible GPU, one on CPU.", "Hardware", may_change=True
     )
     mixed_precision: Literal["no", "bf16", "fp16"] | None = knob(
         None, "Autocast of the forward pass; unset: bf16 where the GPU has it, else none.", "Hardware"
     )
-    disable_gradient_checkpointing: bool = knob(False, "Keep all activations: faster, more memory.", "Hardware")
-    distributed_backend: Literal["ddp"] | None = knob(
-        None, "How processes share the work: ddp; for DeepSpeed hand TRL its file, --trl deepspeed=FILE.", "Hardware"
+    disable_gradient_checkpointing: bool = knob(
+        False, "Keep all activations: faster, more memory.", "Hardware", may_change=True
     )
-    ddp_timeout: PositiveInt = knob(7200, "Seconds that one process waits for the others.", "Hardware")
+    distributed_backend: Literal["ddp"] | None = knob(
+        None,
+        "How processes share the work: ddp; for DeepSpeed hand TRL its file, --trl deepspeed=FILE.",
+        "Hardware",
+        may_change=True,
+    )
+    ddp_timeout: PositiveInt = knob(7200, "Seconds that one process waits for the others.", "Hardware", may_change=True)
 
     # -- TRL
     trl: Table = knob({}, "Any other field of TRL's GRPOConfig, as KEY=VALUE; may be repeated.", "TRL")
@@ -288,6 +356,14 @@ class TrainConfig(BaseModel):
             (
                 self.quantization is not None and not self.peft,
                 f"quantization: {self.quantization} weights cannot be trained themselves: add --peft",
+            ),
+            (
+                self.save_best and (self.eval_strategy == "no" or self.eval_cases == 0),
+                "save_best: nothing is scored during training\nSet --eval-strategy, and --eval-cases above 0.",
+            ),
+            (
+                self.save_best and not self.trl.keys().isdisjoint({"deepspeed", "fsdp"}),
+                "save_best: the best weights cannot be put back under DeepSpeed or FSDP\nLeave it out.",
             ),
         ]
 
@@ -346,7 +422,7 @@ class TrainConfig(BaseModel):
 
     def written(self) -> dict[str, Any]:
         """The knobs as config.yaml holds them: less what follows from another one, and what is for one start only."""
-        knobs = self.model_dump(exclude={"resume_from_checkpoint"})
+        knobs = self.model_dump(exclude={"resume_from_checkpoint", "resume_anyway"})
         if self.rl_prompts_per_step is not None:
             del knobs["gradient_accumulation"]  # derived; written down, it would contradict a changed flag
         return knobs

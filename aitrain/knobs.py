@@ -49,6 +49,8 @@ class Knob:
     section: str
     default: Any
     kind: str
+    may_change: bool
+    """Whether a resumed run may have another value."""
 
     @property
     def flag(self) -> str:
@@ -86,9 +88,10 @@ def knobs() -> tuple[Knob, ...]:
 
 def _knob(name: str, field: FieldInfo) -> Knob:
     extra = field.json_schema_extra
-    section = str(extra["section"]) if isinstance(extra, dict) else ""
+    assert isinstance(extra, dict)  # every field is made by config.knob
     default = field.get_default(call_default_factory=True, validated_data={})
-    return Knob(name, field.description or "", section, default, _kind(field.annotation, field.metadata))
+    kind = _kind(field.annotation, field.metadata)
+    return Knob(name, field.description or "", str(extra["section"]), default, kind, bool(extra["may_change"]))
 
 
 def _kind(annotation: Any, metadata: list[Any]) -> str:

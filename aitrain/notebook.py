@@ -8,6 +8,7 @@ from typing import Any
 from aitrain.config import TrainConfig
 from aitrain.environment.loading import load
 from aitrain.errors import AitrainError, ConfigError, as_ours
+from aitrain.events import Note
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.launch.preflight import Plan, check
 from aitrain.launch.serving import serving
@@ -56,6 +57,8 @@ def _train(plan: Plan, folder: RunFolder, environment: Any, heartbeat: Heartbeat
     from aitrain.training.run import Job, run
 
     screen, report = Screen(), Reporting(folder)
+    for note in plan.notes:
+        screen(Note(note))
     with serving(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
         config = plan.config.model_copy(update=changed)

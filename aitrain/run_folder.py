@@ -6,19 +6,26 @@ runs/<project-name>/
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.values import write_yaml
+
+LOCK = ".lock"
+WAIT_FOR_OTHERS = 60.0
+"""Seconds that a process of a run that was killed gets to notice it and end."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +87,6 @@ class RunFolder:
         """Everything that the libraries and the environment print."""
         return self.path / "train.log"
 
-    def newest_checkpoint(self) -> Path | None:
-        """The checkpoint with the highest step, None when there is none."""
-        found = [folder for folder in self.checkpoints.glob("checkpoint-*") if is_checkpoint(folder)]
-        return max(found, key=step_of, default=None)
-
     @classmethod
     def create(cls, config: TrainConfig) -> RunFolder:
         """A new folder for this run, never one that is there already: a second run of the name gets -2.
@@ -121,6 +123,25 @@ class RunFolder:
         values: dict[str, Any] = json.loads(self.server.read_text(encoding="utf-8")) if self.server.exists() else {}
         return values
 
+    def unfinished(self) -> list[Path]:
+        """Files and folders that a killed process was writing beside those that they were to replace."""
+        return [path for place in (self.path, self.rollouts) for path in place.glob(".*") if path.name != LOCK]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While this lasts, no other process trains in this folder; one that is just ending is waited for.
+
+        Raises:
+            ConfigError: another one trains there and goes on.
+        """
+        with (self.path / LOCK).open("a") as file:  # a lock of fcntl's ends with its process, however that ends
+            deadline = time.monotonic() + WAIT_FOR_OTHERS
+            while not _lock(file):
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"Another process trains in {self.path}\nWait for it to end, or stop it.")
+                time.sleep(0.1)
+            yield
+
     def discard(self) -> None:
         """Take away what this run made: for a run that was refused before it began."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -131,14 +152,12 @@ class RunFolder:
                 return  # somebody else uses it by now
 
 
-def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder holds a checkpoint of the trainer, its state included."""
-    return folder.name.rpartition("-")[2].isdigit() and (folder / "trainer_state.json").is_file()
-
-
-def step_of(checkpoint: Path) -> int:
-    """The optimizer step after which a checkpoint was written."""
-    return int(checkpoint.name.rpartition("-")[2])
+def _lock(file: TextIO) -> bool:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _make_folders(folder: Path) -> list[Path]:
@@ -173,6 +192,8 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
                 os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
+        if durable:
+            sync(path.parent)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -200,20 +221,37 @@ def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a JSON lines file; nothing when there is none, and no half-written last line."""
+    """The records of a JSON lines file; nothing when there is none, and none that a kill or a power cut left half."""
+    for _, record in _lines_and_records(path):
+        yield record
+
+
+def _lines_and_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+            try:
+                record = json.loads(line) if line.endswith("\n") else None
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                yield line, record
 
 
 def forget_after(path: Path, step: int) -> None:
-    """Take the records of later steps out of a JSON lines file: a resumed run writes them again."""
+    """Take the records of later steps out of a JSON lines file, and half lines: a resumed run writes them again."""
     if path.exists():
-        kept = [json.dumps(record, ensure_ascii=False) + "\n" for record in read_lines(path) if record["step"] <= step]
-        write_text(path, "".join(kept))
+        write_text(path, "".join(line for line, record in _lines_and_records(path) if record["step"] <= step))
+
+
+def sync(path: Path) -> None:
+    """What was written to a file, or which names a folder holds, survives a power cut from now on."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
+from aitrain.checkpoint import MANIFEST, Manifest, seal
 from aitrain.launch import memory
 from aitrain.launch.preflight import Plan, check, training_gpus, visible_gpus
 from aitrain.launch.trl_fields import KNOB_OF, OURS, trl_fields, words_of
@@ -298,16 +300,108 @@ def test_a_name_on_the_hub_is_left_to_the_hub() -> None:
 # -- resuming
 
 
-def test_auto_resumes_the_newest_complete_checkpoint_of_the_run(here: Path) -> None:
-    run = "runs/mine/checkpoints"
-    write(here, {f"{run}/checkpoint-{step}/trainer_state.json": "{}" for step in (5, 20, 100)})
-    write(here, {f"{run}/checkpoint-300": None})
+def checkpoint(here: Path, step: int, run: str = "runs/mine/checkpoints", **knobs: Any) -> Path:
+    """A checkpoint as a run of these knobs writes it, with one file of the trainer."""
+    folder = here / run / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    (folder / "weights").write_bytes(b"1.5 2.5")
+    config = TrainConfig(model="tiny", **knobs)
+    seal(folder, Manifest(step, config.written(), {"class": "Env"}, "cases", 1, {}))
+    return folder
+
+
+def test_auto_resumes_the_newest_whole_checkpoint_by_its_step_and_not_its_time(here: Path) -> None:
+    for step in (20, 100, 5):
+        checkpoint(here, step)
+    write(here, {"runs/mine/checkpoints/checkpoint-300": None})
 
     made = plan(project_name="mine", resume_from_checkpoint="auto")
 
-    assert made.checkpoint == (here / run / "checkpoint-100").resolve()
+    assert made.checkpoint == (here / "runs/mine/checkpoints/checkpoint-100").resolve()
     assert made.folder is not None
     assert made.folder.path == (here / "runs" / "mine").resolve()
+    assert made.notes == (
+        "runs/mine/checkpoints/checkpoint-300 is skipped:"
+        " it has no manifest.json: it was not written to its end, or not by aitrain",
+    )
+
+
+def cut(folder: Path) -> None:
+    (folder / "weights").write_bytes(b"1.5")
+
+
+def flip(folder: Path) -> None:
+    (folder / "weights").write_bytes(b"1.5 2.4")
+
+
+def lose(folder: Path) -> None:
+    (folder / "weights").unlink()
+
+
+def add(folder: Path) -> None:
+    (folder / "adapter_model.bin").write_bytes(b"")
+
+
+def edit(folder: Path) -> None:
+    (folder / MANIFEST).write_text((folder / MANIFEST).read_text().replace('"processes": 1', '"processes": 2'))
+
+
+def garble(folder: Path) -> None:
+    (folder / MANIFEST).write_bytes(b"\0" * 40)
+
+
+def rename(folder: Path) -> None:
+    folder.rename(folder.with_name("checkpoint-9"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (cut, "weights has 3 bytes, and had 7"),
+        (flip, "weights is not what was written (its sha256 differs)"),
+        (lose, "weights is missing"),
+        (add, "adapter_model.bin is none of its files"),
+        (edit, "manifest.json is not what was written"),
+        (garble, "manifest.json is not what was written"),
+        (rename, "manifest.json is that of step 8"),
+    ],
+)
+def test_a_damaged_checkpoint_is_skipped_and_refused_where_it_is_named(
+    damage: Callable[[Path], None], why: str, here: Path
+) -> None:
+    checkpoint(here, 4)
+    damage(checkpoint(here, 8))
+    damaged = next(path for path in (here / "runs/mine/checkpoints").iterdir() if path.name != "checkpoint-4")
+
+    made = plan(project_name="mine", resume_from_checkpoint="auto")
+    said = refusal(resume_from_checkpoint=str(damaged))
+
+    assert made.checkpoint is not None
+    assert made.checkpoint.name == "checkpoint-4"
+    assert made.notes == (f"runs/mine/checkpoints/{damaged.name} is skipped: {why}",)
+    assert f"{damaged.name} is refused: {why}\n" in said
+
+
+def test_a_changed_knob_is_refused_with_both_its_values_and_a_harmless_one_passes(here: Path) -> None:
+    checkpoint(here, 4, lr=1e-5, trl={"num_iterations": 2}, eval_steps=5)
+    resume = {"resume_from_checkpoint": "auto", "project_name": "mine", "logging_steps": 3}
+
+    said = refusal(**resume, lr=1e-3, trl={"num_iterations": 1}, rl_num_generations=8)
+
+    assert "rl_num_generations: 4 -> 8" in said
+    assert len(said.splitlines()) <= 5
+    assert "lr: 1e-05 -> 0.001; trl.num_iterations: 2 -> 1" in refusal(**resume, lr=1e-3, trl={"num_iterations": 1})
+    assert "processes: 1 -> 2" in refusal(**resume, trl={"num_iterations": 2}, num_processes=2)
+    assert plan(**resume, trl={"num_iterations": 2}, num_processes=1).checkpoint is not None
+    assert plan(**resume, lr=1e-3, resume_anyway=True).checkpoint is not None
+
+
+def test_a_derived_accumulation_is_no_change(here: Path) -> None:
+    checkpoint(here, 4, rl_prompts_per_step=4)
+    resume = {"resume_from_checkpoint": "auto", "project_name": "mine"}
+
+    assert plan(**resume, rl_prompts_per_step=4).checkpoint is not None
+    assert "rl_prompts_per_step: 4 -> 2" in refusal(**resume, rl_prompts_per_step=2)
 
 
 def test_resuming_without_a_checkpoint_is_refused_and_says_where_it_was_looked_for(here: Path) -> None:
@@ -318,7 +412,7 @@ def test_resuming_without_a_checkpoint_is_refused_and_says_where_it_was_looked_f
 
 
 def test_resuming_from_a_run_folder_names_its_newest_checkpoint(here: Path) -> None:
-    write(here, {"runs/mine/checkpoints/checkpoint-7/trainer_state.json": "{}"})
+    checkpoint(here, 7)
 
     said = refusal(resume_from_checkpoint="runs/mine")
 
@@ -326,7 +420,7 @@ def test_resuming_from_a_run_folder_names_its_newest_checkpoint(here: Path) -> N
 
 
 def test_a_checkpoint_by_its_path_is_taken(here: Path) -> None:
-    write(here, {"c/checkpoint-7/trainer_state.json": "{}"})
+    checkpoint(here, 7, "c")
 
     assert plan(resume_from_checkpoint="c/checkpoint-7").checkpoint == (here / "c/checkpoint-7").resolve()
 

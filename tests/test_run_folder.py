@@ -88,16 +88,5 @@ def test_what_follows_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
     assert [record["step"] for record in read_lines(tmp_path / "lines")] == [1, 2]
 
 
-def test_the_newest_checkpoint_is_the_one_with_the_highest_step_and_a_state(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-11", "other"):
-        (folder.checkpoints / name).mkdir(parents=True)
-    for name in ("checkpoint-9", "checkpoint-10"):
-        (folder.checkpoints / name / "trainer_state.json").touch()
-    newest = folder.newest_checkpoint()
-    assert newest is not None
-    assert newest.name == "checkpoint-10"
-
-
 def test_plain_values_are_json() -> None:
     json.dumps(plain({"a": (1, 2.5, None, True), "b": {"c": Path("x")}, "d": float("inf")}), allow_nan=False)

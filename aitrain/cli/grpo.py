@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from aitrain.errors import AitrainError, Interrupted, RunFailed
-from aitrain.events import Ended, Failed
+from aitrain.events import Ended, Failed, Note
 from aitrain.knobs import Knob, as_help, knobs, resolve
 from aitrain.launch.preflight import Plan, check
 from aitrain.launch.processes import Processes
@@ -39,6 +39,8 @@ Usage: aitrain grpo [OPTIONS]
 Command:
   --config FILE
         YAML file with knobs; flags win over it.
+  --resume
+        Go on from the newest whole checkpoint of this run; short for --resume-from-checkpoint auto.
   --dry-run
         Check everything and show the plan; start nothing.
   --debug
@@ -59,6 +61,8 @@ def grpo(
 ) -> int:
     """Train a model with GRPO on your environment."""
     given = {name: value for name, value in flags.items() if value is not None}
+    if given.pop("resume", False):
+        given.setdefault("resume_from_checkpoint", "auto")
     plan = check(resolve(config, given, trl or []))
     if dry_run:
         show_plan(plan)
@@ -67,9 +71,9 @@ def grpo(
 
 
 def grpo_signature(command: Callable[..., int]) -> Callable[..., int]:
-    """Give the command one parameter for each knob, so that Typer makes flags of them."""
+    """Give the command one parameter for each knob, so that Typer makes flags of them, and the short one to resume."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    made = [_parameter(knob) for knob in knobs() if knob.name != "trl"]
+    made = [_parameter(knob) for knob in knobs() if knob.name != "trl"] + [_RESUME]
     signature = inspect.Signature([parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in [*own, *made]])
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
@@ -83,6 +87,14 @@ def _parameter(knob: Knob) -> inspect.Parameter:
     return inspect.Parameter(
         knob.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
     )
+
+
+_RESUME = inspect.Parameter(
+    "resume",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[bool, typer.Option("--resume")],
+)
 
 
 def show_plan(plan: Plan) -> None:
@@ -101,9 +113,12 @@ def show_plan(plan: Plan) -> None:
         "steps": steps,
         "processes": f"{plan.batch.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}",
         "run folder": str(where),
+        **({"resumes from": str(plan.checkpoint)} if plan.checkpoint else {}),
     }
     for name, value in lines.items():
         print(f"{name:12} {value}")
+    for note in plan.notes:
+        print(note)
 
 
 def start(plan: Plan, debug: bool = False) -> int:
@@ -114,6 +129,8 @@ def start(plan: Plan, debug: bool = False) -> int:
     """
     screen = Screen()
     folder = plan.open_folder()
+    for note in plan.notes:
+        screen(Note(note))
     from aitrain.report.writing import Reporting  # here, because help needs none of it
 
     report = Reporting(folder)
@@ -151,7 +168,7 @@ def _failure(end: Failed, folder: RunFolder, resumed: bool) -> AitrainError:
 def _say_how_to_resume(end: Ended, folder: RunFolder) -> int:
     if end.status != "stopped":
         return 0
-    command = f"aitrain grpo --config {shlex.quote(str(folder.config))} --resume-from-checkpoint auto"
+    command = f"aitrain grpo --config {shlex.quote(str(folder.config))} --resume"
     why = f": {end.because}" if end.because else ""
     print(f"stopped after step {end.step} and saved{why}; go on with:\n  {command}", file=sys.stderr)
     return 0 if end.because else 130

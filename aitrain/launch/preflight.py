@@ -6,19 +6,30 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from aitrain.batch import BatchPlan, plan_batch
+from aitrain.checkpoint import (
+    PREFIX,
+    Damaged,
+    changed_knobs,
+    check_whole,
+    is_named_checkpoint,
+    newest_checkpoint,
+    read_manifest,
+    refuse_changes,
+)
 from aitrain.config import TrainConfig
 from aitrain.environment.finding import Source, check_by_reading, find
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.launch.memory import check_memory
 from aitrain.launch.trl_fields import check_trl_fields, words_of
 from aitrain.packages import installed
-from aitrain.run_folder import RunFolder, is_checkpoint
+from aitrain.run_folder import RunFolder
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
 
@@ -36,6 +47,8 @@ class Plan:
     checkpoint: Path | None
     server_gpus: tuple[str, ...] = ()
     """Those that a vLLM server of ours uses."""
+    notes: tuple[str, ...] = ()
+    """What the person should know before it starts."""
 
     @property
     def folder(self) -> RunFolder | None:
@@ -72,7 +85,10 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
         check_memory(config, served, engines=1)
     elif config.use_vllm and config.vllm_mode == "colocate":
         check_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
-    return Plan(config, source, plan_batch(config, processes), gpus[:processes], _find_checkpoint(config), served)
+    batch = plan_batch(config, processes)
+    notes: list[str] = []
+    checkpoint = _find_checkpoint(config, processes, notes.append)
+    return Plan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes))
 
 
 def starts_server(config: TrainConfig) -> bool:
@@ -205,25 +221,43 @@ def _count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
 # -- resuming
 
 
-def _find_checkpoint(config: TrainConfig) -> Path | None:
+def _find_checkpoint(config: TrainConfig, processes: int, tell: Callable[[str], None]) -> Path | None:
+    """The checkpoint to go on from, whole, and written by this very run: every byte of it is read."""
     wanted = config.resume_from_checkpoint
     if wanted is None:
         return None
     if wanted in ("auto", "latest", "true"):
-        return _newest(RunFolder(Path(os.path.expanduser(config.output_dir)) / config.project_name))
-    path = Path(os.path.expanduser(wanted))
-    if not is_checkpoint(path):
-        newest = RunFolder(path).newest_checkpoint()
-        near = f"\nDid you mean {newest}?" if newest else ""
-        raise ConfigError(f"resume_from_checkpoint: {wanted} is not a checkpoint folder (checkpoint-<step>){near}")
+        path = _newest(RunFolder(Path(os.path.expanduser(config.output_dir)) / config.project_name), tell)
+    else:
+        path = _named(Path(os.path.expanduser(wanted)))
+    if not config.resume_anyway:
+        refuse_changes(path, changed_knobs(read_manifest(path), config, processes))
     return path.resolve()
 
 
-def _newest(folder: RunFolder) -> Path:
-    newest = folder.newest_checkpoint()
+def _newest(folder: RunFolder, tell: Callable[[str], None]) -> Path:
+    skipped: list[str] = []
+    newest = newest_checkpoint(folder, skipped.append)
+    for why in skipped:
+        tell(why)
     if newest is None:
         raise ConfigError(
-            f"resume_from_checkpoint: there is no checkpoint in {folder.checkpoints}\n"
-            "Say which run with --project-name and --output-dir, or start it anew without this knob."
+            f"resume_from_checkpoint: there is no {'whole ' if skipped else ''}checkpoint in {folder.checkpoints}\n"
+            + "".join(f"{why}\n" for why in skipped[:2])
+            + "Say which run with --project-name and --output-dir, or start it anew without this knob."
         )
-    return newest.resolve()
+    return newest
+
+
+def _named(path: Path) -> Path:
+    if not is_named_checkpoint(path):
+        newest = newest_checkpoint(RunFolder(path), lambda why: None)
+        near = f"\nDid you mean {newest}?" if newest else ""
+        raise ConfigError(f"resume_from_checkpoint: {path} is not a checkpoint folder ({PREFIX}<step>){near}")
+    try:
+        check_whole(path)
+    except Damaged as why:
+        raise ConfigError(
+            f"resume_from_checkpoint: {path} is refused: {why}\nSay --resume for the newest whole one."
+        ) from None
+    return path

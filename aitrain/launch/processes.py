@@ -78,6 +78,8 @@ class Processes:
     def _command(self) -> list[str]:
         count = self.plan.batch.processes
         arguments = [str(self.folder.path), *([str(self.plan.checkpoint)] if self.plan.checkpoint else [])]
+        if self.plan.config.resume_anyway and self.plan.checkpoint:
+            arguments.append("anyway")
         worker = [*PYTHON, "-m", WORKER, *arguments]
         if count == 1:
             return worker

@@ -9,18 +9,33 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import reduce
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from aitrain.checkpoint import Best
 from aitrain.config import TrainConfig
 from aitrain.errors import Interrupted
 from aitrain.events import Announce, Step
 from aitrain.heartbeat import Progress
-from aitrain.run_folder import RunFolder, append_lines
+from aitrain.training.history import History
+
+Scores: TypeAlias = tuple[float | None, float | None]
+"""Mean score of sampled and of greedy completions, 0 to 1."""
+
+
+@dataclass
+class Standing:
+    """What a run knows of its evaluations, and what a resumed one must know as well."""
+
+    best: Best | None = None
+    owes_evaluation: bool = False
+    """Held-out cases were due after the last step, and the run was asked to stop."""
+    is_same: bool = True
+    """Whether the run goes on as the one that it was."""
 
 
 @dataclass
@@ -64,7 +79,7 @@ class StopRequest:
             Interrupted: some process was asked to stop.
         """
         if self.anywhere():
-            raise Interrupted("Stopped before the first step: there is nothing to resume.")
+            raise Interrupted("Stopped before the first step.")
 
     def anywhere(self) -> bool:
         """Whether any process was asked: they stop together, or the rest would wait for it."""
@@ -77,8 +92,8 @@ class StopRequest:
 class Reporter(TrainerCallback):  # type: ignore[misc]
     """Writes metrics.jsonl, notes how far the run is and tells the screen, on the first process."""
 
-    def __init__(self, folder: RunFolder, progress: Progress, announce: Announce) -> None:
-        self.folder = folder
+    def __init__(self, history: History, progress: Progress, announce: Announce) -> None:
+        self.history = history
         self.progress = progress
         self.announce = announce
         self.start = time.monotonic()
@@ -90,7 +105,8 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         self.progress.step, self.progress.steps = state.global_step, state.max_steps
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """For the heartbeat."""
+        """On every process, before the first of them logs the step."""
+        self.history.begin()
         self.progress.step = state.global_step
 
     def on_log(
@@ -101,7 +117,7 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
             return
         elapsed = time.monotonic() - self.start
         values = {name: value for name, value in logs.items() if not name.startswith("rewards/")}  # reward says it
-        append_lines(self.folder.metrics, [{"step": state.global_step, "seconds": round(elapsed, 3)} | values])
+        self.history.add_metrics({"step": state.global_step, "seconds": round(elapsed, 3)} | values)
         if "reward" in logs:
             pace = elapsed / max(1, state.global_step - self.first_step)
             left = pace * (state.max_steps - state.global_step)
@@ -124,20 +140,41 @@ class Stopper(TrainerCallback):  # type: ignore[misc]
 
 
 class Evaluator(TrainerCallback):  # type: ignore[misc]
-    """Scores the held-out cases during training; the end of training has its own evaluation."""
+    """Scores the held-out cases during training; the end of training has its own evaluation.
 
-    def __init__(self, config: TrainConfig, evaluate: Callable[[int], None]) -> None:
+    It comes before the checkpoint of the same step, also at the end of an epoch: a run that is killed meanwhile goes on
+    from before it.
+    """
+
+    def __init__(self, config: TrainConfig, evaluate: Callable[[int], Scores], standing: Standing) -> None:
         self.config = config
         self.evaluate = evaluate
+        self.standing = standing
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """What a run that was stopped still owed."""
+        if self.standing.owes_evaluation:
+            self._evaluate(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Every `eval_steps` steps."""
-        is_due = self.config.eval_strategy == "steps" and state.global_step % self.config.eval_steps == 0
-        if is_due and state.global_step < state.max_steps:
-            self.evaluate(state.global_step)
+        """Where it is due and the run is not being stopped; the best score so far is saved when that is wanted."""
+        self.standing.owes_evaluation = self._is_due(state) and control.should_training_stop
+        if self._is_due(state) and not control.should_training_stop:
+            is_best = self._evaluate(state.global_step)
+            control.should_save |= is_best and self.config.save_best
 
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """After every epoch but the last, and not when the run is being stopped."""
-        is_due = self.config.eval_strategy == "epoch" and not control.should_training_stop
-        if is_due and state.global_step < state.max_steps:
-            self.evaluate(state.global_step)
+    def _is_due(self, state: TrainerState) -> bool:
+        if state.global_step >= state.max_steps:
+            return False
+        if self.config.eval_strategy == "steps":
+            return bool(state.global_step % self.config.eval_steps == 0)
+        return self.config.eval_strategy == "epoch" and bool(state.epoch == int(state.epoch))
+
+    def _evaluate(self, step: int) -> bool:
+        """Whether this is the best score so far."""
+        self.standing.owes_evaluation = False
+        sampled, greedy = self.evaluate(step)
+        if sampled is None or (self.standing.best is not None and sampled <= self.standing.best.score):
+            return False
+        self.standing.best = Best(step, sampled, greedy)
+        return True

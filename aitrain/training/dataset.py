@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,6 +57,28 @@ class Cases(Sequence[Case]):
         """What TRL shuffles and repeats: one column `case`, the index here. The rows never go through Arrow, so that
         whatever Python objects the environment put there reach it unchanged."""
         return datasets.Dataset.from_dict({"case": list(range(len(self)))})
+
+
+def fingerprint(cases: Cases) -> str:
+    """A hash over all rows in their order, prompts and columns: the same in another process, for the same content."""
+    digest = hashlib.sha256()
+    for case in cases:
+        digest.update(_stable(case.row).encode(errors="replace"))
+    return digest.hexdigest()
+
+
+def _stable(value: Any) -> str:
+    """A text that stands for a value, without addresses and without an order that a set does not have."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(sorted(f"{_stable(key)}:{_stable(item)}" for key, item in value.items())) + "}"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ",".join(sorted(map(_stable, value))) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(_stable, value)) + "]"
+    if hasattr(value, "tolist"):  # arrays and tensors, which show only some of their numbers
+        return _stable(value.tolist())
+    text = f"{type(value).__qualname__} {value!r}"
+    return type(value).__qualname__ if " at 0x" in text else text
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,18 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from aitrain.batch import plan_batch
+from aitrain.checkpoint import (
+    PREFIX,
+    Manifest,
+    changed,
+    check_whole,
+    checkpoints_of,
+    newest_checkpoint,
+    read_manifest,
+    refuse_changes,
+    step_of,
+    tidy,
+)
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import check_contract, check_methods, level_of
 from aitrain.environment.failures import CallFailed
@@ -26,11 +39,12 @@ from aitrain.environment.tools import Tools
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Note, Phase
 from aitrain.heartbeat import Progress
-from aitrain.run_folder import Result, RunFolder, append_lines, forget_after, read_lines, step_of, write_json
+from aitrain.run_folder import Result, RunFolder, read_lines, write_json
 from aitrain.training import dataset, saving
 from aitrain.training.alarms import Alarms, Flat
-from aitrain.training.callbacks import Evaluator, Reporter, Stopper, StopRequest
+from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
 from aitrain.training.chat import Chat, Schemas, chat_for_episodes
+from aitrain.training.checkpoints import CannotWrite, Checkpoints, Return, saying_what_room_it_needs, size_of
 from aitrain.training.evaluation import HeldOut
 from aitrain.training.finite import Diverged, check_weights
 from aitrain.training.generation.agreement import Agreement
@@ -46,7 +60,9 @@ from aitrain.training.generation.served import (
     check_for_nccl,
     roomy_folder,
 )
+from aitrain.training.history import History
 from aitrain.training.hub import check_hub, push
+from aitrain.training.joining import join, saying_who_hangs
 from aitrain.training.model import (
     Precision,
     check_vocabulary,
@@ -87,6 +103,7 @@ class Prepared:
     held_out: HeldOut
     precision: Precision
     stopper: Stopper
+    standing: Standing
 
 
 def run(job: Job) -> Result:
@@ -96,7 +113,14 @@ def run(job: Job) -> Result:
         AitrainError: what went wrong, as the user should read it. What was trained until then is saved, unless it
             went wrong on one of several processes.
     """
-    with closing(job.host or host_of(job.environment, job.config)) as host:
+    is_first = os.environ.get("RANK", "0") == "0"
+    with (
+        closing(job.host or host_of(job.environment, job.config)) as host,
+        job.folder.alone() if is_first else nullcontext(),
+        saying_who_hangs(job.config),
+    ):
+        if is_first:
+            tidy(job.folder)
         try:
             return _run(job, host)
         except ServerFailed:
@@ -111,7 +135,6 @@ def _run(job: Job, host: Host) -> Result:
 
 
 def _train_and_score(job: Job, prepared: Prepared) -> Result:
-    _forget_what_follows(job)
     before = _score_before(job, prepared)
     start = time.monotonic()
     try:
@@ -119,9 +142,9 @@ def _train_and_score(job: Job, prepared: Prepared) -> Result:
         outcome = Outcome("stopped" if prepared.stopper.stopped else "finished", time.monotonic() - start, before)
         _save(job, prepared)
         if outcome.status == "finished" or job.stop.because is not None:
-            outcome = _score_after(job, prepared, outcome)
+            outcome = _take_best(job, prepared, _score_after(job, prepared, outcome))
     except AitrainError as error:
-        if _is_everywhere(error):
+        if _is_everywhere(error) and not isinstance(error, CannotWrite):
             _go_back(job, prepared.trainer, error)
             _save(job, prepared)
             _finish(job, prepared, Outcome("failed", time.monotonic() - start, before))
@@ -139,9 +162,9 @@ def _go_back(job: Job, trainer: EpisodeTrainer, error: AitrainError) -> None:
     """To the newest checkpoint, or to nothing that could be saved, where the weights themselves have gone wrong."""
     if not isinstance(error, Diverged) or error.has_finite_weights:
         return
-    checkpoint = job.folder.newest_checkpoint()
+    checkpoint = newest_checkpoint(job.folder, lambda why: job.announce(Note(why)))
     if checkpoint is not None:
-        trainer._load_from_checkpoint(str(checkpoint))
+        trainer.take_weights(checkpoint)
         job.announce(Note(f"model/ has the weights of {checkpoint.name}."))
     trainer.state.global_step = 0 if checkpoint is None else step_of(checkpoint)
 
@@ -159,7 +182,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     check_methods(job.environment)
     config = job.config
     precision = choose_precision(config)
-    batch = plan_batch(config, int(os.environ.get("WORLD_SIZE", "1")))
+    batch = plan_batch(config, join(config, precision))
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
     refuse_sharded(arguments, config)
     check_hub(config)
@@ -297,38 +320,54 @@ def _split(
 
 
 def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -> Prepared:
-    stopper = Stopper(job.stop)
+    stopper, history = Stopper(job.stop), History(job.folder, job.checkpoint)
 
     def tell(text: str) -> None:
         job.announce(Note(text))
 
-    callbacks = [Reporter(job.folder, job.progress, job.announce), Alarms(tell), stopper]
+    about = _describe(job, parts.cases, PartialState().num_processes)
+    standing = _compare(job, about)
+    checkpoints = Checkpoints(job.folder, history, about, standing, job.config.save_total_limit)
+    callbacks = [Reporter(history, job.progress, job.announce), Alarms(tell), stopper]
     if job.config.stop_when_flat is not None:
         callbacks.append(Flat(job.config.stop_when_flat, job.stop.want))
-    hooks = Hooks(partial(_write_rollouts, job.folder), tell, callbacks)
+    hooks = Hooks(history.add_rollouts, tell, callbacks, checkpoints.save)
     try:
         trainer = EpisodeTrainer(parts, hooks)
     except (ValueError, ImportError, NotImplementedError) as error:
         raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
-    trainer.add_callback(Evaluator(job.config, partial(_evaluate_at, job, trainer, held_out)))
+    trainer.add_callback(Evaluator(job.config, partial(_evaluate_at, job, trainer, held_out, history), standing))
+    if job.checkpoint is not None:
+        trainer.add_callback(Return(job.checkpoint, trainer, standing.is_same))
     job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
-        write_json(job.folder.environment, describe_run(job.config, job.environment))
-    return Prepared(trainer, held_out, precision, stopper)
+        write_json(job.folder.environment, about.environment)
+    return Prepared(trainer, held_out, precision, stopper, standing)
 
 
-def _write_rollouts(folder: RunFolder, records: list[dict[str, Any]]) -> None:
-    folder.rollouts.mkdir(exist_ok=True)
-    append_lines(folder.rollouts / f"rank{PartialState().process_index}.jsonl", records)
+def _describe(job: Job, cases: dataset.Cases, processes: int) -> Manifest:
+    """What each checkpoint of this run is made of."""
+    environment = describe_run(job.config, job.environment)
+    versions = environment["packages"]
+    return Manifest(0, job.config.written(), environment, dataset.fingerprint(cases), processes, versions)
 
 
-def _forget_what_follows(job: Job) -> None:
-    """What was recorded after the checkpoint that a resumed run goes on from will happen again."""
-    state = PartialState()
-    if job.checkpoint is not None and state.is_main_process:
-        for file in (job.folder.metrics, *job.folder.rollouts.glob("*.jsonl")):
-            forget_after(file, step_of(job.checkpoint))
-    state.wait_for_everyone()
+def _compare(job: Job, now: Manifest) -> Standing:
+    """What the checkpoint that this run goes on from knew; nothing of it, for a new run.
+
+    Raises:
+        ConfigError: it is another run's.
+    """
+    if job.checkpoint is None:
+        return Standing()
+    before = read_manifest(job.checkpoint)
+    changes = changed(before, now, job.config)
+    if not job.config.resume_anyway:
+        refuse_changes(job.checkpoint, changes)
+    elif changes:
+        job.announce(Note(f"This run goes on changed, and not exactly: {'; '.join(changes)}"))
+    best = before.best if before.best and before.best.step in map(step_of, checkpoints_of(job.folder)) else None
+    return Standing(best, before.owes_evaluation, is_same=not changes)
 
 
 def _score_before(job: Job, prepared: Prepared) -> dict[str, float | None]:
@@ -371,6 +410,11 @@ def _train(job: Job, prepared: Prepared) -> None:
         prepared.stopper.stopped = True
     except AitrainError:
         raise
+    except pickle.UnpicklingError as error:
+        raise RunFailed(
+            f"{job.checkpoint} holds more than numbers: nothing of it was run, and it cannot be gone on from.\n"
+            "Take another one with --resume-from-checkpoint, and mistrust where this one came from."
+        ) from error
     except torch.OutOfMemoryError as error:
         raise RunFailed(
             f"Out of memory in step {trainer.state.global_step + 1}: {' '.join(str(error).split())[:160]}\n"
@@ -379,12 +423,12 @@ def _train(job: Job, prepared: Prepared) -> None:
         ) from error
 
 
-def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, step: int) -> None:
+def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, history: History, step: int) -> Scores:
     sampled, greedy = held_out.scores(trainer, f"step{step}")
     if trainer.accelerator.is_main_process and sampled is not None:
-        scores = {"step": step, "eval_score": sampled, "eval_greedy": greedy}
-        append_lines(job.folder.metrics, [scores])
+        history.add_metrics({"step": step, "eval_score": sampled, "eval_greedy": greedy})
         job.announce(Evaluated(f"step {step}", sampled, greedy))
+    return sampled, greedy
 
 
 # -- after
@@ -397,6 +441,8 @@ class Outcome:
     status: str
     seconds: float
     scores: dict[str, float | None]
+    model_step: int | None = None
+    """The step that model/ is of, where that is not the last one."""
 
 
 def _save(job: Job, prepared: Prepared) -> None:
@@ -405,7 +451,8 @@ def _save(job: Job, prepared: Prepared) -> None:
     if trainer.state.global_step == 0:
         return
     job.announce(Phase("saving"))
-    saving.save_model(trainer, job.folder)
+    with saying_what_room_it_needs(job.folder, size_of(trainer, with_optimizer=False)):
+        saving.save_model(trainer, job.folder)
     if job.config.peft and job.config.merge_adapter and trainer.accelerator.is_main_process:
         saving.merge_adapter(job.config, job.folder, prepared.precision.dtype)
         trainer.processing_class.save_pretrained(job.folder.model / "merged")
@@ -417,6 +464,20 @@ def _score_after(job: Job, prepared: Prepared, outcome: Outcome) -> Outcome:
     sampled, greedy = prepared.held_out.scores(prepared.trainer, "after")
     job.announce(Evaluated("after", sampled, greedy))
     return Outcome(outcome.status, outcome.seconds, outcome.scores | {"score_after": sampled, "greedy_after": greedy})
+
+
+def _take_best(job: Job, prepared: Prepared, outcome: Outcome) -> Outcome:
+    """With --save-best, model/ becomes the first one with the highest score, where that is not the last one."""
+    best, after = prepared.standing.best, outcome.scores.get("score_after")
+    if not job.config.save_best or best is None or (after is not None and after > best.score):
+        return outcome
+    checkpoint = job.folder.checkpoints / f"{PREFIX}{best.step}"
+    check_whole(checkpoint)
+    job.announce(Note(f"The best held-out score was {best.score:.3f} after step {best.step}: model/ is of that step."))
+    prepared.trainer.take_weights(checkpoint)
+    _save(job, prepared)
+    scores = outcome.scores | {"score_after": best.score, "greedy_after": best.greedy}
+    return Outcome(outcome.status, outcome.seconds, scores, best.step)
 
 
 def _finish(job: Job, prepared: Prepared, outcome: Outcome) -> Result:
@@ -444,6 +505,7 @@ def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, 
         "status": outcome.status,
         "stopped_because": _why_stopped(job.stop) if outcome.status == "stopped" else None,
         "steps": prepared.trainer.state.global_step,
+        "model_step": outcome.model_step or prepared.trainer.state.global_step,
         "seconds": round(outcome.seconds, 3),
         **unscored,
         **outcome.scores,

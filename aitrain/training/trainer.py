@@ -17,9 +17,17 @@ tests/test_upstream.py checks each of them by name:
     Trainer.training_step(...)                              overridden: seen is the loss of each forward pass
     Trainer._get_grad_norm(model, grad_norm)                overridden: called once a step, after backward and clipping
                                                             and before optimizer.step, which skips what has no gradient
-    Trainer._load_from_checkpoint(folder)                   called, for the weights, where those at hand are not finite
     GRPOTrainer.log(logs, start_time)                       overridden: metrics of ours go with TRL's
-    GRPOTrainer._save_checkpoint(model, trial)              called, where a run ends in the middle of a step
+    GRPOTrainer._save_checkpoint(model, trial)              wrapped: it fills args.output_dir/checkpoint-<step>, and
+                                                            deletes nothing where that is the only one
+    GRPOTrainer._step, ._buffered_inputs                    saved and put back: forward passes so far, and the pieces of
+                                                            a batch that is used for longer than one step
+    GRPOTrainer._metrics["train"]                           saved and put back: what has not been logged yet; likewise
+                                                            ._tr_loss, ._total_loss_scalar, ._globalstep_last_logged
+    Trainer._load_from_checkpoint(checkpoint)               called, for the weights alone
+    GRPOTrainer._get_train_sampler(dataset)                 kept: it draws an order for each epoch, and a resumed run's
+                                                            draws that of the first one again
+    on_train_begin                                          comes after weights, optimizer and state were loaded
     output["advantages"]                                    this process's advantages, in the order of `inputs`
     reward function keywords                                prompts, completions, completion_ids, columns, log_metric
 """
@@ -32,6 +40,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,6 +86,8 @@ class Hooks:
     write: Callable[[list[dict[str, Any]]], None]
     tell: Callable[[str], None]
     callbacks: list[TrainerCallback]
+    save: Callable[[Any, Callable[[], None]], None]
+    """Writes a checkpoint of the trainer, given TRL's own way to do it."""
 
 
 class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
@@ -306,6 +317,46 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _served(self) -> Served | None:
         generation = self.vllm_generation if self.use_vllm else None
         return generation if isinstance(generation, Served) else None
+
+    # -- a checkpoint
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.hooks.save(self, partial(super()._save_checkpoint, model, trial))
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._sampler = super()._get_train_sampler(dataset)
+        return self._sampler
+
+    def skip_epochs(self, count: int) -> None:
+        """Bring the order of the cases to a later epoch: each one has drawn its own from the sampler's generator."""
+        for _ in range(count):
+            next(iter(self._sampler))
+
+    def take_weights(self, checkpoint: Path) -> None:
+        """The weights of a checkpoint, for the model as it is; every process must call this."""
+        self._load_from_checkpoint(str(checkpoint))
+
+    def rest_of_window(self) -> list[dict[str, Any]]:
+        """The pieces of the last generation batch, when some of them are still to be trained on."""
+        is_inside = self._step % (self.args.steps_per_generation * self.num_iterations)
+        return (self._buffered_inputs or []) if is_inside else []
+
+    def unlogged(self) -> dict[str, Any]:
+        """How far this process is, and what it has gathered for the next line of metrics."""
+        return {
+            "step": self._step,
+            "metrics": dict(self._metrics["train"]),
+            "loss": self._tr_loss.item(),
+            "total_loss": self._total_loss_scalar,
+            "logged": self._globalstep_last_logged,
+        }
+
+    def go_on(self, pieces: list[dict[str, Any]], values: dict[str, Any]) -> None:
+        """As if this process had come here itself: `rest_of_window` and `unlogged` of the one that did."""
+        self._step, self._buffered_inputs = values["step"], pieces or None
+        self._metrics["train"].update(values["metrics"])
+        self._tr_loss = torch.tensor(values["loss"], device=self.args.device)
+        self._total_loss_scalar, self._globalstep_last_logged = values["total_loss"], values["logged"]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Nothing: the card of a run is written by saving.py."""

@@ -1,7 +1,8 @@
-"""What each process executes: `python -m aitrain.training.worker RUN_FOLDER [CHECKPOINT]`, alone or under torchrun.
+"""What each process executes: `python -m aitrain.training.worker RUN_FOLDER [CHECKPOINT [anyway]]`.
 
-Events go to the parent on what was standard output; everything that libraries and the environment print goes to
-train.log. Exits 0 when the parent has been told how the run ended, and with the error's exit code after a failure.
+It runs alone or under torchrun. Events go to the parent on what was standard output; everything that libraries and the
+environment print goes to train.log. Exits 0 when the parent has been told how the run ended, and with the error's exit
+code after a failure.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def main(arguments: list[str], channel: Channel) -> int:
     try:
         folder, progress = RunFolder(Path(arguments[0])), Progress()
         with Heartbeat(folder, progress, is_heard=channel.rank == 0) as heartbeat:
-            _work(folder, channel, heartbeat, Path(arguments[1]) if len(arguments) > 1 else None)
+            _work(arguments, folder, channel, heartbeat)
     except (Exception, KeyboardInterrupt) as error:
         traceback.print_exception(error)
         ours = as_ours(error)
@@ -88,9 +89,10 @@ def main(arguments: list[str], channel: Channel) -> int:
     return 0
 
 
-def _work(folder: RunFolder, channel: Channel, heartbeat: Heartbeat, checkpoint: Path | None) -> None:
+def _work(arguments: list[str], folder: RunFolder, channel: Channel, heartbeat: Heartbeat) -> None:
     """The environment is loaded before torch is: what is wrong with it is said within a second."""
-    config = TrainConfig(**read_file(folder.config))
+    checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
+    config = TrainConfig(**read_file(folder.config), resume_anyway="anyway" in arguments[2:])
     if url := os.environ.get(SERVER_VARIABLE):
         config = config.model_copy(update={"vllm_server_url": url})
     random.seed(config.seed)

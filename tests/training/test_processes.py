@@ -98,7 +98,7 @@ def test_a_signal_ends_all_processes_saves_and_says_how_to_resume(
     _out, err = running.communicate(timeout=120)
 
     assert running.returncode == 130, err
-    assert "--config run/config.yaml --resume-from-checkpoint auto" in err
+    assert "--config run/config.yaml --resume" in err
     status = json.loads((command.folder / "run" / "status.json").read_text())
     assert status["status"] == "stopped"
     assert (command.folder / "run" / "checkpoints" / f"checkpoint-{status['step']}" / "trainer_state.json").exists()

@@ -1,0 +1,199 @@
+"""Kills a run with SIGKILL at moments that chance chooses, resumes it each time, and compares it with one left alone.
+
+A third of the kills wait for a checkpoint to be under way and strike inside it. Afterwards the weights must be the same
+to the last bit, and metrics and rollouts complete and without doubles; at no time may a checkpoint be in its place that
+is not whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aitrain.checkpoint import STAGING, check_whole, checkpoints_of
+from aitrain.run_folder import RunFolder, read_lines
+from benchmarks.measuring import ROOT, options, positive
+
+TIMES = {"seconds", "step_time"}
+PATIENCE = 600.0
+STEPS_A_KILL = 10
+
+
+@dataclass
+class Torture:
+    """One run that is killed again and again, in `folder`/runs/killed."""
+
+    folder: Path
+    processes: int
+    steps: int
+    chance: random.Random
+    survived: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def run(self) -> RunFolder:
+        """The folder of the run that is killed."""
+        return RunFolder(self.folder / "runs" / "killed")
+
+    def start(self, name: str, *more: str) -> subprocess.Popen[bytes]:
+        """The command: a checkpoint a step, windows of two steps, each of them in two iterations."""
+        knobs = {
+            "model": "tiny", "rl-env": str(ROOT / "envs" / "arithmetic.py"), "project-name": name,
+            "max-steps": self.steps,
+            "rl-max-new-tokens": 4, "lr": 1e-3, "rl-kl-coef": 0, "eval-cases": 4, "eval-strategy": "steps",
+            "eval-steps": 3, "save-strategy": "steps", "save-steps": 1, "num-processes": self.processes,
+            "rl-prompts-per-step": 4, "batch-size": 4,
+        }  # fmt: skip
+        trl = ["--trl", f"steps_per_generation={8 // self.processes}", "--trl", "num_iterations=2"]
+        flags = [f"--{flag}={value}" for flag, value in knobs.items()]
+        return subprocess.Popen(
+            [sys.executable, "-m", "aitrain", "grpo", *flags, *trl, *more],
+            cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}, start_new_session=True,
+        )  # fmt: skip
+
+    def finish(self, name: str, *more: str) -> None:
+        """Let it come to its end.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        child = self.start(name, *more)
+        said = child.communicate()[0].decode(errors="replace")
+        if child.returncode:
+            raise RuntimeError(f"the run {name} ended with {child.returncode}:\n{said}")
+
+    def live_and_die(self, number: int) -> None:
+        """One life: until a moment after training has begun, or until a checkpoint is under way."""
+        is_first = not checkpoints_of(self.run)
+        child = self.start("killed", *([] if is_first else ["--resume"]))
+        try:
+            moment = self._wait(child, inside_save=number % 3 == 0)
+        finally:
+            self._kill(child)
+        self.survived["inside a save" if self._is_saving() else moment] += 1
+        self._look()
+
+    def _wait(self, child: subprocess.Popen[bytes], inside_save: bool) -> str:
+        """Returns what the run was doing when its time came."""
+        began, done = time.monotonic(), len(self._steps())
+        while len(checkpoints_of(self.run)) == 0 or (inside_save and not self._is_saving()):
+            self._check_alive(child, began)
+            time.sleep(0.002)
+        if inside_save:
+            time.sleep(self.chance.uniform(0, 0.03))
+            return "just after a save"
+        if self.chance.random() < 0.25:
+            time.sleep(self.chance.uniform(0, 6))
+            return "while starting"
+        while len(self._steps()) <= done and not self._is_saving():
+            self._check_alive(child, began)
+            time.sleep(0.002)
+        time.sleep(self.chance.uniform(0, 0.5))
+        return "while training"
+
+    def _check_alive(self, child: subprocess.Popen[bytes], began: float) -> None:
+        if child.poll() is not None:
+            said = child.stdout.read().decode(errors="replace") if child.stdout else ""
+            raise RuntimeError(f"the run ended by itself, with {child.returncode}:\n{said}")
+        if time.monotonic() - began > PATIENCE:
+            raise RuntimeError(f"nothing has happened for {PATIENCE:.0f} seconds")
+
+    def _is_saving(self) -> bool:
+        return any(self.run.checkpoints.glob(f"{STAGING}*"))
+
+    def _steps(self) -> list[int]:
+        return [line["step"] for line in read_lines(self.run.metrics)]
+
+    def _kill(self, child: subprocess.Popen[bytes]) -> None:
+        """Everything at once: parent, torchrun, training processes."""
+        for pid in descendants(child.pid):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        child.communicate()
+
+    def _look(self) -> None:
+        """Whatever has the name of a checkpoint is whole."""
+        for checkpoint in checkpoints_of(self.run):
+            check_whole(checkpoint)
+        self.survived["checkpoints looked at"] += len(checkpoints_of(self.run))
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all that came from it, itself first."""
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(status.parent.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found
+
+
+def differences(one: Path, other: Path) -> Iterator[str]:
+    """What is not the same in two run folders."""
+    if digest(one / "model" / "model.safetensors") != digest(other / "model" / "model.safetensors"):
+        yield "the weights differ"
+    for names in ("metrics.jsonl", "rollouts/*.jsonl"):
+        first, second = lines(one, names), lines(other, names)
+        if first != second:
+            yield f"{names} differ ({len(first)} and {len(second)} lines)"
+
+
+def digest(path: Path) -> str:
+    """Of a file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def lines(folder: Path, names: str) -> list[str]:
+    """All records without times, in one order."""
+    records: list[dict[str, Any]] = [record for file in folder.glob(names) for record in read_lines(file)]
+    return sorted(json.dumps({key: value for key, value in r.items() if key not in TIMES}) for r in records)
+
+
+def main() -> int:
+    """Returns 1 when anything was lost."""
+    parser: argparse.ArgumentParser = options(__doc__ or "")
+    parser.add_argument("--kills", type=positive, default=50)
+    parser.add_argument("--processes", type=positive, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="torture-"))
+    steps = given.kills * STEPS_A_KILL
+    torture = Torture(folder, given.processes, steps, random.Random(given.seed))
+    try:
+        torture.finish("alone")
+        for number in range(1, given.kills + 1):
+            torture.live_and_die(number)
+            reached = max(torture._steps(), default=0)
+            print(f"kill {number} of {given.kills}: {dict(torture.survived)}, step {reached} of {steps}", flush=True)
+        torture.finish("killed", "--resume")
+        found = list(differences(torture.run.path, folder / "runs" / "alone"))
+        print(f"survived {sum(v for k, v in torture.survived.items() if k != 'checkpoints looked at')} kills")
+        print("\n".join(found) or "weights, metrics and rollouts are those of the run that was left alone")
+        return 1 if found else 0
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""A stopped and resumed run against one that was never stopped: the same weights to the last bit, the same records."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from aitrain import ConfigError, Result
+from aitrain.checkpoint import MANIFEST, checkpoints_of, read_manifest, seal, step_of
+from aitrain.errors import Interrupted, RunFailed
+from aitrain.run_folder import RunFolder, read_lines
+from aitrain.training.history import History
+from tests.environments.vowels import Vowels
+
+Train = Callable[..., Result]
+TIMES = {"seconds", "step_time"}
+EVERY_STEP = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
+
+
+class Talks:
+    """Three turns, in one of which the environment says something that its seed chose."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": [{"role": "user", "content": f"say {number}"}]} for number in range(16)]
+
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        return self.build_dataset()[:2]
+
+    def episode(self, seed: int) -> Generator[str | None, str, float]:
+        answers = yield None
+        answers += yield f"{seed % 10}: again"
+        answers += yield "and again"
+        return sum(letter < "n" for letter in answers) / max(1, len(answers))
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    name = next(path for path in sorted(folder.glob("*.safetensors")))
+    return dict(load_file(name))
+
+
+def records(folder: Path, *names: str) -> list[dict[str, Any]]:
+    """All lines, without times."""
+    lines = [line for name in names for file in sorted(folder.glob(name)) for line in read_lines(file)]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    """In one order: a stopped run scores held-out cases later, after it has logged the step."""
+    return sorted(records(folder, "metrics.jsonl"), key=lambda line: (line["step"], "eval_score" in line))
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Weights, metrics and rollouts of two run folders."""
+    first, second = tensors(one / "model"), tensors(other / "model")
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert metrics(one) == metrics(other)
+    assert records(one, "rollouts/*.jsonl") == records(other, "rollouts/*.jsonl")
+
+
+def as_if_killed_after(run: Path, step: int, name: str) -> Path:
+    """A copy of a run folder in which no checkpoint is newer: what a kill some steps later leaves."""
+    copy = run.with_name(name)
+    shutil.copytree(run, copy)
+    for checkpoint in checkpoints_of(RunFolder(copy)):
+        if step_of(checkpoint) > step:
+            shutil.rmtree(checkpoint)
+    shutil.rmtree(copy / "model")
+    (copy / "result.json").unlink()
+    return copy
+
+
+WINDOW = {"steps_per_generation": 8}
+ADAPTER = {"peft": True, "lora_r": 4, "lora_dropout": 0.3, "rl_kl_coef": 0.1}
+EVALUATING = {"eval_strategy": "steps", "eval_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("environment", "knobs", "steps"),
+    [
+        (Vowels, {"trl": WINDOW, "logging_steps": 4}, [3]),
+        (Vowels, {"trl": {"num_iterations": 2}, "rl_kl_coef": 0.1}, [1, 4]),
+        (Vowels, {"trl": WINDOW | {"num_iterations": 2}, **ADAPTER, **EVALUATING}, [5]),
+        (Talks, {"trl": WINDOW, **EVALUATING}, [1]),
+        (Vowels, {"epochs": 2, "max_steps": None, "rl_prompts_per_step": 8, "batch_size": 16}, [3, 5]),
+    ],
+    ids=["longer generation window", "two iterations", "all of it, an adapter with dropout", "many turns", "epochs"],
+)  # fmt: skip
+def test_a_resumed_run_ends_like_one_that_was_never_stopped(
+    environment: type[Any], knobs: dict[str, Any], steps: list[int], train: Train
+) -> None:
+    knobs = {**EVERY_STEP, **knobs}
+    whole = train(environment(), project_name="whole", **knobs)
+    for step in steps:
+        killed = as_if_killed_after(whole.folder, step, f"killed-{step}")
+        resumed = train(environment(), project_name=killed.name, resume_from_checkpoint="auto", **knobs)
+        assert resumed.folder == killed
+        assert_same(killed, whole.folder)
+
+
+class Stops(Vowels):
+    """Asks the run to stop in its n-th score, with one signal or two."""
+
+    def __init__(self, at: int, *signals: signal.Signals) -> None:
+        super().__init__()
+        self.left, self.signals = at, signals
+
+    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+        self.left -= 1
+        for number in self.signals if self.left == 0 else ():
+            signal.raise_signal(number)
+        return super().score_episode(None, None, completion, case_idx)
+
+
+def test_a_stop_inside_a_window_where_held_out_cases_are_due_loses_neither(train: Train) -> None:
+    """Six scores before training, eight for the first two steps: the next one comes in the third."""
+    knobs = {"max_steps": 6, "trl": {"num_iterations": 2}, "eval_strategy": "steps", "eval_steps": 3}
+    whole = train(Stops(0), project_name="whole", **knobs)
+    stopped = train(Stops(6 + 8 + 1, signal.SIGINT), project_name="run", **knobs)
+    left = read_manifest(checkpoints_of(RunFolder(stopped.folder))[0])
+    train(Stops(0), project_name="run", resume_from_checkpoint="auto", **knobs)
+
+    assert stopped.status == "stopped"
+    assert (left.step, left.owes_evaluation) == (3, True)
+    assert_same(stopped.folder, whole.folder)
+
+
+def test_a_resumed_run_that_ends_before_its_first_step_has_lost_nothing(train: Train) -> None:
+    knobs = {**EVERY_STEP, "max_steps": 4}
+    whole = train(Stops(0), project_name="whole", **knobs)
+    killed = as_if_killed_after(whole.folder, 2, "killed")
+    before = records(killed, "metrics.jsonl", "rollouts/*.jsonl")
+    with pytest.raises(Interrupted):
+        train(Stops(1, signal.SIGINT, signal.SIGTERM), project_name="killed", resume_from_checkpoint="auto", **knobs)
+
+    assert records(killed, "metrics.jsonl", "rollouts/*.jsonl") == before
+
+
+def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_history(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (2, 4):
+        (folder.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
+    history = History(folder, None)
+    history.add_rollouts([{"step": step} for step in (1, 2, 3)])
+    for step in (1, 2, 3):
+        history.add_metrics({"step": step})
+
+    resumed = History(folder, folder.checkpoints / "checkpoint-2")
+    assert len(checkpoints_of(folder)) == 2
+    resumed.add_rollouts([{"step": 3, "again": True}])
+
+    assert [path.name for path in checkpoints_of(folder)] == ["checkpoint-2"]
+    assert records(tmp_path, "metrics.jsonl") == [{"step": 1}, {"step": 2}]
+    assert records(tmp_path, "rollouts/*.jsonl") == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
+
+
+def test_the_best_checkpoint_is_kept_besides_and_is_the_model_at_the_end(train: Train) -> None:
+    """The scores of the held-out cases are told beforehand: the second one is the best."""
+    scores = iter([0.1, 0.1, 0.2, 0.2, 0.9, 0.9, 0.3, 0.3, 0.4, 0.4])
+
+    class Told(Vowels):
+        def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+            return [{"prompt": "tell it", "case_idx": -1}]
+
+        def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+            return next(scores) if case_idx == -1 else len(completion) % 5 / 5
+
+    knobs = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1, "save_best": True}
+    result = train(Told(), **knobs, save_strategy="steps", save_steps=1, save_total_limit=1)
+
+    kept = checkpoints_of(RunFolder(result.folder))
+    assert [step_of(path) for path in kept] == [4, 2]
+    best, last = tensors(kept[1]), tensors(kept[0])
+    assert all(torch.equal(best[name], tensor) for name, tensor in tensors(result.model).items())
+    assert any(not torch.equal(last[name], tensor) for name, tensor in tensors(result.model).items())
+    written = json.loads((result.folder / "result.json").read_text())
+    assert (written["model_step"], written["steps"], written["score_after"]) == (2, 4, 0.9)
+
+
+class Evil:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.proof),)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"])
+def test_no_file_of_a_checkpoint_is_unpickled_even_when_its_manifest_is_forged(
+    name: str, train: Train, tmp_path: Path
+) -> None:
+    knobs = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None, "eval_cases": 0}
+    run = train(Vowels(), project_name="run", **knobs).folder
+    shutil.rmtree(run / "checkpoints" / "checkpoint-2")
+    checkpoint = run / "checkpoints" / "checkpoint-1"
+    assert "training_args.bin" not in os.listdir(checkpoint)
+    (checkpoint / name).write_bytes(pickle.dumps(Evil(tmp_path / "proof"), protocol=2))
+    seal_again(checkpoint)
+
+    if name == "training_args.bin":
+        train(Vowels(), project_name="run", resume_from_checkpoint="auto", **knobs)
+    else:
+        with pytest.raises(RunFailed, match=r"checkpoint-1.*holds more than numbers"):
+            train(Vowels(), project_name="run", resume_from_checkpoint="auto", **knobs)
+    assert not (tmp_path / "proof").exists()
+
+
+def seal_again(checkpoint: Path) -> None:
+    manifest = read_manifest(checkpoint)
+    (checkpoint / MANIFEST).unlink()
+    seal(checkpoint, manifest)
+
+
+def test_other_training_cases_are_refused_and_a_changed_rate_is_taken_where_it_is_meant(train: Train) -> None:
+    knobs = {**EVERY_STEP, "max_steps": 4, "scheduler": "constant"}
+    train(Vowels(24), project_name="run", **knobs)
+    resume = {"project_name": "run", "resume_from_checkpoint": "auto"}
+    run = RunFolder(train(Vowels(24), project_name="other", **knobs).folder.with_name("run"))
+    shutil.rmtree(run.checkpoints / "checkpoint-4")
+
+    with pytest.raises(ConfigError, match="dataset: the environment builds other training cases"):
+        train(Vowels(20), **resume, **knobs)
+    with pytest.raises(ConfigError, match=r"lr: 0\.001 -> 0\.01"):
+        train(Vowels(24), **resume, **knobs | {"lr": 1e-2})
+    result = train(Vowels(24), **resume, **knobs | {"lr": 1e-2, "resume_anyway": True})
+    assert [line["learning_rate"] for line in result.history if "loss" in line] == [1e-3, 1e-3, 1e-3, 1e-2]
