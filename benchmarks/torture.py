@@ -30,7 +30,7 @@ from benchmarks.measuring import ROOT, options, positive
 
 TIMES = {"seconds", "step_time"}
 PATIENCE = 600.0
-STEPS_A_KILL = 10
+STEPS_A_KILL = 6
 
 
 @dataclass
