@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
 
@@ -32,12 +32,22 @@ class Note:
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step is done. `reward` is the batch's mean score, None when nothing could be scored."""
+    """Optimizer steps are done. `reward` is their mean score, None when nothing could be scored; of the rest, what is
+    not known is None."""
 
     step: int
     steps: int
     reward: float | None
     seconds_left: float
+    flat_groups: float | None = None
+    """Share of the groups in which all scores are equal."""
+    truncated: float | None = None
+    """Share of the episodes that a limit on tokens ended."""
+    failed: float | None = None
+    """Share of the episodes that the environment failed on."""
+    tokens_per_second: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Of a step, and of its parts: `step`, `generate`, `environment`, `optimize`."""
 
 
 @dataclass(frozen=True)

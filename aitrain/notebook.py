@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from aitrain.config import TrainConfig
@@ -46,17 +47,33 @@ def _run(plan: Plan, folder: RunFolder, environment: Any) -> Result:
     if environment is None:
         assert plan.source is not None  # check() found it
         environment = load(plan.source, plan.config.rl_env_config or {})
-    with Heartbeat(folder, Progress()) as heartbeat:
-        return _train(plan, folder, environment, heartbeat)
+    report = Reporting(folder)
+    with Screen() as screen:
+        try:
+            with Heartbeat(folder, Progress()) as heartbeat:
+                return _train(plan, environment, Watchers(folder, screen, report, heartbeat))
+        finally:
+            if folder.metrics.exists():
+                report.finish(screen)
 
 
-def _train(plan: Plan, folder: RunFolder, environment: Any, heartbeat: Heartbeat) -> Result:
+@dataclass(frozen=True)
+class Watchers:
+    """Where a run lives, and all that follow it."""
+
+    folder: RunFolder
+    screen: Screen
+    report: Reporting
+    heartbeat: Heartbeat
+
+
+def _train(plan: Plan, environment: Any, watchers: Watchers) -> Result:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from aitrain.environment.scoring import host_of
     from aitrain.training.callbacks import StopRequest
     from aitrain.training.run import Job, run
 
-    screen, report = Screen(), Reporting(folder)
+    folder, screen, heartbeat = watchers.folder, watchers.screen, watchers.heartbeat
     for note in plan.notes:
         screen(Note(note))
     with serving(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
@@ -64,9 +81,5 @@ def _train(plan: Plan, folder: RunFolder, environment: Any, heartbeat: Heartbeat
         config = plan.config.model_copy(update=changed)
         host = host_of(environment, config)
         heartbeat.start()
-        announce = report.during(screen)
-        try:
-            return run(Job(config, folder, environment, announce, stop, plan.checkpoint, host, heartbeat.progress))
-        finally:
-            if folder.metrics.exists():
-                report.finish(screen)
+        announce = watchers.report.during(screen.start())
+        return run(Job(config, folder, environment, announce, stop, plan.checkpoint, host, heartbeat.progress))

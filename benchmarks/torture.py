@@ -28,7 +28,9 @@ from aitrain.checkpoint import STAGING, check_whole, checkpoints_of
 from aitrain.run_folder import RunFolder, read_lines
 from benchmarks.measuring import ROOT, options, positive
 
-TIMES = {"seconds", "step_time"}
+TIMES = {"seconds", "step_time", "tokens_per_second"} | {
+    f"time/{part}" for part in ("step", "generate", "environment", "optimize")
+}
 PATIENCE = 600.0
 STEPS_A_KILL = 6
 

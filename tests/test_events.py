@@ -7,7 +7,9 @@ import pytest
 from aitrain.events import Ended, Evaluated, Event, Failed, Note, Phase, Started, Step, decode, encode
 
 EVENTS: list[Event] = [
-    Started(1, 77), Phase("loading"), Note("two\nlines, ä"), Step(1, 2, None, 0.5), Evaluated("before", 0.5, None),
+    Started(1, 77), Phase("loading"), Note("two\nlines, ä"), Step(1, 2, None, 0.5),
+    Step(1, 2, 0.5, 0.5, 0.1, 0.2, None, 9.5, {"step": 1.5}),
+    Evaluated("before", 0.5, None),
     Failed("no such file", 2), Ended("finished", 7),
 ]  # fmt: skip
 

@@ -4,50 +4,263 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from aitrain.events import Ended, Evaluated, Note, Phase, Step
-from aitrain.report.terminal import Screen, curve, duration, show_result, step_line
+from aitrain.events import Ended, Evaluated, Event, Failed, Note, Phase, Step
+from aitrain.report import terminal
+from aitrain.report.block import Block, can_be_drawn_over
+from aitrain.report.dashboard import Dashboard, duration, step_line
+from aitrain.report.log_tail import LogTail
+from aitrain.report.plot import ASCII, curve, sparkline
+from aitrain.report.terminal import Screen, last_line, show_result
+from aitrain.report.visible import visible
 from aitrain.run_folder import Result
+from tests.screens import Terminal
 
-RUN = [
-    Phase("loading"),
-    Note("2 dropped"),
-    Evaluated("before", 0.25, 0.1),
-    *(Step(n, 9, 0.5, 9 - n) for n in range(1, 10)),
-]
+TIMES = {"step": 0.6, "generate": 0.25, "environment": 0.05, "optimize": 0.3}
+STEPS = [Step(n, 9, n / 10, 90 - 10 * n, 0.125, 0.03, 0.0, 1234.5, TIMES) for n in range(1, 10)]
+RUN: list[Event] = [Phase("loading"), Note("2 dropped"), Evaluated("before", 0.25, 0.1), *STEPS]
 
 
-def shown(terminal: bool) -> str:
-    out = io.StringIO()
-    screen = Screen(Console(file=out, force_terminal=terminal, width=80, highlight=False))
-    for event in [*RUN, Ended("finished", 9)]:
+@pytest.fixture(autouse=True)
+def _at_a_desk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in CI, where the tests themselves may run; and every drawing is drawn."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(terminal, "DRAW_AT_MOST", -1.0)
+
+
+def watched(events: list[Event], width: int = 80, height: int = 24) -> Terminal:
+    """A terminal in which these events were shown, by a screen that is still open."""
+    shown = Terminal(width, height)
+    screen = Screen(shown.console())
+    for event in events:
         screen(event)
+    return shown
+
+
+def piped(events: list[Event]) -> str:
+    out = io.StringIO()
+    with Screen(Console(file=out, highlight=False)) as screen:
+        for event in events:
+            screen(event)
     return out.getvalue()
 
 
-def test_in_a_terminal_the_steps_share_one_line() -> None:
-    text = shown(terminal=True)
-    assert "step 3/9" in text
-    assert text.count("\n") == 2  # the note and the held-out score stay
-    assert text.endswith("\r\x1b[2K")
+# -- while it runs
+
+
+def test_a_run_under_way_is_a_few_lines_that_are_drawn_over() -> None:
+    assert watched(RUN).shown == [
+        "! 2 dropped",
+        "step      9/9  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  0s left",
+        "reward    0.900  ▁▂▃▄▅▅▆▇█  0.10 to 0.90",
+        "held-out  0.250 before",
+        "groups    12% flat  (all scores equal)",
+        "episodes  3% truncated  0% failed",
+        "speed     1,234 tokens/s  0.60s a step",
+        "          generate 0.25s  environment 0.05s  optimize 0.30s",
+    ]
+
+
+@pytest.mark.parametrize("width", [100, 60, 40, 20])
+def test_no_line_is_wider_than_the_terminal_and_the_time_left_stays_as_long_as_it_can(width: int) -> None:
+    shown = watched(RUN, width).shown
+    assert sum(line.startswith("step") for line in shown) == 1
+    assert max(map(len, shown)) <= width
+    assert any("0s left" in line for line in shown) == (width >= 40)
+
+
+def test_a_low_terminal_shows_the_first_lines_only() -> None:
+    events = [event for event in RUN if not isinstance(event, Note)]
+    assert [line.split()[0] for line in watched(events, height=4).shown] == ["step", "reward", "held-out"]
+
+
+@pytest.mark.parametrize("narrower", [60, 40, 23])
+def test_a_terminal_that_became_narrower_keeps_no_pieces_of_what_was_there(narrower: int) -> None:
+    """Its lines are broken then, as most terminals break them; pyte does not, so the breaking is done by hand."""
+    wide = ["a" * 79, "b" * 30, ""]
+    broken = [line[start : start + narrower] for line in wide for start in range(0, max(1, len(line)), narrower)]
+    shown = Terminal(narrower)
+    shown.write("stays\n" + "\n".join(broken))
+    Block(shown.console(), drawn=[len(line) for line in wide]).draw([Text("new")])
+    assert shown.shown == ["stays", "new"]
+
+
+def test_what_the_run_does_now_and_how_long_that_takes_is_said() -> None:
+    dashboard = Dashboard()
+    dashboard.take(Phase("saving"))
+    assert [line.plain for line in dashboard.lines(80)] == ["now       saving"]
+    dashboard.since -= 65
+    assert [line.plain for line in dashboard.lines(80)] == ["now       saving  1m 05s"]
+
+
+def test_the_clock_goes_on_while_a_step_takes_long() -> None:
+    dashboard = Dashboard()
+    dashboard.take(STEPS[0])
+    dashboard.since -= 30
+    assert "50s left" in dashboard.lines(80)[0].plain
+
+
+def test_the_thread_of_an_open_screen_draws_without_any_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "DRAW_EVERY", 0.01)
+    shown = Terminal()
+    with Screen(shown.console()) as screen:
+        screen.start()
+        for _ in range(2000):
+            if shown.written.count("starting") >= 3:
+                break
+            time.sleep(0.01)
+    assert shown.written.count("starting") >= 3
+
+
+def test_what_is_worrying_stands_out() -> None:
+    dashboard = Dashboard()
+    dashboard.take(replace(STEPS[0], flat_groups=0.9, truncated=0.6, failed=0.01))
+    styles = {span.style for line in dashboard.lines(80) for span in line.spans}
+    assert {"yellow", "red"} <= styles
+    dashboard.take(STEPS[0])
+    assert not {"yellow", "red"} & {span.style for line in dashboard.lines(80) for span in line.spans}
+
+
+def test_where_unicode_cannot_be_shown_there_is_none() -> None:
+    dashboard = Dashboard()
+    for step in STEPS:
+        dashboard.take(step)
+    assert all(line.plain.isascii() for line in dashboard.lines(80, ascii_only=True))
+
+
+def test_a_run_that_ended_leaves_nothing_but_what_was_to_stay() -> None:
+    shown = Terminal()
+    with Screen(shown.console()) as screen:
+        for event in [*RUN, Ended("finished", 9), Phase("writing the report")]:
+            screen(event)
+        assert shown.shown[-1] == "now       writing the report"
+    assert shown.shown == ["! 2 dropped"]
+
+
+def test_what_a_run_that_failed_had_come_to_stays() -> None:
+    shown = Terminal()
+    with Screen(shown.console()) as screen:
+        for event in [*RUN, Failed("no", 1)]:
+            screen(event)
+    shown.write("aitrain: no")
+    assert shown.shown[1].startswith("step      9/9")
+    assert shown.shown[-1] == "aitrain: no"
+
+
+EVIL = "\x1b[2J\x1b]0;title\x07\r\x9b31m‮\ud800 end"
+
+
+@pytest.mark.parametrize("event", [Note(EVIL), Phase(EVIL)], ids=["note", "phase"])
+def test_nothing_that_an_environment_says_reaches_the_terminal_as_a_command(event: Event) -> None:
+    shown = watched([Note("stays"), event])
+    assert shown.shown[0] == "! stays"
+    assert r"\x1b[2J\x1b]0;title\x07\r\x9b31m\u202e\ud800 end" in shown.shown[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain\n\ttext ~", "plain\n\ttext ~"),
+        ("żółw 漢字 👩‍🚀 نمی‌خواهم", "żółw 漢字 👩‍🚀 نمی‌خواهم"),
+        ("\x1b[31m\x07\b\x7f\x00\r\n", r"\x1b[31m\x07\x08\x7f\x00\r" + "\n"),
+        ("\x9b\u202e\u2066\u200b\ufeff\u2028\U000e0041\udcff", r"\x9b\u202e\u2066\u200b\ufeff\u2028\U000e0041\udcff"),
+    ],
+)  # fmt: skip
+def test_what_a_terminal_would_obey_is_written_out(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+# -- where nothing can be drawn over
 
 
 def test_in_a_pipe_there_are_few_lines_and_no_control_characters() -> None:
-    lines = shown(terminal=False).splitlines()
+    lines = piped([*RUN, Ended("finished", 9)]).splitlines()
     assert lines == [
         "loading",
         "! 2 dropped",
         "held-out score before: 0.250 sampled, 0.100 greedy",
-        "step 9/9   reward 0.500   0s left",
+        "step 9/9  reward 0.900  12% flat groups  3% truncated  0% failed  1,234 tokens/s  0s left",
     ]
 
 
+def test_a_pipe_gets_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "LINE_EVERY", -1.0)
+    assert piped(RUN).count("\nstep ") == 9
+
+
 def test_a_step_without_a_score_says_so() -> None:
-    assert step_line(Step(1, 2, None, 75)) == "step 1/2   reward -   1m 15s left"
+    assert step_line(Step(1, 2, None, 75)) == "step 1/2  reward -  1m 15s left"
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_drawn"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm", "CI": "true"}, False),
+        ({"TERM": "xterm", "CI": "false"}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, True),
+    ],
+    ids=str,
+)
+def test_only_a_terminal_that_somebody_watches_is_drawn_over(
+    variables: dict[str, str], is_drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CI", "NO_COLOR", "FORCE_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert can_be_drawn_over(Console(file=Terminal())) == is_drawn
+
+
+def test_colours_wanted_in_a_pipe_do_not_make_it_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert not can_be_drawn_over(Console(file=io.StringIO()))
+
+
+def test_without_colours_there_are_none() -> None:
+    shown = Terminal()
+    screen = Screen(Console(file=shown, force_terminal=True, width=80, _environ={"TERM": "xterm", "NO_COLOR": "1"}))
+    for event in RUN:
+        screen(event)
+    assert not re.search(r"\x1b\[[\d;]*3\dm", shown.written)
+
+
+# -- what the libraries say
+
+
+def test_a_log_is_told_line_by_line_as_it_grows(tmp_path: Path) -> None:
+    tail = LogTail(tmp_path / "train.log")
+    assert tail() == []
+    with (tmp_path / "train.log").open("wb") as log:
+        log.write(b"one\ntwo\r\n 10%\r 20%\r100%\nhal")
+        log.flush()
+        assert tail() == ["one", "two", "100%"]
+        log.write(b"f \xff\n")
+        log.flush()
+        assert tail() == ["half �"]
+    assert tail() == []
+
+
+def test_what_the_libraries_say_stands_above_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("loading\x1b[2J weights\n")
+    shown = Terminal()
+    with Screen(shown.console(), said=LogTail(tmp_path / "train.log")) as screen:
+        screen(STEPS[0])
+        (tmp_path / "train.log").write_text("loading\x1b[2J weights\nlast words\n")
+    assert shown.shown[0] == r"loading\x1b[2J weights"
+    assert "last words" in shown.shown
+
+
+# -- numbers
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (59.6, "1m 00s"), (125, "2m 05s"), (7800, "2h 10m")])
@@ -60,21 +273,51 @@ def test_the_curve_is_as_high_as_its_values() -> None:
     assert [line[5:] for line in lines] == ["  █", " ██"]
     assert lines[0].startswith("1.0 │")
     assert lines[-1].startswith("0.0 │")
+    assert "".join(curve([0.0, 0.5, 1.0], height=2, ramp=ASCII)).isascii()
 
 
 def test_a_long_curve_is_averaged_into_its_width() -> None:
     assert {len(line) for line in curve([0.3] * 1000, width=60)} == {65}
 
 
-def test_the_result_is_a_table_a_curve_and_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(
-        "".join(json.dumps({"step": n, "reward": n / 9}) + "\n" for n in range(1, 10))
-    )
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([0.1, 0.2, 0.3, 0.8], "▁▂▃█"),
+        ([0.5, 0.51, 0.5], "▁▂▁"),  # noise stays low
+        ([0.3] * 3, "▁▁▁"),
+        (([0.0] * 50 + [1.0] * 50) * 2, "▁█" * 2),
+        ([], ""),
+    ],
+)
+def test_a_sparkline_goes_from_the_lowest_to_the_highest_value(values: list[float], line: str) -> None:
+    assert sparkline(values, 4 if len(values) > 4 else 10)[: len(line) or 1] == line
+
+
+def test_a_sparkline_has_no_more_columns_than_there_is_room_for() -> None:
+    assert [len(sparkline([0.1] * 50, width)) for width in (60, 20, 1, 0, -3)] == [50, 20, 1, 0, 0]
+
+
+# -- when it is over
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> Result:
+    lines = [json.dumps({"step": n, "reward": n / 9}) + "\n" for n in range(1, 10)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    return Result(tmp_path, "finished", 9, 61.0, 0.25, 0.9, 0.1, None)
+
+
+def test_the_result_is_a_table_a_curve_and_the_folder(result: Result) -> None:
     out = io.StringIO()
-    show_result(Result(tmp_path, "finished", 9, 61.0, 0.25, 0.9, 0.1, None), Console(file=out, width=80))
+    show_result(result, Console(file=out, width=80))
     text = out.getvalue()
     assert "sampled          0.250  0.900" in text
     assert "greedy           0.100      -" in text
     assert "9 steps in 1m 01s" in text
     assert "█" in text
-    assert f"run folder: {tmp_path}" in text.replace("\n", "")
+    assert f"run folder: {result.folder}" in text.replace("\n", "")
+
+
+def test_the_last_line_says_what_came_of_it(result: Result) -> None:
+    assert last_line(result) == f"held-out score 0.250 -> 0.900  9 steps in 1m 01s  {result.folder}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from aitrain.cli.grpo import start
+from aitrain.cli.grpo import Wanted, start
 from aitrain.config import TrainConfig
 from aitrain.launch.preflight import check
 
@@ -16,9 +16,13 @@ def demo(
     seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 42,
     project_name: Annotated[str, typer.Option(help="Name of the run folder.")] = "demo",
     output_dir: Annotated[str, typer.Option(help="Folder that the run folder is made in.")] = "runs",
+    *,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the last line only.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the libraries print as well.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' output.")] = False,
 ) -> int:
     """Teach the tiny model to add, in about a minute on two CPU cores."""
+    wanted = Wanted(quiet, verbose, debug)
     config = TrainConfig(
         model="tiny",
         rl_env="envs.arithmetic",
@@ -28,7 +32,7 @@ def demo(
         **SETTINGS,
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # on so small a model threads only wait for each other
-    return start(check(config), debug)
+    return start(check(config), wanted)
 
 
 SETTINGS: dict[str, Any] = {

@@ -7,18 +7,20 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from aitrain.errors import AitrainError, Interrupted, RunFailed
-from aitrain.events import Ended, Failed, Note
+from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
+from aitrain.events import Announce, Ended, Failed, Note
 from aitrain.knobs import Knob, as_help, knobs, resolve
 from aitrain.launch.preflight import Plan, check
 from aitrain.launch.processes import Processes
-from aitrain.report.terminal import Screen, show_result
+from aitrain.report.log_tail import LogTail
+from aitrain.report.terminal import Screen, last_line, show_result
 from aitrain.run_folder import Result, RunFolder, read_lines
 
 
@@ -43,8 +45,12 @@ Command:
         Go on from the newest whole checkpoint of this run; short for --resume-from-checkpoint auto.
   --dry-run
         Check everything and show the plan; start nothing.
+  -q, --quiet
+        Show errors and the last line only.
+  -v, --verbose
+        Show what the libraries and the environment print as well, as it comes.
   --debug
-        Show tracebacks and the libraries' output.
+        Show tracebacks, and at the end all that was printed.
   -h, --help
         Show this. A switch below has a --no- form as well; [..] is the default.
 
@@ -55,11 +61,15 @@ def grpo(
     config: Annotated[Path | None, typer.Option("--config")] = None,
     trl: Annotated[list[str] | None, typer.Option("--trl")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run")] = False,
+    *,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
     debug: Annotated[bool, typer.Option("--debug")] = False,
     show_help: Annotated[bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help)] = False,
     **flags: Any,
 ) -> int:
     """Train a model with GRPO on your environment."""
+    wanted = Wanted(quiet, verbose, debug)
     given = {name: value for name, value in flags.items() if value is not None}
     if given.pop("resume", False):
         given.setdefault("resume_from_checkpoint", "auto")
@@ -67,7 +77,7 @@ def grpo(
     if dry_run:
         show_plan(plan)
         return 0
-    return start(plan, debug)
+    return start(plan, wanted)
 
 
 def grpo_signature(command: Callable[..., int]) -> Callable[..., int]:
@@ -121,46 +131,82 @@ def show_plan(plan: Plan) -> None:
         print(note)
 
 
-def start(plan: Plan, debug: bool = False) -> int:
+@dataclass(frozen=True)
+class Wanted:
+    """How much of a run its command shows. Quiet and verbose at the same time raise ConfigError."""
+
+    quiet: bool = False
+    verbose: bool = False
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        if self.quiet and self.verbose:
+            raise ConfigError("--quiet and --verbose: give one of them")
+
+
+def start(plan: Plan, wanted: Wanted) -> int:
     """Run the plan and show what came of it; returns the exit code.
 
     Raises:
         AitrainError: the run failed; what it left behind is said, and nothing is left of a run that never began.
     """
-    screen = Screen()
-    folder = plan.open_folder()
-    for note in plan.notes:
-        screen(Note(note))
     from aitrain.report.writing import Reporting  # here, because help needs none of it
 
+    folder = plan.open_folder()
     report = Reporting(folder)
-    try:
-        end = Processes(plan, folder, report.during(screen)).run()
-    except BaseException as error:
-        folder.write_status("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
-        raise
-    if debug and folder.log.exists():
+    with _screen(folder, wanted) as screen:
+        announce = report.during(screen.start())
+        for note in plan.notes:
+            announce(Note(note))
+        end = _run(plan, folder, announce)
+        began = _began(end, folder, is_resumed=plan.folder is not None)
+        if began:
+            report.finish(screen)
+    if wanted.debug and folder.log.exists():
         print(folder.log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)
     if isinstance(end, Failed):
-        failure = _failure(end, folder, resumed=plan.folder is not None)
-        if folder.path.exists():
-            report.finish(screen)
-        raise failure
-    report.finish(screen)
-    show_result(Result.read(folder.path), Console(highlight=False))
+        raise _failure(end, folder, began)
+    _show(Result.read(folder.path), wanted)
     return _say_how_to_resume(end, folder)
 
 
-def _failure(end: Failed, folder: RunFolder, resumed: bool) -> AitrainError:
-    """The error to show; a run that was refused before its first step leaves no folder."""
+def _run(plan: Plan, folder: RunFolder, announce: Announce) -> Failed | Ended:
+    try:
+        end = Processes(plan, folder, announce).run()
+    except BaseException as error:
+        folder.write_status("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
+    if isinstance(end, Failed):
+        folder.write_status("stopped" if end.exit_code == Interrupted.exit_code else "failed")
+    return end
+
+
+def _show(result: Result, wanted: Wanted) -> None:
+    if wanted.quiet:
+        print(last_line(result))
+    else:
+        show_result(result, Console(highlight=False))
+
+
+def _screen(folder: RunFolder, wanted: Wanted) -> Screen:
+    if wanted.quiet:
+        return Screen(Console(quiet=True))
+    return Screen(said=LogTail(folder.log)) if wanted.verbose else Screen()
+
+
+def _began(end: Failed | Ended, folder: RunFolder, is_resumed: bool) -> bool:
+    """Whether there is something to look at: not where a run was refused before its first step."""
+    was_refused = isinstance(end, Failed) and end.exit_code != RunFailed.exit_code
+    return not was_refused or is_resumed or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
+
+
+def _failure(end: Failed, folder: RunFolder, began: bool) -> AitrainError:
+    """The error to show; a run that never began leaves no folder."""
     error = AitrainError(end.message)
     error.exit_code = end.exit_code
-    began = resumed or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
-    if not began and end.exit_code != RunFailed.exit_code:
+    if not began:
         folder.discard()
-        return error
-    folder.write_status("stopped" if end.exit_code == Interrupted.exit_code else "failed")
-    if str(folder.log) not in end.message:
+    elif str(folder.log) not in end.message:
         error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details)",)
     return error
 

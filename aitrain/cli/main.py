@@ -17,6 +17,7 @@ from aitrain.cli.runs import runs
 from aitrain.cli.view import view
 from aitrain.errors import AitrainError, did_you_mean
 from aitrain.knobs import elsewhere
+from aitrain.report.visible import visible
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
 
@@ -82,7 +83,7 @@ def _usage(error: typer.TyperException) -> str:
 
 
 def _tell(message: str, code: int, error: BaseException) -> int:
-    print(message if message.startswith("Usage:") else f"aitrain: {message}", file=sys.stderr)
+    print(message if message.startswith("Usage:") else f"aitrain: {visible(message)}", file=sys.stderr)
     if "--debug" in sys.argv:
         traceback.print_exception(error)
     return code

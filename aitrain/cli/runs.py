@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aitrain.config import TrainConfig
-from aitrain.report.terminal import duration
+from aitrain.report.dashboard import duration
 
 if TYPE_CHECKING:
     from aitrain.report.runs import Run

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Started, decode
+from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
 from aitrain.heartbeat import sign_of_life
 from aitrain.launch.preflight import Plan
 from aitrain.launch.serving import serving
@@ -28,6 +28,7 @@ PYTHON = [sys.executable, "-P"]
 WORKER = "aitrain.training.worker"
 PATIENCE = 60.0
 """Seconds that a process gets to leave after it said that its work is over."""
+STOPPING = "stopping after this step; Ctrl-C again ends it at once"
 
 
 @dataclass
@@ -152,6 +153,9 @@ class Processes:
         if self.stops > 1:
             self._kill()
             return
+        threading.Thread(
+            target=self.announce, args=[Phase(STOPPING)], daemon=True
+        ).start()  # which may be at it already
         for pid in self.pids or ({self.child.pid} if self.child else set()):
             _send(pid, signal.SIGTERM)
 

@@ -1,77 +1,133 @@
-"""A run in the terminal: one line while it runs, a small table and a curve at the end."""
+"""A run in the terminal: lines that are drawn over while it runs, a table and a curve at the end."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from types import TracebackType
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aitrain.events import Ended, Evaluated, Event, Note, Phase, Step
+from aitrain.events import Evaluated, Event, Note, Phase, Step
+from aitrain.report.block import Block, can_be_drawn_over
+from aitrain.report.dashboard import Dashboard, duration, evaluated_line, number, step_line
+from aitrain.report.plot import ASCII, BLOCKS, curve
+from aitrain.report.visible import visible
 from aitrain.run_folder import Result
 
 LINE_EVERY = 10.0
-"""Seconds between two progress lines where they cannot be rewritten: in a pipe, in CI."""
+"""Seconds between two progress lines where they cannot be drawn over: in a pipe, in CI."""
+DRAW_EVERY = 1.0
+"""Seconds between two drawings where nothing happens: the clocks go on."""
+DRAW_AT_MOST = 0.1
+"""Seconds between two drawings where very much happens."""
 
-BLOCKS = " ▁▂▃▄▅▆▇█"
+
+def on_standard_error() -> Console:
+    """Where a run is watched; standard output is for what comes of it."""
+    return Console(stderr=True, highlight=False)
 
 
 @dataclass
 class Screen:
-    """Shows events: what changes on one line that is rewritten, what stays above it."""
+    """Shows a run while it is open.
 
-    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
+    The thread that keeps its clocks going is started by `start`, after whatever is forked: a fork copies what it locks.
+    """
+
+    console: Console = field(default_factory=on_standard_error)
+    said: Callable[[], list[str]] = list
+    """New lines of what the libraries print, to be shown as well."""
     last_line: float = 0.0
+    last_drawn: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.dashboard = Dashboard()
+        self.block = Block(self.console) if can_be_drawn_over(self.console) else None
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> Screen:
+        self._draw()
+        return self
+
+    def start(self) -> Screen:
+        """From now on the clocks go, and what libraries print is shown as it comes."""
+        self._ticker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The result takes the place of what was drawn; what a run that failed had come to stays."""
+        self._closed.set()
+        if self._ticker.is_alive():
+            self._ticker.join()
+        with self._lock:
+            self._pass_on()
+            if self.block is not None and self.dashboard.is_over:
+                self.block.erase()
+            elif self.block is not None:
+                self.block.leave()
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        if isinstance(event, Phase):
-            self._progress(event.text)
-        elif isinstance(event, Note):
-            self._keep(Text("! " + event.text, style="yellow"))
-        elif isinstance(event, Evaluated) and event.sampled is not None:
-            self._keep(Text(f"held-out score {event.when}: {event.sampled:.3f} sampled, {event.greedy:.3f} greedy"))
-        elif isinstance(event, Step):
-            self._progress(step_line(event), is_last=event.step == event.steps)
-        elif isinstance(event, Ended):
-            self._clear()
+        with self._lock:
+            self._pass_on()
+            self.dashboard.take(event)
+            if isinstance(event, Note):
+                self._keep(Text("! " + visible(event.text), style="yellow"))
+            elif self.block is None:
+                self._tell(event)
+            self._draw()
 
-    def _progress(self, text: str, is_last: bool = False) -> None:
-        if self.console.is_terminal:
-            self._clear()
-            self.console.print(Text(text), end="", overflow="ellipsis", no_wrap=True)
-        elif is_last or time.monotonic() - self.last_line > LINE_EVERY:
-            self.last_line = time.monotonic()
-            self.console.print(Text(text))
+    def _tell(self, event: Event) -> None:
+        """As plain lines, not too many."""
+        if isinstance(event, Evaluated) and event.sampled is not None:
+            self._keep(Text(evaluated_line(event)))
+        is_due = time.monotonic() - self.last_line > LINE_EVERY
+        if isinstance(event, Phase) and is_due:
+            self._progress(event.text)
+        elif isinstance(event, Step) and (is_due or event.step == event.steps):
+            self._progress(step_line(event))
+
+    def _progress(self, text: str) -> None:
+        self.last_line = time.monotonic()
+        self._keep(Text(text))
 
     def _keep(self, text: Text) -> None:
-        self._clear()
-        self.console.print(text, soft_wrap=True)
+        if self.block is not None:
+            self.block.print_above(text)
+        else:
+            self.console.print(text, soft_wrap=True)
 
-    def _clear(self) -> None:
-        if self.console.is_terminal:
-            self.console.file.write("\r\x1b[2K")
-            self.console.file.flush()
+    def _tick(self) -> None:
+        while not self._closed.wait(DRAW_EVERY):
+            with self._lock:
+                self._pass_on()
+                self._draw()
+
+    def _pass_on(self) -> None:
+        for line in self.said():
+            self._keep(Text(visible(line), style="dim"))
+
+    def _draw(self) -> None:
+        if self.block is None or self._closed.is_set():
+            return
+        if not self.block.drawn or time.monotonic() - self.last_drawn > DRAW_AT_MOST:
+            self.last_drawn = time.monotonic()
+            self.block.draw(self.dashboard.lines(self.console.width - 1, self.console.options.ascii_only))
 
 
-def step_line(event: Step) -> str:
-    """`step 12/50   reward 0.531   1m 20s left`."""
-    reward = "-" if event.reward is None else f"{event.reward:.3f}"
-    return f"step {event.step}/{event.steps}   reward {reward}   {duration(event.seconds_left)} left"
-
-
-def duration(seconds: float) -> str:
-    """`8s`, `3m 05s`, `2h 10m`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+def last_line(result: Result) -> str:
+    """What came of a run, on one line: `held-out score 0.245 -> 0.912  80 steps in 48s  runs/demo`."""
+    scores = f"held-out score {number(result.score_before)} -> {number(result.score_after)}"
+    return f"{scores}  {result.steps} steps in {duration(result.seconds)}  {result.folder}"
 
 
 def show_result(result: Result, console: Console) -> None:
@@ -80,7 +136,8 @@ def show_result(result: Result, console: Console) -> None:
     console.print(_table(result))
     if len(rewards) > 1:
         console.print(Text(f"\nreward over {result.steps} steps"))
-        for line in curve(rewards, width=min(60, console.width - 8)):
+        ramp = ASCII if console.options.ascii_only else BLOCKS
+        for line in curve(rewards, width=min(60, console.width - 8), ramp=ramp):
             console.print(Text(line))
     console.print(Text(f"\nrun folder: {result.folder}"), soft_wrap=True)
     if (result.folder / "report.html").exists():
@@ -91,29 +148,8 @@ def _table(result: Result) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("held-out score", "before", "after"):
         table.add_column(name, justify="left" if name == "held-out score" else "right")
-    table.add_row("sampled", _score(result.score_before), _score(result.score_after))
-    table.add_row("greedy", _score(result.greedy_before), _score(result.greedy_after))
+    table.add_row("sampled", number(result.score_before), number(result.score_after))
+    table.add_row("greedy", number(result.greedy_before), number(result.greedy_after))
     table.caption = f"{result.steps} steps in {duration(result.seconds)}"
     table.caption_justify = "left"
     return table
-
-
-def _score(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def curve(values: Sequence[float], width: int = 60, height: int = 5) -> list[str]:
-    """Values from 0 to 1 as `height` lines of block characters, averaged into at most `width` columns."""
-    columns = _averaged(values, width)
-    lines = []
-    for row in reversed(range(height)):
-        filled = (min(max(value * height - row, 0.0), 1.0) for value in columns)
-        label = {height - 1: "1.0", 0: "0.0"}.get(row, "")
-        lines.append(f"{label:>3} │" + "".join(BLOCKS[round(share * (len(BLOCKS) - 1))] for share in filled))
-    return lines
-
-
-def _averaged(values: Sequence[float], width: int) -> list[float]:
-    count = max(1, min(width, len(values)))
-    edges = [round(index * len(values) / count) for index in range(count + 1)]
-    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]

@@ -121,7 +121,24 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         if "reward" in logs:
             pace = elapsed / max(1, state.global_step - self.first_step)
             left = pace * (state.max_steps - state.global_step)
-            self.announce(Step(state.global_step, state.max_steps, logs["reward"], left))
+            self.announce(Step(state.global_step, state.max_steps, logs["reward"], left, **_at_a_glance(logs)))
+
+
+def _at_a_glance(logs: dict[str, Any]) -> dict[str, Any]:
+    """What the screen shows beside step and reward."""
+    times = {name.removeprefix("time/"): value for name, value in logs.items() if name.startswith("time/")}
+    return {
+        "flat_groups": logs.get("frac_reward_zero_std"),
+        "truncated": _total(logs, "stopped/max_tokens", "stopped/truncated"),
+        "failed": _total(logs, "stopped/env_error", "stopped/env_timeout"),
+        "tokens_per_second": logs.get("tokens_per_second"),
+        "seconds": times,
+    }
+
+
+def _total(logs: dict[str, Any], *names: str) -> float | None:
+    values = [logs[name] for name in names if logs.get(name) is not None]
+    return sum(values) if values else None
 
 
 class Stopper(TrainerCallback):  # type: ignore[misc]

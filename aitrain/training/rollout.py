@@ -16,6 +16,7 @@ from aitrain.environment.judging import Scored
 from aitrain.environment.scoring import Host, Play
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.training.chat import Chat
+from aitrain.training.stopwatch import Stopwatch
 
 STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout")
 """What ends an episode: the environment (max_tokens: after an answer that was cut off), the turns, no room for another
@@ -188,17 +189,22 @@ class Rollout:
     """What the model is put into while the environment scores, as it may use it."""
     asking: Callable[[], Asking] | None = None
     """Where a server answers each prompt by itself: episodes need not wait for each other."""
+    watch: Stopwatch = field(default_factory=Stopwatch)
 
     def play(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Episode]:
         """One episode for each case, in their order; the environment's failures are in them."""
-        tracks = self._begin(cases, seeds)
-        live = [track for track in tracks if track.stop is None]
-        policy = self.asking() if self.asking else None
+        with self.watch.running("rollout"):
+            tracks = self._begin(cases, seeds)
+            self._run([track for track in tracks if track.stop is None])
+            return self._score(tracks)
+
+    def _run(self, live: list[Track]) -> None:
+        with self.watch.running("generate"):
+            policy = self.asking() if self.asking else None  # which may hand it new weights
         if policy is not None and self.host.lives_between_calls:
             self._run_freely(live, policy)
         else:
             self._run_together(live)
-        return self._score(tracks)
 
     def _run_together(self, live: list[Track]) -> None:
         while self._answer(live):
@@ -215,14 +221,18 @@ class Rollout:
                 for track, (ids, logprobs) in policy.answered():
                     track.append_sampled(Sampled(ids, logprobs), is_whole=True)
                     environment.ask(track.play, self._read(track))
-                for play, move in environment.answered():
+                waited_for = {"generate": policy.waiting, "environment": environment.waiting}
+                with self.watch.running(*(part for part, count in waited_for.items() if count)):
+                    moves = environment.answered()
+                for play, move in moves:
                     track = tracks[id(play)]
                     self._take(track, move)
                     if track.stop is None:
                         policy.ask(track, track.prompt_ids + track.ids, self._room(track))
 
     def _begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Track]:
-        tracks = [Track(play) for play in self.host.begin(cases, seeds)]
+        with self.watch.running("environment"):
+            tracks = [Track(play) for play in self.host.begin(cases, seeds)]
         for track in tracks:
             track.opening = list(track.play.opening.messages)
             with _refusals(track.play):
@@ -261,7 +271,8 @@ class Rollout:
         most = max(rooms, default=1)
         if self.limits.context is not None and live:
             most = min(most, self.limits.context - max(map(len, prompts)))
-        answers = self.generate(prompts, most)
+        with self.watch.running("generate"):
+            answers = self.generate(prompts, most)
         if answers is None:
             return False
         for track, room, sampled in zip(live, rooms, answers, strict=True):
@@ -272,7 +283,8 @@ class Rollout:
 
     def _respond(self, live: list[Track]) -> None:
         replies = [self._read(track) for track in live]
-        moves = self.host.answer([track.play for track in live], replies)
+        with self.watch.running("environment"):
+            moves = self.host.answer([track.play for track in live], replies)
         for track, move in zip(live, moves, strict=True):
             self._take(track, move)
 
@@ -311,7 +323,7 @@ class Rollout:
 
     def _score(self, tracks: list[Track]) -> list[Episode]:
         plays = [track.play for track in tracks]
-        with self.scoring():
+        with self.watch.running("environment"), self.scoring():
             scored = self.host.score(plays, [track.completion for track in tracks])
         self.host.end(plays)
         for track in tracks:

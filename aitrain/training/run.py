@@ -424,6 +424,7 @@ def _train(job: Job, prepared: Prepared) -> None:
 
 
 def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, history: History, step: int) -> Scores:
+    job.announce(Phase(f"scoring {len(held_out.cases)} held-out cases"))
     sampled, greedy = held_out.scores(trainer, f"step{step}")
     if trainer.accelerator.is_main_process and sampled is not None:
         history.add_metrics({"step": step, "eval_score": sampled, "eval_greedy": greedy})

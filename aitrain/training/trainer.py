@@ -17,7 +17,7 @@ tests/test_upstream.py checks each of them by name:
     Trainer.training_step(...)                              overridden: seen is the loss of each forward pass
     Trainer._get_grad_norm(model, grad_norm)                overridden: called once a step, after backward and clipping
                                                             and before optimizer.step, which skips what has no gradient
-    GRPOTrainer.log(logs, start_time)                       overridden: metrics of ours go with TRL's
+    GRPOTrainer.log(logs, start_time)                       overridden: called once a logging step, before the callbacks
     GRPOTrainer._save_checkpoint(model, trial)              wrapped: it fills args.output_dir/checkpoint-<step>, and
                                                             deletes nothing where that is the only one
     GRPOTrainer._step, ._buffered_inputs                    saved and put back: forward passes so far, and the pieces of
@@ -61,6 +61,7 @@ from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
 from aitrain.training.generation.served import Asking, Served
 from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled
+from aitrain.training.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             )
         self.remove_callback(PrinterCallback)
         self.finite = Finite(self.accelerator, hooks.tell)
+        self.watch = Stopwatch()
         self.add_callback(self.finite)
+        self.add_callback(self.watch)
         if parts.serve is not None:
             self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
             self.vllm_generation = parts.serve(self)
@@ -133,7 +136,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
         served = self._served
         asking = None if served is None else partial(Asking, served, parts.host.workers.wake)
-        return Rollout(parts.host, parts.chat, parts.limits, self.generate, self.eos_token_ids, scoring, asking)
+        return Rollout(
+            parts.host, parts.chat, parts.limits, self.generate, self.eos_token_ids, scoring, asking, self.watch
+        )
 
     # -- a batch of training
 
@@ -187,8 +192,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Counted over all processes, so that all of them give up at the same moment."""
         scores = sum(episode.scored.score is not None for episode in episodes)
         failures = sum(episode.scored.failure is not None for episode in episodes)
-        counts = torch.tensor([scores, failures, len(episodes)], device=self.accelerator.device)
-        scores, failures, total = self.accelerator.reduce(counts, reduction="sum").tolist()
+        tokens = sum(sum(episode.track.mask) for episode in episodes)
+        counts = torch.tensor([scores, failures, len(episodes), tokens], device=self.accelerator.device)
+        scores, failures, total, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
+        self.watch.tokens += tokens
         if failures:
             self.tell_failures(episodes)
         self.failures.after_batch(scores, failures, total)
@@ -287,10 +294,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     # -- around the steps
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """With the steps that were left out so far, how the weights got to a vLLM server, and how often it had to be
-        given them again."""
+        """With the times, the steps that were left out so far, how the weights got to a vLLM server, and how often it
+        had to be given them again."""
         served = self._served
-        logs = logs | {"skipped_steps": self.finite.skipped}
+        logs = logs | {"skipped_steps": self.finite.skipped} | self.watch.take()
         if served is not None and "train_runtime" not in logs:
             logs |= {
                 "sync/bytes": served.last_bytes,
@@ -349,6 +356,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "loss": self._tr_loss.item(),
             "total_loss": self._total_loss_scalar,
             "logged": self._globalstep_last_logged,
+            "skipped": [self.finite.skipped, self.finite.in_a_row],
         }
 
     def go_on(self, pieces: list[dict[str, Any]], values: dict[str, Any]) -> None:
@@ -357,6 +365,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._metrics["train"].update(values["metrics"])
         self._tr_loss = torch.tensor(values["loss"], device=self.args.device)
         self._total_loss_scalar, self._globalstep_last_logged = values["total_loss"], values["logged"]
+        self.finite.skipped, self.finite.in_a_row = values["skipped"]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Nothing: the card of a run is written by saving.py."""

@@ -165,6 +165,29 @@ def test_an_environment_that_hangs_takes_one_episode_with_it(host: Host) -> None
     assert [episode.scored.score for episode in episodes[:5]] == [1.0] * 5
 
 
+def test_both_clocks_run_while_some_wait_for_the_policy_and_some_for_their_environment(host: Host) -> None:
+    class Slow(Talk):
+        def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, float]:
+            for _ in range(2):
+                yield "more "
+                time.sleep(0.02)
+            return 1.0
+
+    class Slower(Sometime):
+        def answer(self, prompt: list[int], most: int) -> Any:
+            time.sleep(0.02)
+            return super().answer(prompt, most)
+
+    host.environment = Slow()
+    rollout = rollout_of(host, freely(host, Slower()))
+    rollout.watch.on_step_begin(None, None, None)
+    rollout.play(CASES, [0] * len(CASES))
+    rollout.watch.on_step_end(None, None, None)
+    times = rollout.watch.take()
+    assert times["time/generate"] >= 0.04
+    assert times["time/environment"] >= 0.02
+
+
 def test_a_policy_that_fails_ends_the_rollout_and_the_next_one_begins_anew(host: Host) -> None:
     class Fails(Sometime):
         def answer(self, prompt: list[int], most: int) -> Any:

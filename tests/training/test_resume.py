@@ -23,7 +23,9 @@ from aitrain.training.history import History
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
-TIMES = {"seconds", "step_time"}
+TIMES = {"seconds", "step_time", "tokens_per_second"} | {
+    f"time/{part}" for part in ("step", "generate", "environment", "optimize")
+}
 EVERY_STEP = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
 
 

@@ -1,0 +1,173 @@
+"""What is known of a run under way, as a few lines of a terminal or as one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rich.text import Text
+
+from aitrain.events import Ended, Evaluated, Event, Phase, Step
+from aitrain.report.plot import ASCII, BLOCKS, sparkline
+from aitrain.report.visible import visible
+
+LABEL = 10
+"""Columns of a line's name."""
+WIDEST = 100
+PATIENCE = 3.0
+"""Seconds after which something that takes its time shows how long it has taken."""
+
+BAD = "red"
+DOUBTFUL = "yellow"
+
+
+@dataclass
+class Dashboard:
+    """The newest of everything that a run has said."""
+
+    phase: str = "starting"
+    since: float = field(default_factory=time.monotonic)
+    """When the newest event came."""
+    step: Step | None = None
+    rewards: list[float] = field(default_factory=list)
+    scores: list[Evaluated] = field(default_factory=list)
+    is_over: bool = False
+
+    def take(self, event: Event) -> None:
+        """Note an event."""
+        self.since = time.monotonic()
+        if isinstance(event, Phase):
+            self.phase = visible(event.text)
+        elif isinstance(event, Evaluated) and event.sampled is not None:
+            self.scores.append(event)
+            self.phase = ""
+        elif isinstance(event, Step):
+            self.phase, self.step = "", event
+            self.rewards += [] if event.reward is None else [event.reward]
+        elif isinstance(event, Ended):
+            self.is_over = True
+
+    def lines(self, width: int, ascii_only: bool = False) -> list[Text]:
+        """At most eight lines, none wider than `width` columns."""
+        ramp, width = ASCII if ascii_only else BLOCKS, min(width, WIDEST)
+        named = [*self._of_the_run(width - LABEL, ramp), *self._of_the_step(width - LABEL), self._now()]
+        lines = [Text(f"{name:<{LABEL}}", style="dim") + line for name, line in named if line.plain]
+        for line in lines:
+            line.truncate(width, overflow="crop")
+        return lines
+
+    def _of_the_run(self, width: int, ramp: str) -> list[tuple[str, Text]]:
+        step = self.step
+        if step is None:
+            return [("held-out", self._held_out(width))]
+        left = "" if self.phase else f"{duration(max(0.0, step.seconds_left - self._elapsed()))} left"
+        count = f"{step.step}/{step.steps}"
+        bar = _bar(step.step / max(1, step.steps), min(40, width - len(count) - 16), ramp)
+        return [
+            ("step", joined([Text(count, "bold"), bar, Text(left)], width)),
+            ("reward", self._reward(width, ramp)),
+            ("held-out", self._held_out(width)),
+        ]
+
+    def _reward(self, width: int, ramp: str) -> Text:
+        assert self.step is not None
+        reward = Text(number(self.step.reward), "bold")
+        if len(self.rewards) < 2:
+            return reward
+        ends = Text(f"{min(self.rewards):.2f} to {max(self.rewards):.2f}", "dim")
+        line = Text(sparkline(self.rewards, min(60, width - len(reward) - len(ends) - 4), ramp), "cyan")
+        return joined([reward, line, ends], width)
+
+    def _held_out(self, width: int) -> Text:
+        """The first scores and the newest ones, of sampled completions."""
+        shown = self.scores[:1] + self.scores[1:][-2:]
+        return joined([Text(f"{number(one.sampled)} {_when(one)}") for one in shown], width)
+
+    def _of_the_step(self, width: int) -> Iterable[tuple[str, Text]]:
+        step = self.step
+        if step is None:
+            return
+        flat = _share(step.flat_groups, "flat", 0.8)
+        yield "groups", joined([flat, Text("(all scores equal)", "dim") if flat else Text()], width)
+        ended = [_share(step.truncated, "truncated", 0.5), _share(step.failed, "failed", 1e-9, BAD)]
+        yield "episodes", joined(ended, width)
+        seconds = dict(step.seconds)
+        whole = seconds.pop("step", None)
+        yield "speed", joined(map(Text, [*_rate(step), *([] if whole is None else [f"{brief(whole)} a step"])]), width)
+        yield "", joined([Text(f"{name} {brief(seconds[name])}") for name in PARTS if name in seconds], width)
+
+    def _now(self) -> tuple[str, Text]:
+        elapsed = self._elapsed()
+        return "now", Text(f"{self.phase}  {duration(elapsed)}" if self.phase and elapsed >= PATIENCE else self.phase)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.since
+
+
+PARTS = ("generate", "environment", "optimize")
+
+
+def step_line(event: Step) -> str:
+    """All of a step on one line, for where nothing can be drawn over: `step 12/50  reward 0.531  1m 20s left`."""
+    shares = {"flat groups": event.flat_groups, "truncated": event.truncated, "failed": event.failed}
+    parts = [f"step {event.step}/{event.steps}", f"reward {number(event.reward)}"]
+    parts += [f"{value:.0%} {name}" for name, value in shares.items() if value is not None]
+    return "  ".join([*parts, *_rate(event), f"{duration(event.seconds_left)} left"])
+
+
+def evaluated_line(event: Evaluated) -> str:
+    """`held-out score before: 0.250 sampled, 0.100 greedy`."""
+    return f"held-out score {event.when}: {number(event.sampled)} sampled, {number(event.greedy)} greedy"
+
+
+def joined(parts: Iterable[Text], width: int) -> Text:
+    """The parts side by side, as many as there is room for."""
+    line = Text()
+    for part in parts:
+        gap = "  " if line.plain and part.plain else ""
+        if line.cell_len + len(gap) + part.cell_len <= width:
+            line = line + gap + part
+    return line
+
+
+def duration(seconds: float) -> str:
+    """`8s`, `3m 05s`, `2h 10m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def brief(seconds: float) -> str:
+    """Of a part of a step: `0.31s`, `12.4s`, `3m 05s`."""
+    if seconds < 60:
+        return f"{seconds:.2f}s" if seconds < 10 else f"{seconds:.1f}s"
+    return duration(seconds)
+
+
+def number(value: float | None) -> str:
+    """A score with three digits, `-` where there is none."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _rate(step: Step) -> list[str]:
+    return [] if step.tokens_per_second is None else [f"{step.tokens_per_second:,.0f} tokens/s"]
+
+
+def _when(event: Evaluated) -> str:
+    return f"at {event.when}" if event.when.startswith("step") else event.when
+
+
+def _share(value: float | None, of: str, worrying: float = 2.0, style: str = DOUBTFUL) -> Text:
+    if value is None:
+        return Text()
+    return Text(f"{value:.0%} {of}", style if value >= worrying else "")
+
+
+def _bar(share: float, width: int, ramp: str) -> Text:
+    done, left = ("#", "-") if ramp == ASCII else ("━", "─")
+    filled = round(min(1.0, max(0.0, share)) * width)
+    return Text.assemble((done * filled, "green"), (left * (width - filled), "dim"))

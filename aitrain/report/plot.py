@@ -1,0 +1,40 @@
+"""Numbers as block characters, or as ASCII where a terminal cannot show those."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+ASCII = " .:-=+*%@"
+LEAST_SPAN = 0.1
+"""Of a sparkline's lowest and highest value: less than that is noise, and should not look like a change."""
+
+
+def curve(values: Sequence[float], width: int = 60, height: int = 5, ramp: str = BLOCKS) -> list[str]:
+    """Values from 0 to 1 as `height` lines of block characters, averaged into at most `width` columns."""
+    columns = averaged(values, width)
+    bar = "|" if ramp == ASCII else "│"
+    lines = []
+    for row in reversed(range(height)):
+        filled = (min(max(value * height - row, 0.0), 1.0) for value in columns)
+        label = {height - 1: "1.0", 0: "0.0"}.get(row, "")
+        lines.append(f"{label:>3} {bar}" + "".join(ramp[round(share * (len(ramp) - 1))] for share in filled))
+    return lines
+
+
+def sparkline(values: Sequence[float], width: int, ramp: str = BLOCKS) -> str:
+    """Values on one line, the lowest as the lowest block, averaged into at most `width` columns."""
+    if not values or width < 1:
+        return ""
+    columns = averaged(values, width)
+    low, high = min(columns), max(columns)
+    span, blocks = max(high - low, LEAST_SPAN), ramp[1:]
+    return "".join(blocks[round((value - low) / span * (len(blocks) - 1))] for value in columns)
+
+
+def averaged(values: Sequence[float], width: int) -> list[float]:
+    """At most `width` means of neighbours."""
+    count = max(1, min(width, len(values)))
+    edges = [round(index * len(values) / count) for index in range(count + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]

@@ -1,0 +1,64 @@
+"""How much of a run its command shows: the real one, on the small model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run, write
+
+TALKS = """
+class Talks:
+    def build_dataset(self):
+        return [{"prompt": f"{n}:"} for n in range(12)]
+
+    def score_episode(self, completion, case_idx):
+        print("I was here")
+        if case_idx % 2:
+            raise ValueError("no luck " + chr(27) + "[2J")
+        return 0.5
+"""
+SHORT = ["--model", "tiny", "--rl-env", "talks.py", "--max-steps", "2", "--rl-max-new-tokens", "4", "--eval-cases", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _environment(here: Path) -> None:
+    write(here, {"talks.py": TALKS})
+
+
+def test_a_quiet_run_says_one_line_and_writes_what_the_screen_would_show(aitrain_grpo: Run, here: Path) -> None:
+    done = aitrain_grpo(*SHORT, "--quiet")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("held-out score ")
+    assert line.endswith("runs/project-name")
+    names = ("frac_reward_zero_std", "stopped/truncated", "stopped/env_error", "tokens_per_second", "time/generate")
+    for line in (here / "runs" / "project-name" / "metrics.jsonl").read_text().splitlines():
+        assert all(name in json.loads(line) for name in names)
+
+
+def test_a_quiet_run_that_fails_says_why(aitrain_grpo: Run, here: Path) -> None:
+    write(here, {"talks.py": TALKS.replace("return 0.5", "raise ValueError('never')")})
+    done = aitrain_grpo(*SHORT, "-q")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert done.stderr.startswith("aitrain: The environment failed on all 2 held-out cases")
+
+
+def test_a_verbose_run_says_what_is_printed_and_a_plain_one_does_not(aitrain_grpo: Run) -> None:
+    loud, plain = aitrain_grpo(*SHORT, "--verbose"), aitrain_grpo(*SHORT)
+    assert loud.returncode == plain.returncode == 0
+    assert "I was here" in loud.stderr
+    assert "I was here" not in plain.stderr
+    assert "step 2/2  reward 0.500" in plain.stderr
+    assert r"no luck \x1b[2J" in plain.stderr
+    assert (plain.stdout + plain.stderr).replace("\n", "").isprintable()  # as nothing can be drawn over here
+
+
+def test_quiet_and_verbose_together_are_refused(aitrain_grpo: Run) -> None:
+    done = aitrain_grpo(*SHORT, "-q", "-v")
+    assert done.returncode == 2
+    assert done.stderr == "aitrain: --quiet and --verbose: give one of them\n"

@@ -1,0 +1,98 @@
+"""The time of each part of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aitrain import Result
+from aitrain.training import stopwatch
+from aitrain.training.stopwatch import Stopwatch
+
+NOBODY: Any = None
+
+
+class Clock:
+    """Stands for time.monotonic, and moves only when it is told to."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(stopwatch, "time", made)
+    return made
+
+
+def play(watch: Stopwatch, clock: Clock) -> None:
+    """A rollout of 1 + 2 + 4 seconds: generating, in between, the environment."""
+    with watch.running("rollout"):
+        with watch.running("generate"):
+            clock.now += 1
+        clock.now += 2
+        with watch.running("environment"):
+            clock.now += 4
+
+
+def test_the_optimization_is_what_a_step_takes_beside_its_rollout(clock: Clock) -> None:
+    watch = Stopwatch()
+    watch.on_step_begin(NOBODY, NOBODY, NOBODY)
+    play(watch, clock)
+    watch.tokens += 36
+    clock.now += 5
+    watch.on_step_end(NOBODY, NOBODY, NOBODY)
+
+    assert watch.take() == {
+        "time/step": 12, "time/generate": 1, "time/environment": 4, "time/optimize": 5, "tokens_per_second": 3,
+    }  # fmt: skip
+
+
+def test_a_line_of_several_steps_has_their_means_and_nothing_of_what_was_between(clock: Clock) -> None:
+    watch = Stopwatch()
+    for seconds in (1, 3):
+        play(watch, clock)  # held-out cases are scored
+        watch.on_step_begin(NOBODY, NOBODY, NOBODY)
+        clock.now += seconds
+        watch.on_step_end(NOBODY, NOBODY, NOBODY)
+        play(watch, clock)
+
+    assert watch.take() == {
+        "time/step": 2, "time/generate": 0, "time/environment": 0, "time/optimize": 2, "tokens_per_second": 0,
+    }  # fmt: skip
+    assert watch.take() == {}
+
+
+class Slow:
+    """An environment whose score takes a while."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"{n}:"} for n in range(12)]
+
+    def score_episode(self, completion: str) -> float:
+        time.sleep(0.1)
+        return completion.count("a") / 6
+
+
+def test_every_line_of_metrics_says_where_the_time_went(train: Callable[..., Result]) -> None:
+    lines = train(Slow(), eval_cases=2, eval_strategy="steps", eval_steps=1).history
+    steps = [line for line in lines if "reward" in line]
+    assert len(steps) == 3
+    for line in steps:
+        assert line["time/environment"] >= 0.1
+        parts = line["time/generate"], line["time/environment"], line["time/optimize"]
+        assert min(parts) > 0
+        assert sum(parts) <= line["time/step"] + 1e-5
+        assert line["tokens_per_second"] > 0
+
+
+def test_a_step_that_trains_on_what_is_there_generates_nothing(train: Callable[..., Result]) -> None:
+    lines = train(Slow(), eval_cases=0, max_steps=2, trl={"num_iterations": 2}).history
+    assert [line["time/environment"] > 0 for line in lines] == [True, False]
+    assert [line["tokens_per_second"] > 0 for line in lines] == [True, False]
