@@ -18,9 +18,15 @@ from threading import Thread
 import pytest
 
 import aitrain
+from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.launch import vllm_server
+from aitrain.events import Event, Note
+from aitrain.launch import preflight, vllm_server
+from aitrain.launch import serving as serving_room
+from aitrain.launch.preflight import Plan
+from aitrain.launch.serving import serving
 from aitrain.launch.vllm_server import MODEL_NAME, ServerPlan, VllmServer
+from aitrain.run_folder import RunFolder
 
 FAKE = """
 import json, os, signal, subprocess, sys, time
@@ -352,6 +358,65 @@ def test_nothing_is_left_when_somebody_kills_the_keeper(
         server.restart()
         assert alive(pids) == set()
         assert server.poll() is None
+
+
+@pytest.fixture
+def run_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
+    """`run_plan(knob=...)`: of a run on the CPU with a server of its own."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(preflight, "installed", lambda name: object())
+
+    def make(**knobs: object) -> Plan:
+        return preflight.check(TrainConfig(model="tiny", use_vllm=True, vllm_mode="server", **knobs), True)  # type: ignore[arg-type]
+
+    return make
+
+
+def test_a_run_starts_its_server_again_so_often_and_says_how_it_is(
+    plan: Callable[..., ServerPlan], run_plan: Callable[..., Plan], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, told, folder = remembered(monkeypatch), list[str](), RunFolder(here)
+    monkeypatch.setattr(serving_room, "_server_plan", lambda *_: plan("healthy"))
+
+    def announce(event: Event) -> None:
+        if isinstance(event, Note):
+            told.append(event.text)
+
+    with serving(run_plan(vllm_max_restarts=1), folder, announce) as url:
+        assert folder.read_server() == {"state": "running", "restarts": 0, "why": ""}
+        os.kill(server_pid(servers[0]), signal.SIGKILL)
+        wait_until(lambda: folder.read_server() == {"state": "running", "restarts": 1, "why": ""})
+        assert urllib.request.urlopen(f"{url}/health").status == 200
+        os.kill(server_pid(servers[0]), signal.SIGKILL)
+        wait_until(lambda: folder.read_server()["state"] == "ended")
+
+    why = "vLLM's server ended (signal 9), and is not started again (--vllm-max-restarts)."
+    assert folder.read_server() == {"state": "ended", "restarts": 1, "why": why}
+    assert told == ["vLLM's server ended (signal 9): starting it again, 1 of 1.", why]
+    assert folder.log.read_text().splitlines() == told
+    with serving(preflight.check(TrainConfig(model="tiny"), True), folder, announce) as url:
+        assert url is None
+        assert folder.read_server() == {}  # a resumed run without one
+
+
+def test_a_server_that_cannot_be_started_again_is_given_up_with_the_reason(
+    plan: Callable[..., ServerPlan], run_plan: Callable[..., Plan], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, folder = remembered(monkeypatch), RunFolder(here)
+    monkeypatch.setattr(serving_room, "_server_plan", lambda *_: plan("healthy"))
+    with serving(run_plan(), folder, lambda event: None):
+        servers[0].plan = plan("dies:OSError: no/such is not a local folder and is not a valid model identifier")
+        os.kill(server_pid(servers[0]), signal.SIGKILL)
+        wait_until(lambda: folder.read_server()["state"] == "ended")
+        assert folder.read_server()["why"].startswith("vLLM did not start: OSError: no/such is not a local folder")
+
+
+def test_a_server_gets_the_share_of_memory_that_was_said(run_plan: Callable[..., Plan], here: Path) -> None:
+    shares = [
+        serving_room._server_plan(run_plan(**knobs), RunFolder(here)).memory
+        for knobs in ({}, {"vllm_gpu_memory_utilization": 0.4})
+    ]
+    assert shares == [0.9, 0.4]
 
 
 # -- what happens to us
