@@ -164,23 +164,22 @@ def _digest(content: Any) -> str:
 
 
 def seal(folder: Path, manifest: Manifest) -> None:
-    """Sync all files of a checkpoint, and write its manifest last."""
+    """Write the manifest of a checkpoint, after all of its files."""
     files = dict(_files(folder))
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(sync, files.values()))
         digests = list(pool.map(_digest_of, files.values()))
     sizes = [path.stat().st_size for path in files.values()]
     named = zip(files, sizes, digests, strict=True)
     content = plain(
         {**asdict(manifest), "files": {name: {"size": size, "sha256": digest} for name, size, digest in named}}
     )
+    _sync_all(folder)
     write_json(folder / MANIFEST, {**content, "sha256": _digest(content)})
-    for path in [*(path for path in folder.rglob("*") if path.is_dir()), folder]:
-        sync(path)
 
 
 def publish(made: Path, place: Path) -> None:
-    """Give a finished folder its name. What had the name before is there until then, and `tidy` finds it."""
+    """Sync a finished folder and give it its name. What had the name before is there until then; `tidy` finds it."""
+    _sync_all(made)
     old = place.with_name(f"{OLD}{place.name}")
     if place.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -188,6 +187,11 @@ def publish(made: Path, place: Path) -> None:
     made.rename(place)
     sync(place.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_all(folder: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(sync, [folder, *folder.rglob("*")]))
 
 
 def delete(checkpoint: Path) -> None:

@@ -9,6 +9,7 @@
 A message says what happened, where, and what to do next, in at most five lines.
 """
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -51,10 +52,17 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]}?" if near else ""
 
 
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
+"""What the system says when a file cannot be written any more."""
+
+
 def as_ours(error: BaseException) -> AitrainError:
     """The error itself when it is one of ours; what a library raised as RunFailed, on one line."""
     if isinstance(error, AitrainError):
         return error
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("Stopped.")
+    if isinstance(error, OSError) and error.errno in NO_ROOM:
+        where = f" {error.filename}" if error.filename else ""
+        return RunFailed(f"Cannot write{where}: {error.strerror}\nMake room. What was saved before is whole.")
     return RunFailed(f"Training failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")

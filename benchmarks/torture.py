@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ class Torture:
     steps: int
     chance: random.Random
     survived: Counter[str] = field(default_factory=Counter)
+    left_over: set[tuple[int, int]] = field(default_factory=set)
+    """What earlier kills left half written, until the next life takes it away."""
 
     @property
     def run(self) -> RunFolder:
@@ -87,6 +90,7 @@ class Torture:
         finally:
             self._kill(child)
         self.survived["inside a save" if self._is_saving() else moment] += 1
+        self.left_over = self._under_way()
         self._look()
 
     def _wait(self, child: subprocess.Popen[bytes], inside_save: bool) -> str:
@@ -115,7 +119,16 @@ class Torture:
             raise RuntimeError(f"nothing has happened for {PATIENCE:.0f} seconds")
 
     def _is_saving(self) -> bool:
-        return any(self.run.checkpoints.glob(f"{STAGING}*"))
+        return not self._under_way() <= self.left_over
+
+    def _under_way(self) -> set[tuple[int, int]]:
+        """The staging folders, each known by its inode and the moment at which it was made."""
+        found = set()
+        for folder in self.run.checkpoints.glob(f"{STAGING}*"):
+            with suppress(FileNotFoundError):
+                about = folder.stat()
+                found.add((about.st_ino, about.st_mtime_ns))
+        return found
 
     def _steps(self) -> list[int]:
         return [line["step"] for line in read_lines(self.run.metrics)]

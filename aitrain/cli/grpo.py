@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from aitrain.checkpoint import checkpoints_of, step_of
 from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note
 from aitrain.knobs import Knob, as_help, knobs, resolve
@@ -174,11 +176,16 @@ def _run(plan: Plan, folder: RunFolder, announce: Announce) -> Failed | Ended:
     try:
         end = Processes(plan, folder, announce).run()
     except BaseException as error:
-        folder.write_status("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+        _note_end(folder, is_stop=isinstance(error, KeyboardInterrupt))
         raise
     if isinstance(end, Failed):
-        folder.write_status("stopped" if end.exit_code == Interrupted.exit_code else "failed")
+        _note_end(folder, is_stop=end.exit_code == Interrupted.exit_code)
     return end
+
+
+def _note_end(folder: RunFolder, is_stop: bool) -> None:
+    with suppress(OSError):  # which is perhaps what the run has failed of
+        folder.write_status("stopped" if is_stop else "failed")
 
 
 def _show(result: Result, wanted: Wanted) -> None:
@@ -207,7 +214,9 @@ def _failure(end: Failed, folder: RunFolder, began: bool) -> AitrainError:
     if not began:
         folder.discard()
     elif str(folder.log) not in end.message:
-        error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details)",)
+        saved = checkpoints_of(folder)
+        resume = f"; --resume goes on from step {step_of(saved[0])}" if saved else ""
+        error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details{resume})",)
     return error
 
 

@@ -28,6 +28,10 @@ from aitrain.training.history import History
 from aitrain.training.trainer import EpisodeTrainer, replaced
 
 
+TORCH_CANNOT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream")
+"""What its errors name when a file could not be written: they are plain RuntimeErrors."""
+
+
 @dataclass
 class Checkpoints:
     """Writes the checkpoints of one run."""
@@ -135,8 +139,8 @@ def saying_what_room_it_needs(folder: RunFolder, size: int) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, RuntimeError) and "write" not in str(error) and "iostream" not in str(error):
-            raise  # torch's other errors
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in TORCH_CANNOT_WRITE):
+            raise
         for unfinished in (*folder.checkpoints.glob(f"{STAGING}*"), *folder.path.glob(f"{STAGING}*")):
             shutil.rmtree(unfinished, ignore_errors=True)
         free = shutil.disk_usage(folder.path).free
@@ -144,7 +148,7 @@ def saying_what_room_it_needs(folder: RunFolder, size: int) -> Iterator[None]:
         raise CannotWrite(
             f"Cannot save in {folder.path}: {why}\n"
             f"It takes about {_megabytes(size)}, and {_megabytes(free)} are free. What was saved before is whole:\n"
-            "make room, and go on with --resume."
+            "make room and go on with --resume."
         ) from error
 
 

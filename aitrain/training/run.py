@@ -454,9 +454,8 @@ def _save(job: Job, prepared: Prepared) -> None:
     job.announce(Phase("saving"))
     with saying_what_room_it_needs(job.folder, size_of(trainer, with_optimizer=False)):
         saving.save_model(trainer, job.folder)
-    if job.config.peft and job.config.merge_adapter and trainer.accelerator.is_main_process:
-        saving.merge_adapter(job.config, job.folder, prepared.precision.dtype)
-        trainer.processing_class.save_pretrained(job.folder.model / "merged")
+        if job.config.peft and job.config.merge_adapter and trainer.accelerator.is_main_process:
+            saving.merge_adapter(trainer, job.folder, job.config, prepared.precision.dtype)
     trainer.accelerator.wait_for_everyone()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from aitrain.checkpoint import STAGING, publish
 from aitrain.config import TrainConfig
 from aitrain.run_folder import RunFolder, write_text
 from aitrain.training.model import load_model
@@ -19,25 +19,27 @@ from aitrain.training.trainer import EpisodeTrainer
 
 def save_model(trainer: EpisodeTrainer, folder: RunFolder) -> None:
     """model/, whole or not at all; every process must call this."""
-    partial = folder.path / ".model.partial"
+    partial = folder.path / f"{STAGING}model"
     trainer.model.config.use_cache = True  # the trainer switches it off, and whoever loads the model wants it
     trainer.save_model(str(partial))
     if trainer.accelerator.is_main_process:
         (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle, and of no use to anybody
-        shutil.rmtree(folder.model, ignore_errors=True)
-        partial.rename(folder.model)
+        publish(partial, folder.model)
     trainer.accelerator.wait_for_everyone()
 
 
-def merge_adapter(config: TrainConfig, folder: RunFolder, dtype: torch.dtype) -> None:
-    """model/merged: base plus adapter, in the training's number format.
+def merge_adapter(trainer: EpisodeTrainer, folder: RunFolder, config: TrainConfig, dtype: torch.dtype) -> None:
+    """model/merged: base plus adapter, in the training's number format, with the tokenizer; whole or not at all.
 
     A fresh copy of the base is loaded on the CPU, so the weights that were trained against are not touched, and a
     quantized base is merged in full precision. For one process only.
     """
     base = load_model(config.model_copy(update={"quantization": None}), dtype)
     merged: PreTrainedModel = PeftModel.from_pretrained(base, str(folder.model)).merge_and_unload()
-    merged.save_pretrained(folder.model / "merged")
+    partial = folder.path / f"{STAGING}merged"
+    merged.save_pretrained(partial)
+    trainer.processing_class.save_pretrained(partial)
+    publish(partial, folder.model / "merged")
 
 
 def write_model_card(folder: RunFolder, config: TrainConfig, result: Mapping[str, Any]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import shutil
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,60 @@ def test_the_best_checkpoint_is_kept_besides_and_is_the_model_at_the_end(train: 
     assert any(not torch.equal(last[name], tensor) for name, tensor in tensors(result.model).items())
     written = json.loads((result.folder / "result.json").read_text())
     assert (written["model_step"], written["steps"], written["score_after"]) == (2, 4, 0.9)
+
+
+class Fills(Vowels):
+    """From its n-th score on, no file of more than 2 MB can be written, as on a full disk."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__()
+        self.left = at
+
+    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+        self.left -= 1
+        if self.left == 0:
+            _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, most))
+        return super().score_episode(None, None, completion, case_idx)
+
+
+@pytest.fixture
+def size_limit() -> Iterator[None]:
+    """Puts back what `Fills` takes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("size_limit")
+def test_a_full_disk_ends_the_run_with_all_that_was_whole_and_says_what_it_needs(train: Train) -> None:
+    knobs = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "eval_cases": 0}
+    whole = train(Fills(), project_name="whole", **knobs)
+    with pytest.raises(RunFailed) as caught:
+        train(Fills(8 * 2 + 1), project_name="run", **knobs)  # in the third step
+    folder = RunFolder(whole.folder.with_name("run"))
+    left = sorted(path.name for path in folder.checkpoints.iterdir())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2)
+    train(Fills(), project_name="run", resume_from_checkpoint="auto", **knobs)
+
+    assert left == ["checkpoint-1", "checkpoint-2"]
+    assert f"Cannot save in {folder.path}: " in str(caught.value)
+    assert "It takes about 4.1 MiB, and " in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 4
+    assert_same(folder.path, whole.folder)
+
+
+def test_a_folder_that_cannot_be_written_any_more_is_said_likewise(train: Train, tmp_path: Path) -> None:
+    place = tmp_path / "runs" / "project-name" / "checkpoints"
+
+    class Spoils(Vowels):
+        def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+            shutil.rmtree(place, ignore_errors=True)
+            place.touch()
+            return len(completion) % 5 / 5
+
+    with pytest.raises(RunFailed, match=r"Cannot save in .*project-name: Not a directory"):
+        train(Spoils(), max_steps=2, save_strategy="steps", save_steps=1, eval_cases=0)
 
 
 class Evil:

@@ -19,6 +19,9 @@ OVERRIDDEN_OR_CALLED = {
     "log": ["logs", "start_time"],
     "_save_checkpoint": ["model", "trial"],
     "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
+    "_save_checkpoint": ["model", "trial"],
+    "_get_train_sampler": ["dataset"],
+    "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
 }
 
 
@@ -112,6 +115,40 @@ def test_vllm_generation_keeps_its_sampling_in_attributes() -> None:
     text = source.read_text()
     for name in ("temperature", "top_k", "top_p", "max_completion_length"):
         assert f"{name} = self.{name}" in text, name
+
+
+def test_a_batch_that_is_used_for_longer_than_a_step_lies_where_a_checkpoint_takes_it_from() -> None:
+    text = inspect.getsource(GRPOTrainer._prepare_inputs)
+    assert "self._step % generate_every == 0 or self._buffered_inputs is None" in text
+    assert "self._buffered_inputs[self._step % self.args.steps_per_generation]" in text
+
+
+def test_what_is_not_logged_yet_lies_where_a_checkpoint_takes_it_from(small_model: Path, tmp_path: Path) -> None:
+    trainer = train_plainly(GRPOTrainer, small_model, tmp_path, lambda prompts, **_: [0.0] * len(prompts))
+    assert all(isinstance(values, list) for values in trainer._metrics["train"].values())
+    assert (trainer._globalstep_last_logged, trainer._tr_loss.shape) == (0, torch.Size([]))
+    assert isinstance(trainer._total_loss_scalar, float)
+    assert trainer._step == 2
+
+
+def test_the_sampler_draws_another_order_for_each_epoch_from_a_generator_of_its_own(
+    small_model: Path, tmp_path: Path
+) -> None:
+    trainer = train_plainly(GRPOTrainer, small_model, tmp_path, lambda prompts, **_: [0.0] * len(prompts))
+    whole, resumed = trainer._get_train_sampler(), trainer._get_train_sampler()
+    first, second = list(whole), list(whole)
+    next(iter(resumed))
+    assert first != second
+    assert list(resumed) == second
+
+
+def test_a_checkpoint_is_written_below_the_output_folder_and_is_all_that_is_written(
+    small_model: Path, tmp_path: Path
+) -> None:
+    trainer = train_plainly(GRPOTrainer, small_model, tmp_path / "a", lambda prompts, **_: [0.0] * len(prompts))
+    trainer.args.output_dir = str(tmp_path / "b")
+    trainer._save_checkpoint(trainer.model, None)
+    assert {path.name for path in (tmp_path / "b").iterdir()} - {"README.md"} == {"checkpoint-2"}
 
 
 def test_the_model_card_of_trl_is_not_written() -> None:
