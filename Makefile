@@ -23,6 +23,7 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.in_episode_generation
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.multi_turn_learning
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.memory --pairs 1
 
 # On a machine with a CUDA GPU.
 bench-gpu: install

@@ -72,14 +72,20 @@ def grpo(
 ) -> int:
     """Train a model with GRPO on your environment."""
     wanted = Wanted(quiet, verbose, debug)
+    plan = check(resolve(config, given_knobs(flags), trl or []))
+    if dry_run:
+        for line in (*plan_lines(plan), *plan.notes):
+            typer.echo(line)
+        return 0
+    return start(plan, wanted)
+
+
+def given_knobs(flags: dict[str, Any]) -> dict[str, Any]:
+    """The knobs that were given on the command line, the short way to resume spelt out."""
     given = {name: value for name, value in flags.items() if value is not None}
     if given.pop("resume", False):
         given.setdefault("resume_from_checkpoint", "auto")
-    plan = check(resolve(config, given, trl or []))
-    if dry_run:
-        show_plan(plan)
-        return 0
-    return start(plan, wanted)
+    return given
 
 
 def grpo_signature(command: Callable[..., int]) -> Callable[..., int]:
@@ -109,7 +115,7 @@ _RESUME = inspect.Parameter(
 )
 
 
-def show_plan(plan: Plan) -> None:
+def plan_lines(plan: Plan) -> list[str]:
     """What would be started."""
     config, folder = plan.config, plan.folder
     steps = (
@@ -127,10 +133,7 @@ def show_plan(plan: Plan) -> None:
         "run folder": str(where),
         **({"resumes from": str(plan.checkpoint)} if plan.checkpoint else {}),
     }
-    for name, value in lines.items():
-        print(f"{name:12} {value}")
-    for note in plan.notes:
-        print(note)
+    return [f"{name:12} {value}" for name, value in lines.items()]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from aitrain.cli.data import data
 from aitrain.cli.demo import demo
 from aitrain.cli.doctor import doctor
 from aitrain.cli.grpo import grpo, grpo_signature
+from aitrain.cli.plan import plan
 from aitrain.cli.runs import runs
 from aitrain.cli.view import view
 from aitrain.errors import AitrainError, did_you_mean
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.command(add_help_option=False)(grpo_signature(grpo))
 app.command()(demo)
+app.command(add_help_option=False)(grpo_signature(plan))
 app.command()(runs)
 app.command()(doctor)
 app.command()(view)

@@ -26,6 +26,7 @@ from aitrain.checkpoint import (
 from aitrain.config import TrainConfig
 from aitrain.environment.finding import Source, check_by_reading, find
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.launch.capacity import check_room
 from aitrain.launch.memory import check_memory
 from aitrain.launch.trl_fields import check_trl_fields, words_of
 from aitrain.packages import installed
@@ -88,6 +89,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
     batch = plan_batch(config, processes)
     notes: list[str] = []
     checkpoint = _find_checkpoint(config, processes, notes.append)
+    notes += check_room(config, batch, gpus[:processes])
     return Plan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes))
 
 

@@ -27,7 +27,6 @@ from aitrain.training.callbacks import Standing
 from aitrain.training.history import History
 from aitrain.training.trainer import EpisodeTrainer, replaced
 
-
 TORCH_CANNOT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream")
 """What its errors name when a file could not be written: they are plain RuntimeErrors."""
 

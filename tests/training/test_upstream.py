@@ -19,7 +19,6 @@ OVERRIDDEN_OR_CALLED = {
     "log": ["logs", "start_time"],
     "_save_checkpoint": ["model", "trial"],
     "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
-    "_save_checkpoint": ["model", "trial"],
     "_get_train_sampler": ["dataset"],
     "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
 }

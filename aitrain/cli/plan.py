@@ -1,0 +1,189 @@
+"""`aitrain plan`: what a run would do, need and take, before it is started. Its flags are those of `aitrain grpo`."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aitrain.cli.grpo import given_knobs, plan_lines
+from aitrain.errors import AitrainError, ConfigError
+from aitrain.events import Event, Failed
+from aitrain.knobs import as_help, resolve
+from aitrain.launch.capacity import free_disk, machine_for, processes_sharing, shown
+from aitrain.launch.preflight import Plan, check
+from aitrain.launch.room import MIB, PROMPT, disk, levers, needs
+from aitrain.launch.shape import read_shape
+from aitrain.report.dashboard import duration
+from aitrain.run_folder import RunFolder, read_lines, read_object
+
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Of ru_maxrss, in bytes."""
+
+
+def _show_help(wanted: bool) -> None:
+    if wanted:
+        typer.echo(HELP + as_help(min(100, shutil.get_terminal_size().columns)))
+        raise typer.Exit()
+
+
+HELP = """\
+Usage: aitrain plan [OPTIONS]
+
+  Show what a run would do, and what it needs of memory, disk and time:
+
+    aitrain plan --model tiny --rl-env path/to/file.py:Class --measure 3
+
+Command:
+  --config FILE
+        YAML file with knobs; flags win over it.
+  --measure INTEGER
+        Train so many steps in a folder that is thrown away, and say how long the run would take.
+  --debug
+        Show tracebacks and the libraries' output.
+  -h, --help
+        Show this. A switch below has a --no- form as well; [..] is the default.
+
+"""
+
+
+def plan(
+    config: Annotated[Path | None, typer.Option("--config")] = None,
+    trl: Annotated[list[str] | None, typer.Option("--trl")] = None,
+    measure: Annotated[int | None, typer.Option("--measure", min=2)] = None,
+    debug: Annotated[bool, typer.Option("--debug")] = False,
+    show_help: Annotated[bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help)] = False,
+    **flags: Any,
+) -> int:
+    """Show what a run would do, and what it needs of memory, disk and time."""
+    wanted = check(resolve(config, given_knobs(flags), trl or []))
+    for line in (*plan_lines(wanted), *_room_lines(wanted)):
+        typer.echo(line)
+    for line in _measured(wanted, measure, debug) if measure else _time_left(wanted):
+        typer.echo(line)
+    for note in wanted.notes:
+        typer.echo(f"! {note}")
+    return 0
+
+
+# -- memory and disk
+
+
+def _room_lines(wanted: Plan) -> Iterator[str]:
+    shape = read_shape(wanted.config.model)
+    if shape is None:
+        yield _line("memory", "unknown: this model's files are not on this machine, or are no safetensors")
+        return
+    machine = machine_for(wanted.gpus)
+    need = needs(shape, wanted.config, wanted.batch, machine)
+    sharing = processes_sharing(wanted.batch, machine)
+    free = "" if machine.free is None else f", {shown(machine.free)} free"
+    yield _line("shape", str(shape))
+    each = f" for each of {sharing} processes" if sharing > 1 else ""
+    yield _line("memory", f"about {shown(need.peak)} of the {machine.kind}'s{each}{free}; {_lengths(wanted)}")
+    yield from _parts(need.stay)
+    note = "  (the largest of these counts)" if machine.kind == "GPU" else ""
+    yield from (line + note for line in _parts(need.phases))
+    if need.ending == need.peak:
+        yield _line("", f"{shown(need.ending):>10} at the end, while the adapter is merged")
+    for flag, saved in levers(shape, wanted.config, wanted.batch, machine)[:4]:
+        yield _line("", f"{'-' + shown(saved):>10} with {flag}")
+    yield _line("disk", _disk(wanted))
+
+
+def _lengths(wanted: Plan) -> str:
+    config = wanted.config
+    prompt = config.rl_max_prompt_length
+    said = f"prompts of {prompt}" if prompt else f"prompts of {PROMPT} (taken for granted; --rl-max-prompt-length)"
+    return f"{said} and completions of {config.rl_max_episode_tokens or config.rl_max_new_tokens} tokens"
+
+
+def _parts(parts: Any) -> Iterator[str]:
+    yield from (_line("", f"{shown(count):>10} {name}") for name, count in parts.items() if count >= MIB)
+
+
+def _disk(wanted: Plan) -> str:
+    shape = read_shape(wanted.config.model)
+    assert shape is not None
+    room = disk(shape, wanted.config, wanted.batch)
+    rollouts = "" if room.rollouts is None else f" + rollouts at most {shown(room.rollouts)}"
+    free = shown(free_disk(Path(wanted.config.output_dir)))
+    return f"model {shown(room.model)} + checkpoints {shown(room.checkpoints)}{rollouts}, {free} free"
+
+
+# -- time
+
+
+def _time_left(wanted: Plan) -> Iterator[str]:
+    """From the run folder of this name, where there is one with steps that were timed."""
+    folder = RunFolder(Path(os.path.expanduser(wanted.config.output_dir)) / wanted.config.project_name)
+    status = read_object(folder.status)
+    pace, steps, step = _pace(folder), status.get("steps"), status.get("step")
+    if pace is None:
+        yield _line("time", "unknown: --measure 3 trains three steps and tells")
+    elif isinstance(steps, int) and isinstance(step, int) and status.get("status") != "finished":
+        yield _line("time", f"{duration(pace)} a step in {folder.path}: {duration(pace * (steps - step))} left there")
+    else:
+        yield _line("time", f"{_whole(pace, wanted, steps)} as in {folder.path}")
+
+
+def _whole(pace: float, wanted: Plan, steps: object) -> str:
+    count = wanted.config.max_steps or steps
+    whole = f", {duration(pace * count)} for {count} steps" if isinstance(count, int) else ""
+    return f"{pace:.2f}s a step{whole}, without scoring held-out cases,"
+
+
+def _pace(folder: RunFolder) -> float | None:
+    """Seconds a step; the first line of metrics is left out, as first steps are slow."""
+    lines = [line for line in read_lines(folder.metrics) if isinstance(line.get("seconds"), (int, float))]
+    if len(lines) < 2 or lines[-1]["step"] <= lines[0]["step"]:
+        return None
+    return float((lines[-1]["seconds"] - lines[0]["seconds"]) / (lines[-1]["step"] - lines[0]["step"]))
+
+
+def _measured(wanted: Plan, count: int, debug: bool) -> Iterator[str]:
+    """Train for real, in a folder that is thrown away."""
+    if wanted.checkpoint is not None:
+        raise ConfigError("--measure: it trains from the beginning; leave --resume-from-checkpoint out")
+    with tempfile.TemporaryDirectory(prefix="aitrain-plan-") as parent:
+        short = {"max_steps": count, "eval_cases": 0, "eval_strategy": "no", "save_strategy": "no", "log": "none"}
+        quiet = {"output_dir": parent, "merge_adapter": False, "push_to_hub": False, "logging_steps": 1}
+        folder = _train(replace(wanted, config=wanted.config.model_copy(update=short | quiet)), debug)
+        pace, cases = _pace(folder), read_object(folder.result).get("train_cases")
+    if pace is None:
+        raise AitrainError("--measure: no step could be timed")
+    per_epoch = cases // wanted.batch.prompts_per_step if isinstance(cases, int) else None
+    steps = None if per_epoch is None else max(1, per_epoch) * wanted.config.epochs
+    yield _line("time", f"{_whole(pace, wanted, steps)} measured in {count} steps")
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * RSS_UNIT
+    yield _line("", f"{shown(peak):>10} of the CPU's memory were used at most by a process")
+
+
+def _train(short: Plan, debug: bool) -> RunFolder:
+    from aitrain.launch.processes import Processes
+
+    folder = short.open_folder()
+    end = Processes(short, folder, _ignore).run()
+    if debug:
+        typer.echo(folder.log.read_text(encoding="utf-8", errors="replace"), err=True)
+    if isinstance(end, Failed):
+        error = AitrainError(end.message)
+        error.exit_code = end.exit_code
+        raise error
+    return folder
+
+
+def _ignore(event: Event) -> None:
+    """Nobody watches a measurement."""
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:12} {text}"

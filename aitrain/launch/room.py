@@ -1,0 +1,291 @@
+"""What a run needs of memory and disk, estimated before anything is loaded, and what to change when there is less.
+
+The memory of one process: what stays (weights, adapter, reference, optimizer), and what comes and goes in a step. A
+GPU's allocator hands freed blocks on, so there the largest phase counts; the CPU's keeps them, so there all of them do.
+benchmarks/memory.py compares these figures with real trainings on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from aitrain.batch import BatchPlan, plan_batch
+from aitrain.config import TrainConfig
+from aitrain.errors import ConfigError
+from aitrain.launch.shape import Shape
+
+MIB = 1 << 20
+PROMPT = 256
+"""Tokens that a prompt is taken to have where --rl-max-prompt-length does not bound it."""
+LIBRARIES = {"CPU": 500 * MIB, "GPU": 700 * MIB}
+"""What Python, torch and the rest take; on a GPU its context."""
+TILE = 4096, 32768
+"""Tokens and vocabulary of the tile of logits that TRL computes at a time."""
+CPU_TILES = 8
+"""Copies of it that TRL's backward pass holds without Triton."""
+HELD_OUT = 32
+"""Completions that held-out cases are generated with at a time, at least."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a process of the run computes: `CPU` or `GPU`, bytes that are free there (None: nobody tells), and of all
+    there is."""
+
+    kind: str
+    free: int | None = None
+    total: int | None = None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that one process needs, by what they are for. `stay` is there all the time; of `phases` the largest one
+    counts on a GPU, all of them on the CPU."""
+
+    machine: Machine
+    stay: Mapping[str, int]
+    phases: Mapping[str, int]
+    ending: int
+    """Bytes at the very end, while the adapter is merged."""
+
+    @property
+    def weights(self) -> int:
+        """Less than this, and nothing can even be loaded."""
+        return self.stay["weights"]
+
+    @property
+    def peak(self) -> int:
+        """The most at any time."""
+        together = sum if self.machine.kind == "CPU" else max
+        training = sum(self.stay.values()) + together(self.phases.values())
+        return max(training, self.ending)
+
+
+def needs(shape: Shape, config: TrainConfig, batch: BatchPlan, machine: Machine) -> Needs:
+    """What a run of this shape needs for each of its processes."""
+    return _Sizes(shape, config, batch, machine).needs
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    shape: Shape
+    config: TrainConfig
+    batch: BatchPlan
+    machine: Machine
+
+    @property
+    def needs(self) -> Needs:
+        stay = {
+            "libraries": LIBRARIES[self.machine.kind],
+            "weights": self.weights,
+            "reference": 0 if self.config.peft or not self.config.rl_kl_coef else self.weights,
+            "adapter": self.adapter * 4,
+            "optimizer": self.optimizer,
+        }
+        phases = {"generation": self.generation, "training pass": self.gradients + self.training_pass}
+        if self.machine.kind == "GPU":
+            phases["optimizer's step"] = 2 * self.gradients  # it works on all weights at once, with a copy
+        is_merged = self.config.peft and self.config.merge_adapter and self.machine.kind == "CPU"
+        merging = stay["libraries"] + self.weights + 2 * self.shape.weights * self.width if is_merged else 0
+        return Needs(self.machine, stay, phases, merging)
+
+    # -- what stays
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.machine.kind == "GPU"
+
+    @property
+    def width(self) -> int:
+        """Bytes of a weight, as training/model.py chooses them."""
+        config = self.config
+        if config.dtype == "auto":
+            return 2 if self.on_gpu and config.peft and not config.use_vllm else 4
+        return 4 if config.dtype == "float32" else 2
+
+    @property
+    def computed(self) -> int:
+        """Bytes of a value in a forward pass: autocast halves them on a GPU."""
+        return 2 if self.on_gpu and self.config.mixed_precision != "no" else self.width
+
+    @property
+    def weights(self) -> int:
+        packed = {"int4": 0.56, "int8": 1.05}.get(self.config.quantization or "")
+        if packed is None:
+            return self.shape.weights * self.width
+        inside = sum(linear.weights for linear in self.shape.linears)
+        return int(inside * packed) + (self.shape.weights - inside) * self.width
+
+    @cached_property
+    def adapter(self) -> int:
+        """Weights of the adapter."""
+        if not self.config.peft:
+            return 0
+        wanted = {name.strip() for name in self.config.target_modules.split(",")}
+        named = (linear for linear in self.shape.linears if wanted == {"all-linear"} or linear.name in wanted)
+        return self.config.lora_r * sum(linear.sides for linear in named)
+
+    @property
+    def gradients(self) -> int:
+        """Those of what trains; several processes hold them once more, to exchange them."""
+        trained = self.adapter * 4 if self.config.peft else self.weights
+        return trained * (2 if self.batch.processes > 1 else 1)
+
+    @property
+    def optimizer(self) -> int:
+        """Adam keeps two numbers for each weight that trains."""
+        name, trained = self.config.optimizer, self.adapter or self.shape.weights
+        width = 4 if self.config.peft else self.width
+        if "8bit" in name or "4bit" in name:
+            return 2 * trained
+        return 0 if name in ("sgd", "adafactor", "lomo", "adalomo") else 2 * width * trained
+
+    # -- what comes and goes
+
+    @property
+    def prompt(self) -> int:
+        return self.config.rl_max_prompt_length or PROMPT
+
+    @property
+    def completion(self) -> int:
+        return self.config.rl_max_episode_tokens or self.config.rl_max_new_tokens
+
+    @property
+    def layer(self) -> int:
+        """Values for one token that a layer keeps for its backward pass: around the norms, of attention, of the MLP."""
+        shape = self.shape
+        return 6 * shape.hidden + 3 * shape.heads * shape.head_dim + 4 * shape.intermediate
+
+    @property
+    def training_pass(self) -> int:
+        """Activations of one micro-batch, and the logits of its completions."""
+        rows, length = self.batch.micro_batch, self.prompt + self.completion
+        tokens, layers = rows * length, self.shape.layers
+        backward = 2 * (self.shape.intermediate + self.shape.hidden)
+        if self.config.disable_gradient_checkpointing:
+            kept = layers * self.layer + backward
+        else:
+            kept = layers * self.shape.hidden + self.layer + backward
+        bytes_kept = tokens * kept * self.computed
+        if self.config.attn_implementation == "eager":
+            scores = 3 * rows * self.shape.heads * length**2 * self.computed
+            bytes_kept += scores * (layers if self.config.disable_gradient_checkpointing else 1)
+        return bytes_kept + self.head
+
+    @property
+    def head(self) -> int:
+        """TRL's tile of logits, and the gradients of embedding and head before they are added up."""
+        vocabulary, rows = self.shape.vocabulary, self.batch.micro_batch
+        if self.on_gpu:
+            tile = min(rows * self.completion, TILE[0]) * TILE[1] * self.computed
+        else:
+            tile = min(rows * (self.prompt + self.completion), TILE[0]) * min(vocabulary, TILE[1]) * 4 * CPU_TILES
+        return tile + (0 if self.config.peft else 2 * vocabulary * self.shape.hidden * 4)
+
+    @property
+    def generation(self) -> int:
+        """transformers keeps all completions of a step in its cache, and on the CPU the cache of the token before."""
+        config, shape = self.config, self.shape
+        if config.use_vllm:
+            shares = config.vllm_mode == "colocate" and not config.vllm_sleep_mode
+            return int((self.machine.total or 0) * config.vllm_memory) if shares else 0
+        rows = max(self.batch.micro_batch * self.batch.accumulation, HELD_OUT if config.eval_cases != 0 else 0)
+        cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (self.prompt + self.completion) * self.width
+        first = self.prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
+        return rows * (cache * (1 if self.on_gpu else 2) + first * self.width + 5 * 4 * shape.vocabulary)
+
+
+# -- what to change
+
+
+def levers(shape: Shape, config: TrainConfig, batch: BatchPlan, machine: Machine) -> list[tuple[str, int]]:
+    """Flags that would help and the bytes that each of them saves in a process, the largest first."""
+    peak = needs(shape, config, batch, machine).peak
+    saved = [
+        (flag, peak - needs(shape, changed, plan, machine).peak) for flag, changed, plan in _changes(config, batch)
+    ]
+    return sorted(((flag, much) for flag, much in saved if much > peak // 50), key=lambda pair: -pair[1])
+
+
+def _changes(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, TrainConfig, BatchPlan]]:
+    """Each flag that is not yet given, with the configuration and the batch that it makes."""
+    for flag, values in _flags(config, batch):
+        changed = config.model_copy(update=values)
+        try:
+            yield flag, changed, plan_batch(changed, batch.processes)
+        except ConfigError:
+            continue
+
+
+def _flags(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, dict[str, Any]]]:
+    if not config.peft:
+        yield "--peft", {"peft": True}
+        if config.rl_kl_coef:
+            yield "--rl-kl-coef 0", {"rl_kl_coef": 0.0}
+    if config.disable_gradient_checkpointing:
+        yield "--no-disable-gradient-checkpointing", {"disable_gradient_checkpointing": False}
+    if batch.micro_batch > 1:
+        smaller = batch.micro_batch // 2
+        kept = {"batch_size": smaller, "rl_prompts_per_step": batch.prompts_per_step}
+        yield f"--batch-size {smaller} --rl-prompts-per-step {batch.prompts_per_step}", kept
+    if batch.prompts_per_step > 1 and not config.use_vllm:
+        fewer = batch.prompts_per_step // 2
+        yield f"--rl-prompts-per-step {fewer}", {"rl_prompts_per_step": fewer}
+    if config.rl_max_episode_tokens:
+        fewer = config.rl_max_episode_tokens // 2
+        yield f"--rl-max-episode-tokens {fewer}", {"rl_max_episode_tokens": fewer}
+    elif config.rl_max_new_tokens > 1:
+        fewer = config.rl_max_new_tokens // 2
+        yield f"--rl-max-new-tokens {fewer}", {"rl_max_new_tokens": fewer}
+    if config.peft and config.merge_adapter:
+        yield "--no-merge-adapter", {"merge_adapter": False}
+
+
+# -- disk
+
+LETTERS = 4
+"""Bytes of a token in a rollout record; a completion stands in it twice."""
+RECORD = 1024
+"""Bytes of a record besides."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes that the run folder grows to."""
+
+    model: int
+    checkpoints: int
+    rollouts: int | None
+    """None where nobody can tell how many steps there will be."""
+
+    @property
+    def whole(self) -> int:
+        """All of it."""
+        return self.model + self.checkpoints + (self.rollouts or 0)
+
+
+def disk(shape: Shape, config: TrainConfig, batch: BatchPlan) -> Disk:
+    """The result, all checkpoints at the moment when one more is written than is kept, and the records."""
+    sizes = _Sizes(shape, config, batch, Machine("CPU"))
+    trained = sizes.adapter * 4 if config.peft else sizes.weights
+    merged = shape.weights * sizes.width if config.peft and config.merge_adapter else 0
+    one = 0 if config.save_strategy == "no" else trained + sizes.optimizer
+    return Disk(trained + merged, one * _kept(config), _rollouts(config, batch))
+
+
+def _kept(config: TrainConfig) -> int:
+    if config.save_total_limit is not None:
+        return config.save_total_limit + 1
+    if config.save_strategy == "steps" and config.max_steps is not None:
+        return max(1, config.max_steps // config.save_steps)
+    return config.epochs
+
+
+def _rollouts(config: TrainConfig, batch: BatchPlan) -> int | None:
+    if config.max_steps is None:
+        return None
+    tokens = 2 * (config.rl_max_episode_tokens or config.rl_max_new_tokens)
+    return config.max_steps * batch.completions_per_step * (tokens * LETTERS + RECORD)

@@ -1,0 +1,139 @@
+"""A model's shape, read from config.json and the headers of its safetensors files: nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aitrain.run_folder import read_object
+
+TINY = Path(__file__).resolve().parents[1] / "tiny_model"
+HEADER = 100 << 20
+"""Bytes that a header may have; what claims to have more is damaged."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A matrix inside the layers, which an adapter may sit on."""
+
+    name: str
+    """Of its module: `q_proj`."""
+    sides: int
+    """Inputs plus outputs."""
+    weights: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a model is; all are numbers of weights, of layers, or of values for one token."""
+
+    weights: int
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    linears: tuple[Linear, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.weights / 1e6:,.1f} million weights: {self.layers} layers of {self.hidden},"
+            f" {self.vocabulary:,} tokens"
+        )
+
+
+def read_shape(model: str) -> Shape | None:
+    """The shape of a folder's model, or of one that lies in the Hub's cache; None where it cannot be told."""
+    folder = folder_of(model)
+    if folder is None:
+        return None
+    config = read_object(folder / "config.json")
+    sizes = _sizes(config.get("text_config") or config)
+    tensors = dict(_tensors(folder))
+    if sizes is None or not tensors:
+        return None
+    return Shape(sum(map(math.prod, tensors.values())), **sizes, linears=tuple(_linears(tensors)))
+
+
+def folder_of(model: str) -> Path | None:
+    """Where its files lie on this machine, None where they do not."""
+    folder = TINY if model == "tiny" else Path(os.path.expanduser(model))
+    return folder if (folder / "config.json").is_file() else _cached(model)
+
+
+def _cached(model: str) -> Path | None:
+    """The newest snapshot of a Hub model, where the Hub's library keeps it."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    cache = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
+    repository = cache / f"models--{model.replace('/', '--')}"
+    try:
+        commit = (repository / "refs" / "main").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    folder = repository / "snapshots" / commit
+    return folder if (folder / "config.json").is_file() else None
+
+
+_NAMES = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "vocabulary": ("vocab_size",),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+}
+"""What the architectures call them."""
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, int] | None:
+    found = {size: _first(config, names) for size, names in _NAMES.items()}
+    layers, hidden, heads, vocabulary = (found[size] for size in ("layers", "hidden", "heads", "vocabulary"))
+    if not (layers and hidden and heads and vocabulary):
+        return None
+    usual = {"intermediate": 4 * hidden, "kv_heads": heads, "head_dim": max(1, hidden // heads)}
+    return {size: value or usual[size] for size, value in found.items()}
+
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    given = (config.get(name) for name in names)
+    return next((value for value in given if isinstance(value, int) and value > 0), 0)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor; nothing where a file is missing or damaged."""
+    index = read_object(folder / "model.safetensors.index.json").get("weight_map")
+    files = sorted(set(index.values())) if isinstance(index, dict) else ["model.safetensors"]
+    for file in files:
+        header = _header(folder / str(file))
+        if header is None:
+            return
+        for name, tensor in header.items():
+            if isinstance(tensor, dict) and isinstance(tensor.get("shape"), list):
+                yield name, tuple(tensor["shape"])
+
+
+def _header(file: Path) -> dict[str, Any] | None:
+    """The length of the header in eight bytes, then the header as JSON."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length)) if length <= HEADER else None
+    except (OSError, ValueError):
+        return None
+    return header if isinstance(header, dict) else None
+
+
+def _linears(tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Linear]:
+    """The matrices that are numbered, as those in the layers are; embeddings and the output layer are not."""
+    for name, shape in tensors.items():
+        parts = name.split(".")
+        if len(shape) == 2 and parts[-1] == "weight" and any(part.isdigit() for part in parts):
+            yield Linear(parts[-2], sum(shape), math.prod(shape))

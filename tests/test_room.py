@@ -1,0 +1,237 @@
+"""What a run needs of memory and disk: shapes read from files, estimates, refusals and warnings."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain import ConfigError, TrainConfig
+from aitrain.batch import plan_batch
+from aitrain.launch import capacity
+from aitrain.launch.capacity import check_room, free_disk, free_memory, machine_for
+from aitrain.launch.room import MIB, Machine, disk, levers, needs
+from aitrain.launch.shape import TINY, Shape, read_shape
+from tests.conftest import Run, write
+
+CPU, GPU = Machine("CPU", 8 << 30, 16 << 30), Machine("GPU", 80 << 30, 80 << 30)
+TINY_SHAPE = read_shape("tiny")
+assert TINY_SHAPE is not None
+
+
+def large() -> Shape:
+    """Qwen3-0.6B's shape, its linears as one."""
+    assert TINY_SHAPE is not None
+    (first, *_) = TINY_SHAPE.linears
+    return Shape(596_049_920, 28, 1024, 3072, 16, 8, 128, 151_936, (first,))
+
+
+def peak(machine: Machine = CPU, **knobs: Any) -> int:
+    config = TrainConfig(**knobs)
+    return needs(large(), config, plan_batch(config, 1), machine).peak
+
+
+# -- shapes
+
+
+def test_the_shape_of_the_tiny_model_is_read_from_its_header() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    assert TINY_SHAPE is not None
+    assert TINY_SHAPE.weights == sum(parameter.numel() for parameter in model.parameters())
+    assert (TINY_SHAPE.layers, TINY_SHAPE.hidden, TINY_SHAPE.vocabulary) == (2, 128, model.config.vocab_size)
+    linears = [module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)][:-1]
+    assert sum(linear.weights for linear in TINY_SHAPE.linears) == sum(linear.weight.numel() for linear in linears)
+    assert {linear.name for linear in TINY_SHAPE.linears} >= {"q_proj", "down_proj"}
+
+
+def header(**tensors: list[int]) -> bytes:
+    text = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in tensors.items()}).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+SIZES = json.dumps({"n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 50})
+
+
+def test_shards_are_added_up_and_a_missing_one_leaves_the_shape_unknown(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    files = {"config.json": SIZES, "model.safetensors.index.json": json.dumps(index)}
+    write(tmp_path, {**files, "one.safetensors": header(a=[3, 4]), "two.safetensors": header(b=[5])})
+    shape = read_shape(str(tmp_path))
+    assert shape is not None
+    assert (shape.weights, shape.intermediate, shape.kv_heads, shape.head_dim) == (17, 32, 2, 4)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"config.json": SIZES},
+        {"config.json": "{", "model.safetensors": header(a=[1])},
+        {"config.json": "{}", "model.safetensors": header(a=[1])},
+        {"config.json": SIZES, "model.safetensors": b"\xff" * 8},
+        {"config.json": SIZES, "model.safetensors": b"\x05\0\0\0\0\0\0\0[1,2]"},
+    ],
+)
+def test_what_cannot_be_read_is_unknown(files: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, files)
+    assert read_shape(str(tmp_path)) is None
+
+
+def test_a_model_of_the_hub_is_looked_up_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert read_shape("some/model") is None
+    snapshot = "models--some--model/snapshots/abc/"
+    write(tmp_path, {"models--some--model/refs/main": "abc\n", snapshot + "config.json": SIZES,
+                     snapshot + "model.safetensors": header(a=[2, 2])})  # fmt: skip
+    shape = read_shape("some/model")
+    assert shape is not None
+    assert shape.weights == 4
+
+
+# -- estimates
+
+
+def test_more_of_anything_needs_more_and_less_needs_less() -> None:
+    for machine in (CPU, GPU):
+        usual = peak(machine)
+        many = peak(machine, batch_size=64)  # where the training pass needs more than the optimizer's step
+        assert many > usual
+        assert peak(machine, batch_size=64, rl_max_prompt_length=1024) > many
+        assert peak(machine, batch_size=64, disable_gradient_checkpointing=True) > many
+        assert peak(machine, rl_kl_coef=0.0) == usual - 4 * large().weights
+        assert peak(machine, peft=True, merge_adapter=False) < usual / 2
+        assert peak(machine, optimizer="sgd", rl_kl_coef=0.0) < peak(machine, rl_kl_coef=0.0)
+
+
+def test_levers_are_flags_that_do_save_what_they_say_the_largest_first() -> None:
+    config = TrainConfig(batch_size=8, rl_prompts_per_step=8, disable_gradient_checkpointing=True)
+    batch = plan_batch(config, 1)
+    found = levers(large(), config, batch, CPU)
+    assert found[0][0] == "--peft"
+    saved = [much for _, much in found]
+    assert saved == sorted(saved, reverse=True)
+    assert min(saved) > 0
+    flags = " ".join(flag for flag, _ in found)
+    assert "--no-disable-gradient-checkpointing" in flags
+    assert "--batch-size 4 --rl-prompts-per-step 8" in flags
+    less = config.model_copy(update={"batch_size": 4})
+    after = needs(large(), less, plan_batch(less, 1), CPU).peak
+    before = needs(large(), config, batch, CPU).peak
+    assert dict(found)["--batch-size 4 --rl-prompts-per-step 8"] == before - after
+
+
+def test_the_disk_holds_one_checkpoint_more_than_is_kept() -> None:
+    batch = plan_batch(TrainConfig(), 1)
+    one = disk(large(), TrainConfig(save_total_limit=1), batch).checkpoints // 2
+    assert one == 3 * 4 * large().weights
+    assert disk(large(), TrainConfig(save_total_limit=3), batch).checkpoints == 4 * one
+    assert disk(large(), TrainConfig(save_strategy="no"), batch).checkpoints == 0
+
+
+# -- this machine
+
+
+def test_free_memory_is_what_the_system_and_the_container_leave() -> None:
+    free, total = free_memory(), machine_for(()).total
+    assert free is not None
+    assert total is not None
+    assert 0 < free <= total
+
+
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(
+        tmp_path,
+        {"memory.max": "1000000\n", "memory.current": "900000\n", "memory.stat": "anon 5\ninactive_file 50000\n"},
+    )
+    names = ("memory.max", "memory.current", "inactive_file")
+    monkeypatch.setattr(capacity, "_cgroups", lambda: [(tmp_path, *names), (tmp_path / "none", *names)])
+    assert free_memory() == 150_000
+    write(tmp_path, {"memory.max": "max\n"})
+    assert free_memory() > 150_000  # type: ignore[operator]
+
+
+def test_the_disk_of_a_folder_that_is_not_there_yet_is_its_parents(tmp_path: Path) -> None:
+    assert free_disk(tmp_path / "a" / "b") > 0
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(model="tiny")
+    monkeypatch.setattr(capacity, "free_memory", lambda: MIB)
+    with pytest.raises(
+        ConfigError, match=r"weights of tiny alone need 1 MiB, and the CPU has 1 MiB free.*(?s:.*)--peft"
+    ):
+        check_room(config, plan_batch(config, 1), ())
+
+
+def test_memory_that_is_tight_is_a_warning_with_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(model="tiny", batch_size=64, rl_prompts_per_step=16)
+    monkeypatch.setattr(capacity, "free_memory", lambda: 300 * MIB)
+    (warning,) = check_room(config, plan_batch(config, 1), ())
+    assert "300 MiB are free" in warning
+    assert "--batch-size 32 --rl-prompts-per-step 16 saves" in warning
+    monkeypatch.setattr(capacity, "free_memory", lambda: 1 << 40)
+    assert check_room(config, plan_batch(config, 1), ()) == ()
+
+
+def test_a_disk_that_cannot_hold_the_model_is_refused_and_one_for_few_checkpoints_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = TrainConfig(model="tiny")
+    monkeypatch.setattr(capacity, "free_disk", lambda _: MIB)
+    with pytest.raises(ConfigError, match="output_dir: the trained model alone needs"):
+        check_room(config, plan_batch(config, 1), ())
+    monkeypatch.setattr(capacity, "free_disk", lambda _: 4 * MIB)
+    (warning,) = check_room(config, plan_batch(config, 1), ())
+    assert "--save-total-limit" in warning
+
+
+# -- the command, and the estimate against the truth
+
+
+def test_the_plan_shows_batch_memory_disk_and_time(here: Path) -> None:
+    named = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-prompts-per-step", "6", "--max-steps", "7"]
+    command = [sys.executable, "-m", "aitrain", "plan", *named]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
+    assert done.returncode == 0, done.stderr
+    lines = {line[:12].strip(): line[13:] for line in done.stdout.splitlines() if line[:12].strip()}
+    assert lines["batch"] == "6 prompts x 4 completions = 24 a step = 1 process x 12 forward passes of 2"
+    assert lines["shape"] == "0.4 million weights: 2 layers of 128, 259 tokens"
+    assert lines["memory"].startswith("about 6")
+    assert lines["disk"].startswith("model 1 MiB + checkpoints 8 MiB + rollouts at most")
+    assert lines["time"].startswith("unknown: --measure 3")
+    assert list(here.iterdir()) == []
+
+
+def test_a_model_that_is_not_here_has_an_unknown_shape(here: Path) -> None:
+    command = [sys.executable, "-m", "aitrain", "plan", "--model", "not/here", "--rl-env", "envs.arithmetic"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert "memory       unknown: this model's files are not on this machine" in done.stdout
+
+
+def test_measured_steps_tell_how_long_the_run_takes(here: Path, aitrain_grpo: Run) -> None:
+    named = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-max-new-tokens", "4", "--project-name", "mine"]
+    command = [sys.executable, "-m", "aitrain", "plan", *named, "--epochs", "2", "--measure", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert "s a step, " in done.stdout
+    assert "steps, without scoring held-out cases, measured in 2 steps" in done.stdout
+    assert "of the CPU's memory were used at most" in done.stdout
+    assert list(here.iterdir()) == []
+
+    assert aitrain_grpo(*named, "--max-steps", "3", "--eval-cases", "0").returncode == 0
+    done = subprocess.run(command[:-2], capture_output=True, text=True, check=False, cwd=here)
+    assert "for 3 steps, without scoring held-out cases, as in runs/mine" in done.stdout
+
+
+def test_the_estimate_of_one_shape_is_within_a_quarter_of_the_real_peak() -> None:
+    command = [sys.executable, "-m", "benchmarks.memory", "--pairs", "1", "--shape", "wide"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
+    assert done.returncode == 0, done.stdout + done.stderr
