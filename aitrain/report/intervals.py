@@ -36,7 +36,7 @@ def of_mean(scores: Collection[float]) -> Interval | None:
     weight = Z * Z / count
     middle = (share + weight / 2) / (1 + weight)
     half = Z / (1 + weight) * math.sqrt(share * (1 - share) / count + weight / (4 * count))
-    return Interval(mean, max(0.0, middle - half), min(1.0, middle + half), count)
+    return Interval(mean, max(0.0, min(mean, middle - half)), min(1.0, max(mean, middle + half)), count)
 
 
 def of_change(before: Mapping[str, float], after: Mapping[str, float]) -> Interval | None:
