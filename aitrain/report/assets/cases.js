@@ -30,14 +30,14 @@ class CaseTable {
     const columns = [
       ["case", "Case", "the row of the dataset"],
       ["prompt", "Prompt", "the beginning of what was asked"],
-      ["episodes", "Episodes", "how often it was played"],
       ["first", "First", this.isHeldOut ? "score before training" : "mean score of its first group"],
       ["last", "Last", this.isHeldOut ? "score at the last scoring" : "mean score of its last group"],
       ["change", "Change", "last less first"],
       ["variance", "Variance", "of all its scores; where it is 0, the case teaches nothing"],
+      ["episodes", "Episodes", "how often it was played"],
       ["failed", "Failed", "episodes without a score because the environment failed"],
     ];
-    if (this.other) columns.splice(6, 0, ["other", `Last in ${this.other.name}`, "the other run's last score"]);
+    if (this.other) columns.splice(5, 0, ["other", `Last in ${this.other.name}`, "the other run's last score"]);
     return columns;
   }
 

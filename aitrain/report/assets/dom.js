@@ -45,7 +45,7 @@ function isolated(text, className = "") {
 
 const FIRST_CHARACTERS = 3000;
 
-/** A long text: its beginning, and a button that shows more, twice as much every time. `whole`: its length, where the
+/** A long text: its beginning, and a button that shows four times as much every time. `whole`: its length, where the
  * page holds less. */
 function longText(text, whole = text.length, first = FIRST_CHARACTERS) {
   const body = el("div", { class: "text", dir: "auto" });

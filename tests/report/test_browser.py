@@ -1,0 +1,385 @@
+"""The page as a person sees it: in a real browser, headless, with real runs and with output that means harm."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain.report.rollouts import Rollouts
+from aitrain.report.server import PageServer
+from aitrain.report.writing import Reporting
+from aitrain.run_folder import RunFolder, append_lines
+from tests.report.conftest import record, said, write_run
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path: apt-get install chromium")
+
+Serve = Callable[..., PageServer]
+
+
+class Tab:
+    """A page in the browser, and whatever it did that it should not: errors, dialogs, requests to others."""
+
+    def __init__(self, context: Any, own: str) -> None:
+        self.page, self.wrongs = context.new_page(), []
+        allowed = (own.partition("?")[0], "data:", "blob:")
+        self.page.set_default_timeout(60_000)
+        self.page.on("console", lambda message: self._note(message.type in ("error", "warning"), message.text))
+        self.page.on("pageerror", lambda error: self._note(True, str(error)))
+        self.page.on("dialog", lambda dialog: (self._note(True, "dialog"), dialog.dismiss()))
+        self.page.on("request", lambda request: self._note(not request.url.startswith(allowed), request.url))
+        self.page.goto(own)
+        self.page.wait_for_selector(".run-head h1")
+
+    def _note(self, is_wrong: bool, what: str) -> None:
+        if is_wrong:
+            self.wrongs.append(what)
+
+    def texts(self, selector: str) -> list[str]:
+        """The text of all elements that are to be found there."""
+        return [text.strip() for text in self.page.locator(selector).all_inner_texts()]
+
+    def wait(self, expression: str) -> None:
+        """Until this is so, in JavaScript; asked from outside, as the page lets no text become a script."""
+        for _ in range(600):
+            if self.page.evaluate(f"Boolean({expression})"):
+                return
+            self.page.wait_for_timeout(100)
+        pytest.fail(f"it never came to this: {expression}")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=CHROMIUM)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Tab]]:
+    """`visit(address)`: at the end, nothing wrong may have happened in any of them."""
+    tabs: list[Tab] = []
+    contexts: list[Any] = []
+
+    def open_tab(address: str, **settings: Any) -> Tab:
+        contexts.append(browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **settings}))
+        tabs.append(Tab(contexts[-1], address))
+        return tabs[-1]
+
+    yield open_tab
+    wrongs = [wrong for tab in tabs for wrong in tab.wrongs]
+    for context in contexts:
+        context.close()
+    assert wrongs == []
+
+
+def file_of(folder: Path) -> str:
+    return (folder / "report.html").as_uri()
+
+
+def reported(folder: Path, records: list[Any]) -> str:
+    """A report of these rollouts, as an address."""
+    write_run(folder, records)
+    Reporting(RunFolder(folder)).write(lambda event: pytest.fail(str(event)))
+    return file_of(folder)
+
+
+INK = """(selector) => [...document.querySelectorAll(selector)].map((canvas) => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const isStrong = (at) => data[at + 3] > 200 && Math.abs(data[at] - data[at + 2]) > 60;
+  return Array.from({ length: data.length / 4 }, (_, pixel) => 4 * pixel).some(isStrong);
+})"""
+"""Whether each canvas has strong colours in it: lines, not only axes."""
+
+
+@pytest.fixture(params=["report", "view"])
+def sums(request: pytest.FixtureRequest, real_runs: Path, visit: Callable[..., Tab], serve: Serve) -> Tab:
+    """The same real run, in its report and in `aitrain view`."""
+    if request.param == "report":
+        return visit(file_of(real_runs / "sums"))
+    tab = visit(serve(real_runs / "sums").address)
+    tab.page.wait_for_selector("table.cases")
+    return tab
+
+
+def test_scores_are_shown_with_their_intervals(sums: Tab, real_runs: Path) -> None:
+    result = json.loads((real_runs / "sums" / "result.json").read_text())
+    big = sums.texts(".scores.sampled .big b")
+    assert big == [f"{result['score_before']:.3f}", f"{result['score_after']:.3f}"]
+    assert re.fullmatch(r"0\.\d{3} to [01]\.\d{3}", sums.texts(".scores.sampled .interval")[0])
+    assert "on the same 8 cases, 95% interval" in sums.texts(".scores.sampled .change")[0]
+    assert sums.texts(".pill") == ["finished"]
+
+
+def test_curves_are_drawn(sums: Tab) -> None:
+    names = sums.page.eval_on_selector_all("[data-chart]", "all => all.map((one) => one.dataset.chart)")
+    assert {"reward", "held-out", "length", "entropy", "kl", "time", "loss"} <= set(names)
+    sums.page.click("#curves summary")
+    sums.wait("document.querySelectorAll('#curves canvas').length === document.querySelectorAll('[data-chart]').length")
+    assert set(sums.page.evaluate(INK, "#curves canvas")) == {True}
+    with sums.page.expect_download() as download:
+        sums.page.click("[data-chart=reward] .save")
+    assert download.value.suggested_filename == "sums-reward.png"
+    assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_value_under_the_pointer_is_read_out(sums: Tab) -> None:
+    over = sums.page.locator("[data-chart=reward] .u-over")
+    over.scroll_into_view_if_needed()
+    over.hover(position={"x": 5, "y": 20})
+    sums.wait("document.querySelector('[data-chart=reward] .legend .step')?.textContent === 'step 1'")
+
+
+def test_cases_are_sorted_by_any_column(sums: Tab) -> None:
+    sums.page.click("#cases .choice button:has-text('Training')")
+
+    def column(name: str) -> list[float]:
+        texts = sums.texts(f"table.cases tbody td.{name}")
+        return [float(text.replace("\u2212", "-").replace("+", "")) for text in texts if text != "–"]
+
+    for name in ("last", "variance", "case"):
+        sums.page.click(f"table.cases [data-key={name}]")
+        once = column(name)
+        assert len(once) > 5
+        assert once == sorted(once, reverse=name != "case")
+        sums.page.click(f"table.cases [data-key={name}]")
+        assert sums.page.get_attribute(f"table.cases th.{name}", "aria-sort") in ("ascending", "descending")
+        again = column(name)
+        assert again == sorted(again, reverse=name == "case")
+
+
+def test_rollouts_are_filtered(sums: Tab) -> None:
+    assert sums.texts("#rollouts [role=status]")[0].startswith("16 episodes")
+    sums.page.click("[aria-label='Previous step']")
+    sums.wait("document.querySelector('.group-title b').textContent === 'step 7'")
+    assert len(sums.texts(".group")) == 4
+    assert len(sums.texts("#rollouts .episode")) == 16
+    sums.page.select_option("#rollouts label:has-text('Episodes') select", "before_greedy")
+    sums.wait("document.querySelector('.group-title b').textContent === 'before training, greedy'")
+    assert len(sums.texts("#rollouts .episode")) == 8
+    sums.page.fill("#rollouts label:has-text('Score from') input", "0.5")
+    sums.page.keyboard.press("Enter")
+    sums.wait("document.querySelectorAll('#rollouts .episode').length < 8")
+    assert set(sums.texts("#rollouts .episode .number:nth-of-type(2)")) <= {"1.000"}
+
+
+def test_rollouts_are_searched(sums: Tab, real_runs: Path) -> None:
+    rollouts = Rollouts(real_runs / "sums" / "rollouts")
+    rollouts.refresh()
+    asked = rollouts.record(rollouts.entries[100])["prompt"][0]["content"]
+    sums.page.click("#rollouts button:has-text('Clear')")
+    sums.page.keyboard.press("/")
+    sums.page.keyboard.type(asked)
+    sums.page.keyboard.press("Enter")
+    prompts = "[...document.querySelectorAll('.group .prompt')]"
+    sums.wait(f"{prompts}.every((one) => one.textContent === {json.dumps(asked)})")
+    assert len(sums.texts("#rollouts .episode")) >= 4
+
+
+def test_a_transcript_is_opened_with_the_keyboard(sums: Tab) -> None:
+    first = sums.page.locator("#rollouts .episode").first
+    first.focus()
+    sums.page.keyboard.press("Enter")
+    sums.page.wait_for_selector("#rollouts .message.model")
+    assert first.get_attribute("aria-expanded") == "true"
+    assert sums.texts("#rollouts .message .speaker") == ["Prompt", "Model"]
+    assert {"score", "advantage", "ended", "turns", "tokens"} <= set(sums.texts("#rollouts .fact dt"))
+    sums.page.keyboard.press("Enter")
+    assert not sums.page.locator("#rollouts .transcript").is_visible()
+
+
+def test_two_groups_are_put_side_by_side(sums: Tab) -> None:
+    buttons = sums.page.locator(".group button:has-text('Compare')")
+    buttons.nth(1).click()
+    sums.page.locator(".group").nth(2).locator("header button").click()
+    sums.page.wait_for_selector("dialog .column:nth-child(2) .message.model")
+    assert [title.split(" · case")[0] for title in sums.texts("dialog h3")] == ["step 8 · group 1", "step 8 · group 2"]
+    sums.page.keyboard.press("Escape")
+    assert sums.page.locator("dialog").count() == 0
+
+
+def test_a_case_is_shown_before_and_after(sums: Tab) -> None:
+    sums.page.locator("table.cases tbody button").first.click()
+    sums.page.wait_for_selector("dialog .column:nth-child(2) .message.model")
+    assert sums.texts("dialog h3") == ["First: before training, sampled", "Last: after training, sampled"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_follow_the_system_and_the_switch(scheme: str, real_runs: Path, visit: Callable[..., Tab]) -> None:
+    tab = visit(file_of(real_runs / "sums"), color_scheme=scheme)
+    background = "getComputedStyle(document.body).backgroundColor"
+    before = tab.page.evaluate(background)
+    assert (before == "rgb(18, 20, 24)") == (scheme == "dark")
+    for _ in range(2 if scheme == "light" else 1):
+        tab.page.click("button.theme")
+    assert tab.page.evaluate(background) != before
+
+
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(sums: Tab) -> None:
+    sums.page.set_viewport_size({"width": 375, "height": 700})
+    sums.page.locator("#rollouts .episode").first.click()
+    sums.page.wait_for_selector("#rollouts .message.model")
+    assert sums.page.evaluate("document.documentElement.scrollWidth") == 375
+
+
+# -- view alone
+
+
+def test_two_runs_are_put_side_by_side(real_runs: Path, visit: Callable[..., Tab], serve: Serve) -> None:
+    tab = visit(serve(real_runs).address + "?run=sums&with=other")
+    tab.page.wait_for_selector("table.cases th.other")
+    assert tab.texts("#comparison thead th") == ["", "sums", "other"] * 2
+    knobs = dict(line.split("\t", 1) for line in tab.texts("#comparison .card:last-child tbody tr"))
+    assert knobs == {"seed": "42\t7", "max_steps": "8\t4"}
+    assert tab.texts("[data-chart=reward] .legend bdi") == ["sums", "other"]
+    tab.page.select_option(".chooser label:has-text('beside') select", "")
+    tab.wait("!document.querySelector('#comparison')")
+
+
+def test_a_run_is_followed_while_it_goes_on(tmp_path: Path, visit: Callable[..., Tab], serve: Serve) -> None:
+    folder = write_run(tmp_path / "live", [])
+    RunFolder(folder).write_status("running", 0)
+    tab = visit(serve(folder).address)
+    assert tab.texts(".pill") == ["running"]
+    append_lines(folder / "rollouts" / "rank0.jsonl", [record(step=1), record(step=1, score=0.0)])
+    append_lines(folder / "metrics.jsonl", [{"step": 1, "reward": 0.5, "seconds": 1}])
+    RunFolder(folder).write_status("running", 1)
+    tab.wait("document.querySelectorAll('#rollouts .episode').length === 2")
+    tab.wait("document.querySelector('[data-chart=reward] .legend b')?.textContent === '0.500'")
+    append_lines(folder / "rollouts" / "rank0.jsonl", [said("newest", step=2)])
+    append_lines(folder / "metrics.jsonl", [{"step": 2, "reward": 1.0, "seconds": 2}])
+    RunFolder(folder).write_status("finished", 2)
+    tab.wait("document.querySelector('.pill').textContent === 'finished'")
+    assert len(tab.texts("#rollouts .episode")) == 2  # what somebody reads stays where it is
+    tab.page.click("button.fresh")
+    tab.wait("document.querySelector('#rollouts .episode .answer').textContent === 'newest'")
+
+
+def test_a_run_that_starts_later_is_shown_as_soon_as_it_does(tmp_path: Path, browser: Any, serve: Serve) -> None:
+    page = browser.new_page()
+    page.goto(serve(tmp_path).address)
+    page.wait_for_selector("h1:has-text('No runs here yet')")
+    write_run(tmp_path / "late", [record()])
+    page.wait_for_selector("h1:has-text('late')")
+    page.close()
+
+
+# -- output that means harm
+
+HARM = [
+    "<script>window.__pwned = 1</script>",
+    "<img src=x onerror='window.__pwned = 2'><svg onload='window.__pwned = 3'>",
+    "</script></title></textarea><script>window.__pwned = 4; alert(1)</script>",
+    "<a href='javascript:window.__pwned = 5'>click</a><iframe srcdoc='<script>parent.__pwned = 6</script>'></iframe>",
+    "{{constructor.constructor('window.__pwned = 7')()}} ${window.__pwned = 8} `",
+    "<link rel=stylesheet href=http://192.0.2.1/x.css><style>body{display:none}</style>",
+    "]]><!--<base href='http://192.0.2.1/'>",
+]
+
+
+@pytest.mark.parametrize("where", ["report", "view"])
+def test_hostile_output_is_shown_as_text(where: str, tmp_path: Path, visit: Callable[..., Tab], serve: Serve) -> None:
+    call = [{"function": {"name": HARM[0], "arguments": HARM[1]}}]
+    records = [
+        record(
+            case_idx=harm, stop=harm, metrics={harm: 1.0}, group=number, completion=harm,
+            error={"kind": harm, "place": harm, "message": harm}, prompt=[{"role": harm, "content": harm}],
+            messages=[{"role": harm, "content": harm}, {"role": "assistant", "content": harm, "tool_calls": call},
+                      {"role": "tool", "name": harm, "content": harm}, {"role": harm, "content": harm}],
+        )
+        for number, harm in enumerate(HARM)
+    ]  # fmt: skip
+    folder = tmp_path / "<img src=x onerror=alert(1)>"
+    folder.mkdir()
+    for name, values in {"environment": {"class": HARM[1], "module": HARM[0]}, "status": {"status": HARM[0]}}.items():
+        (folder / f"{name}.json").write_text(json.dumps(values))
+    (folder / "config.yaml").write_text(json.dumps({"model": HARM[1], HARM[0]: HARM[1]}))
+    append_lines(folder / "metrics.jsonl", [{"step": step, "reward": 0.1, f"env/{HARM[1]}": 1.0} for step in (1, 2)])
+    address = reported(folder, records)
+    tab = visit(address if where == "report" else serve(folder).address)
+    tab.page.wait_for_selector("table.cases")
+    for row in tab.page.locator("#rollouts .episode").all():
+        row.click()
+    tab.wait(f"document.querySelectorAll('#rollouts .transcript').length === {len(HARM)}")
+    shown = tab.texts("#rollouts .message.model > div:not(.call) .text")
+    assert shown == HARM
+    tab.page.locator("table.cases tbody button").first.click()
+    tab.page.wait_for_selector("dialog .message.model")
+    assert tab.page.evaluate("window.__pwned") is None
+    assert tab.page.evaluate("document.querySelectorAll('#app script, img, iframe, svg, base').length") == 0
+
+
+def test_markup_cannot_be_made_by_a_script_either(real_runs: Path, visit: Callable[..., Tab], serve: Serve) -> None:
+    """Should a mistake of ours ever write HTML, the policy stops it."""
+    for address in (file_of(real_runs / "sums"), serve(real_runs / "sums").address):
+        tab = visit(address)
+        refused = tab.page.evaluate("(() => { try { document.body.innerHTML = '<b>x'; } catch { return true } })()")
+        assert refused
+        tab.wrongs.clear()  # which the browser reports
+
+
+def test_characters_that_hide_or_turn_text_are_made_visible(tmp_path: Path, visit: Callable[..., Tab]) -> None:
+    text = "abc\u202edcba\u202c \u200bzero\x00\x1b[31mred\ufeff \u2066x\u2069 \U000e0041 \x85 end"
+    tab = visit(reported(tmp_path / "run", [said(text)]))
+    tab.page.locator("#rollouts .episode").first.click()
+    (shown,) = tab.texts("#rollouts .message.model .text")
+    named = ["202E", "202C", "200B", "0000", "001B", "FEFF", "2066", "2069", "E0041", "0085"]
+    assert [mark[2:] for mark in tab.texts("#rollouts .message.model .hidden-character")] == named
+    assert not set(shown) & set("\u202e\u202c\u200b\x00\x1b\ufeff\u2066\u2069\U000e0041\x85")
+    assert "abcU+202Edcba" in shown
+
+
+def test_right_to_left_text_keeps_its_direction_to_itself(tmp_path: Path, visit: Callable[..., Tab]) -> None:
+    tab = visit(reported(tmp_path / "run", [said("שלום עולם"), said("plain")]))
+    for row in tab.page.locator("#rollouts .episode").all():
+        row.click()
+    direction = "all => all.map((one) => getComputedStyle(one).unicodeBidi + ' ' + one.matches(':dir(rtl)'))"
+    found = tab.page.eval_on_selector_all("#rollouts .message.model .text", direction)
+    assert found == ["plaintext true", "plaintext false"]
+    assert not tab.page.eval_on_selector("#rollouts .episode .tokens", "one => one.matches(':dir(rtl)')")
+
+
+@pytest.mark.parametrize("where", ["report", "view"])
+def test_a_line_of_a_megabyte_and_ten_thousand_turns_leave_the_page_usable(
+    where: str, tmp_path: Path, visit: Callable[..., Tab], serve: Serve
+) -> None:
+    roles = ("user", "assistant")
+    turns = [{"role": roles[turn % 2], "content": f"turn {turn}"} for turn in range(10_000)]
+    records = [said("x" * 2**20), record(messages=[{"role": "user", "content": "?"}, *turns], turns=5000)]
+    address = reported(tmp_path / "run", records)
+    tab = visit(address if where == "report" else serve(tmp_path / "run").address)
+    tab.page.wait_for_selector("table.cases")
+    tab.page.locator("#rollouts .episode").nth(0).click()
+    more = tab.page.locator("#rollouts .message.model button").first
+    assert "more characters" in more.inner_text()
+    assert len(tab.texts("#rollouts .message.model .text")[0]) == 3000
+    more.click()
+    assert len(tab.texts("#rollouts .message.model .text")[0]) == 15_000
+    tab.page.locator("#rollouts .episode").nth(1).click()
+    between = tab.page.locator("#rollouts .between")
+    between.wait_for()
+    assert tab.texts("#rollouts .conversation >> nth=1 >> .message .text")[-1] == "turn 9999"
+    assert tab.page.locator("#rollouts .message").count() < 40
+    between.click()
+    assert 60 < tab.page.locator("#rollouts .message").count() < 100
+    assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_invalid_utf_8_and_damaged_lines_are_shown_as_far_as_they_go(
+    tmp_path: Path, visit: Callable[..., Tab], serve: Serve
+) -> None:
+    line = json.dumps(said("bad bytes: AB")).encode().replace(b"AB", b"\xff\xfe") + b"\n"
+    folder = write_run(tmp_path / "run", [line, b"\x00\x01 no record\n"])
+    for address in (reported(folder, [line, b"\x00\x01 no record\n"]), serve(folder).address):
+        tab = visit(address)
+        tab.page.wait_for_selector("table.cases")
+        assert tab.texts("#rollouts .episode .answer") == ["bad bytes: \ufffd\ufffd"]
+        assert "damaged lines" in tab.texts(".tile dt")
