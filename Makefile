@@ -24,6 +24,7 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.multi_turn_learning
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.memory --pairs 1
+	$(BIN)/python -m benchmarks.report
 
 # On a machine with a CUDA GPU.
 bench-gpu: install

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import RSS_UNIT, options, run, script, spread
+from benchmarks.measuring import options, run, script, spread
 
 EPISODES = 100_000
 BYTES = 10**9
@@ -41,7 +40,21 @@ def tell(event):
     raise SystemExit(str(event))
 Reporting(RunFolder(Path(sys.argv[1]))).write(tell)
 """
-WORDS = "the room price of is 12 night total: so \\n therefore \"yes\" we add 37 check Straße no, wait: then 4.5 % é".split(" ")
+WORDS = [
+    "the room",
+    "is",
+    "12",
+    "nights;",
+    "so",
+    "\n",
+    "therefore",
+    '"yes"',
+    "add 37",
+    "Straße",
+    "no, wait:",
+    "4.5 %",
+    "é",
+]
 
 
 @dataclass
@@ -150,30 +163,40 @@ def measure_report(folder: Path, times: int) -> list[Measured]:
 
 def measure_view(folder: Path, times: int) -> list[Measured]:
     """A server for each round, started anew: the first page with curves, the rollouts read, a search over all."""
-    first, all_read = Measured("view: first page, from the command on", "s"), Measured("view: all rollouts read", "s")
-    page = Measured("view: first page, from the server on", "s", 1)
-    found, missed = Measured("view: search for a rare word", "s", 5), Measured("view: search for what is not there", "s", 5)
-    cpu = Measured("view: CPU of all of that", "s")
-    memory = Measured("view: memory", "MiB", 300)
+    starts, memory = Measured("view: start of the command", "s"), Measured("view: memory", "MiB", 300)
+    page, all_read = Watched("view: first page", 1), Watched("view: all rollouts read")
+    searches = {NEEDLE: Watched("view: search for a rare word", 5), "no such": Watched("view: search for none", 5)}
     for _ in range(times):
-        start, cpu_before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        start = time.monotonic()
         with serving(folder) as (address, process):
-            begin = time.monotonic()
-            opened(address)
-            page.values.append(time.monotonic() - begin)
-            first.values.append(time.monotonic() - start)
-            while not ask(address, "run", run=folder.name)["is_ready"]:
-                time.sleep(0.1)
-            all_read.values.append(time.monotonic() - start)
-            for word, place, hits in ((NEEDLE, found, 1), ("no such word", missed, 0)):
-                begin = time.monotonic()
-                answer = ask(address, "episodes", run=folder.name, text=word)
-                place.values.append(time.monotonic() - begin)
-                assert (answer["total"], answer["is_complete"]) == (hits, True), answer
+            starts.values.append(time.monotonic() - start)
+            with page.watch(process.pid):
+                opened(address)
+            with all_read.watch(process.pid):
+                while not ask(address, "run", run=folder.name)["is_ready"]:
+                    time.sleep(0.1)
+            for word, watched in searches.items():
+                with watched.watch(process.pid):
+                    answer = ask(address, "episodes", run=folder.name, text=word)
+                assert (answer["total"], answer["is_complete"]) == (int(word == NEEDLE), True), answer
             memory.values.append(peak_of(process.pid))
-        cpu_after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu.values.append(sum(cpu_after[:2]) - sum(cpu_before[:2]))
-    return [first, page, all_read, found, missed, cpu, memory]
+    watched = [page, all_read, *searches.values()]
+    return [starts, *(measured for one in watched for measured in (one.waiting, one.cpu)), memory]
+
+
+class Watched:
+    """How long something takes, and how much CPU a process uses meanwhile."""
+
+    def __init__(self, name: str, most: float | None = None) -> None:
+        self.waiting, self.cpu = Measured(f"{name}: waiting", "s", most), Measured(f"{name}: CPU", "s")
+
+    @contextlib.contextmanager
+    def watch(self, pid: int) -> Iterator[None]:
+        """Measure while this lasts."""
+        start, cpu = time.monotonic(), cpu_of(pid)
+        yield
+        self.waiting.values.append(time.monotonic() - start)
+        self.cpu.values.append(cpu_of(pid) - cpu)
 
 
 def opened(address: str) -> None:
@@ -204,13 +227,15 @@ def ask(address: str, what: str, **parameters: str) -> Any:
     return json.load(urllib.request.urlopen(f"{address}api/{what}?{urllib.parse.urlencode(parameters)}"))
 
 
+def cpu_of(pid: int) -> float:
+    """Seconds of CPU that a living process has used (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def peak_of(pid: int) -> float:
-    """The most memory that a living process has had, MiB; of the largest child so far where the system tells no more."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * RSS_UNIT / 2**20
-    return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024
+    """The most memory that a living process has had, MiB (Linux)."""
+    return int(re.findall(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0]) / 1024
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ def test_the_demo_learns_to_add(seed: int, tmp_path: Path) -> None:
     assert Path(result["model"]).is_dir()
     assert f"{result['score_after']:.3f}" in shown
     assert "run folder: runs/mine" in shown
+    assert "report: runs/mine/report.html" in shown
     assert "█" in shown
 
 
@@ -57,3 +58,6 @@ def test_a_wheel_brings_the_model_and_the_environments(tmp_path: Path) -> None:
     )
     result = json.loads((tmp_path / "empty" / "runs" / "project-name" / "result.json").read_text())
     assert result["eval_cases"] == 8
+    report = (tmp_path / "empty" / "runs" / "project-name" / "report.html").read_text()
+    assert "uPlot" in report
+    assert "function transcript" in report

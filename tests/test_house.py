@@ -120,7 +120,7 @@ def test_the_light_wing_imports_nothing_heavy(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["doctor"], ["runs"], ["grpo", "--help"], ["grpo", "--no-such-flag"],
+    [["--help"], ["doctor"], ["runs"], ["view", "--help"], ["grpo", "--help"], ["grpo", "--no-such-flag"],
      ["grpo", "--rl-env", "nowhere.py:Env"],
      ["grpo", "--rl-env", "envs.arithmetic", "--model", "tiny", "--dry-run", "--trl", "delta=2"]],
     ids=" ".join,

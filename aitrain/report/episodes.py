@@ -23,7 +23,7 @@ from aitrain.report.rollouts import (
 
 ORDERS = ("training", "lowest", "highest", "mixed", "longest")
 """How groups are sorted: as they were made, by mean score, by how much their scores differ, by tokens."""
-SEARCH_SECONDS = 4.0
+SEARCH_SECONDS = 15.0
 MOST_HITS = 2_000
 
 Values = dict[str, Any]
