@@ -15,13 +15,14 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.knobs import knobs
-from aitrain.run_folder import RunFolder, forget_after, plain, sync, write_json
+from aitrain.run_folder import RunFolder, forget, plain, sync, write_json
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
@@ -209,13 +210,22 @@ def rotate(folder: RunFolder, limit: int | None, best: Best | None) -> None:
         delete(checkpoint)
 
 
-def rewind(folder: RunFolder, step: int) -> None:
-    """Forget what came after a step. Checkpoints go first: none may stay when its history is gone."""
+def rewind(folder: RunFolder, to: Manifest) -> None:
+    """Forget what came after a checkpoint. Newer ones go first: none may stay when its history is gone."""
     for checkpoint in checkpoints_of(folder):
-        if step_of(checkpoint) > step:
+        if step_of(checkpoint) > to.step:
             delete(checkpoint)
     for file in (folder.metrics, *folder.rollouts.glob("*.jsonl")):
-        forget_after(file, step)
+        forget(file, partial(_stays, to))
+
+
+def _stays(to: Manifest, record: Mapping[str, Any]) -> bool:
+    """Of its own step, what follows the save comes again: the evaluation at the end, or one that is owed."""
+    if record["step"] != to.step:
+        return bool(record["step"] < to.step)
+    when = str(record.get("when", ""))
+    is_of_step = when.startswith("step") or "eval_score" in record
+    return not when.startswith("after") and not (to.owes_evaluation and is_of_step)
 
 
 def tidy(folder: RunFolder) -> None:

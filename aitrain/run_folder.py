@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,10 +239,10 @@ def _lines_and_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield line, record
 
 
-def forget_after(path: Path, step: int) -> None:
-    """Take the records of later steps out of a JSON lines file, and half lines: a resumed run writes them again."""
+def forget(path: Path, stays: Callable[[dict[str, Any]], bool]) -> None:
+    """Take records out of a JSON lines file, and half lines: a resumed run writes them again."""
     if path.exists():
-        write_text(path, "".join(line for line, record in _lines_and_records(path) if record["step"] <= step))
+        write_text(path, "".join(line for line, record in _lines_and_records(path) if stays(record)))
 
 
 def sync(path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.run_folder import RunFolder, append_lines, forget_after, plain, read_lines, write_text
+from aitrain.run_folder import RunFolder, append_lines, forget, plain, read_lines, write_text
 
 
 def config(folder: Path, **knobs: str) -> TrainConfig:
@@ -86,7 +86,7 @@ def test_a_half_written_last_line_is_not_read(tmp_path: Path) -> None:
 
 def test_what_follows_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
     append_lines(tmp_path / "lines", [{"step": step, "text": "ä\u2028"} for step in (1, 2, 3)])
-    forget_after(tmp_path / "lines", 2)
+    forget(tmp_path / "lines", lambda record: record["step"] <= 2)
     assert [record["step"] for record in read_lines(tmp_path / "lines")] == [1, 2]
 
 

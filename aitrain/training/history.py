@@ -7,7 +7,7 @@ from typing import Any
 
 from accelerate import PartialState
 
-from aitrain.checkpoint import rewind, step_of
+from aitrain.checkpoint import read_manifest, rewind
 from aitrain.run_folder import RunFolder, append_lines, sync
 
 
@@ -17,7 +17,7 @@ class History:
 
     def __init__(self, folder: RunFolder, checkpoint: Path | None) -> None:
         self.folder = folder
-        self.resumed_from = None if checkpoint is None else step_of(checkpoint)
+        self.resumed_from = None if checkpoint is None else read_manifest(checkpoint)
 
     def begin(self) -> None:
         """Before anything new; every process must call this, as none may write while the first one forgets."""

@@ -22,6 +22,7 @@ def join(config: TrainConfig, precision: Precision) -> int:
     they wait for half an hour for one that hangs."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count > 1 and precision.use_cpu and not torch.distributed.is_initialized():
+        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")  # its own name, cpu:0, is one that torch.load refuses
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=config.ddp_timeout))
     return count
 

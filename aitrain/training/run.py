@@ -397,6 +397,8 @@ def _recorded_before(folder: RunFolder) -> dict[str, float | None]:
 
 def _train(job: Job, prepared: Prepared) -> None:
     trainer = prepared.trainer
+    if job.checkpoint is not None and trainer.is_over(job.checkpoint, prepared.standing.is_same):
+        return
     job.announce(Phase("training"))
     try:
         trainer.train(resume_from_checkpoint=None if job.checkpoint is None else str(job.checkpoint))

@@ -25,6 +25,8 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer._metrics["train"]                           saved and put back: what has not been logged yet; likewise
                                                             ._tr_loss, ._total_loss_scalar, ._globalstep_last_logged
     Trainer._load_from_checkpoint(checkpoint)               called, for the weights alone
+    Trainer.train(resume_from_checkpoint)                   not called for a checkpoint of the last step: it trains one
+                                                            step more
     GRPOTrainer._get_train_sampler(dataset)                 kept: it draws an order for each epoch, and a resumed run's
                                                             draws that of the first one again
     on_train_begin                                          comes after weights, optimizer and state were loaded
@@ -34,6 +36,7 @@ tests/test_upstream.py checks each of them by name:
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +50,7 @@ import torch
 from accelerate.utils import gather_object
 from transformers import GenerationConfig, PreTrainedModel, TrainerCallback
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_callback import PrinterCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
@@ -338,6 +341,17 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Bring the order of the cases to a later epoch: each one has drawn its own from the sampler's generator."""
         for _ in range(count):
             next(iter(self._sampler))
+
+    def is_over(self, checkpoint: Path, is_same: bool) -> bool:
+        """Whether a checkpoint is that of the last step, which transformers would follow with one more; then this
+        trainer is where it would be after it. Every process must call this."""
+        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        last = self.args.max_steps if self.args.max_steps > 0 else state.max_steps if is_same else math.inf
+        if state.global_step < last:
+            return False
+        self.take_weights(checkpoint)
+        self.state = state
+        return True
 
     def take_weights(self, checkpoint: Path) -> None:
         """The weights of a checkpoint, for the model as it is; every process must call this."""

@@ -197,6 +197,40 @@ def test_a_run_gives_signs_of_life_during_a_long_step_and_is_told_from_a_dead_on
     assert look(run).status == "dead"
 
 
+def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) -> None:
+    running = command.start("Slow", "--num-processes=2", "--max-steps=2000", "--ddp-timeout=20", "--eval-cases=0")
+    command.wait_for_step(2, running)
+    second = next(pid for pid in workers_in(command.folder) if rank_of(pid) == "1")
+    os.kill(second, signal.SIGSTOP)
+    _, err = running.communicate(timeout=200)
+
+    assert running.returncode == 1, err
+    assert "Process 0 has waited for another one for 20 seconds (--ddp-timeout)" in err
+    assert len(err.splitlines()) < 8
+    assert status_of(second) is None
+
+
+def rank_of(pid: int) -> str | None:
+    variables = dict(line.split("=", 1) for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in line)
+    return variables.get("RANK")
+
+
+def status_of(pid: int) -> str | None:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+
+
+def test_two_processes_that_are_killed_twice_end_like_two_that_were_not() -> None:
+    """The small form of the benchmark, which kills a run fifty times."""
+    torture = [sys.executable, "-m", "benchmarks.torture", "--kills", "2", "--processes", "2", "--seed", "1"]
+    done = subprocess.run(torture, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "survived 2 kills" in done.stdout
+
+
 def test_a_second_ctrl_c_ends_the_run_at_once(command: Command) -> None:
     running = command.start("Slow", "--max-steps=500", "--rl-prompts-per-step=64", "--batch-size=256")
     deadline = time.monotonic() + 240

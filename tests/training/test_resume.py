@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from aitrain import ConfigError, Result
-from aitrain.checkpoint import MANIFEST, checkpoints_of, read_manifest, seal, step_of
+from aitrain.checkpoint import MANIFEST, Manifest, checkpoints_of, read_manifest, seal, step_of
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.run_folder import RunFolder, read_lines
+from aitrain.run_folder import RunFolder, append_lines, read_lines
 from aitrain.training.history import History
 from tests.environments.vowels import Vowels
 
@@ -149,22 +149,38 @@ def test_a_resumed_run_that_ends_before_its_first_step_has_lost_nothing(train: T
     assert records(killed, "metrics.jsonl", "rollouts/*.jsonl") == before
 
 
+def test_a_run_that_is_killed_in_its_last_evaluation_trains_no_further_step(train: Train) -> None:
+    knobs = {**EVERY_STEP, "max_steps": 2}
+    whole = train(Vowels(), project_name="whole", **knobs)
+    killed = as_if_killed_after(whole.folder, 2, "killed")
+    resumed = train(Vowels(), project_name="killed", resume_from_checkpoint="auto", **knobs)
+
+    assert resumed.steps == 2
+    assert (resumed.score_after, resumed.greedy_after) == (whole.score_after, whole.greedy_after)
+    assert_same(killed, whole.folder)
+
+
 def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_history(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (2, 4):
-        (folder.checkpoints / f"checkpoint-{step}").mkdir(parents=True)
-    history = History(folder, None)
-    history.add_rollouts([{"step": step} for step in (1, 2, 3)])
-    for step in (1, 2, 3):
-        history.add_metrics({"step": step})
+        made = folder.checkpoints / f"checkpoint-{step}"
+        made.mkdir(parents=True)
+        seal(made, Manifest(step, {}, {}, "", 1, {}, owes_evaluation=True))
+    rollouts = [{"step": 1}, {"step": 2}, {"step": 2, "when": "step2_greedy"}, {"step": 3}]
+    lines = [{"step": 1}, {"step": 2}, {"step": 2, "eval_score": 0.5}, {"step": 3}]
+    append_lines(folder.metrics, lines)
+    History(folder, None).add_rollouts(rollouts)
+    with folder.metrics.open("a") as file:
+        file.write('{"step": 3, "lo')  # a kill in the middle
 
     resumed = History(folder, folder.checkpoints / "checkpoint-2")
     assert len(checkpoints_of(folder)) == 2
     resumed.add_rollouts([{"step": 3, "again": True}])
 
     assert [path.name for path in checkpoints_of(folder)] == ["checkpoint-2"]
-    assert records(tmp_path, "metrics.jsonl") == [{"step": 1}, {"step": 2}]
-    assert records(tmp_path, "rollouts/*.jsonl") == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
+    assert records(tmp_path, "metrics.jsonl") == lines[:2]
+    assert records(tmp_path, "rollouts/*.jsonl") == [*rollouts[:2], {"step": 3, "again": True}]
+    assert folder.metrics.read_text().endswith("\n")
 
 
 def test_the_best_checkpoint_is_kept_besides_and_is_the_model_at_the_end(train: Train) -> None:
