@@ -25,6 +25,7 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.memory --pairs 1
 	$(BIN)/python -m benchmarks.report
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.torture --kills 10
 
 # On a machine with a CUDA GPU.
 bench-gpu: install
@@ -34,6 +35,7 @@ bench-gpu: install
 bench-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.weight_sync
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.generation
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.free_running
 
 .venv-vllm/.installed:
 	.ci/vllm

@@ -235,8 +235,11 @@ def tidy(folder: RunFolder) -> None:
             whole = old.with_name(old.name.removeprefix(OLD))
             if not whole.exists():
                 old.rename(whole)
-    for unfinished in (*folder.unfinished(), *folder.checkpoints.glob(".*")):
-        shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink()
+    for unfinished in folder.unfinished():
+        unfinished.unlink()
+    for place in (folder.path, folder.checkpoints):
+        for unfinished in [path for kind in (STAGING, OLD, GONE) for path in place.glob(f"{kind}*")]:
+            shutil.rmtree(unfinished)
 
 
 # -- going on from one

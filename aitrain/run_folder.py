@@ -124,8 +124,16 @@ class RunFolder:
         return values
 
     def unfinished(self) -> list[Path]:
-        """Files and folders that a killed process was writing beside those that they were to replace."""
-        return [path for place in (self.path, self.rollouts) for path in place.glob(".*") if path.name != LOCK]
+        """Files that a killed process was writing beside those that they were to replace: `.config.yaml.x1y2z3w4`."""
+        written = [
+            self.config,
+            self.environment,
+            self.metrics,
+            self.result,
+            self.status,
+            *self.rollouts.glob("*.jsonl"),
+        ]
+        return [path for file in written for path in file.parent.glob(f".{file.name}.????????")]
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -155,8 +163,10 @@ class RunFolder:
 def _lock(file: TextIO) -> bool:
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        return True  # a file system without locks
     return True
 
 

@@ -33,7 +33,7 @@ TIMES = {"seconds", "step_time", "tokens_per_second"} | {
     f"time/{part}" for part in ("step", "generate", "environment", "optimize")
 }
 PATIENCE = 600.0
-STEPS_A_KILL = 6
+STEPS_A_KILL = 8
 
 
 @dataclass
@@ -95,16 +95,16 @@ class Torture:
 
     def _wait(self, child: subprocess.Popen[bytes], inside_save: bool) -> str:
         """Returns what the run was doing when its time came."""
-        began, done = time.monotonic(), len(self._steps())
+        began, done, is_first = time.monotonic(), len(self._steps()), not checkpoints_of(self.run)
+        if not is_first and not inside_save and self.chance.random() < 0.25:
+            time.sleep(self.chance.uniform(0, 5))
+            return "while starting"
         while len(checkpoints_of(self.run)) == 0 or (inside_save and not self._is_saving()):
             self._check_alive(child, began)
             time.sleep(0.002)
         if inside_save:
             time.sleep(self.chance.uniform(0, 0.03))
             return "just after a save"
-        if self.chance.random() < 0.25:
-            time.sleep(self.chance.uniform(0, 6))
-            return "while starting"
         while len(self._steps()) <= done and not self._is_saving():
             self._check_alive(child, began)
             time.sleep(0.002)

@@ -81,14 +81,14 @@ def test_what_a_killed_process_was_writing_is_taken_away_and_nothing_else(tmp_pa
     folder = RunFolder(tmp_path)
     put(folder, 4)
     filled(folder, 6)
-    for name in (".metrics.jsonl.x7", "metrics.jsonl", ".lock"):
+    for name in (".metrics.jsonl.x7y8z9_a", "metrics.jsonl", ".lock", ".notes"):
         (tmp_path / name).touch()
     (tmp_path / ".saving-model").mkdir()
     (tmp_path / "model").mkdir()
 
     tidy(folder)
 
-    assert sorted(os.listdir(tmp_path)) == [".lock", "checkpoints", "metrics.jsonl", "model"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", ".notes", "checkpoints", "metrics.jsonl", "model"]
     assert os.listdir(folder.checkpoints) == ["checkpoint-4"]
 
 

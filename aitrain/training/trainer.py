@@ -347,7 +347,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         trainer is where it would be after it. Every process must call this."""
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         last = self.args.max_steps if self.args.max_steps > 0 else state.max_steps if is_same else math.inf
-        if state.global_step < last:
+        if state.global_step < last or self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return False
         self.take_weights(checkpoint)
         self.state = state
