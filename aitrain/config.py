@@ -128,6 +128,12 @@ class TrainConfig(BaseModel):
         "Run",
         may_change=True,
     )
+    telemetry: bool = knob(
+        False,
+        "Let the libraries tell their makers how they are used; off, they are asked not to.",
+        "Run",
+        may_change=True,
+    )
     logging_steps: int = knob(-1, "Steps between two lines of metrics.jsonl; -1: every step.", "Run", may_change=True)
     log: Literal["none", "wandb", "tensorboard", "trackio"] = knob(
         "none",

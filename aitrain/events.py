@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
+from aitrain.privacy import masked
+
 
 @dataclass(frozen=True)
 class Started:
@@ -91,8 +93,9 @@ _KINDS: dict[str, type[Event]] = {
 
 
 def encode(event: Event) -> str:
-    """The event as one line of JSON, newline included."""
-    return json.dumps({"event": type(event).__name__, **asdict(event)}) + "\n"
+    """The event as one line of JSON, newline included, without secrets."""
+    fields = {name: masked(value) if isinstance(value, str) else value for name, value in asdict(event).items()}
+    return json.dumps({"event": type(event).__name__, **fields}) + "\n"
 
 
 def decode(line: str) -> Event | None:

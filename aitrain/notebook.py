@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from aitrain.events import Note
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.launch.preflight import Plan, check
 from aitrain.launch.serving import serving
+from aitrain.privacy import opt_out
 from aitrain.report.terminal import Screen
 from aitrain.report.writing import Reporting
 from aitrain.run_folder import Result, RunFolder
@@ -68,7 +68,7 @@ class Watchers:
 
 
 def _train(plan: Plan, environment: Any, watchers: Watchers) -> Result:
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    opt_out(plan.config.telemetry)
     from aitrain.environment.scoring import host_of
     from aitrain.training.callbacks import StopRequest
     from aitrain.training.run import Job, run

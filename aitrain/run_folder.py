@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
+from aitrain.privacy import masked
 from aitrain.values import write_yaml
 
 LOCK = ".lock"
@@ -265,16 +266,18 @@ def sync(path: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The value in JSON's own types: nan and inf become null, scalars numbers, anything else its text."""
-    if value is None or isinstance(value, (str, bool, int)):
+    """The value in JSON's own types: nan and inf become null, scalars numbers, anything else its text. No secrets."""
+    if isinstance(value, str):
+        return masked(value)
+    if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {masked(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
-    return plain(value.item()) if _is_scalar(value) else str(value)
+    return plain(value.item()) if _is_scalar(value) else masked(str(value))
 
 
 def _is_scalar(value: Any) -> bool:

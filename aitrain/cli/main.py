@@ -18,6 +18,7 @@ from aitrain.cli.runs import runs
 from aitrain.cli.view import view
 from aitrain.errors import AitrainError, did_you_mean
 from aitrain.knobs import elsewhere
+from aitrain.privacy import masked
 from aitrain.report.visible import visible
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
@@ -85,7 +86,8 @@ def _usage(error: typer.TyperException) -> str:
 
 
 def _tell(message: str, code: int, error: BaseException) -> int:
+    message = masked(message)
     print(message if message.startswith("Usage:") else f"aitrain: {visible(message)}", file=sys.stderr)
     if "--debug" in sys.argv:
-        traceback.print_exception(error)
+        print(masked("".join(traceback.format_exception(error))), file=sys.stderr)
     return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -30,6 +31,7 @@ from aitrain.launch.capacity import check_room
 from aitrain.launch.memory import check_memory
 from aitrain.launch.trl_fields import check_trl_fields, words_of
 from aitrain.packages import installed
+from aitrain.privacy import forms, secrets
 from aitrain.run_folder import RunFolder
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
@@ -73,6 +75,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
         EnvironmentFailed: the environment's file is not Python.
     """
     check_trl_fields(config.trl)
+    _refuse_secrets(config)
     _check_words(config)
     source = None if has_environment else find(config)
     if source is not None:
@@ -98,6 +101,18 @@ def starts_server(config: TrainConfig) -> bool:
     return config.use_vllm and config.vllm_mode == "server" and config.vllm_server_url is None
 
 
+def _refuse_secrets(config: TrainConfig) -> None:
+    """What is handed to the environment or to TRL is written to config.yaml."""
+    for knob in ("rl_env_config", "trl"):
+        text = json.dumps(getattr(config, knob), ensure_ascii=False)
+        for name, value in secrets().items():
+            if any(form in text for form in forms([value])):
+                raise ConfigError(
+                    f"{knob}: it holds the value of {name}, and would be written into the run folder\n"
+                    f'Let the environment read it: os.environ["{name}"]'
+                )
+
+
 # -- model and libraries
 
 
@@ -117,6 +132,19 @@ def _check_model(config: TrainConfig) -> None:
             f"model: {config.model} is no model folder: it has no config.json\n"
             + (f"Did you mean {near}?" if near else "Give a folder that save_pretrained wrote, a Hub name, or `tiny`.")
         )
+    elif not any(folder.glob("*.safetensors")):
+        _refuse_weights(config.model, folder)
+
+
+def _refuse_weights(name: str, folder: Path) -> None:
+    """Other formats are pickles: to load them is to run what is in them."""
+    pickled = next((file.name for file in sorted(folder.glob("*.bin"))), None)
+    if pickled is None:
+        raise ConfigError(f"model: {name} has no weights: there is no .safetensors file in it")
+    raise ConfigError(
+        f"model: {name} has its weights in {pickled}, a pickle, which could run any code; only safetensors are loaded\n"
+        "If you trust it, convert it once: load it with transformers, and save_pretrained it into another folder."
+    )
 
 
 def _is_model(folder: Path) -> bool:

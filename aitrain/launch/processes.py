@@ -21,6 +21,7 @@ from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phas
 from aitrain.heartbeat import sign_of_life
 from aitrain.launch.preflight import Plan
 from aitrain.launch.serving import serving
+from aitrain.privacy import mask_file, opt_out
 from aitrain.run_folder import RunFolder
 
 PYTHON = [sys.executable, "-P"]
@@ -50,8 +51,10 @@ class Processes:
 
         Returns the first failure, or how the run ended.
         """
+        opt_out(self.plan.config.telemetry)
         with ExitStack() as stack:
             log = stack.enter_context(self.folder.log.open("a", encoding="utf-8"))
+            stack.callback(self._mask_logs)
             stack.enter_context(self._signals())
             self.folder.write_status("running", **sign_of_life())
             self.server = stack.enter_context(serving(self.plan, self.folder, self.announce))
@@ -61,6 +64,11 @@ class Processes:
             finally:
                 self._end(self.child)
         return self.last or self._died_silently(self.child.returncode)
+
+    def _mask_logs(self) -> None:
+        """The workers mask what they print; programs that they run, and vLLM's server, do not."""
+        for log in self.folder.path.glob("*.log"):
+            mask_file(log)
 
     def _start(self, log: TextIO) -> subprocess.Popen[str]:
         """In a session of their own: a Ctrl-C in the terminal reaches only us, and we pass it on."""
@@ -101,7 +109,6 @@ class Processes:
         defaults = {
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
             "OMP_NUM_THREADS": str(max(1, _usable_cores() // count)),
         }
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}

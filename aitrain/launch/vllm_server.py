@@ -71,6 +71,7 @@ class ServerPlan:
     """Share of each GPU's memory."""
     sequences: int | None = None
     """Most completions at a time; None: what vLLM thinks right."""
+    trust_remote_code: bool = False
     timeout: float = 600.0
     """Seconds until it must be healthy."""
     program: tuple[str, ...] = PROGRAM
@@ -91,6 +92,7 @@ class ServerPlan:
             "--logprobs-mode=processed_logprobs",
             "--max-logprobs=-1",
             "--disable-uvicorn-access-log",
+            *(["--trust-remote-code"] if self.trust_remote_code else []),
             *([f"--gpu-memory-utilization={self.memory}"] if self.gpus else ["--enforce-eager", EXTENSION]),
             *([] if self.context is None else [f"--max-model-len={self.context}"]),
             *([] if self.sequences is None else [f"--max-num-seqs={self.sequences}"]),
@@ -102,15 +104,13 @@ class ServerPlan:
 
         On CPU nothing is compiled: a first request for log-probabilities would wait up to 13 s for the compiler.
         """
-        defaults = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        defaults = {"TOKENIZERS_PARALLELISM": "false"}
         on_cpu = {} if self.gpus else {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
         ours = {
             "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
             "PYTHONUNBUFFERED": "1",
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
         }
         given = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
         return {**defaults, **on_cpu, **given, **ours}

@@ -35,7 +35,9 @@ def merge_adapter(trainer: EpisodeTrainer, folder: RunFolder, config: TrainConfi
     quantized base is merged in full precision. For one process only.
     """
     base = load_model(config.model_copy(update={"quantization": None}), dtype)
-    merged: PreTrainedModel = PeftModel.from_pretrained(base, str(folder.model)).merge_and_unload()
+    merged: PreTrainedModel = PeftModel.from_pretrained(
+        base, str(folder.model), use_safetensors=True
+    ).merge_and_unload()
     partial = folder.path / f"{STAGING}merged"
     merged.save_pretrained(partial)
     trainer.processing_class.save_pretrained(partial)

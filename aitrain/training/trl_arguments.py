@@ -87,6 +87,7 @@ def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> di
         "save_total_limit": config.save_total_limit,
         "eval_strategy": "no",  # held-out cases are scored by training/evaluation.py
         "disable_tqdm": True,
+        "trust_remote_code": config.trust_remote_code,  # the reference model's, and vLLM's
     }
 
 

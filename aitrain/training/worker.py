@@ -30,6 +30,7 @@ from aitrain.errors import as_ours
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.knobs import read_file
+from aitrain.privacy import MaskedStream
 from aitrain.run_folder import RunFolder
 
 
@@ -71,6 +72,7 @@ def open_channel() -> Channel:
     """Keep standard output for events, and send what is printed from now on to the log, as standard error is."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
     return Channel(stream, int(os.environ.get("RANK", "0")))
 
 

@@ -1,0 +1,116 @@
+"""What is kept from files, screens and strangers: the values of secrets, and telemetry."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
+"""Names of environment variables whose values are secrets."""
+SHORTEST = 8
+"""Letters of a secret, at least: `false` and `1` are none, and would be found everywhere."""
+MASK = "***"
+FRESH = 1.0
+"""Seconds for which the list is good; an environment may set variables while it runs."""
+
+NO_TELEMETRY = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "WANDB_ERROR_REPORTING": "false",
+}
+"""What keeps the libraries from telling their makers how they are used, unless --telemetry is on."""
+
+
+def opt_out(telemetry: bool) -> None:
+    """Ask the libraries of this process and of those that it starts for silence; what the user has set stays."""
+    if not telemetry:
+        for name, value in NO_TELEMETRY.items():
+            os.environ.setdefault(name, value)
+
+
+def secrets() -> dict[str, str]:
+    """The secrets among the environment variables, by name. A path that exists is none."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if SECRET.search(name) and len(value) >= SHORTEST and not _is_path(value)
+    }
+
+
+def _is_path(value: str) -> bool:
+    return value.startswith("/") and Path(value).exists()
+
+
+def forms(values: Iterable[str]) -> list[str]:
+    """How secrets may stand in a text: as they are, in JSON, in Python's repr, in an address; the longest first."""
+    found = set()
+    for value in values:
+        found |= {value, repr(value)[1:-1], quote(value), quote(value, safe="")}
+        found |= {json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
+        found.add(" ".join(value.split()))
+    return sorted(found, key=len, reverse=True)
+
+
+class _Known:
+    """The forms of the secrets, looked up now and then."""
+
+    forms: list[str]
+    until = -1.0
+
+    def fresh(self) -> list[str]:
+        if time.monotonic() > self.until:
+            self.forms = forms(secrets().values())
+            self.until = time.monotonic() + FRESH
+        return self.forms
+
+
+_known = _Known()
+
+
+def masked(text: str) -> str:
+    """The text with *** where a secret stood."""
+    for form in _known.fresh():
+        if form in text:
+            text = text.replace(form, MASK)
+    return text
+
+
+class MaskedStream:
+    """A text stream that masks what is printed; everything else is the stream's own."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """All of it, for the caller's count."""
+        self.stream.write(masked(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Each of them."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def mask_file(file: Path) -> None:
+    """Mask what others printed into a log: a program that an environment ran, or the vLLM server."""
+    found = [form.encode(errors="surrogateescape") for form in forms(secrets().values())]
+    try:
+        content = before = file.read_bytes()
+        for form in found:
+            content = content.replace(form, MASK.encode())
+        if content != before:
+            file.write_bytes(content)
+    except OSError:
+        return

@@ -1,0 +1,33 @@
+"""An environment that lets secrets out wherever it can."""
+
+import logging
+import os
+import sys
+from typing import Any
+
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "MY_OWN_SECRET")
+
+
+class Leaky:
+    """Raises, prints, logs and returns them; `early`: already while the dataset is built."""
+
+    def __init__(self, early: bool = False) -> None:
+        self.early = early
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        if self.early:
+            raise RuntimeError(f"the board refused {os.environ['HF_TOKEN']}")
+        return [{"prompt": f"say {number} {os.environ['MY_OWN_SECRET']}:"} for number in range(24)]
+
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": "say:", "case_idx": 24}]
+
+    def score_episode(self, completion: str, case_idx: int) -> Any:
+        said = " ".join(os.environ[name] for name in SECRETS)
+        print(f"printed {said}")
+        print(f"to stderr {said!r}", file=sys.stderr)
+        logging.getLogger("leaky").warning("logged %s", said)
+        os.system("printf 'from a program '; printenv HF_TOKEN")
+        if case_idx % 3 == 1:
+            raise ConnectionError(f"GET https://board/?key={said}")
+        return {"score": len(completion) % 5 / 5, "metric": 1.0}

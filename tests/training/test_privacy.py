@@ -1,0 +1,124 @@
+"""Secrets in real runs: what an environment raises, prints, logs and returns, and that none of it is left anywhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aitrain import Result, TrainConfig
+from aitrain.privacy import MASK, NO_TELEMETRY
+from aitrain.run_folder import read_lines
+from tests.environments.leaky import SECRETS, Leaky
+from tests.training.test_processes import workers_in
+
+ENVIRONMENT = Path(__file__).parents[1] / "environments" / "leaky.py"
+PLANTED = {name: f'{name[:2].lower()}_planted-"{index}"-ä\\x' for index, name in enumerate(SECRETS)}
+"""With what JSON, repr and addresses write differently."""
+PLAIN = [f"planted-{mark}{index}{mark}" for index in range(len(SECRETS)) for mark in ('"', '\\"', "%22")]
+
+
+def leaks(folder: Path) -> list[str]:
+    """Files in which any form of a secret stands."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert len(files) > 5
+    return [str(file) for file in files if any(text.encode() in file.read_bytes() for text in PLAIN)]
+
+
+def start(folder: Path, model: Path, *flags: str) -> subprocess.Popen[str]:
+    named = ["--model", str(model), "--rl-env", str(ENVIRONMENT), "--project-name=run", "--output-dir=."]
+    short = ["--rl-max-new-tokens=4", "--rl-kl-coef=0", "--max-steps=3", "--lr=1e-3"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "aitrain", "grpo", *named, *short, *flags],
+        cwd=folder, env={**os.environ, **PLANTED}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_run_that_fails_with_secrets_leaves_none_of_them(isolation: str, small_model: Path, tmp_path: Path) -> None:
+    running = start(tmp_path, small_model, f"--rl-env-isolation={isolation}")
+    seen: list[bytes] = []
+    while running.poll() is None:
+        for pid in (running.pid, *workers_in(tmp_path)):
+            try:
+                seen.append(Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/comm").read_bytes())
+            except OSError:
+                continue
+        time.sleep(0.05)
+    said = running.communicate()[0]
+
+    assert running.returncode == 0, said
+    assert leaks(tmp_path) == []
+    assert not any(text in said for text in PLAIN)
+    assert not any(text.encode() in line for line in seen for text in PLAIN)
+    assert len(set(seen)) > 1
+    assert f"ConnectionError: GET https://board/?key={MASK} {MASK} {MASK}" in said
+    log = (tmp_path / "run" / "train.log").read_text()
+    for channel in ("printed", "logged", "from a program"):
+        assert f"{channel} {MASK}" in log
+    records = list(read_lines(tmp_path / "run" / "rollouts" / "rank0.jsonl"))
+    assert any(MASK in (record["error"] or {}).get("message", "") for record in records)
+    assert all(MASK in record["prompt"] for record in records if record["case_idx"] < 24)
+
+
+def test_a_refusal_with_a_secret_in_its_reason_does_not_show_it(small_model: Path, tmp_path: Path) -> None:
+    running = start(tmp_path, small_model, '--rl-env-config={"early": true}', "--debug")
+    said = running.communicate()[0]
+    assert running.returncode == 3
+    assert f"the board refused {MASK}" in said
+    assert not any(text in said for text in PLAIN)
+
+
+def test_a_notebooks_run_masks_what_it_writes_and_shows(
+    small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import aitrain
+
+    for name, value in PLANTED.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("aitrain.privacy._known.until", -1.0)
+    config = TrainConfig(
+        model=str(small_model), output_dir=str(tmp_path), max_steps=2, rl_max_new_tokens=4, rl_kl_coef=0
+    )
+    result: Result = aitrain.train(config, environment=Leaky())
+    assert leaks(result.folder) == []
+    shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("!")]
+    assert any(MASK in line for line in shown)
+    assert not any(text in line for line in shown for text in PLAIN)
+
+
+class Asks:
+    """Tells what the training process was told of telemetry."""
+
+    def build_dataset(self) -> list[dict[str, str]]:
+        print("TELEMETRY", *(f"{name}={os.environ.get(name)}" for name in NO_TELEMETRY))
+        return [{"prompt": f"say {number}"} for number in range(6)]
+
+    def score_episode(self) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("flag", ["--no-telemetry", "--telemetry"])
+def test_libraries_are_asked_for_silence_unless_telemetry_is_wanted(
+    flag: str, small_model: Path, tmp_path: Path
+) -> None:
+    given = {name: value for name, value in os.environ.items() if name not in NO_TELEMETRY}
+    command = [sys.executable, "-m", "aitrain", "grpo", "--model", str(small_model), "--rl-env", f"{__file__}:Asks"]
+    short = ["--max-steps=1", "--eval-cases=0", "--rl-max-new-tokens=2", "--rl-kl-coef=0", "--project-name=run", flag]
+    done = subprocess.run(
+        [*command, *short],
+        cwd=tmp_path,
+        env={**given, "DO_NOT_TRACK": "yes"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in (tmp_path / "runs/run/train.log").read_text().splitlines() if "TELEMETRY" in line]
+    expected = NO_TELEMETRY if flag == "--no-telemetry" else dict.fromkeys(NO_TELEMETRY)
+    expected = {**expected, "DO_NOT_TRACK": "yes"}  # the user's own stays
+    assert line.split()[1:] == [f"{name}={value}" for name, value in expected.items()]
