@@ -680,8 +680,11 @@ def greedy_of(model: Any) -> list[list[int]]:
 
 @real_vllm
 def test_the_real_server_fits(real: Vllm) -> None:
-    assert check(real.url, Wanted(str(TINY), 2048, 16)) == Base("base", 2048)
-    assert check(real.url, Wanted("base", 100, None)) == Base("base", 2048)
+    assert check(real.url, Wanted(str(TINY), 2048, 16)) == Base("base", 2048, is_on_cpu=True)
+    with pytest.raises(ConfigError, match="takes adapters of rank 16 at most, and we train one of rank 17"):
+        check(real.url, Wanted("base", 100, 17))
+    with pytest.raises(ConfigError, match="runs on the CPU and lacks what it needs there to be handed weights"):
+        check(real.url, Wanted("base", 100, None))
 
 
 @real_vllm
@@ -689,13 +692,15 @@ def test_a_real_server_without_adapters_takes_all_weights_and_no_adapter(tmp_pat
     """All of them have changed, the output layer too, which is the embedding."""
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     with vllm(tmp_path / "log", "--worker-extension-cls", f"{tied_head.__name__}.WorkerExtension") as bare:
+        with pytest.raises(ConfigError, match="takes no adapters"):
+            check(bare.url, Wanted("base", 2048, 16))
         engine = engine_of(bare, DiskSync(model, tmp_path / "sync", renews=True))
         for _ in range(2):
             stirred(model)
             engine.sync_weights()
             assert difference(engine, model) < 1e-3
             assert greedy(engine) == greedy_of(model)
-        with pytest.raises(ConfigError, match="takes no adapters"):
+        with pytest.raises(ConfigError, match="has no base any more"):
             check(bare.url, Wanted("base", 2048, 16))
         with pytest.raises(ConfigError, match="before temperature"):
             check(bare.url, Wanted("base", 2048, None))
