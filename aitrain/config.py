@@ -426,6 +426,18 @@ class TrainConfig(BaseModel):
         """The share of each GPU's memory that vLLM takes."""
         return self.vllm_gpu_memory_utilization or (0.9 if self.vllm_mode == "server" else 0.3)
 
+    @property
+    def weight_sync(self) -> str | None:
+        """How a vLLM server gets the weights: adapter, disk or nccl; None where there is no server."""
+        if not self.use_vllm or self.vllm_mode != "server":
+            return None
+        return ("adapter" if self.peft else "disk") if self.vllm_sync == "auto" else self.vllm_sync
+
+    @property
+    def may_halve_base(self) -> bool:
+        """Whether the base can be in half precision without loss: nobody adds small updates to it."""
+        return self.peft and (not self.use_vllm or self.weight_sync == "adapter")
+
     def written(self) -> dict[str, Any]:
         """The knobs as config.yaml holds them: less what follows from another one, and what is for one start only."""
         knobs = self.model_dump(exclude={"resume_from_checkpoint", "resume_anyway"})

@@ -244,3 +244,18 @@ def test_advice_about_aitrainings_other_flags_is_never_about_a_knob() -> None:
 
 def test_a_quantized_base_may_be_served_when_only_the_adapter_is_handed_over() -> None:
     TrainConfig(quantization="int4", peft=True, use_vllm=True, vllm_mode="server")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "sync", "may"),
+    [({}, None, False), ({"peft": True}, None, True), ({"peft": True, "use_vllm": True}, None, False),
+     ({"peft": True, "use_vllm": True, "vllm_mode": "server"}, "adapter", True),
+     ({"use_vllm": True, "vllm_mode": "server"}, "disk", False),
+     ({"peft": True, "use_vllm": True, "vllm_mode": "server", "vllm_sync": "disk"}, "disk", False)],
+    ids=str,
+)  # fmt: skip
+def test_a_base_in_half_precision_is_one_that_no_update_is_added_to(
+    knobs: dict[str, Any], sync: Any, may: bool
+) -> None:
+    config = TrainConfig(**knobs)
+    assert (config.weight_sync, config.may_halve_base) == (sync, may)

@@ -103,7 +103,7 @@ class _Sizes:
         """Bytes of a weight, as training/model.py chooses them."""
         config = self.config
         if config.dtype == "auto":
-            return 2 if self.on_gpu and config.peft and not config.use_vllm else 4
+            return 2 if self.on_gpu and config.may_halve_base else 4
         return 4 if config.dtype == "float32" else 2
 
     @property

@@ -39,14 +39,13 @@ def serving(plan: Plan, folder: RunFolder, announce: Announce) -> Iterator[str |
 
 def _server_plan(plan: Plan, folder: RunFolder) -> ServerPlan:
     config = plan.config
-    by_adapter = config.peft and config.vllm_sync in ("auto", "adapter")
     return ServerPlan(
         model=str(PACKAGE / "tiny_model") if config.model == "tiny" else config.model,
         log=folder.path / "vllm-server.log",
         gpus=plan.server_gpus,
         tensor_parallel=config.vllm_tensor_parallel_size,
         context=_context(config),
-        lora_rank=config.lora_r if by_adapter else None,
+        lora_rank=config.lora_r if config.weight_sync == "adapter" else None,
         memory=config.vllm_memory,
         dtype="float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype,
         trust_remote_code=config.trust_remote_code,

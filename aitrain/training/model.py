@@ -59,9 +59,9 @@ def choose_precision(config: TrainConfig) -> Precision:
 
 
 def _auto_dtype(config: TrainConfig, has_bf16: bool) -> torch.dtype:
-    """A frozen base may be bfloat16; weights that train stay float32, or small updates would round to nothing. TRL's
-    vLLM sync merges the adapter into the base and takes it out again, which drifts a bfloat16 base: float32 there."""
-    return torch.bfloat16 if has_bf16 and config.peft and not config.use_vllm else torch.float32
+    """A frozen base may be bfloat16; weights that train stay float32, or small updates would round to nothing. So they
+    would where base and adapter are added up for vLLM."""
+    return torch.bfloat16 if has_bf16 and config.may_halve_base else torch.float32
 
 
 def model_path(name: str) -> str:

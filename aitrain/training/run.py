@@ -76,7 +76,7 @@ from aitrain.training.model import (
 from aitrain.training.provenance import describe_run
 from aitrain.training.rollout import Limits, refuse_tools_for_strings
 from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
-from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_sharded, sync_of
+from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_sharded
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _serving(job: Job, limits: Limits) -> Callable[[Any], Served] | None:
     Raises:
         ConfigError: the server lacks something.
     """
-    config, sync = job.config, sync_of(job.config)
+    config, sync = job.config, job.config.weight_sync
     if sync == "nccl":
         check_for_nccl(str(config.vllm_server_url), model_path(config.model))
     if sync not in ("adapter", "disk"):
@@ -235,7 +235,7 @@ def _served(job: Job, base: Base, trainer: Any) -> Served:
     model = trainer.accelerator.unwrap_model(trainer.model)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     folder = roomy_folder(job.folder.path, size)
-    by_adapter = sync_of(job.config) == "adapter"
+    by_adapter = job.config.weight_sync == "adapter"
     sync: Any = AdapterSync(model, folder) if by_adapter else DiskSync(model, folder, renews=base.is_on_cpu)
     return Served(
         Server(str(job.config.vllm_server_url)),

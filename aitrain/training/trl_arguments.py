@@ -28,14 +28,7 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
 
 def trl_generates(config: TrainConfig) -> bool:
     """Whether TRL's own vLLM is used: inside the training processes, or by NCCL."""
-    return config.use_vllm and sync_of(config) in (None, "nccl")
-
-
-def sync_of(config: TrainConfig) -> str | None:
-    """How a vLLM server gets the weights: adapter, disk or nccl; None where there is no server."""
-    if not config.use_vllm or config.vllm_mode != "server":
-        return None
-    return ("adapter" if config.peft else "disk") if config.vllm_sync == "auto" else config.vllm_sync
+    return config.use_vllm and config.weight_sync in (None, "nccl")
 
 
 def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
@@ -44,7 +37,7 @@ def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
     Raises:
         ConfigError: each process would have a part of them.
     """
-    way, sync = _sharding(arguments), sync_of(config)
+    way, sync = _sharding(arguments), config.weight_sync
     if way and sync in ("adapter", "disk"):
         raise ConfigError(
             f"vllm_sync: with {way} each process has a part of the weights, and none could write them for the server"
