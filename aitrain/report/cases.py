@@ -61,3 +61,13 @@ def mean_score(entries: Iterable[Entry]) -> float | None:
     """Of those that have one, None where none has."""
     scores = [entry.score for entry in entries if entry.score is not None]
     return fmean(scores) if scores else None
+
+
+def telling(rows: list[CaseRow], most: int) -> list[CaseRow]:
+    """All cases, or of very many those whose score changed most, half of them held out where there are so many."""
+    if len(rows) <= most:
+        return rows
+    ranked = sorted(rows, key=lambda row: -abs((row.last or 0.0) - (row.first or 0.0)))
+    held_out = [row for row in ranked if row.is_held_out][: most // 2]
+    training = [row for row in ranked if not row.is_held_out][: most - len(held_out)]
+    return [*held_out, *training]

@@ -15,7 +15,7 @@ from aitrain.report.episodes import group_of
 from aitrain.report.rollouts import Entry
 
 MOST_EPISODES = 2_000
-MOST_BYTES = 4_000_000
+MOST_BYTES = 8_000_000
 """Of the records as they lie in the files; the page holds less of each."""
 LARGEST = 400_000
 """What one episode may count for: a page shows only so much of it."""

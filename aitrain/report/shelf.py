@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.report.cases import case_rows
+from aitrain.report.cases import case_rows, telling
 from aitrain.report.episodes import Found, Query, episode, find, page_of
 from aitrain.report.rollouts import Rollouts, finite
 from aitrain.report.summary import read_object, summary
@@ -21,6 +21,7 @@ PATIENCE = 0.3
 SIGNS = ("config.yaml", "metrics.jsonl", "status.json", "rollouts")
 """What makes a folder a run's."""
 MOST_RUNS = 500
+MOST_CASES = 10_000
 
 Values = dict[str, Any]
 
@@ -80,9 +81,10 @@ class OpenRun:
         score = finite(result.get("score_after"))
         return {"id": self.id, "name": self.path.name, "status": str(status.get("status", "")), "score_after": score}
 
-    def cases(self) -> list[Values]:
-        """A row for each case."""
-        return [asdict(row) for row in case_rows(self.rollouts)]
+    def cases(self) -> Values:
+        """A row for each case; of very many, those that tell most."""
+        rows = case_rows(self.rollouts)
+        return {"rows": [asdict(row) for row in telling(rows, MOST_CASES)], "count": len(rows)}
 
     def episodes(self, query: Query, start: int) -> Values:
         """One page of the episodes that a query asks for."""

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aitrain.events import Announce, Event, Note, Phase, Step
-from aitrain.report.cases import CaseRow, case_rows
+from aitrain.events import Announce, Event, Note, Step
+from aitrain.report.cases import case_rows, telling
 from aitrain.report.episodes import Limit, episode
 from aitrain.report.page import self_contained
 from aitrain.report.picture import draw_curve
@@ -53,7 +53,6 @@ class Reporting:
 
     def finish(self, announce: Announce) -> None:
         """Write all there is to see of a run that has ended."""
-        announce(Phase("writing the report"))
         self.write(announce)
         try:
             draw_curve(self.folder, self.rollouts)
@@ -92,19 +91,9 @@ def page_data(folder: RunFolder, rollouts: Rollouts) -> dict[str, Any]:
         one["asked"] = prompts.setdefault(repr(asked), (len(prompts), asked))[0]
     return {
         "summary": summary(folder.path, rollouts),
-        "cases": [asdict(row) for row in telling(rows)],
+        "cases": [asdict(row) for row in telling(rows, MOST_CASES)],
         "case_count": len(rows),
         "episodes": episodes,
         "prompts": [asked for _, asked in prompts.values()],
         "written": time.time(),
     }
-
-
-def telling(rows: list[CaseRow]) -> list[CaseRow]:
-    """All cases, or of very many those whose score changed most, half of them held out where there are so many."""
-    if len(rows) <= MOST_CASES:
-        return rows
-    ranked = sorted(rows, key=lambda row: -abs((row.last or 0.0) - (row.first or 0.0)))
-    held_out = [row for row in ranked if row.is_held_out][: MOST_CASES // 2]
-    training = [row for row in ranked if not row.is_held_out][: MOST_CASES - len(held_out)]
-    return [*held_out, *training]

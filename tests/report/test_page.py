@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import aitrain.report.writing as writing
-from aitrain.events import Event, Note, Phase, Step
+from aitrain.events import Event, Note, Step
 from aitrain.report.page import SCRIPTS, STYLES, as_inert_json, asset, self_contained
 from aitrain.report.rollouts import Rollouts
 from aitrain.report.summary import POINTS, curves, summary
@@ -141,8 +141,8 @@ def test_a_report_that_cannot_be_written_ends_nothing(real_run: Path, monkeypatc
     monkeypatch.setattr(writing, "draw_curve", full)
     told: list[Event] = []
     Reporting(RunFolder(real_run)).finish(told.append)
-    assert [type(event) for event in told] == [Phase, Note, Note]
-    assert "No space left on device" in str(told[1])
+    assert [type(event) for event in told] == [Note, Note]
+    assert "No space left on device" in str(told[0])
 
 
 def test_a_run_that_goes_on_writes_its_report_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

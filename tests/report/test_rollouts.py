@@ -68,10 +68,11 @@ def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
     folder = write_run(tmp_path, [record(step=step) for step in range(5)])
     rollouts = read(folder)
     file = folder / "rollouts" / "rank0.jsonl"
-    file.with_suffix(".new").write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:2]))
-    os.replace(file.with_suffix(".new"), file)
-    rollouts.refresh()
-    assert [entry.step for entry in rollouts.entries] == [0, 1]
+    for count in (2, 8):  # less than was read, and more
+        other = write_run(tmp_path / f"other{count}", [record(step=10 + step) for step in range(count)])
+        os.replace(other / "rollouts" / "rank0.jsonl", file)
+        rollouts.refresh()
+        assert [entry.step for entry in rollouts.entries] == [10 + step for step in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_all_runs_of_a_folder_are_listed_and_shown(server: PageServer) -> None:
     assert {run["id"] for run in get(server, "runs")} == {"sums", "other"}
     shown = ready(server, "sums")
     assert shown["scores"]["sampled"]["change"]["count"] == 8
-    assert {row["case"] for row in get(server, "cases", run="sums") if row["is_held_out"]} != set()
+    assert {row["case"] for row in get(server, "cases", run="sums")["rows"] if row["is_held_out"]} != set()
     page = get(server, "episodes", run="sums", step=8, when="training")
     assert page["total"] == 16
     assert get(server, "episode", run="sums", n=page["rows"][0]["n"])["said"][0]["role"] == "assistant"

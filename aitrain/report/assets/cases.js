@@ -5,7 +5,7 @@ const FIRST_CASES = 25;
 
 class CaseTable {
   /** `other`: a second run, whose last scores stand beside. */
-  constructor(source, run, cases, other = null) {
+  constructor(source, run, { rows: cases, count: all }, other = null) {
     Object.assign(this, { source, run, other });
     this.cases = cases.map((row) => ({ ...row, change: row.first === null || row.last === null ? null : row.last - row.first, other: this.otherScore(row) }));
     this.isHeldOut = cases.some((row) => row.is_held_out);
@@ -18,12 +18,13 @@ class CaseTable {
     this.head = el("tr");
     this.body = el("tbody");
     this.more = el("button", { type: "button", class: "wide", onclick: () => this.show({ most: this.most * 4 }) });
-    this.element = el("div", {}, el("div", { class: "toolbar" }, chosen, search), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of cases" }, el("table", { class: "cases" }, el("thead", {}, this.head), this.body)), this.more);
+    const left = cases.length < all && note(`${count(cases.length)} of ${count(all)} cases: those whose scores changed most.`);
+    this.element = el("div", {}, left, el("div", { class: "toolbar" }, chosen, search), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of cases" }, el("table", { class: "cases" }, el("thead", {}, this.head), this.body)), this.more);
     this.show({});
   }
 
   otherScore(row) {
-    return this.other?.cases.find((one) => one.case === row.case && one.is_held_out === row.is_held_out)?.last ?? null;
+    return this.other?.cases.rows.find((one) => one.case === row.case && one.is_held_out === row.is_held_out)?.last ?? null;
   }
 
   get columns() {

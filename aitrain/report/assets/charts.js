@@ -29,7 +29,17 @@ const CHARTS = [
   { id: "gradient", title: "Gradient norm", hint: "Before clipping", series: [["grad_norm", "norm"]], smooth: true },
   { id: "rate", title: "Learning rate", hint: "As scheduled", series: [["learning_rate", "learning rate"]] },
 ];
+const KNOWN = new Set(["seconds", "epoch", ...CHARTS.flatMap((chart) => [...(chart.series ?? []).map(([name]) => name), ...(chart.band ?? [])])]);
+const PREFIXES = CHARTS.flatMap((chart) => chart.prefix ?? []);
 const FIRST = new Set(["reward", "held-out", "length", "entropy", "kl", "failures", "turns", "env"]);
+
+/** A chart for each other series that a run has and that is not always 0. */
+function otherCharts(runs) {
+  const names = runs.flatMap(({ summary }) => Object.entries(summary.curves.series).filter(([, values]) => !isZero(values)).map(([name]) => name));
+  return [...new Set(names)]
+    .filter((name) => !KNOWN.has(name) && !PREFIXES.some((prefix) => name.startsWith(prefix)))
+    .map((name) => ({ id: name, title: name, hint: "As the trainer logs it", series: [[name, name.split("/").pop()]] }));
+}
 
 /** The lines of a chart in one run: [{label, x, y}]. */
 function linesOf(chart, summary) {
@@ -99,7 +109,7 @@ function chartGrid(runs) {
     return isTelling(chart, lines) ? chartCard(chart, lines, runs, charts) : null;
   };
   const first = CHARTS.filter((chart) => FIRST.has(chart.id)).map(make).filter(Boolean);
-  const more = CHARTS.filter((chart) => !FIRST.has(chart.id)).map(make).filter(Boolean);
+  const more = [...CHARTS.filter((chart) => !FIRST.has(chart.id)), ...otherCharts(runs)].map(make).filter(Boolean);
   const grid = el("div", { class: "charts" }, first);
   const rest = el("div", { class: "charts" }, more);
   const fold = el("details", { class: "fold", ontoggle: () => charts.forEach((chart) => chart.fit()) }, el("summary", {}, `More curves (${more.length})`), rest);
@@ -115,9 +125,9 @@ function chartCard(chart, lines, runs, charts) {
   const legend = el("div", { class: "legend" });
   const plot = el("div", { class: "plot", role: "img", "aria-label": describe(chart, lines) });
   const save = el("button", { type: "button", class: "quiet save", title: `Save the chart of ${chart.title} as an image` }, "PNG");
-  const card = el("figure", { class: "card chart", "data-chart": chart.id }, el("figcaption", {}, el("h3", {}, chart.title), el("p", { class: "hint" }, chart.hint), save), plot, legend);
+  const card = el("figure", { class: "card chart", "data-chart": chart.id }, el("figcaption", {}, el("h3", {}, isolated(chart.title)), el("p", { class: "hint" }, chart.hint), save), plot, legend);
   const drawn = new Drawn(chart, lines, plot, legend, runs.length > 1);
-  save.addEventListener("click", () => drawn.save(`${runs[0].name}-${chart.id}.png`));
+  save.addEventListener("click", () => drawn.save(`${runs[0].name}-${chart.id.replaceAll("/", "-")}.png`));
   charts.push(drawn);
   return card;
 }

@@ -4,6 +4,7 @@
 const STATUS = { running: "running", finished: "finished", stopped: "stopped", failed: "failed", unknown: "not started" };
 const POLL = 2000;
 const POLL_WHILE_READING = 500;
+const CASES_EVERY = 15_000;
 
 // -- light and dark
 
@@ -293,6 +294,7 @@ class Page {
 
   async drawCases() {
     if (!this.isReady) return;
+    this.casesAt = Date.now();
     const cases = await this.source.cases(this.run);
     const other = this.other ? { ...this.other, cases: await this.source.cases(this.other.id) } : null;
     const before = this.caseTable;
@@ -376,7 +378,8 @@ class Page {
     this.drawNumbers();
     if (news.is_ready) {
       this.list.update(news);
-      if (!hadEpisodes || !document.activeElement || !this.cases.contains(document.activeElement)) await this.drawCases();
+      const isDue = Date.now() - this.casesAt > CASES_EVERY || news.status !== "running";
+      if (!hadEpisodes || (isDue && !this.cases.contains(document.activeElement))) await this.drawCases();
     }
   }
 }

@@ -11,7 +11,7 @@ class RolloutList {
     const { steps } = this.counted;
     if (steps.length) this.query.step = String(steps[steps.length - 1]);
     else this.query.when = "";
-    this.list = el("div", { class: "groups", "aria-live": "polite" });
+    this.list = el("div", { class: "groups" });
     this.status = el("p", { class: "hint", role: "status" });
     this.more = el("button", { type: "button", class: "wide", hidden: true, onclick: () => this.load(this.next) }, "Show more");
     this.fresh = el("button", { type: "button", class: "wide fresh", hidden: true, onclick: () => this.showNewest() });

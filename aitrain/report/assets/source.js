@@ -31,6 +31,8 @@ class Embedded {
     this.data = data;
     this.isSample = data.summary.episodes.all > data.episodes.length;
     for (const episode of data.episodes) episode.asked = data.prompts[episode.asked];
+    const steps = data.episodes.filter((episode) => !episode.when).map((episode) => episode.step);
+    data.summary.episodes.steps = [...new Set(steps)].sort((one, other) => one - other); // those that can be shown
   }
 
   async runs() {
@@ -42,7 +44,7 @@ class Embedded {
   }
 
   async cases() {
-    return this.data.cases;
+    return { rows: this.data.cases, count: this.data.case_count };
   }
 
   async episodes(run, query, start = 0) {
