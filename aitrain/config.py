@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from aitrain.errors import ConfigError
-from aitrain.values import Address, JsonObject, Names, Table, as_meant, refusal
+from aitrain.values import Address, JsonObject, Names, Table, Trackers, as_meant, refusal
 
 __all__ = ["TrainConfig"]
 
@@ -135,9 +135,10 @@ class TrainConfig(BaseModel):
         may_change=True,
     )
     logging_steps: int = knob(-1, "Steps between two lines of metrics.jsonl; -1: every step.", "Run", may_change=True)
-    log: Literal["none", "wandb", "tensorboard", "trackio"] = knob(
+    log: Trackers = knob(
         "none",
-        "Tracker to report to as well; none, where AITraining has wandb: no account is needed to train.",
+        "Trackers to report to as well: wandb, tensorboard, trackio, with commas; none, where AITraining has wandb: no"
+        " account is needed to train.",
         "Run",
         may_change=True,
     )

@@ -132,9 +132,24 @@ def _read_address(value: str) -> str:
     return value.rstrip("/").removesuffix("/v1")
 
 
+TRACKERS = ("wandb", "tensorboard", "trackio")
+
+
+def _read_trackers(value: str) -> str:
+    names = [name.strip() for name in value.split(",")]
+    unknown = next((name for name in names if name not in (*TRACKERS, "none")), None)
+    if unknown is not None:
+        near = did_you_mean(unknown, TRACKERS)
+        raise ValueError(f"must be none, or some of {', '.join(TRACKERS)} with commas, not {unknown or value}.{near}")
+    if "none" in names and len(names) > 1:
+        raise ValueError(f"none and others at the same time: {value}")
+    return ",".join(dict.fromkeys(names))
+
+
 JsonObject = Annotated[dict[str, Any], BeforeValidator(read_json_object)]
 Table = Annotated[dict[str, Any], BeforeValidator(_read_table)]
 Names = Annotated[str, BeforeValidator(_read_names)]
+Trackers = Annotated[str, BeforeValidator(_read_names), AfterValidator(_read_trackers)]
 Address = Annotated[str, AfterValidator(_read_address)]
 
 

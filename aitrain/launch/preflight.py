@@ -179,8 +179,9 @@ def _check_packages(config: TrainConfig) -> None:
     needs_vllm = config.vllm_server_url is None or config.vllm_sync == "nccl"  # else somebody else's server has it
     if config.use_vllm and needs_vllm and installed("vllm") is None:
         raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
-    if config.log != "none" and installed(config.log) is None:
-        raise ConfigError(f"log: {config.log} is not installed\nInstall it with: pip install {config.log}")
+    for tracker in config.log.split(","):
+        if tracker != "none" and installed(tracker) is None:
+            raise ConfigError(f"log: {tracker} is not installed\nInstall it with: pip install {tracker}")
 
 
 # -- processes and GPUs

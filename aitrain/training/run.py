@@ -75,6 +75,7 @@ from aitrain.training.model import (
 )
 from aitrain.training.provenance import describe_run
 from aitrain.training.rollout import Limits, refuse_tools_for_strings
+from aitrain.training.tracking import About, Tracking
 from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
 from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_sharded
 
@@ -104,6 +105,20 @@ class Prepared:
     precision: Precision
     stopper: Stopper
     standing: Standing
+    tracking: Tracking
+
+
+@dataclass(frozen=True)
+class Records:
+    """Where all that happens is noted: in the run folder, and with trackers."""
+
+    history: History
+    tracking: Tracking
+
+    def add_rollouts(self, records: list[dict[str, Any]]) -> None:
+        """Episodes of this process."""
+        self.tracking.see(records)
+        self.history.add_rollouts(records)
 
 
 def run(job: Job) -> Result:
@@ -130,7 +145,7 @@ def run(job: Job) -> Result:
 
 def _run(job: Job, host: Host) -> Result:
     prepared = prepare(job, host)
-    with closing(prepared.trainer):
+    with closing(prepared.trainer), closing(prepared.tracking):
         return _train_and_score(job, prepared)
 
 
@@ -328,21 +343,22 @@ def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -
     about = _describe(job, parts.cases, PartialState().num_processes)
     standing = _compare(job, about)
     checkpoints = Checkpoints(job.folder, history, about, standing, job.config.save_total_limit)
-    callbacks = [Reporter(history, job.progress, job.announce), Alarms(tell), stopper]
+    records = Records(history, Tracking(About(job.folder, job.config), tell))
+    callbacks = [records.tracking, Reporter(history, job.progress, job.announce), Alarms(tell), stopper]
     if job.config.stop_when_flat is not None:
         callbacks.append(Flat(job.config.stop_when_flat, job.stop.want))
-    hooks = Hooks(history.add_rollouts, tell, callbacks, checkpoints.save)
+    hooks = Hooks(records.add_rollouts, tell, callbacks, checkpoints.save)
     try:
         trainer = EpisodeTrainer(parts, hooks)
     except (ValueError, ImportError, NotImplementedError) as error:
         raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
-    trainer.add_callback(Evaluator(job.config, partial(_evaluate_at, job, trainer, held_out, history), standing))
+    trainer.add_callback(Evaluator(job.config, partial(_evaluate_at, job, trainer, held_out, records), standing))
     if job.checkpoint is not None:
         trainer.add_callback(Return(job.checkpoint, trainer, standing.is_same))
     job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(job.folder.environment, about.environment)
-    return Prepared(trainer, held_out, precision, stopper, standing)
+    return Prepared(trainer, held_out, precision, stopper, standing, records.tracking)
 
 
 def _describe(job: Job, cases: dataset.Cases, processes: int) -> Manifest:
@@ -376,7 +392,7 @@ def _score_before(job: Job, prepared: Prepared) -> dict[str, float | None]:
         return recorded
     job.announce(Phase(f"scoring {len(prepared.held_out.cases)} held-out cases"))
     sampled, greedy = prepared.held_out.scores(prepared.trainer, "before")
-    job.announce(Evaluated("before", sampled, greedy))
+    _tell_scores(job, prepared.tracking, Evaluated("before", sampled, greedy))
     job.stop.check()
     return {"score_before": sampled, "greedy_before": greedy}
 
@@ -425,13 +441,18 @@ def _train(job: Job, prepared: Prepared) -> None:
         ) from error
 
 
-def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, history: History, step: int) -> Scores:
+def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, records: Records, step: int) -> Scores:
     job.announce(Phase(f"scoring {len(held_out.cases)} held-out cases"))
     sampled, greedy = held_out.scores(trainer, f"step{step}")
     if trainer.accelerator.is_main_process and sampled is not None:
-        history.add_metrics({"step": step, "eval_score": sampled, "eval_greedy": greedy})
-        job.announce(Evaluated(f"step {step}", sampled, greedy))
+        records.history.add_metrics({"step": step, "eval_score": sampled, "eval_greedy": greedy})
+        _tell_scores(job, records.tracking, Evaluated(f"step {step}", sampled, greedy))
     return sampled, greedy
+
+
+def _tell_scores(job: Job, tracking: Tracking, scores: Evaluated) -> None:
+    job.announce(scores)
+    tracking.take(scores)
 
 
 # -- after
@@ -464,7 +485,7 @@ def _save(job: Job, prepared: Prepared) -> None:
 def _score_after(job: Job, prepared: Prepared, outcome: Outcome) -> Outcome:
     job.announce(Phase(f"scoring {len(prepared.held_out.cases)} held-out cases"))
     sampled, greedy = prepared.held_out.scores(prepared.trainer, "after")
-    job.announce(Evaluated("after", sampled, greedy))
+    _tell_scores(job, prepared.tracking, Evaluated("after", sampled, greedy))
     return Outcome(outcome.status, outcome.seconds, outcome.scores | {"score_after": sampled, "greedy_after": greedy})
 
 

@@ -73,7 +73,7 @@ def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> di
         "ddp_timeout": config.ddp_timeout,
         "ddp_find_unused_parameters": False,  # every weight that trains is used in every pass
         "logging_steps": max(1, config.logging_steps),
-        "report_to": config.log,
+        "report_to": "none",  # training/tracking.py does, so that a tracker that fails ends no run
         "run_name": config.project_name,
         "save_strategy": IntervalStrategy(config.save_strategy),
         "save_steps": config.save_steps,

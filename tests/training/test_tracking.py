@@ -1,0 +1,183 @@
+"""Trackers, with their real libraries: what they are told of a run, and that none of them can end it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from aitrain import ConfigError, Result, TrainConfig
+from aitrain.training.tracking import LONGEST, _as_markdown, _row
+from tests.conftest import Run
+
+KNOBS: dict[str, Any] = {
+    "eval_cases": 3,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "rl_env_config": {"level": 7, "api_key": "hush"},
+}
+
+
+class Vowels:
+    """Some cases fail."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"# <b>{n}</b>:"} for n in range(20)]
+
+    def score_episode(self, completion: str, case_idx: int) -> float:
+        if case_idx % 4 == 0:
+            raise ValueError("no\n# luck")
+        return min(1.0, completion.count("a") / 2)
+
+
+def told(result: Result) -> EventAccumulator:
+    events = EventAccumulator(str(result.folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0})
+    events.Reload()
+    return events
+
+
+def texts(events: EventAccumulator, name: str) -> list[tuple[int, str]]:
+    return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors(f"{name}/text_summary")]
+
+
+def test_tensorboard_is_told_metrics_scores_knobs_and_rollouts(train: Callable[..., Result]) -> None:
+    result = train(Vowels(), log="tensorboard", **KNOBS)
+    events = told(result)
+
+    rewards = {line["step"]: line["reward"] for line in result.history if "reward" in line}
+    assert {event.step: event.value for event in events.Scalars("train/reward")} == pytest.approx(rewards)
+    assert events.Scalars("train/time/generate")[-1].value > 0
+    scores = [(event.step, event.value) for event in events.Scalars("eval/score")]
+    assert [step for step, _ in scores] == [0, 2, 3]
+    assert (scores[0][1], scores[-1][1]) == pytest.approx((result.score_before, result.score_after))
+
+    (knobs,) = texts(events, "knobs")
+    assert "    rl_num_generations: 4\n" in knobs[1]
+    assert "level: 7" in knobs[1]
+    assert "hush" not in knobs[1]
+    assert [step for step, _ in texts(events, "rollouts")] == [0, 1, 2, 2, 3, 3]
+
+
+def test_what_was_said_is_no_markdown(train: Callable[..., Result]) -> None:
+    for _, text in texts(told(train(Vowels(), log="tensorboard", **KNOBS)), "rollouts"):
+        assert all(line in ("", "---") or line.startswith("    ") for line in text.split("\n"))
+
+
+def test_a_tracker_that_fails_is_left_out_and_said_once(
+    train: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "file"))
+    result = train(Vowels(), log="tensorboard", **KNOBS)
+    assert result.status == "finished"
+    assert capsys.readouterr().err.count("tensorboard failed and is left out") == 1
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_row_holds_all_that_was_said_and_no_more_than_a_table_can_bear() -> None:
+    record = {
+        "step": 3,
+        "case_idx": {1},
+        "prompt": [{"role": "user", "content": "say"}],
+        "messages": [
+            {"role": "user", "content": "say"},
+            {"role": "assistant", "content": "a" * 2 * LONGEST},
+            {"role": "user", "content": "again"},
+        ],
+        "completion": "a",
+        "score": None,
+        "stop": "env_error",
+        "error": {"kind": "raised", "message": "no"},
+    }
+    row = _row(record)
+    assert row[:4] == [3, "training", "{1}", "user: say"]
+    assert str(row[4]).startswith("assistant: aaa")
+    assert len(str(row[4])) == LONGEST
+    assert row[5:] == [None, None, "env_error", "raised: no"]
+    assert "\n    error:\n    raised: no" in _as_markdown(row)
+
+
+# -- those that are no part of the tests' own requirements
+
+
+def test_wandb_works_without_an_account_or_a_network(
+    train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason='wandb is not installed: pip install "aitrain[wandb]"')
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    result = train(Vowels(), log="wandb,tensorboard", **KNOBS)
+
+    (run,) = (result.folder / "wandb").glob("offline-run-*")
+    tables = [json.loads(file.read_text()) for file in run.rglob("rollouts_*.table.json")]
+    assert len(tables) == 6
+    assert all("prompt" in table["columns"] and table["data"] for table in tables)
+    recorded = b"".join(file.read_bytes() for file in run.rglob("*.wandb"))
+    assert b"train/time/generate" in recorded
+    assert b"rl_num_generations" in recorded
+    assert b"hush" not in recorded
+    assert told(result).Scalars("eval/score")
+
+
+def test_without_an_account_wandb_is_left_out(
+    aitrain_grpo: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the command, because wandb remembers in a process how it was set up there."""
+    pytest.importorskip("wandb", reason='wandb is not installed: pip install "aitrain[wandb]"')
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    short = ["--max-steps", "1", "--rl-max-new-tokens", "4", "--eval-cases", "2", "--save-strategy", "no"]
+    done = aitrain_grpo("--model", "tiny", "--rl-env", "envs.arithmetic", *short, "--log", "wandb")
+    assert done.returncode == 0
+    assert "! wandb failed and is left out: UsageError" in done.stderr
+    assert "WANDB_MODE=offline" in done.stderr
+
+
+def test_trackio_keeps_a_run_on_this_machine(
+    train: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trackio", reason='trackio is not installed: pip install "aitrain[trackio]"')
+    from trackio import sqlite_storage, utils
+
+    monkeypatch.setattr(utils, "TRACKIO_DIR", tmp_path / "trackio")
+    monkeypatch.setattr(sqlite_storage, "TRACKIO_DIR", tmp_path / "trackio")
+    train(Vowels(), log="trackio", project_name="mine", **KNOBS)
+
+    with sqlite3.connect(tmp_path / "trackio" / "aitrain.db") as stored:
+        metrics = [json.loads(line) for (line,) in stored.execute("select metrics from metrics")]
+        (knobs,) = stored.execute("select config from configs").fetchone()
+    assert sum("train/reward" in line for line in metrics) == 3
+    assert sum("eval/score" in line for line in metrics) == 3
+    assert sum("rollouts" in line for line in metrics) == 6
+    assert json.loads(knobs)["aitrain"]["rl_env_config"] == {"level": 7, "api_key": "..."}
+
+
+# -- the knob
+
+
+@pytest.mark.parametrize(
+    ("given", "log"),
+    [("none", "none"), ("wandb, tensorboard", "wandb,tensorboard"), (["trackio", "trackio"], "trackio")],
+    ids=str,
+)
+def test_several_trackers_are_named_with_commas(given: Any, log: str) -> None:
+    assert TrainConfig(log=given).log == log
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("tensorbord", "must be none, or some of wandb, tensorboard, trackio with commas, not tensorbord."),
+        ("wandb,,", "not wandb,,"),
+        ("none,wandb", "none and others at the same time: none,wandb"),
+    ],
+)
+def test_a_tracker_that_is_none_is_refused(given: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        TrainConfig(log=given)
+    assert message in str(refused.value)
