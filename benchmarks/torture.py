@@ -105,7 +105,7 @@ class Torture:
         if inside_save:
             time.sleep(self.chance.uniform(0, 0.03))
             return "just after a save"
-        while len(self._steps()) <= done and not self._is_saving():
+        while len(self._steps()) <= done:
             self._check_alive(child, began)
             time.sleep(0.002)
         time.sleep(self.chance.uniform(0, 0.5))

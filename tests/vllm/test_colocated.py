@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -84,3 +85,22 @@ def test_an_environment_that_asks_the_model_itself_asks_vllm(tmp_path: Path) -> 
 
     assert [line["env/asked"] for line in lines] == [1.0, 1.0]
     assert [line["unscored"] for line in lines] == [0.0, 0.0]
+
+
+def test_a_run_is_resumed_with_its_step_its_weights_and_its_generation_window(tmp_path: Path) -> None:
+    """The second step still trains on the first one's batch: the resumed run must not generate before the third."""
+    keep = ["--save-strategy=steps", "--save-steps=1", "--save-total-limit=5", "--eval-cases=0"]
+    window = ["--trl=num_iterations=2", "--max-steps=4", *DEMO, *keep]
+    whole = run(tmp_path, *window)
+    folder = tmp_path / "runs" / "run"
+    for step in (2, 3, 4):
+        shutil.rmtree(folder / "checkpoints" / f"checkpoint-{step}")
+    resumed = run(tmp_path, *window, "--resume")
+
+    assert [line["step"] for line in resumed] == [1, 2, 3, 4]
+    for name in ("loss", "grad_norm", "learning_rate", "num_tokens"):
+        assert [line[name] for line in resumed[:2]] == [line[name] for line in whole[:2]], name
+    steps = [record["step"] for record in read_lines(folder / "rollouts" / "rank0.jsonl")]
+    assert sorted(set(steps)) == [1, 3]
+    assert len(steps) == 2 * 128
+    check_agreement([line for line in resumed if "sampling/sampling_logp_difference/mean" in line])
