@@ -90,8 +90,7 @@ def _room_lines(wanted: Plan) -> Iterator[str]:
     each = f" for each of {sharing} processes" if sharing > 1 else ""
     yield _line("memory", f"about {shown(need.peak)} of the {machine.kind}'s{each}{free}; {_lengths(wanted)}")
     yield from _parts(need.stay)
-    note = "  (the largest of these counts)" if machine.kind == "GPU" else ""
-    yield from (line + note for line in _parts(need.phases))
+    yield from (f"{line} (the largest of these counts)" for line in _parts(need.phases))
     if need.ending == need.peak:
         yield _line("", f"{shown(need.ending):>10} at the end, while the adapter is merged")
     for flag, saved in levers(shape, wanted.config, wanted.batch, machine)[:4]:

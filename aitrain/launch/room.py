@@ -1,8 +1,8 @@
 """What a run needs of memory and disk, estimated before anything is loaded, and what to change when there is less.
 
-The memory of one process: what stays (weights, adapter, reference, optimizer), and what comes and goes in a step. A
-GPU's allocator hands freed blocks on, so there the largest phase counts; the CPU's keeps them, so there all of them do.
-benchmarks/memory.py compares these figures with real trainings on the CPU.
+The memory of one process: what stays (weights, adapter, reference, optimizer), and what comes and goes in a step, of
+which the largest phase counts. benchmarks/memory.py compares these figures with real trainings on the CPU. What an
+allocator keeps beyond them in pieces is not in them: on the CPU some hundred MiB, as it gives back blocks above 32 MiB.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Machine:
 @dataclass(frozen=True)
 class Needs:
     """Bytes that one process needs, by what they are for. `stay` is there all the time; of `phases` the largest one
-    counts on a GPU, all of them on the CPU."""
+    counts."""
 
     machine: Machine
     stay: Mapping[str, int]
@@ -59,9 +59,7 @@ class Needs:
     @property
     def peak(self) -> int:
         """The most at any time."""
-        together = sum if self.machine.kind == "CPU" else max
-        training = sum(self.stay.values()) + together(self.phases.values())
-        return max(training, self.ending)
+        return max(sum(self.stay.values()) + max(self.phases.values()), self.ending)
 
 
 def needs(shape: Shape, config: TrainConfig, batch: BatchPlan, machine: Machine) -> Needs:
@@ -187,15 +185,15 @@ class _Sizes:
 
     @property
     def generation(self) -> int:
-        """transformers keeps all completions of a step in its cache, and on the CPU the cache of the token before."""
+        """transformers keeps all completions of a step in its cache, one layer twice while it grows."""
         config, shape = self.config, self.shape
         if config.use_vllm:
             shares = config.vllm_mode == "colocate" and not config.vllm_sleep_mode
             return int((self.machine.total or 0) * config.vllm_memory) if shares else 0
         rows = max(self.batch.micro_batch * self.batch.accumulation, HELD_OUT if config.eval_cases != 0 else 0)
-        cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (self.prompt + self.completion) * self.width
+        cache = 2 * (shape.layers + 1) * shape.kv_heads * shape.head_dim * (self.prompt + self.completion) * self.width
         first = self.prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
-        return rows * (cache * (1 if self.on_gpu else 2) + first * self.width + 5 * 4 * shape.vocabulary)
+        return rows * (cache + first * self.width + 5 * 4 * shape.vocabulary)
 
 
 # -- what to change

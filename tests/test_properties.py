@@ -1,0 +1,71 @@
+"""Whatever stands in a file or behind a flag: an error that names the knob, or a configuration that stays the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests import properties
+
+few = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built_once() -> Iterator[None]:
+    with properties.built_once():
+        yield
+
+
+@few
+@given(st.one_of(properties.mappings, properties.likely_mappings))
+def test_any_mapping_is_taken_as_it_is_or_refused_by_name(mapping: dict[Any, Any]) -> None:
+    properties.holds_for_a_file_of_knobs(mapping)
+
+
+@few
+@given(st.text())
+@example("[" * properties.DEEP)
+@example("a: &x [*x]")
+@example("rl_env_config: &x {a: *x}")
+@example("? [a]\n: b")
+@example("lr: " + "9" * 5000)
+@example("lr: !!python/object:os.system x")
+@example("trl: {1: 2, true: 3}")
+@example("\ufeffmodel: tiny")
+def test_any_text_is_a_file_of_knobs_or_refused(text: str) -> None:
+    properties.holds_for_a_file(text)
+
+
+@few
+@given(st.sampled_from(properties.KNOBS), properties.flag_values)
+@example("rl_env_config", "[" * properties.DEEP)
+@example("rl_env_config", '{"a":' * properties.DEEP)
+@example("rl_env_config", '{"a": ' + "9" * 5000 + "}")
+@example("trl", "delta=" + "[" * properties.DEEP)
+@example("seed", "9" * 5000)
+@example("project_name", "ab\udcff")
+@example("output_dir", "\udcff")
+@example("output_dir", "x" * 5000)
+@example("model", "x" * 5000)
+@example("rl_env", "x" * 5000 + ".py")
+@example("rl_env", "~nobody-of-this-name/x.py")
+@example("resume_from_checkpoint", "x" * 5000)
+@example("max_steps", "1" + "0" * 300)
+@example("rl_prompts_per_step", "1" + "0" * 300)
+def test_any_text_behind_a_flag_is_taken_or_refused_by_name(name: str, value: str) -> None:
+    properties.holds_for_a_flag(name, value)
+
+
+@few
+@given(properties.json_values, st.booleans())
+@example({"a": math.nan, "b": -math.inf}, True)
+@example({"2020-01-01": "1e5", "null": "~"}, True)
+@example({"\ud800": 1}, True)
+@example({"a": "\x00\x85\u2028\ufeff"}, True)
+def test_any_json_is_a_config_of_an_environment_or_refused(value: Any, as_text: bool) -> None:
+    properties.holds_for_an_environments_config(value, as_text)
