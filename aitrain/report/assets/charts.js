@@ -172,7 +172,7 @@ class Drawn {
         scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: (_, low, high) => this.range(low, high) } },
         axes: [
           { ...axis, size: 28, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
-          { ...axis, size: 50, space: 40, values: (_, ticks) => ticks.map(short) },
+          { ...axis, size: 50, space: 40, values: (_, ticks) => ticks.map(tick) },
         ],
         series,
         bands,

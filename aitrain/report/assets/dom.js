@@ -98,6 +98,15 @@ function short(value) {
   return String(Number(value.toPrecision(4))).replace("-", "\u2212");
 }
 
+const COMPACT = new Intl.NumberFormat("en-US", { notation: "compact", maximumSignificantDigits: 3 });
+
+/** As few characters as an axis has room for: `0.25`, `300K`, `5e−5`. */
+function tick(value) {
+  if (Math.abs(value) >= 1e4) return COMPACT.format(value);
+  if (value !== 0 && Math.abs(value) < 1e-3) return Number(value.toPrecision(2)).toExponential().replaceAll("-", "\u2212");
+  return short(value);
+}
+
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const whole = Math.round(seconds);
