@@ -439,6 +439,10 @@ class TrainConfig(BaseModel):
         """Whether the base can be in half precision without loss: nobody adds small updates to it."""
         return self.peft and (not self.use_vllm or self.weight_sync == "adapter")
 
+    def changed(self) -> dict[str, Any]:
+        """The knobs of `written` that are not at their defaults."""
+        return {name: value for name, value in self.written().items() if value != type(self).model_fields[name].default}
+
     def written(self) -> dict[str, Any]:
         """The knobs as config.yaml holds them: less what follows from another one, and what is for one start only."""
         knobs = self.model_dump(exclude={"resume_from_checkpoint", "resume_anyway"})

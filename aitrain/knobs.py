@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import textwrap
 import types
@@ -214,6 +215,22 @@ def _key_and_value(text: str) -> tuple[str, Any]:
         return key.strip(), read_yaml(value)
     except yaml.YAMLError:
         return key.strip(), value
+
+
+def as_command(config: TrainConfig) -> list[str]:
+    """The words of the command that means this configuration: a flag for each knob that is not at its default."""
+    words = ["aitrain", "grpo"]
+    for knob in knobs():
+        value = config.changed().get(knob.name)
+        if value is None:
+            continue
+        if knob.name == "trl":
+            words += [word for key, field in value.items() for word in ("--trl", f"{key}={json.dumps(field)}")]
+        elif knob.is_switch:
+            words.append(knob.flag if value else f"--no-{knob.flag[2:]}")
+        else:
+            words += [knob.flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+    return words
 
 
 def as_markdown() -> str:

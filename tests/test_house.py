@@ -21,7 +21,7 @@ PACKAGE = ROOT / "aitrain"
 FLOORS = {
     "errors": 0, "packages": 0, "privacy": 0, "events": 0.1, "values": 0.1, "config": 0.2,
     "batch": 1, "knobs": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
-    "launch": 2, "report": 2,
+    "report": 1.6, "launch": 2,
     "notebook": 3, "cli": 3, "__main__": 4,
 }  # fmt: skip
 """The light wing, with steps inside the ground floor; `__init__` is the shop window and may show any floor."""
@@ -41,7 +41,7 @@ WITHIN = {
     "preflight": 1, "serving": 2, "processes": 3,
     "visible": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
     "intervals": 0, "rollouts": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
-    "picture": 2, "shelf": 2, "server": 3, "writing": 3,
+    "picture": 2, "shelf": 2, "card": 3, "server": 3, "writing": 3,
     "tied_head": 0, "weights": 0, "batching": 0, "colocated": 1, "served": 1, "agreement": 2,
     "grpo": 1, "demo": 2, "doctor": 2, "runs": 2, "view": 2, "plan": 2, "main": 3,
 }  # fmt: skip

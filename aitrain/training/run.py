@@ -39,6 +39,7 @@ from aitrain.environment.tools import Tools
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Note, Phase
 from aitrain.heartbeat import Progress
+from aitrain.report.card import try_to_write_card
 from aitrain.run_folder import Result, RunFolder, read_lines, write_json
 from aitrain.training import dataset, saving
 from aitrain.training.alarms import Alarms, Flat
@@ -510,7 +511,8 @@ def _finish(job: Job, prepared: Prepared, outcome: Outcome) -> Result:
     values = _result_values(job, prepared, outcome)
     if prepared.trainer.accelerator.is_main_process and state.global_step > 0:
         write_json(job.folder.result, values)
-        saving.write_model_card(job.folder, job.config, values)
+        if problem := try_to_write_card(job.folder):
+            job.announce(Note(problem))
         if job.config.push_to_hub and outcome.status == "finished":
             job.announce(Phase("uploading"))
             job.announce(Note(f"Uploaded to {push(job.config, job.folder.model)}"))

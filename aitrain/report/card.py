@@ -1,0 +1,172 @@
+"""The model card, model/README.md: what was trained, on what, what came of it, and how to do it again.
+
+Names, paths and versions are whatever somebody gave them: they are escaped, so that none of them is Markdown or HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from aitrain.config import TrainConfig
+from aitrain.errors import ConfigError
+from aitrain.knobs import as_command, read_file
+from aitrain.privacy import MASK, SECRET, masked
+from aitrain.report.picture import draw_curve
+from aitrain.report.plot import curve
+from aitrain.report.rollouts import Rollouts
+from aitrain.report.summary import Values, curves, metric_lines, read_object, scores
+from aitrain.report.visible import visible
+from aitrain.run_folder import RunFolder, write_text
+from aitrain.values import write_yaml
+
+PICTURE = "reward.png"
+
+
+def write_card(folder: RunFolder) -> None:
+    """Write the card of a run that has a result and a model, and the curve beside it."""
+    rollouts = Rollouts(folder.rollouts)
+    rollouts.refresh()
+    picture = draw_curve(folder, rollouts)
+    if picture is not None:
+        shutil.copyfile(picture, folder.model / PICTURE)
+    config = TrainConfig(**read_file(folder.config))
+    text = "\n\n".join([_front_matter(config), *_sections(folder, config, rollouts)])
+    write_text(folder.model / "README.md", masked(text) + "\n")
+
+
+def _front_matter(config: TrainConfig) -> str:
+    """What the Hub reads. A folder is no model that anybody else could look up."""
+    is_on_hub = config.model != "tiny" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", config.model) is not None
+    known = {
+        "base_model": config.model if is_on_hub and not Path(config.model).exists() else None,
+        "base_model_relation": ("adapter" if config.peft else "finetune") if is_on_hub else None,
+        "license": _license(config),
+        "library_name": "peft" if config.peft else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if config.peft else [])],
+    }
+    return f"---\n{write_yaml({name: value for name, value in known.items() if value is not None})}---"
+
+
+def _license(config: TrainConfig) -> str | None:
+    """The base model's, where it is a folder with a card that says it."""
+    try:
+        front = (Path(config.model) / "README.md").read_text(encoding="utf-8").split("---\n")[1]
+        found = yaml.safe_load(front)
+    except (OSError, UnicodeDecodeError, IndexError, yaml.YAMLError):
+        return None
+    given = found.get("license") if isinstance(found, dict) else None
+    return given if isinstance(given, str) else None
+
+
+def _sections(folder: RunFolder, config: TrainConfig, rollouts: Rollouts) -> Iterator[str]:
+    result, made = read_object(folder.result), read_object(folder.environment)
+    yield f"# {escaped(config.project_name)}"
+    environment = escaped(result.get("environment"))
+    yield f"{escaped(config.model)}, trained with GRPO on the environment {environment} by aitrain."
+    if config.peft:
+        merged = ", `merged/` holds base and adapter as one model" if config.merge_adapter else ""
+        yield f"The LoRA adapter lies here{merged}."
+    yield _scores(scores(rollouts.entries), result)
+    yield from _curve(folder)
+    yield "## How it was made"
+    yield table([("", ""), *_facts(config, result, made)])
+    yield _again(config, made)
+
+
+def _scores(found: Values, result: Values) -> str:
+    rows: list[tuple[str, ...]] = [(f"held-out score, {result.get('eval_cases')} cases", "before", "after", "change")]
+    rows += [(name, *map(_interval, row.items())) for name, row in found.items() if row["before"] or row["after"]]
+    if len(rows) == 1:
+        return "No held-out cases were scored."
+    return table(rows) + "\n\nIn brackets: 95% intervals over the held-out cases."
+
+
+def _interval(of: tuple[str, Values | None]) -> str:
+    name, value = of
+    if value is None:
+        return "-"
+    sign = "+" if name == "change" else ""
+    return f"{value['mean']:{sign}.3f} [{value['low']:{sign}.3f}, {value['high']:{sign}.3f}]"
+
+
+def _curve(folder: RunFolder) -> Iterator[str]:
+    rewards = [value for value in curves(metric_lines(folder.metrics))["series"].get("reward", []) if value is not None]
+    if (folder.model / PICTURE).exists():
+        yield f"![Reward over the steps of the training]({PICTURE})"
+    elif len(rewards) > 1:
+        yield "Reward over the steps of the training:"
+        yield fenced("\n".join(curve(rewards)))
+
+
+def _facts(config: TrainConfig, result: Values, made: Values) -> Iterator[tuple[str, str]]:
+    file, packages = made.get("file"), made.get("packages")
+    yield "environment", f"{escaped(made.get('module'))}.{escaped(made.get('class'))}"
+    if file:
+        yield "its file", f"{escaped(Path(str(file)).name)}, SHA-256 {escaped(made.get('sha256'))}"
+    if given := config.rl_env_config:
+        yield "its configuration", escaped(json.dumps(_without_secrets(given), ensure_ascii=False))
+    if made.get("git_commit"):
+        yield "git commit", escaped(made["git_commit"])
+    yield "cases", f"{result.get('train_cases')} for training, {result.get('eval_cases')} held out"
+    yield "training", f"{result.get('steps')} steps, {result.get('seconds', 0):.0f} seconds, {result.get('status')}"
+    yield "seed", str(config.seed)
+    if isinstance(packages, dict):
+        yield "versions", escaped(", ".join(f"{name} {version}" for name, version in packages.items()))
+    yield "Python", escaped(made.get("python"))
+    yield "hardware", escaped(", ".join(map(str, made.get("gpus") or ())) or f"{made.get('cpus')} CPU cores")
+
+
+def _without_secrets(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: MASK if SECRET.search(name) else value for name, value in given.items()}
+
+
+def _again(config: TrainConfig, made: Values) -> str:
+    """The command, or what a notebook called."""
+    if config.rl_env_config:
+        config = config.model_copy(update={"rl_env_config": _without_secrets(config.rl_env_config)})
+    if config.rl_env or config.rl_env_module:
+        return "To do it again:\n\n" + fenced(shlex.join(as_command(config)), "bash")
+    knobs = ", ".join(f"{name}={value!r}" for name, value in config.changed().items())
+    called = f"aitrain.train(aitrain.TrainConfig({knobs}), environment={made.get('class')}(...))"
+    return "To do it again, in Python:\n\n" + fenced(called, "python")
+
+
+# -- Markdown
+
+
+def escaped(value: Any) -> str:
+    """Any text as Markdown and HTML that shows it, on one line."""
+    line = " ".join(visible(str(value)).split())
+    html = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]()#+!|~$@:-])", r"\\\1", html)
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A code block that nothing in the text can end."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{visible(text)}\n{fence}"
+
+
+def table(rows: Iterable[tuple[str, ...]]) -> str:
+    """Rows of Markdown, the first one being the head."""
+    head, *rest = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([head, "|" + "---|" * (head.replace("\\|", "").count("|") - 1), *rest])
+
+
+def try_to_write_card(folder: RunFolder) -> str | None:
+    """Write it; returns why that was not possible, as a card is never worth a model."""
+    try:
+        write_card(folder)
+    except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
+        return f"The model card could not be written: {type(error).__name__}: {error}"
+    return None

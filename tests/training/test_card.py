@@ -1,0 +1,144 @@
+"""The model card of real runs: what it says, and that nothing that somebody named becomes markup."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from markdown import markdown
+
+from aitrain import Result, TrainConfig
+from aitrain.knobs import as_command
+from aitrain.report import card as cards
+from aitrain.report.card import escaped, fenced
+from aitrain.run_folder import RunFolder
+from tests.conftest import Run, write
+from tests.environments.vowels import Vowels
+
+Train = Callable[..., Result]
+
+
+class Numbers:
+    """With no cases but those for training."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"{n}:"} for n in range(8)]
+
+    def score_episode(self, completion: str) -> float:
+        return completion.count("1") / 6
+
+
+def parts(result: Result) -> tuple[dict[str, Any], str]:
+    """The front matter, and what follows."""
+    _, front, body = (result.model / "README.md").read_text().split("---\n", 2)
+    return yaml.safe_load(front), body
+
+
+def test_the_card_says_what_was_trained_on_what_and_what_came_of_it(train: Train) -> None:
+    front, body = parts(train(Vowels(), project_name="mine"))
+    assert front["library_name"] == "transformers"
+    assert {"aitrain", "grpo"} <= set(front["tags"])
+    assert "base_model" not in front  # a folder of this machine
+
+    assert body.startswith("\n# mine\n")
+    assert re.search(r"\| sampled \| \d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\] \| .* \| [+-]\d\.\d{3} \[[+-]\d", body)
+    for fact in ("SHA-256", "vowels.py", "3 held out", "3 steps", "torch 2.13.0", "| seed | 42 |"):
+        assert fact in body.replace("\\", "")
+    assert "(reward.png)" in body
+
+
+def test_without_a_picture_the_curve_is_text(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "draw_curve", lambda *_: None)
+    result = train(Vowels(), peft=True, lora_r=2)
+    front, body = parts(result)
+    assert (front["library_name"], front["tags"][-1]) == ("peft", "lora")
+    assert "1.0 │" in body
+    assert "`merged/` holds base and adapter" in body
+    assert not (result.model / "reward.png").exists()
+
+
+def test_names_that_look_like_markup_are_only_shown(train: Train, small_model: Path, tmp_path: Path) -> None:
+    evil = tmp_path / "a|b `c` <img src=x> [d](http:e) **f** # ---"
+    shutil.copytree(small_model, evil)
+    write(evil, {"README.md": "---\nlicense: apache-2.0\n---\n# base\n"})
+    config = {"note": "``` <script>\u202e\x1b[31m| --- |", "api_key": "hush"}
+    front, body = parts(train(Vowels(), model=str(evil), rl_env_config=config))
+
+    assert front["license"] == "apache-2.0"
+    assert "\x1b" not in body
+    assert "\u202e" not in body
+    assert "hush" not in body
+    shown = markdown(body, extensions=["tables", "fenced_code"])
+    assert "<script>" not in shown
+    assert not re.search(r"<img (?!alt=.Reward)", shown)
+    assert 'http:e"' not in shown
+    assert {row.count("<td") for row in re.findall("<tr>.*?</tr>", shown, re.DOTALL)} <= {0, 2, 4}
+
+
+def test_a_card_that_cannot_be_written_costs_no_model(
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(cards, "draw_curve", refuse)
+    result = train(Vowels())
+    assert result.status == "finished"
+    assert "The model card could not be written: OSError: the disk is full" in capsys.readouterr().err
+
+
+MINE = """
+from tests.environments.vowels import Vowels
+
+
+class Mine(Vowels):
+    def __init__(self, word):
+        super().__init__()
+"""
+
+
+def test_the_command_of_the_card_is_the_run(aitrain_grpo: Run, here: Path) -> None:
+    write(here, {"my envs/it's.py": MINE})
+    given = ["--model", "tiny", "--rl-env", "my envs/it's.py:Mine", "--max-steps", "1", "--rl-max-new-tokens", "4"]
+    given += ["--rl-env-config", '{"word": "it\'s $HOME `x`"}', "--no-merge-adapter", "--peft", "--lr", "2e-4"]
+    done = aitrain_grpo(*given, "--trl", "scale_rewards=none", "--eval-cases", "2", "-q")
+    assert done.returncode == 0, done.stderr
+
+    folder = RunFolder(here / "runs" / "project-name")
+    (command,) = re.findall("```bash\n(.*?)\n```", (folder.model / "README.md").read_text(), re.DOTALL)
+    words = shlex.split(command)
+    assert words[:2] == ["aitrain", "grpo"]
+    again = aitrain_grpo(*words[2:], "-q")
+    assert again.returncode == 0, again.stderr
+    repeated = RunFolder(here / "runs" / "project-name-2").config.read_text()
+    assert repeated.replace("project-name-2", "project-name") == folder.config.read_text()
+
+
+def test_a_command_has_a_flag_for_what_is_not_at_its_default_and_no_other() -> None:
+    assert as_command(TrainConfig()) == ["aitrain", "grpo"]
+    config = TrainConfig(lr=0.5, peft=True, merge_adapter=False, rl_env_config={"a": "b c"}, trl={"delta": None})
+    assert as_command(config) == [
+        "aitrain", "grpo", "--rl-env-config", '{"a": "b c"}', "--lr", "0.5", "--peft", "--no-merge-adapter",
+        "--trl", "delta=null",
+    ]  # fmt: skip
+
+
+def test_a_run_without_held_out_cases_says_so(train: Train) -> None:
+    assert "No held-out cases were scored." in parts(train(Numbers(), eval_cases=0))[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("a_b*c", r"a\_b\*c"), ("<b>&", "&lt;b&gt;&amp;"), ("x\n| y", r"x \| y"), ("\x1b", r"\\x1b")]
+)
+def test_text_is_escaped(text: str, shown: str) -> None:
+    assert escaped(text) == shown
+
+
+def test_a_fence_is_longer_than_any_in_its_text() -> None:
+    assert fenced("a ```` b") == "`````\na ```` b\n`````"
