@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 demo: install
 	$(BIN)/aitrain demo
 
+# A file is tested by one process from its beginning to its end, as it may have made something for all of its tests.
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .
