@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 
+MOST = 10_000
+"""The largest batch_size that is proposed."""
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -79,7 +82,9 @@ def _derived_accumulation(config: TrainConfig, processes: int) -> int:
 def _way_out(config: TrainConfig, processes: int) -> str:
     """The largest batch_size below the given one that divides, and the fewest prompts that do."""
     share, rest = divmod((config.rl_prompts_per_step or 0) * config.rl_num_generations, processes)
-    fitting = next((size for size in range(min(config.batch_size, share), 0, -1) if rest + share % size == 0), None)
+    fitting = next(
+        (size for size in range(min(config.batch_size, share, MOST), 0, -1) if rest + share % size == 0), None
+    )
     smaller = f"--batch-size {fitting}, or " if fitting else ""
     prompts = _fewest_prompts(processes * config.batch_size, config.rl_num_generations)
     return f"Say {smaller}--rl-prompts-per-step {prompts} or a multiple of it."

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -78,7 +79,8 @@ def step_of(checkpoint: Path) -> int:
 
 def checkpoints_of(folder: RunFolder) -> list[Path]:
     """A run's checkpoints by their step, whole or not, the newest one first; times of files say nothing."""
-    return sorted(filter(is_named_checkpoint, folder.checkpoints.glob(f"{PREFIX}*")), key=step_of, reverse=True)
+    found = folder.checkpoints.glob(f"{PREFIX}*") if os.path.isdir(folder.checkpoints) else ()  # no error for odd names
+    return sorted(filter(is_named_checkpoint, found), key=step_of, reverse=True)
 
 
 def newest_checkpoint(folder: RunFolder, tell: Callable[[str], None]) -> Path | None:

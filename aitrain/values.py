@@ -50,7 +50,10 @@ def read_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: it is no YAML.
     """
-    return yaml.load(text, _Reader)  # a SafeLoader
+    try:
+        return yaml.load(text, _Reader)  # a SafeLoader
+    except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
+        raise yaml.YAMLError(str(error)) from None
 
 
 def write_yaml(values: Mapping[str, Any]) -> str:
@@ -86,6 +89,8 @@ def _parsed(text: str, where: str) -> object:
             f"is not valid JSON{where}: {error.msg} at character {error.pos + 1}\n"
             f"Put single quotes around it, and double ones around the words in it: '{_EXAMPLE}'"
         ) from None
+    except (RecursionError, ValueError):
+        raise ValueError(f"is nested too deep, or has a number of thousands of digits{where}") from None
     if parsed is None:
         raise ValueError(f"must be a JSON object like {_EXAMPLE}, not null{where}")
     return parsed
@@ -108,7 +113,7 @@ def _writable(value: object) -> object:
     """config.yaml and environment.json must be able to hold it."""
     try:
         json.dumps(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"must hold only what JSON can hold: {error}") from None
     return value
 

@@ -41,7 +41,7 @@ def free_memory() -> int | None:
 def free_disk(folder: Path) -> int:
     """Bytes that are free where a folder is, or will be made."""
     place = folder.expanduser().absolute()
-    while not place.exists():
+    while not os.path.exists(place):
         place = place.parent
     return shutil.disk_usage(place).free
 
@@ -68,7 +68,8 @@ def processes_sharing(batch: BatchPlan, machine: Machine) -> int:
 
 def shown(count: float) -> str:
     """`312 MiB`, `21.4 GiB`."""
-    return f"{count / MIB:,.0f} MiB" if count < 1024 * MIB else f"{count / (1024 * MIB):,.1f} GiB"
+    tenths = round(count) * 10 // (1024 * MIB)  # whole numbers, which may be as large as anybody types
+    return f"{round(count) // MIB:,} MiB" if count < 1024 * MIB else f"{tenths // 10:,}.{tenths % 10} GiB"
 
 
 def _refuse_weights(config: TrainConfig, need: Needs, sharing: int) -> None:

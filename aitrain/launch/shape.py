@@ -65,7 +65,7 @@ def read_shape(model: str) -> Shape | None:
 def folder_of(model: str) -> Path | None:
     """Where its files lie on this machine, None where they do not."""
     folder = TINY if model == "tiny" else Path(os.path.expanduser(model))
-    return folder if (folder / "config.json").is_file() else _cached(model)
+    return folder if os.path.isfile(folder / "config.json") else _cached(model)
 
 
 def _cached(model: str) -> Path | None:
