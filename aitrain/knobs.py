@@ -203,7 +203,8 @@ def _not_yaml(error: yaml.YAMLError | UnicodeDecodeError) -> str:
 def _refuse_unknown(key: str, path: Path) -> None:
     if key not in TrainConfig.model_fields:
         hint = elsewhere(key) or did_you_mean(key, TrainConfig.model_fields).strip()
-        raise ConfigError(f"{key}: there is no such knob (in {path}). {hint}".rstrip())
+        shown = key if key.isprintable() and key.strip() else repr(key)
+        raise ConfigError(f"{shown[:100]}: there is no such knob (in {path}). {hint}".rstrip())
 
 
 def _key_and_value(text: str) -> tuple[str, Any]:

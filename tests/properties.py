@@ -144,7 +144,7 @@ def _holds(make: Callable[[], TrainConfig], named: list[str]) -> None:
 def _is_readable(message: str, named: list[str]) -> None:
     assert len(message.splitlines()) <= 5, message
     assert "Traceback" not in message
-    assert any(name[:20] in message or repr(name[:20])[1:-1] in message for name in (*named, *KNOBS)), (message, named)
+    assert any(name[:8] in message or repr(name[:8])[1:-1] in message for name in (*named, *KNOBS)), (message, named)
 
 
 def holds_for_a_flag(name: str, value: str) -> None:

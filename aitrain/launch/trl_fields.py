@@ -44,6 +44,7 @@ KNOB_OF = {
     "temperature": "rl_temperature",
     "top_k": "rl_top_k",
     "top_p": "rl_top_p",
+    "trust_remote_code": "trust_remote_code",
     "use_vllm": "use_vllm",
     "vllm_enable_sleep_mode": "vllm_sleep_mode",
     "vllm_gpu_memory_utilization": "vllm_gpu_memory_utilization",
