@@ -1,7 +1,8 @@
 """Where a run's things lie, and how they are written: whole, or not at all.
 
 runs/<project-name>/
-  config.yaml  environment.json  metrics.jsonl  rollouts/  checkpoints/  model/  result.json  status.json  train.log
+  config.yaml  environment.json  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json  status.json
+  train.log
 """
 
 from __future__ import annotations
@@ -66,6 +67,11 @@ class RunFolder:
     def model(self) -> Path:
         """The result: adapter or full weights, tokenizer, model card."""
         return self.path / "model"
+
+    @property
+    def report(self) -> Path:
+        """The page that a person opens."""
+        return self.path / "report.html"
 
     @property
     def result(self) -> Path:

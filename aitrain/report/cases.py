@@ -18,8 +18,6 @@ class CaseRow:
     prompt: str
     episodes: int
     failed: int
-    first_step: int
-    last_step: int
     first: float | None
     last: float | None
     variance: float | None
@@ -44,8 +42,6 @@ def _row(key: tuple[bool, str], entries: list[Entry], prompt: str) -> CaseRow:
         prompt=prompt,
         episodes=len(entries),
         failed=sum(bool(entry.failure) for entry in entries),
-        first_step=first[0],
-        last_step=last[0],
         first=mean_score(entry for entry in entries if _visit(entry) == first),
         last=mean_score(entry for entry in entries if _visit(entry) == last),
         variance=pvariance(scores) if scores else None,

@@ -38,7 +38,6 @@ class Query:
 
     when: str = ""
     step: int | None = None
-    group: int | None = None
     case: str = ""
     low: float | None = None
     high: float | None = None
@@ -52,7 +51,6 @@ class Query:
         return (
             self._takes_when(entry)
             and self.step in (None, entry.step)
-            and self.group in (None, entry.group)
             and self.case in ("", entry.case)
             and self._takes_score(entry.score)
             and (not self.failure or entry.failure == self.failure or (self.failure == "any" and bool(entry.failure)))

@@ -163,11 +163,11 @@ def _share(parameters: Parameters, name: str) -> float | None:
 
 
 def _query(parameters: Parameters) -> Query:
-    step, group = _whole(parameters, "step"), _whole(parameters, "group")
+    step = _whole(parameters, "step")
     low, high = _share(parameters, "low"), _share(parameters, "high")
     when, case, failure = (parameters.get(name, "") for name in ("when", "case", "failure"))
     stop, text, order = (parameters.get(name, "") for name in ("stop", "text", "order"))
-    return Query(when, step, group, case, low, high, failure, stop, text[:1000], order)
+    return Query(when, step, case, low, high, failure, stop, text[:1000], order)
 
 
 def _episode(shelf: Shelf, parameters: Parameters) -> Any:

@@ -66,7 +66,7 @@ def metric_lines(path: Path) -> Iterable[Values]:
 
 
 def knob_rows(path: Path) -> list[Values]:
-    """The run's knobs as config.yaml has them, with their defaults and sections, in the order of the config."""
+    """The run's knobs as config.yaml has them, with their defaults, in the order of the config."""
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, yaml.YAMLError):

@@ -18,7 +18,7 @@ from aitrain.report.block import Block, can_be_drawn_over
 from aitrain.report.dashboard import Dashboard, duration, evaluated_line, number, step_line
 from aitrain.report.plot import ASCII, BLOCKS, curve
 from aitrain.report.visible import visible
-from aitrain.run_folder import Result
+from aitrain.run_folder import Result, RunFolder
 
 LINE_EVERY = 10.0
 """Seconds between two progress lines where they cannot be drawn over: in a pipe, in CI."""
@@ -141,8 +141,8 @@ def show_result(result: Result, console: Console) -> None:
         for line in curve(rewards, width=min(60, console.width - 8), ramp=ramp):
             console.print(Text(line))
     console.print(Text(f"\nrun folder: {result.folder}"), soft_wrap=True)
-    if (result.folder / "report.html").exists():
-        console.print(Text(f"report: {result.folder / 'report.html'}"), soft_wrap=True)
+    if (report := RunFolder(result.folder).report).exists():
+        console.print(Text(f"report: {report}"), soft_wrap=True)
 
 
 def _table(result: Result) -> Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from aitrain.events import Announce, Event, Note, Step
@@ -25,11 +24,6 @@ IN_THE_PAGE = Limit(20_000, 120, 30)
 """How much of one episode the page holds; the rest is in the rollout files."""
 
 
-def report_path(folder: RunFolder) -> Path:
-    """The page of a run."""
-    return folder.path / "report.html"
-
-
 @dataclass
 class Reporting:
     """Writes the report of one run, again and again; what was read once is not read again."""
@@ -47,7 +41,7 @@ class Reporting:
             with self._lock:
                 self.rollouts.refresh()
                 page = self_contained(page_data(self.folder, self.rollouts))
-                write_text(report_path(self.folder), page, durable=False)
+                write_text(self.folder.report, page, durable=False)
         except Exception as error:
             announce(Note(f"report.html could not be written: {type(error).__name__}: {error}"))
 

@@ -8,7 +8,7 @@ function el(tag, properties = {}, ...children) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name in element && typeof value !== "string") element[name] = value;
-    else element.setAttribute(name === "className" ? "class" : name, value === true ? "" : value);
+    else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return element;

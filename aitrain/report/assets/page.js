@@ -74,7 +74,8 @@ function progress(summary) {
   const step = summary.step ?? summary.result.steps;
   const all = knob(summary, "max_steps");
   const parts = [step !== null && step !== undefined && (summary.status === "running" && all ? `step ${count(step)} of ${count(Number(all))}` : plural(step, "step"))];
-  if (summary.status === "running" && summary.heartbeat) {
+  if (summary.written) parts.push(`written ${new Date(1000 * summary.written).toLocaleString()}`);
+  else if (summary.status === "running" && summary.heartbeat) {
     const seconds = Date.now() / 1000 - summary.heartbeat;
     parts.push(seconds > 20 ? `last sign of life ${duration(seconds)} ago` : "live");
   }
@@ -85,17 +86,24 @@ function results(summary) {
   const { sampled, greedy } = summary.scores;
   const rows = [["sampled", "sampled as in training", sampled], ["greedy", "the likeliest answer", greedy]].filter(([, , one]) => one.before || one.after);
   if (!rows.length) return el("div", { class: "card empty" }, note("No held-out score yet: it is taken before and after training, of cases that are not trained on (--eval-cases)."));
-  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one)), intervalNote(rows));
+  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), intervalNote(rows));
 }
 
-function resultRow(name, hint, one) {
+/** The last scoring of a run that has not come to its end. */
+function newest(summary, decoding) {
+  const point = summary.held_out.findLast((other) => other.step > 0 && other[decoding]);
+  return point ? [`step ${count(point.step)}`, point[decoding]] : ["after", null];
+}
+
+function resultRow(name, hint, one, [when, last]) {
+  const [now, after] = one.after ? ["after", one.after] : [when, last];
   const change = one.change;
   return el(
     "div",
     { class: `scores ${name}` },
     el("div", { class: "what" }, el("h3", {}, `Held-out score, ${name}`), el("p", { class: "hint" }, hint)),
-    el("div", { class: "figures" }, bigScore("before", one.before), el("span", { class: "arrow", "aria-hidden": "true" }, "→"), bigScore("after", one.after)),
-    el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("before", one.before), rangeBar("after", one.after)),
+    el("div", { class: "figures" }, bigScore("before", one.before), el("span", { class: "arrow", "aria-hidden": "true" }, "→"), bigScore(now, after)),
+    el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("before", one.before), rangeBar("after", after)),
     change &&
       el("p", { class: "change" }, el("b", { class: change.low > 0 ? "better" : change.high < 0 ? "worse" : "" }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
   );
@@ -248,7 +256,7 @@ class Page {
     this.results = el("div", {});
     this.tiles = el("div", {});
     this.comparison = el("div", {});
-    this.charts = el("div", {});
+    this.charts = el("div", { onmouseleave: () => this.areChartsOld && this.drawCharts() });
     this.cases = el("div", {}, note("Reading the rollouts…"));
     this.list = new RolloutList(this.source, this.run, summary);
     replaceChildren(
@@ -279,11 +287,13 @@ class Page {
     this.results.replaceChildren(results(summary));
     this.tiles.replaceChildren(facts(summary));
     this.comparison.replaceChildren(...(this.other ? [comparison([{ name: summary.name, summary }, this.other])] : []));
-    this.drawCharts();
+    if (this.charts.matches(":hover")) this.areChartsOld = true; // somebody reads them: they are drawn anew afterwards
+    else this.drawCharts();
   }
 
   drawCharts() {
     if (!this.charts) return;
+    this.areChartsOld = false;
     const wasOpen = this.grid?.isOpen();
     this.grid?.destroy();
     this.grid = chartGrid([{ name: this.summary.name, summary: this.summary }, ...(this.other ? [this.other] : [])]);

@@ -40,7 +40,7 @@ class Embedded {
   }
 
   async run() {
-    return { ...this.data.summary, is_ready: true };
+    return { ...this.data.summary, is_ready: true, written: this.data.written };
   }
 
   async cases() {
@@ -65,7 +65,6 @@ function takes(query, episode) {
   return (
     ["", kind, episode.when].includes(query.when) &&
     (query.step === "" || Number(query.step) === episode.step) &&
-    (query.group === undefined || query.group === "" || Number(query.group) === episode.group) &&
     (query.case === "" || query.case === episode.case) &&
     ((query.low === "" && query.high === "") ||
       (episode.score !== null && episode.score >= Number(query.low || 0) && episode.score <= Number(query.high === "" ? 1 : query.high))) &&
