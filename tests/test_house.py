@@ -41,9 +41,9 @@ WITHIN = {
     "preflight": 1, "serving": 2, "processes": 3,
     "visible": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
     "intervals": 0, "rollouts": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
-    "picture": 2, "shelf": 2, "card": 3, "server": 3, "writing": 3,
+    "picture": 2, "shelf": 2, "card": 3, "shown": 3, "server": 3, "writing": 3,
     "tied_head": 0, "weights": 0, "batching": 0, "colocated": 1, "served": 1, "agreement": 2,
-    "grpo": 1, "demo": 2, "doctor": 2, "runs": 2, "view": 2, "plan": 2, "main": 3,
+    "grpo": 1, "demo": 2, "doctor": 2, "pager": 1, "runs": 2, "show": 2, "view": 2, "plan": 2, "main": 3,
 }  # fmt: skip
 """Floors inside the rooms that have several files."""
 
@@ -120,7 +120,8 @@ def test_the_light_wing_imports_nothing_heavy(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["doctor"], ["runs"], ["view", "--help"], ["grpo", "--help"], ["grpo", "--no-such-flag"],
+    [["--help"], ["doctor"], ["runs"], ["view", "--help"], ["show", "--help"],
+     ["grpo", "--help"], ["grpo", "--no-such-flag"],
      ["grpo", "--rl-env", "nowhere.py:Env"],
      ["grpo", "--rl-env", "envs.arithmetic", "--model", "tiny", "--dry-run", "--trl", "delta=2"]],
     ids=" ".join,

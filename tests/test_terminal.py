@@ -310,10 +310,14 @@ def result(tmp_path: Path) -> Result:
 
 def test_the_result_is_a_table_a_curve_and_the_folder(result: Result) -> None:
     out = io.StringIO()
-    show_result(result, Console(file=out, width=80))
+    before, after = ({"mean": mean, "low": mean - 0.1, "high": mean + 0.1} for mean in (0.25, 0.9))
+    change = {"mean": 0.65, "low": -0.05, "high": 0.8}
+    greedy = {"before": before, "after": None, "change": None}
+    scores = {"sampled": {"before": before, "after": after, "change": change}, "greedy": greedy}
+    show_result(result, scores, Console(file=out, width=80))
     text = out.getvalue()
-    assert "sampled          0.250  0.900" in text
-    assert "greedy           0.100      -" in text
+    assert "sampled   0.250 [0.150, 0.350]  0.900 [0.800, 1.000]  +0.650 [-0.050, +0.800]" in text
+    assert re.search(r"greedy    0.250 \[0.150, 0.350\]  -  +-", text)
     assert "9 steps in 1m 01s" in text
     assert "█" in text
     assert f"run folder: {result.folder}" in text.replace("\n", "")

@@ -155,6 +155,7 @@ def start(plan: Plan, wanted: Wanted) -> int:
     Raises:
         AitrainError: the run failed; what it left behind is said, and nothing is left of a run that never began.
     """
+    from aitrain.report.summary import scores
     from aitrain.report.writing import Reporting  # here, because help needs none of it
 
     folder = plan.open_folder()
@@ -168,10 +169,13 @@ def start(plan: Plan, wanted: Wanted) -> int:
         if began:
             report.finish(screen)
     if wanted.debug and folder.log.exists():
-        print(folder.log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)
+        print(visible(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
     if isinstance(end, Failed):
         raise _failure(end, folder, began)
-    _show(Result.read(folder.path), wanted)
+    if wanted.quiet:
+        print(last_line(Result.read(folder.path)))
+    else:
+        show_result(Result.read(folder.path), scores(report.rollouts.entries), Console(highlight=False))
     return _say_how_to_resume(end, folder)
 
 
@@ -189,13 +193,6 @@ def _run(plan: Plan, folder: RunFolder, announce: Announce) -> Failed | Ended:
 def _note_end(folder: RunFolder, is_stop: bool) -> None:
     with suppress(OSError):  # which is perhaps what the run has failed of
         folder.write_status("stopped" if is_stop else "failed")
-
-
-def _show(result: Result, wanted: Wanted) -> None:
-    if wanted.quiet:
-        print(last_line(result))
-    else:
-        show_result(result, Console(highlight=False))
 
 
 def _screen(folder: RunFolder, wanted: Wanted) -> Screen:

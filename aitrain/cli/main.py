@@ -15,6 +15,7 @@ from aitrain.cli.doctor import doctor
 from aitrain.cli.grpo import grpo, grpo_signature
 from aitrain.cli.plan import plan
 from aitrain.cli.runs import runs
+from aitrain.cli.show import show
 from aitrain.cli.view import view
 from aitrain.errors import AitrainError, did_you_mean
 from aitrain.knobs import elsewhere
@@ -35,6 +36,7 @@ app.command(add_help_option=False)(grpo_signature(grpo))
 app.command()(demo)
 app.command(add_help_option=False)(grpo_signature(plan))
 app.command()(runs)
+app.command()(show)
 app.command()(doctor)
 app.command()(view)
 app.add_typer(data, name="data")

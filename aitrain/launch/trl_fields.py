@@ -21,7 +21,6 @@ KNOB_OF = {
     "fp16": "mixed_precision",
     "gradient_accumulation_steps": "gradient_accumulation",
     "gradient_checkpointing": "disable_gradient_checkpointing",
-    "trust_remote_code": "trust_remote_code",
     "learning_rate": "lr",
     "logging_steps": "logging_steps",
     "loss_type": "rl_loss_type",

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,6 +20,9 @@ from aitrain.report.dashboard import Dashboard, duration, evaluated_line, number
 from aitrain.report.plot import ASCII, BLOCKS, curve
 from aitrain.report.visible import visible
 from aitrain.run_folder import Result, RunFolder
+
+if TYPE_CHECKING:
+    from aitrain.report.summary import Values
 
 LINE_EVERY = 10.0
 """Seconds between two progress lines where they cannot be drawn over: in a pipe, in CI."""
@@ -131,10 +135,11 @@ def last_line(result: Result) -> str:
     return f"{scores}  {result.steps} steps in {duration(result.seconds)}  {result.folder}"
 
 
-def show_result(result: Result, console: Console) -> None:
-    """The table, the curve and where everything lies."""
+def show_result(result: Result, scores: Values, console: Console) -> None:
+    """The held-out scores, the curve and where everything lies."""
     rewards = [line["reward"] for line in result.history if line.get("reward") is not None]
-    console.print(_table(result))
+    console.print(score_table(scores))
+    console.print(Text(f"{result.steps} steps in {duration(result.seconds)}", style="dim"))
     if len(rewards) > 1:
         console.print(Text(f"\nreward over {result.steps} steps"))
         ramp = ASCII if console.options.ascii_only else BLOCKS
@@ -145,12 +150,21 @@ def show_result(result: Result, console: Console) -> None:
         console.print(Text(f"report: {report}"), soft_wrap=True)
 
 
-def _table(result: Result) -> Table:
+def score_table(scores: Values) -> RenderableType:
+    """Held-out scores before and after with their 95% intervals, as `summary.scores` has them."""
+    rows = {decoding: row for decoding, row in scores.items() if row["before"] or row["after"]}
+    if not rows:
+        return Text("no held-out cases were scored")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("held-out score", "before", "after"):
-        table.add_column(name, justify="left" if name == "held-out score" else "right")
-    table.add_row("sampled", number(result.score_before), number(result.score_after))
-    table.add_row("greedy", number(result.greedy_before), number(result.greedy_after))
-    table.caption = f"{result.steps} steps in {duration(result.seconds)}"
-    table.caption_justify = "left"
+    for name in ("held-out", "before", "after", "change"):
+        table.add_column(name)
+    for decoding, row in rows.items():
+        table.add_row(decoding, *(_interval(row[when], when == "change") for when in ("before", "after", "change")))
     return table
+
+
+def _interval(value: Values | None, is_change: bool) -> str:
+    if value is None:
+        return "-"
+    sign = "+" if is_change else ""
+    return f"{value['mean']:{sign}.3f} [{value['low']:{sign}.3f}, {value['high']:{sign}.3f}]"

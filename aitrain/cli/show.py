@@ -1,0 +1,125 @@
+"""`aitrain show`: a run and its rollouts in the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from aitrain.cli.pager import page
+from aitrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from aitrain.report.rollouts import Rollouts
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which episodes: all of them that every given option allows; none was given: the run itself."""
+
+    step: int | None
+    case: str | None
+    worst: bool
+    failed: bool
+    most: int | None
+
+    @property
+    def is_overview(self) -> bool:
+        """Whether no episodes are asked for."""
+        return self.step is None and self.case is None and not (self.worst or self.failed)
+
+
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or the name of a run in runs/.")],
+    *,
+    step: Annotated[int | None, typer.Option(help="The rollouts of this step, group by group.")] = None,
+    case: Annotated[str | None, typer.Option(help="All episodes of this case, training and held out.")] = None,
+    worst: Annotated[bool, typer.Option("--worst", help="From the lowest score on.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Episodes that the environment failed on.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many episodes at most.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the run, or the records of episodes.")] = False,
+) -> int:
+    """Show a run: its scores, its curve, and its rollouts with all that was said."""
+    from aitrain.report.rollouts import Rollouts  # here, because help needs none of it
+
+    folder, asked = _folder(run), Asked(step, case, worst, failed, limit)
+    rollouts = Rollouts(folder / "rollouts")
+    rollouts.refresh()
+    numbers = [] if asked.is_overview else _numbers(rollouts, asked)
+    if as_json:
+        _print_json(folder, rollouts, None if asked.is_overview else numbers)
+        return 0
+    _print(folder, rollouts, None if asked.is_overview else numbers)
+    return 0
+
+
+def _folder(run: str) -> Path:
+    from aitrain.report.shelf import is_run, places
+
+    (place,) = places([run])
+    if not is_run(place):
+        raise ConfigError(f"{place} is not the folder of a run\nSee what runs there are: aitrain runs {place}")
+    return place
+
+
+def _numbers(rollouts: Rollouts, asked: Asked) -> list[int]:
+    from aitrain.report.episodes import Query, find
+    from aitrain.report.shown import worst
+
+    steps = sorted({entry.step for entry in rollouts.entries if not entry.when})
+    if asked.step is not None and asked.step not in steps:
+        known = f"it has rollouts of steps {steps[0]} to {steps[-1]}" if steps else "it has no rollouts of training"
+        raise ConfigError(f"step: there are no rollouts of step {asked.step}: {known}")
+    query = Query(
+        when="training" if asked.step is not None else "",
+        step=asked.step,
+        case=asked.case or "",
+        failure="any" if asked.failed else "",
+    )
+    found = worst(rollouts, query) if asked.worst else find(rollouts, query).numbers
+    if asked.case is not None and not find(rollouts, Query(case=asked.case)).numbers:
+        raise ConfigError(f"case: there is no episode of case {asked.case}")
+    return found[: asked.most]
+
+
+def _print_json(folder: Path, rollouts: Rollouts, numbers: list[int] | None) -> None:
+    """In ASCII, so that nothing in it is a command to a terminal."""
+    from aitrain.report.summary import summary
+
+    if numbers is None:
+        typer.echo(json.dumps(summary(folder, rollouts), indent=2))
+        return
+    separator = "[\n"
+    for number in numbers:
+        typer.echo(separator + json.dumps(rollouts.record(rollouts.entries[number])), nl=False)
+        separator = ",\n"
+    typer.echo("\n]" if numbers else "[]")
+
+
+def _print(folder: Path, rollouts: Rollouts, numbers: list[int] | None) -> None:
+    from aitrain.report.shown import episodes, overview
+
+    console = Console(highlight=False)
+    if numbers is None:
+        shown = overview(folder, rollouts, console)
+    elif numbers:
+        shown = episodes(rollouts, numbers)
+    else:
+        typer.echo("There are no such episodes.")
+        return
+    page(_rendered(console, shown))
+
+
+def _rendered(console: Console, shown: Iterator[RenderableType]) -> Iterator[str]:
+    """Piece by piece, so that the first page of very many rollouts is there at once."""
+    for part in shown:
+        with console.capture() as captured:
+            console.print(part, soft_wrap=not console.is_terminal)
+        yield captured.get()

@@ -1,0 +1,146 @@
+"""A run and its episodes as text for a terminal. What models and environments said has no command left in it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.text import Text
+
+from aitrain.report.dashboard import brief, duration, number
+from aitrain.report.episodes import Query, episode, find, group_of
+from aitrain.report.plot import ASCII, BLOCKS, curve
+from aitrain.report.rollouts import Entry, Rollouts
+from aitrain.report.summary import Values, summary
+from aitrain.report.terminal import score_table
+from aitrain.report.visible import visible
+
+GOOD, MIDDLE, BAD = "green", "yellow", "red"
+INDENT = 4
+"""Columns before what was said."""
+
+
+def worst(rollouts: Rollouts, query: Query) -> list[int]:
+    """Scored episodes from the lowest score on: of the newest sampled scoring of held-out cases, else of the last step,
+    unless the query says of which."""
+    entries = rollouts.entries
+    if not query.when and query.step is None and not query.case:
+        query = _newest(entries)
+    found = [number for number in find(rollouts, query).numbers if entries[number].score is not None]
+    return sorted(found, key=lambda number: entries[number].score or 0.0)
+
+
+def _newest(entries: Sequence[Entry]) -> Query:
+    held_out = [entry for entry in entries if entry.when and not entry.when.endswith("greedy")]
+    if held_out:
+        return Query(when=held_out[-1].when)
+    return Query(when="training", step=max((entry.step for entry in entries), default=0))
+
+
+# -- the run
+
+
+def overview(folder: Path, rollouts: Rollouts, console: Console) -> Iterator[RenderableType]:
+    """What was run, what came of it, the curve, what its episodes came to."""
+    found = summary(folder, rollouts)
+    yield Text.assemble((visible(found["name"]), "bold"), f"  {visible(found['status'])}{_extent(found)}")
+    yield Text(visible(_what(found)), style="dim")
+    yield Text()
+    yield score_table(found["scores"])
+    rewards = [value for value in found["curves"]["series"].get("reward", []) if value is not None]
+    if len(rewards) > 1:
+        yield Text(f"\nreward, {number(rewards[0])} in the first step, {number(rewards[-1])} in the last")
+        ramp = ASCII if console.options.ascii_only else BLOCKS
+        yield from map(Text, curve(rewards, min(60, console.width - 8), ramp=ramp))
+    yield Text()
+    yield _counts(found["episodes"])
+    command = visible(f"aitrain show {shlex.quote(str(folder))}")
+    yield Text(f"\nlook closer: {command} --worst, --failed, --step N, --case N", style="dim")
+
+
+def _extent(found: Values) -> str:
+    steps, seconds = found["result"]["steps"] or found["step"], found["result"]["seconds"]
+    return (f"  {steps:.0f} steps" if steps is not None else "") + (f" in {duration(seconds)}" if seconds else "")
+
+
+def _what(found: Values) -> str:
+    knobs, result = {row["name"]: row["value"] for row in found["knobs"]}, found["result"]
+    counts = {"cases": result["train_cases"], "held out": result["eval_cases"]}
+    parts = [knobs.get("model"), found["environment"].get("class")]
+    parts += [f"{count} {name}" for name, count in counts.items() if count]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def _counts(counted: Values) -> Text:
+    stops = ", ".join(f"{visible(stop) or '?'} {count}" for stop, count in counted["stops"].items())
+    failures = ", ".join(f"{visible(kind)} {count}" for kind, count in counted["failures"].items())
+    text = Text(f"{counted['all']} episodes, {counted['held_out']} of them held out; ended: {stops}")
+    if failures:
+        text.append(f"\nfailed: {failures}", BAD)
+    if counted["damaged"]:
+        text.append(f"\n{counted['damaged']} lines of the rollout files are damaged", MIDDLE)
+    return text
+
+
+# -- its episodes
+
+
+def episodes(rollouts: Rollouts, numbers: Sequence[int]) -> Iterator[RenderableType]:
+    """Group by group, where they lie side by side: what was asked once, then all that was answered."""
+    for _, together in groupby(numbers, key=lambda number: group_of(rollouts.entries[number])):
+        told = [episode(rollouts, number) for number in together]
+        yield _heading(told)
+        yield from _messages(told[0]["asked"])
+        for one in told:
+            yield Group(_facts(one), *_messages(one["said"]), *_error(one))
+        yield Text()
+
+
+def _heading(told: list[Values]) -> Text:
+    first = told[0]
+    what = visible(first["when"]).replace("_", ", ") or f"group {first['group']}"
+    scores = "  ".join(number(one["score"]) for one in told) if len(told) > 1 else ""
+    return Text.assemble((f"step {first['step']}, {what}, case {visible(first['case'])}", "bold"), f"  {scores}")
+
+
+def _facts(one: Values) -> Text:
+    score = one["score"]
+    colour = "dim" if score is None else GOOD if score > 0.8 else BAD if score < 0.2 else MIDDLE
+    facts = ["" if one["advantage"] is None else f"advantage {one['advantage']:+.2f}", visible(one["stop"])]
+    facts += [f"{one['turns']} turns" if one["turns"] > 1 else "", f"{one['tokens']} tokens"]
+    facts += [f"environment {brief(one['seconds'])}"] if (one["seconds"] or 0.0) >= 0.01 else []
+    facts += [f"{visible(name)} {value:.3g}" for name, value in one["metrics"].items() if value is not None]
+    return Text.assemble(("  score " + number(score), colour), ("  " + ", ".join(filter(None, facts)), "dim"))
+
+
+def _messages(messages: list[dict[str, Any]]) -> Iterator[RenderableType]:
+    for message in messages:
+        role = visible(" ".join(filter(None, (message["role"], message.get("name", "")))))
+        calls = "".join(f"\n-> {name}({arguments})" for name, arguments in message.get("calls", ()))
+        text = Text.assemble((f"{role}: ", "cyan"), visible(message["text"] + calls))
+        yield Indented(text)
+
+
+def _error(one: Values) -> Iterator[RenderableType]:
+    if error := one["error"]:
+        text = f"{error['place']} {error['kind']}: {error['message']}"
+        yield Indented(Text(visible(text.strip()), style=BAD))
+
+
+@dataclass(frozen=True)
+class Indented:
+    """A text moved to the right: in a terminal wrapped there, elsewhere with its lines as they are."""
+
+    text: Text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if console.is_terminal:
+            yield Padding(self.text, (0, 0, 0, INDENT), expand=False)
+        else:
+            yield Text("\n").join(Text(" " * INDENT) + line for line in self.text.split("\n", allow_blank=True))
