@@ -24,7 +24,8 @@ def record(step: int, group: int, case: Any, score: float | None, **more: Any) -
     error = {"kind": "raised", "place": "score_episode", "message": f"no {EVIL}"} if score is None else None
     return {
         "step": step, "group": group, "case_idx": case, "seed": 1, "prompt": f"say {case}:",
-        "messages": [{"role": "user", "content": f"say {case}:"}, {"role": "assistant", "content": f"it is {EVIL}" + " word" * 40}],
+        "messages": [{"role": "user", "content": f"say {case}:"},
+                     {"role": "assistant", "content": f"it is {EVIL}" + " word" * 40}],
         "completion": f"it is {EVIL}", "score": score, "advantage": 0.5, "metrics": {f"m{EVIL}": 1.0}, "error": error,
         "stop": "env_error" if error else "done", "turns": 1, "tokens": 3, "seconds": 0.5,
     } | more  # fmt: skip

@@ -23,6 +23,7 @@ from aitrain.launch.preflight import Plan, check
 from aitrain.launch.processes import Processes
 from aitrain.report.log_tail import LogTail
 from aitrain.report.terminal import Screen, last_line, show_result
+from aitrain.report.visible import visible
 from aitrain.run_folder import Result, RunFolder, read_lines
 
 
