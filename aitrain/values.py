@@ -34,6 +34,8 @@ class _Writer(yaml.SafeDumper):
     """Puts in quotes what _Reader would not read as text."""
 
 
+_LINE_ENDS = {"\x85", "\u2028", "\u2029"}
+"""Unicode's own, beside the usual ones."""
 _EXPONENT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 for _kind in (_Reader, _Writer):
@@ -58,7 +60,10 @@ def read_yaml(text: str) -> Any:
 
 def write_yaml(values: Mapping[str, Any]) -> str:
     """A table as YAML; `read_yaml` makes the same table of it."""
-    return yaml.dump(dict(values), Dumper=_Writer, sort_keys=False, allow_unicode=True)
+    text = yaml.dump(dict(values), Dumper=_Writer, sort_keys=False, allow_unicode=True)
+    if not _LINE_ENDS & set(text):
+        return text
+    return yaml.dump(dict(values), Dumper=_Writer, sort_keys=False)  # escaped: PyYAML would fold them into spaces
 
 
 # -- values that come in several forms
@@ -239,5 +244,6 @@ def _expected(error: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    text = "null" if value is None else value if isinstance(value, str) else repr(value)
+    is_plain = isinstance(value, str) and value.isprintable()
+    text = "null" if value is None else str(value) if is_plain else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

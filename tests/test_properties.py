@@ -64,6 +64,7 @@ def test_any_text_behind_a_flag_is_taken_or_refused_by_name(name: str, value: st
 @few
 @given(properties.json_values, st.booleans())
 @example({"a": math.nan, "b": -math.inf}, True)
+@example({"\x85": "a\x85b"}, False)
 @example({"2020-01-01": "1e5", "null": "~"}, True)
 @example({"\ud800": 1}, True)
 @example({"a": "\x00\x85\u2028\ufeff"}, True)

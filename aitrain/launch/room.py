@@ -87,7 +87,7 @@ class _Sizes:
         if self.machine.kind == "GPU":
             phases["optimizer's step"] = 2 * self.gradients  # it works on all weights at once, with a copy
         is_merged = self.config.peft and self.config.merge_adapter and self.machine.kind == "CPU"
-        merging = stay["libraries"] + self.weights + 2 * self.shape.weights * self.width if is_merged else 0
+        merging = stay["libraries"] + self.weights + self.shape.weights * self.width if is_merged else 0
         return Needs(self.machine, stay, phases, merging)
 
     # -- what stays
