@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -246,17 +247,17 @@ def test_two_runs_are_put_side_by_side(real_runs: Path, visit: Callable[..., Tab
 
 def test_a_run_is_followed_while_it_goes_on(tmp_path: Path, visit: Callable[..., Tab], serve: Serve) -> None:
     folder = write_run(tmp_path / "live", [])
-    RunFolder(folder).write_status("running", 0)
+    RunFolder(folder).write_status("running", step=0, heartbeat=time.time())
     tab = visit(serve(folder).address)
     assert tab.texts(".pill") == ["running"]
     append_lines(folder / "rollouts" / "rank0.jsonl", [record(step=1), record(step=1, score=0.0)])
     append_lines(folder / "metrics.jsonl", [{"step": 1, "reward": 0.5, "seconds": 1}])
-    RunFolder(folder).write_status("running", 1)
+    RunFolder(folder).write_status("running", step=1, heartbeat=time.time())
     tab.wait("document.querySelectorAll('#rollouts .episode').length === 2")
     tab.wait("document.querySelector('[data-chart=reward] .legend b')?.textContent === '0.500'")
     append_lines(folder / "rollouts" / "rank0.jsonl", [said("newest", step=2)])
     append_lines(folder / "metrics.jsonl", [{"step": 2, "reward": 1.0, "seconds": 2}])
-    RunFolder(folder).write_status("finished", 2)
+    RunFolder(folder).write_status("finished", step=2, heartbeat=time.time())
     tab.wait("document.querySelector('.pill').textContent === 'finished'")
     assert len(tab.texts("#rollouts .episode")) == 2  # what somebody reads stays where it is
     tab.page.click("button.fresh")
