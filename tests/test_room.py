@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -101,10 +102,10 @@ def test_a_model_of_the_hub_is_looked_up_in_its_cache(tmp_path: Path, monkeypatc
 def test_more_of_anything_needs_more_and_less_needs_less() -> None:
     for machine in (CPU, GPU):
         usual = peak(machine)
-        many = peak(machine, batch_size=64)  # where the training pass needs more than the optimizer's step
-        assert many > usual
-        assert peak(machine, batch_size=64, rl_max_prompt_length=1024) > many
-        assert peak(machine, batch_size=64, disable_gradient_checkpointing=True) > many
+        assert peak(machine, batch_size=64) > usual
+        assert peak(machine, rl_max_prompt_length=1024) > usual
+        rows = {"batch_size": 64, "gradient_accumulation": 1}  # generation, which has no gradients, is smaller then
+        assert peak(machine, **rows, disable_gradient_checkpointing=True) > peak(machine, **rows)
         assert peak(machine, rl_kl_coef=0.0) == usual - 4 * large().weights
         assert peak(machine, peft=True, merge_adapter=False) < usual / 2
         assert peak(machine, optimizer="sgd", rl_kl_coef=0.0) < peak(machine, rl_kl_coef=0.0)
@@ -203,7 +204,7 @@ def test_the_plan_shows_batch_memory_disk_and_time(here: Path) -> None:
     lines = {line[:12].strip(): line[13:] for line in done.stdout.splitlines() if line[:12].strip()}
     assert lines["batch"] == "6 prompts x 4 completions = 24 a step = 1 process x 12 forward passes of 2"
     assert lines["shape"] == "0.4 million weights: 2 layers of 128, 259 tokens"
-    assert lines["memory"].startswith("about 6")
+    assert re.match(r"about \d+ MiB of the CPU's, [\d.]+ GiB free; prompts of 256 ", lines["memory"])
     assert lines["disk"].startswith("model 1 MiB + checkpoints 8 MiB + rollouts at most")
     assert lines["time"].startswith("unknown: --measure 3")
     assert list(here.iterdir()) == []
