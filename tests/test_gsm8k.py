@@ -164,9 +164,9 @@ def test_the_lenient_judge_refuses_other_numbers(module: ModuleType, text: str) 
 
 @pytest.mark.parametrize("text", ["#" * 50_000, "9" * 50_000, "1,234" * 10_000, "boxed{" * 10_000, "-$" * 25_000])
 def test_judging_an_answer_that_rambles_is_quick(module: ModuleType, text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert not module.lenient(text, "72")
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 # -- the environment

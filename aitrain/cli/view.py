@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import webbrowser
 from typing import TYPE_CHECKING, Annotated
@@ -33,6 +34,7 @@ def view(
         typer.echo(f"{server.address}  (Ctrl-C ends it)")
         if not no_browser and _has_screen():
             webbrowser.open(server.address)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
         try:
             server.serve_forever()
         except KeyboardInterrupt:
