@@ -393,6 +393,29 @@ Answer = tuple[list[int], list[float]]
 """Token ids and their log-probabilities."""
 
 
+class _Hands:
+    """Threads that are kept: to start one takes as long as the busiest core lets the new one wait. They are daemons, so
+    that none keeps an interrupted run alive."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._free = threading.Semaphore(0)
+
+    def do(self, job: Callable[[], None]) -> None:
+        """In a thread that has nothing to do, or a new one."""
+        if not self._free.acquire(blocking=False):
+            threading.Thread(target=self._work, daemon=True).start()
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+            self._free.release()
+
+
+_HANDS = _Hands()
+
+
 class Asking:
     """Answers that are asked for one by one, each in a thread, and taken as they come (see rollout.py).
 
@@ -408,7 +431,7 @@ class Asking:
     def ask(self, key: Any, prompt: list[int], most: int) -> None:
         """For an answer of at most so many tokens; it comes back with the key."""
         self.waiting += 1
-        threading.Thread(target=self._fetch, args=(key, prompt, most), daemon=True).start()
+        _HANDS.do(partial(self._fetch, key, prompt, most))
 
     def _fetch(self, key: Any, prompt: list[int], most: int) -> None:
         try:
