@@ -69,4 +69,4 @@ def test_every_benchmark_has_its_section_and_is_run_by_make() -> None:
     for name in (file.stem for file in files):
         assert f"\n## {name}: " in page, name
         assert f"\npython -m benchmarks.{name} " in page, name
-        assert re.search(rf"-m benchmarks\.{name}$", made, re.MULTILINE), name
+        assert re.search(rf"-m benchmarks\.{name}( --|$)", made, re.MULTILINE), name
