@@ -63,7 +63,7 @@ def plan(
     show_help: Annotated[bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help)] = False,
     **flags: Any,
 ) -> int:
-    """Show what a run would do, and what it needs of memory, disk and time."""
+    """Show what a run would do, and what it needs."""
     wanted = check(resolve(config, given_knobs(flags), trl or []))
     for line in (*plan_lines(wanted), *_room_lines(wanted)):
         typer.echo(line)

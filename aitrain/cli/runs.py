@@ -33,7 +33,7 @@ def runs(
     folder: Annotated[Path | None, typer.Argument(help="Folder with run folders, or one run. [runs]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of lines.")] = False,
 ) -> int:
-    """List the runs of a folder: how each stands, how far it is, and what its scores are."""
+    """List the runs of a folder: how each stands, and its scores."""
     from aitrain.report.runs import runs_in  # here, because no other command needs it
 
     where = folder or Path(TrainConfig.model_fields["output_dir"].default)

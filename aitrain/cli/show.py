@@ -46,7 +46,7 @@ def show(
     limit: Annotated[int | None, typer.Option(min=1, help="So many episodes at most.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the run, or the records of episodes.")] = False,
 ) -> int:
-    """Show a run: its scores, its curve, and its rollouts with all that was said."""
+    """Show a run in the terminal: scores, curve, rollouts."""
     from aitrain.report.rollouts import Rollouts  # here, because help needs none of it
 
     folder, asked = _folder(run), Asked(step, case, worst, failed, limit)

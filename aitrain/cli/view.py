@@ -27,7 +27,7 @@ def view(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; unset: 8765, or the next free one.")] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> int:
-    """Show runs as a page on 127.0.0.1: curves, cases, every rollout, two runs side by side."""
+    """Show runs as a page in the browser, on 127.0.0.1 only."""
     from aitrain.report.shelf import Shelf, places  # here, because no other command needs what it imports
 
     with _server(Shelf(places(runs or [])), port) as server:
