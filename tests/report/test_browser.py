@@ -204,7 +204,7 @@ def test_two_groups_are_put_side_by_side(sums: Tab) -> None:
     sums.page.wait_for_selector("dialog .column:nth-child(2) .message.model")
     assert [title.split(" · case")[0] for title in sums.texts("dialog h3")] == ["step 8 · group 1", "step 8 · group 2"]
     sums.page.keyboard.press("Escape")
-    assert sums.page.locator("dialog").count() == 0
+    sums.page.wait_for_selector("dialog", state="detached")
 
 
 def test_a_case_is_shown_before_and_after(sums: Tab) -> None:

@@ -301,6 +301,24 @@ def test_a_server_that_was_started_anew_in_between_gets_the_weights_before_it_is
     assert sync.holds(engine.server, 1)
 
 
+def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = by(fake, DiskSync(adapted(), tmp_path / "sync"))
+    engine.sync_weights()
+    look = engine._make_current
+    starts = iter([fake.restart])
+
+    def look_then_restart() -> None:
+        look()
+        next(starts, lambda: None)()
+
+    monkeypatch.setattr(engine, "_make_current", look_then_restart)
+    assert engine.generate([[1]])[1] == [[1, END]]
+    assert engine.restarts == 1
+    assert len(fake.bodies("/v1/completions")) == 2
+
+
 def test_processes_that_find_the_server_new_at_the_same_time(fake: Fake, sync: Any) -> None:
     other = SimpleNamespace(is_main_process=False)
     engines = [by(fake, sync), Served(Server(fake.url), type(sync)(sync.model, sync.folder), other, "base")]

@@ -346,6 +346,8 @@ class Served:
         calls = [partial(self._request, [prompts[n] for n in chunk.places], chunk.limit) for chunk in chunks]
         for chunk, part in zip(chunks, _in_parallel(calls), strict=True):
             answers.update(zip(chunk.places, part, strict=True))
+        if self.pushes and not self.sync.holds(self.server, self.pushes):
+            raise Gone("it was started anew while it answered")  # some answers may be those of other weights
         return [answers[n] for n in range(len(prompts))]
 
     def _chunks(self, prompts: list[list[int]]) -> list[_Chunk]:
