@@ -20,7 +20,6 @@ from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note
 from aitrain.knobs import Knob, as_help, knobs, resolve
 from aitrain.launch.preflight import Plan, check
-from aitrain.launch.processes import Processes
 from aitrain.report.log_tail import LogTail
 from aitrain.report.terminal import Screen, last_line, show_result
 from aitrain.report.visible import visible
@@ -181,6 +180,8 @@ def start(plan: Plan, wanted: Wanted) -> int:
 
 
 def _run(plan: Plan, folder: RunFolder, announce: Announce) -> Failed | Ended:
+    from aitrain.launch.processes import Processes  # likewise: it brings what talks to a vLLM server
+
     try:
         end = Processes(plan, folder, announce).run()
     except BaseException as error:
