@@ -202,7 +202,7 @@ class TrainConfig(BaseModel):
     )
     rl_clip_range_high: PositiveFloat | None = knob(
         None,
-        "The same above 1, for clip-higher; for cispo the largest ratio; unset: by loss type, 0.28 for dapo, 5 for cispo.",
+        "The same above 1 (clip-higher); for cispo the largest ratio; unset: by loss type, 0.28 for dapo, 5 for cispo.",
         "GRPO",
     )
     rl_importance_level: Literal["token", "sequence"] | None = knob(

@@ -20,7 +20,7 @@ class LossType:
     clip: tuple[float, float] | None
     """How far the ratio may fall below and rise above 1; None: the loss does not clip it."""
     scale: str
-    """What the distance to the group's mean score is divided by: the standard deviation of the group or batch, or none."""
+    """Standard deviation that the distance to the group's mean score is divided by: of the group, the batch, or none."""
     averaged: str
     """How token losses become one number."""
     source: str
@@ -39,7 +39,9 @@ LOSS_TYPES = {
         "token", (0.2, 0.2), "none", "sum of tokens, divided by completions x rl_max_new_tokens",
         "Dr. GRPO, arXiv 2503.20783",
     ),
-    "dapo": LossType("token", (0.2, 0.28), "group", "over all tokens of the step", "DAPO, arXiv 2503.14476, section 4.1"),
+    "dapo": LossType(
+        "token", (0.2, 0.28), "group", "over all tokens of the step", "DAPO, arXiv 2503.14476, section 4.1"
+    ),
     "bnpo": LossType(
         "token", (0.2, 0.2), "group", "over the tokens of each forward pass", "TRL's documentation of loss_type"
     ),
@@ -60,9 +62,7 @@ LOSS_TYPES = {
     ),
 }  # fmt: skip
 
-GSPO = LossType(
-    "sequence", (3e-4, 4e-4), "group", LOSS_TYPES["grpo"].averaged, "GSPO, arXiv 2507.18071, section 5.1"
-)
+GSPO = LossType("sequence", (3e-4, 4e-4), "group", LOSS_TYPES["grpo"].averaged, "GSPO, arXiv 2507.18071, section 5.1")
 """What grpo becomes with `--rl-importance-level sequence`."""
 
 OPTION_OF = {
@@ -153,7 +153,7 @@ def settle(options: LossOptions) -> LossSettings:
 
 
 def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """(is it so, what to say) for combinations that cannot be meant. One that is so makes the later ones meaningless."""
+    """(is it so, what to say) for combinations that cannot be meant; to be read up to the first that is so."""
     yield from _given_twice(options)
     yield from _wrong_fields(options)
     loss, level = options.rl_loss_type, settle(options).level
@@ -189,11 +189,12 @@ def _given_twice(options: LossOptions) -> Iterator[tuple[bool, str]]:
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none", True, False),
+    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 
 
 def _wrong_fields(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """TRL would refuse these at the first loss."""
+    """What TRL refuses only when the first batch has been generated."""
     for name, choices in _CHOICES.items():
         words = ", ".join(choice for choice in choices if isinstance(choice, str))
         value = options.trl.get(name, choices[0])
@@ -221,7 +222,9 @@ def remarks(options: LossOptions) -> Iterator[str]:
 
 def as_markdown() -> str:
     """The table of docs/losses.md."""
-    head = "| loss type | ratio for each | clip range, low and high | scores scaled by | token losses are averaged | source |"
+    head = (
+        "| loss type | ratio for each | clip range, low and high | scores scaled by | token losses averaged | source |"
+    )
     rows = {**LOSS_TYPES, "grpo with `--rl-importance-level sequence`": GSPO}
     lines = [head, "|---|---|---|---|---|---|", *(_row(name, kind) for name, kind in rows.items())]
     return "\n".join(lines) + "\n"

@@ -15,8 +15,8 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer.vllm_generation.max_completion_length, .temperature, .top_k, .top_p   replaced likewise
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     Trainer.training_step(...)                              overridden: seen is the loss of each forward pass
-    GRPOTrainer._prepare_inputs(generation_batch)           overridden: it replaces ._buffered_inputs by the micro-batches
-                                                            of each new generation batch, and returns one of them
+    GRPOTrainer._prepare_inputs(generation_batch)           overridden: it replaces ._buffered_inputs by the
+                                                            micro-batches of each new generation batch, and returns one
     GRPOTrainer._compute_loss(model, inputs)                overridden: rows are left out of it, see kept_rows.py; it
                                                             averages by .beta, inputs["advantages"],
                                                             inputs["num_items_in_batch"], inputs["tool_mask"] and
@@ -78,7 +78,6 @@ from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled
 from aitrain.training.stopwatch import Stopwatch
 
-
 FLAT = "flat"
 """Of a micro-batch: whether its generation batch has no advantages on any process."""
 
@@ -130,7 +129,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 rollout_func=self.roll_out,
             )
         self.remove_callback(PrinterCallback)
-        self.masks_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
+        self.masks_truncated: bool = parts.arguments.mask_truncated_completions
+        self.mask_truncated_completions = False
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
         self.flat = FlatSteps()
         self.finite = Finite(self.accelerator, hooks.tell)
@@ -274,10 +274,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """The micro-batch of this forward pass; a new generation batch, of which it may be the first, is complete."""
         before = self._buffered_inputs
-        self._piece: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is not before:
+        piece: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is not None and self._buffered_inputs is not before:
             self.rows.begin_window(self._buffered_inputs)
-        return self._piece
+        self._piece = piece
+        return piece
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """The loss of a micro-batch, as if the optimizer step had the kept rows only."""
@@ -294,8 +295,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return cast(torch.Tensor, super()._compute_loss(model, weighted))
 
     def _pieces_of_step(self, passes: int) -> list[dict[str, Any]]:
-        """What is known of the rest of an optimizer step: its micro-batches of this generation batch, this one first."""
-        pieces = self._buffered_inputs
+        """What is known of the rest of an optimizer step: its micro-batches of this generation batch, this one
+        first."""
+        pieces: list[dict[str, Any]] = self._buffered_inputs or []
         left = len(pieces) * self.num_iterations - self._step % (len(pieces) * self.num_iterations)
         count = min(left, passes - len(self.rows.done))
         return [pieces[(self._step + n) % len(pieces)] for n in range(count)]

@@ -88,7 +88,8 @@ class LossTrainer(EpisodeTrainer):
             num_processes=layout.processes, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=False
         )
         vars(self).update(
-            args=args, accelerator=accelerator, model=SimpleNamespace(training=True), _metrics={"train": defaultdict(list)},
+            args=args, accelerator=accelerator, model=SimpleNamespace(training=True),
+            _metrics={"train": defaultdict(list)},
             beta=args.beta, loss_type=args.loss_type, importance_sampling_level=args.importance_sampling_level,
             epsilon_low=args.epsilon, epsilon_high=args.epsilon_high, max_completion_length=args.max_completion_length,
             top_entropy_quantile=args.top_entropy_quantile, off_policy_mask_threshold=None, aux_loss_enabled=False,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ ON = {"rl_kl_coef": 0.1, "trl": {"entropy_coef": 0.05}}
 """All terms of a loss."""
 
 
-# -- the papers' formulas, each with the numbers of its paper; r: ratios, a: advantages, m: mask, logp: log-probabilities
+# -- the papers' formulas and numbers; r: ratios, a: advantages, m: mask, logp: log-probabilities
 
 
 def clipped(r: Tensor, a: Tensor, low: float, high: float) -> Tensor:
