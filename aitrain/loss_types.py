@@ -20,7 +20,7 @@ class LossType:
     clip: tuple[float, float] | None
     """How far the ratio may fall below and rise above 1; None: the loss does not clip it."""
     scale: str
-    """Standard deviation that the distance to the group's mean score is divided by: of the group, the batch, or none."""
+    """Standard deviation that distances to the group's mean score are divided by: the group's, the batch's, or none."""
     averaged: str
     """How token losses become one number."""
     source: str
@@ -223,7 +223,7 @@ def remarks(options: LossOptions) -> Iterator[str]:
 def as_markdown() -> str:
     """The table of docs/losses.md."""
     head = (
-        "| loss type | ratio for each | clip range, low and high | scores scaled by | token losses averaged | source |"
+        "| loss type | ratio for each | clip range, low and high | scores scaled by | tokens averaged | source |"
     )
     rows = {**LOSS_TYPES, "grpo with `--rl-importance-level sequence`": GSPO}
     lines = [head, "|---|---|---|---|---|---|", *(_row(name, kind) for name, kind in rows.items())]
