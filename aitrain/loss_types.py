@@ -222,9 +222,7 @@ def remarks(options: LossOptions) -> Iterator[str]:
 
 def as_markdown() -> str:
     """The table of docs/losses.md."""
-    head = (
-        "| loss type | ratio for each | clip range, low and high | scores scaled by | tokens averaged | source |"
-    )
+    head = "| loss type | ratio for each | clip range, low and high | scores scaled by | tokens averaged | source |"
     rows = {**LOSS_TYPES, "grpo with `--rl-importance-level sequence`": GSPO}
     lines = [head, "|---|---|---|---|---|---|", *(_row(name, kind) for name, kind in rows.items())]
     return "\n".join(lines) + "\n"
