@@ -78,7 +78,14 @@ from aitrain.training.provenance import describe_run
 from aitrain.training.rollout import Limits, refuse_tools_for_strings
 from aitrain.training.tracking import About, Tracking
 from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
-from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_sharded
+from aitrain.training.trl_arguments import (
+    Lengths,
+    fit_vllm,
+    grpo_arguments,
+    grpo_config,
+    refuse_rounding,
+    refuse_sharded,
+)
 
 
 @dataclass(frozen=True)
@@ -201,6 +208,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     batch = plan_batch(config, join(config, precision))
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
     refuse_sharded(arguments, config)
+    refuse_rounding(arguments)
     check_hub(config)
     if precision.dtype == torch.bfloat16 and not config.peft:
         job.announce(Note("dtype bfloat16: small updates of such weights round to nothing; float32 keeps them."))

@@ -6,6 +6,9 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer(rollout_func=)                              one episode for each prompt, repeats included; env_mask
                                                             becomes tool_mask, the tokens that are in the loss
     GRPOTrainer._generate_single_turn(ids, images, fields, n)   called, for each round of a rollout
+    GRPOTrainer._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, ...)   overridden: each
+                                                            log-probability of the policy and of the reference model
+                                                            comes from it, and it hands the model no positions
     GRPOTrainer.generation_config.max_new_tokens            replaced for each round
     GRPOTrainer.generation_config, .generation_kwargs       replaced while decoding greedily
     GRPOTrainer.eos_token_ids                               read: what ends an answer
@@ -49,6 +52,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from transformers import GenerationConfig, PreTrainedModel, TrainerCallback
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
@@ -63,6 +67,8 @@ from aitrain.training.finite import Finite
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
 from aitrain.training.generation.served import Asking, Served
+from aitrain.training.model import keep_adapter_precise
+from aitrain.training.padding import LeftAligned, depends_on_padding
 from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled
 from aitrain.training.stopwatch import Stopwatch
 
@@ -113,6 +119,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 callbacks=hooks.callbacks,
                 rollout_func=self.roll_out,
             )
+        if parts.peft_config is not None and not (self.is_fsdp_enabled or is_deepspeed_zero3_enabled()):
+            keep_adapter_precise(self.model)  # sharded, all weights have to be of one type
         self.remove_callback(PrinterCallback)
         self.finite = Finite(self.accelerator, hooks.tell)
         self.watch = Stopwatch()
@@ -122,6 +130,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
             self.vllm_generation = parts.serve(self)
         self.rollout = self._make_rollout(parts)
+        self.context = parts.limits.context
+        self.aligns_rows = self._is_sharded or self._depends_on_padding()
 
     def _make_rollout(self, parts: Parts) -> Rollout:
         policy = self.accelerator.unwrap_model(self.model)
@@ -228,6 +238,49 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             ids, _ = self._generate_single_turn(prompts, None, {}, 1)
         return list(ids)
 
+    # -- log-probabilities
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *rest: Any,
+        **more: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Of the last `logits_to_keep` tokens, with every token at the position that it has without padding; also where
+        the padded batch is wider than the model's context, though none of its rows is longer."""
+        compute = super()._get_per_token_logps_and_entropies
+        too_wide = self.context is not None and input_ids.shape[1] > self.context
+        if not (self.aligns_rows or too_wide):
+            plain: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = compute(
+                model, input_ids, attention_mask, logits_to_keep, *rest, **more
+            )
+            return plain
+        rows = LeftAligned.of(input_ids, attention_mask)
+        logps, entropies, loss = compute(model, rows.ids, rows.mask, rows.ids.shape[1] - 1, *rest, **more)
+        entropies = None if entropies is None else rows.moved_back(entropies, logits_to_keep)
+        return rows.moved_back(logps, logits_to_keep), entropies, loss
+
+    def _depends_on_padding(self) -> bool:
+        def log_probs(ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
+            device = self.accelerator.device
+            compute = super(EpisodeTrainer, self)._get_per_token_logps_and_entropies
+            values: torch.Tensor = compute(self.model, ids.to(device), mask.to(device), count)[0]
+            return values
+
+        model = self.accelerator.unwrap_model(self.model)
+        is_precise = model.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
+        with evaluation_mode(self.model):
+            vocabulary = model.get_input_embeddings().weight.shape[0]
+            return depends_on_padding(log_probs, self.context, vocabulary, is_precise)
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether no process has the whole model to compute with before training starts."""
+        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
     # -- numbers gone wrong
 
     def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
@@ -272,7 +325,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if self._served is not None:
             return False  # each process asks the server by itself
         shares_engine = self.use_vllm and (self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1)
-        return bool(shares_engine or self.is_deepspeed_enabled or self.is_fsdp_enabled)
+        return bool(shares_engine or self._is_sharded)
 
     def _answers_of(self, most: int) -> AbstractContextManager[None]:
         """While this lasts, an answer has at most so many tokens."""
@@ -347,7 +400,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         trainer is where it would be after it. Every process must call this."""
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         last = self.args.max_steps if self.args.max_steps > 0 else state.max_steps if is_same else math.inf
-        if state.global_step < last or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+        if state.global_step < last or self._is_sharded:
             return False
         self.take_weights(checkpoint)
         self.state = state

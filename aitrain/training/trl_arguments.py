@@ -53,6 +53,19 @@ def _sharding(arguments: GRPOConfig) -> str:
     return "FSDP" if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP") else ""
 
 
+def refuse_rounding(arguments: GRPOConfig) -> None:
+    """TRL turns the model to half precision before each generation by continuous batching, and leaves it so.
+
+    Raises:
+        ConfigError: the weights that train would be rounded in every step.
+    """
+    if arguments.use_transformers_continuous_batching and (arguments.bf16 or arguments.fp16):
+        raise ConfigError(
+            "--trl use_transformers_continuous_batching: TRL rounds the trained weights to half precision for it\n"
+            "Leave it out, or add --mixed-precision no; --use-vllm generates faster."
+        )
+
+
 def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, Any]:
     return {
         "seed": config.seed,
