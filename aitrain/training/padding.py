@@ -42,8 +42,8 @@ class LeftAligned:
         return cls(ids.gather(1, inside), mask.gather(1, inside) * (source < columns), moved, columns)
 
     def moved_back(self, values: torch.Tensor, count: int) -> torch.Tensor:
-        """Values of all tokens but each row's first, as values of the last `count` columns of the original batch; 0 where
-        such a column was cut off, which only padding is."""
+        """Values of all tokens but each row's first, as values of the last `count` columns of the batch as it was; 0
+        for columns that were cut off, which only padding is."""
         source = torch.arange(self.columns - count, self.columns, device=values.device) - self.moved - 1
         last = values.shape[1] - 1
         return values.gather(1, source.clamp(0, last)).masked_fill(source > last, 0.0)

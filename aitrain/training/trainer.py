@@ -6,9 +6,9 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer(rollout_func=)                              one episode for each prompt, repeats included; env_mask
                                                             becomes tool_mask, the tokens that are in the loss
     GRPOTrainer._generate_single_turn(ids, images, fields, n)   called, for each round of a rollout
-    GRPOTrainer._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, ...)   overridden: each
-                                                            log-probability of the policy and of the reference model
-                                                            comes from it, and it hands the model no positions
+    GRPOTrainer._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, ...)   overridden:
+                                                            each log-probability of the policy and of the reference
+                                                            model comes from it, and it hands the model no positions
     GRPOTrainer.generation_config.max_new_tokens            replaced for each round
     GRPOTrainer.generation_config, .generation_kwargs       replaced while decoding greedily
     GRPOTrainer.eos_token_ids                               read: what ends an answer
@@ -30,8 +30,7 @@ tests/test_upstream.py checks each of them by name:
     Trainer._load_from_checkpoint(checkpoint)               called, for the weights alone
     Trainer.train(resume_from_checkpoint)                   not called for a checkpoint of the last step: it trains one
                                                             step more
-    GRPOTrainer._get_train_sampler(dataset)                 kept: it draws an order for each epoch, and a resumed run's
-                                                            draws that of the first one again
+    GRPOTrainer._get_train_sampler(dataset)                 overridden: TRL's leaves out what does not fill a batch
     on_train_begin                                          comes after weights, optimizer and state were loaded
     output["advantages"]                                    this process's advantages, in the order of `inputs`
     reward function keywords                                prompts, completions, completion_ids, columns, log_metric
@@ -58,11 +57,13 @@ from transformers.trainer_callback import PrinterCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
+from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
 from aitrain.environment.failures import FAILURE_KINDS
 from aitrain.environment.scoring import FailureCount, Host
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
+from aitrain.training.epochs import CaseStream, Epochs
 from aitrain.training.finite import Finite
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
@@ -84,6 +85,7 @@ class Parts:
     host: Host
     chat: Chat
     limits: Limits
+    schedule: CaseSchedule
     peft_config: Any = None
     serve: Callable[[Any], Served] | None = None
     """Generation by a vLLM server, for a trainer that is made; None: TRL's own, whichever it is."""
@@ -104,7 +106,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
     def __init__(self, parts: Parts, hooks: Hooks) -> None:
-        self.cases = parts.cases
+        self.cases, self.schedule = parts.cases, parts.schedule
         self.hooks = hooks
         self.failures = FailureCount(parts.host.config.rl_max_failed)
         with warnings.catch_warnings(), replaced(grpo_trainer, {"VLLMGeneration": Generation}):
@@ -124,6 +126,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.remove_callback(PrinterCallback)
         self.finite = Finite(self.accelerator, hooks.tell)
         self.watch = Stopwatch()
+        self.updates = 0  # steps that had a gradient and a learning rate
+        self.add_callback(Epochs(parts.schedule))
         self.add_callback(self.finite)
         self.add_callback(self.watch)
         if parts.serve is not None:
@@ -293,6 +297,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """The last moment before the optimizer's step at which the gradient's norm is known."""
         norm = super()._get_grad_norm(model, grad_norm)
         self.finite.before_step(model, norm, self.state.global_step + 1)
+        self.updates += norm is None or (math.isfinite(norm) and norm > 0 and self._get_learning_rate() > 0)
         return norm
 
     # -- the policy's side of a rollout
@@ -386,21 +391,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.hooks.save(self, partial(super()._save_checkpoint, model, trial))
 
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
-        self._sampler = super()._get_train_sampler(dataset)
-        return self._sampler
+    def _get_train_sampler(self, dataset: Any = None) -> CaseStream:
+        return CaseStream(self.schedule, self.num_generations, self.args.seed if self.shuffle_dataset else None)
 
-    def skip_epochs(self, count: int) -> None:
-        """Bring the order of the cases to a later epoch: each one has drawn its own from the sampler's generator."""
-        for _ in range(count):
-            next(iter(self._sampler))
-
-    def is_over(self, checkpoint: Path, is_same: bool) -> bool:
+    def is_over(self, checkpoint: Path) -> bool:
         """Whether a checkpoint is that of the last step, which transformers would follow with one more; then this
         trainer is where it would be after it. Every process must call this."""
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        last = self.args.max_steps if self.args.max_steps > 0 else state.max_steps if is_same else math.inf
-        if state.global_step < last or self._is_sharded:
+        if state.global_step < self.args.max_steps or self._is_sharded:
             return False
         self.take_weights(checkpoint)
         self.state = state
@@ -409,6 +407,12 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def take_weights(self, checkpoint: Path) -> None:
         """The weights of a checkpoint, for the model as it is; every process must call this."""
         self._load_from_checkpoint(str(checkpoint))
+
+    @property
+    def has_moved_reference(self) -> bool:
+        """Whether the reference model has been given weights of the policy, so far."""
+        args = self.args
+        return bool(args.sync_ref_model and self.state.global_step >= args.ref_model_sync_steps)
 
     def rest_of_window(self) -> list[dict[str, Any]]:
         """The pieces of the last generation batch, when some of them are still to be trained on."""
