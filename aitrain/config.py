@@ -176,7 +176,7 @@ class TrainConfig(BaseModel):
     scheduler: str = knob("linear", "Learning rate schedule, by its name in transformers.", "Optimizer")
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = knob(
         0.1,
-        "Share of the steps that warm the learning rate up, from 0 in the first step; a run of one step has no warm-up.",
+        "Share of the steps that warm the learning rate up, from 0 in the first one; a run of one step has no warm-up.",
         "Optimizer",
     )
     weight_decay: NonNegativeFloat = knob(0.0, "Weight decay.", "Optimizer")
