@@ -481,10 +481,12 @@ def _check_work(job: Job, trainer: EpisodeTrainer) -> None:
     if trainer.state.global_step == 0:
         raise RunFailed("There was no optimizer step: nothing was trained\nSee train.log in the run folder.")
     if not trainer.updates:
+        since = f" after {job.checkpoint.name}" if job.checkpoint else ""
+        skipped = f", and {trainer.finite.skipped} steps were skipped" if trainer.finite.skipped else ""
         job.announce(
             Note(
-                "No step had anything to learn from: in every group all completions scored the same, or had no score."
-                " The model is as it was."
+                f"No step{since} had anything to learn from: in every group all completions scored the same, or had no"
+                f" score{skipped}."
             )
         )
 
