@@ -177,7 +177,9 @@ class TrainConfig(BaseModel):
     optimizer: str = knob("adamw_torch", "Optimizer, by its name in transformers.", "Optimizer")
     scheduler: str = knob("linear", "Learning rate schedule, by its name in transformers.", "Optimizer")
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = knob(
-        0.1, "Share of the steps that warm the learning rate up.", "Optimizer"
+        0.1,
+        "Share of the steps that warm the learning rate up, from 0 in the first one; a run of one step has no warm-up.",
+        "Optimizer",
     )
     weight_decay: NonNegativeFloat = knob(0.0, "Weight decay.", "Optimizer")
     max_grad_norm: NonNegativeFloat = knob(1.0, "Gradients are clipped to this norm; 0: not clipped.", "Optimizer")

@@ -17,8 +17,9 @@ from accelerate import PartialState
 from accelerate.utils import gather_object, set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
+from trl import GRPOConfig
 
-from aitrain.batch import plan_batch
+from aitrain.batch import BatchPlan, CaseSchedule, plan_batch, schedule_cases
 from aitrain.checkpoint import (
     PREFIX,
     Manifest,
@@ -79,7 +80,14 @@ from aitrain.training.provenance import describe_run
 from aitrain.training.rollout import Limits, refuse_tools_for_strings
 from aitrain.training.tracking import About, Tracking
 from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
-from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_sharded
+from aitrain.training.trl_arguments import (
+    Lengths,
+    fit_vllm,
+    grpo_arguments,
+    grpo_config,
+    refuse_sharded,
+    warm_up,
+)
 
 
 @dataclass(frozen=True)
@@ -198,13 +206,11 @@ def prepare(job: Job, host: Host) -> Prepared:
     transformers_logging.disable_progress_bar()
     check_methods(job.environment)
     config = job.config
-    precision = choose_precision(config)
+    precision = _precision(job)
     batch = plan_batch(config, join(config, precision))
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
     refuse_sharded(arguments, config)
     check_hub(config)
-    if precision.dtype == torch.bfloat16 and not config.peft:
-        job.announce(Note("dtype bfloat16: small updates of such weights round to nothing; float32 keeps them."))
     job.announce(Phase("building the dataset"))
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
@@ -224,9 +230,28 @@ def prepare(job: Job, host: Host) -> Prepared:
     if config.use_vllm:
         context = fit_vllm(arguments, config, _lengths(job, split, limit, context))
     limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
-    serve = _serving(job, limits)
-    parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, lora_config(config), serve)
+    schedule = _schedule(job, arguments, batch, len(split.train))
+    lora, serve = lora_config(config), _serving(job, limits)
+    parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, schedule, lora, serve)
     return _assemble(job, parts, HeldOut(split.held_out, config.seed), precision)
+
+
+def _precision(job: Job) -> Precision:
+    precision = choose_precision(job.config)
+    if precision.dtype == torch.bfloat16 and not job.config.peft:
+        job.announce(Note("dtype bfloat16: small updates of such weights round to nothing; float32 keeps them."))
+    return precision
+
+
+def _schedule(job: Job, arguments: GRPOConfig, batch: BatchPlan, cases: int) -> CaseSchedule:
+    """How the training cases become steps; TRL is told the number of steps alone."""
+    schedule = schedule_cases(job.config, batch, cases)
+    arguments.max_steps = schedule.steps
+    if schedule.filled:
+        job.announce(Note(str(schedule)))
+    if note := warm_up(arguments):
+        job.announce(Note(note))
+    return schedule
 
 
 def _serving(job: Job, limits: Limits) -> Callable[[Any], Served] | None:
@@ -355,7 +380,11 @@ def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -
     if job.config.stop_when_flat is not None:
         trainer.add_callback(StopWhenFlat(job.config.stop_when_flat, trainer.flat, job.stop.want))
     trainer.add_callback(stopper)
-    trainer.add_callback(Evaluator(job.config, partial(_evaluate_at, job, trainer, held_out, records), standing))
+    trainer.add_callback(
+        Evaluator(
+            job.config, partial(_evaluate_at, job, trainer, held_out, records), standing, parts.schedule.ends_epoch
+        )
+    )
     if job.checkpoint is not None:
         trainer.add_callback(Return(job.checkpoint, trainer, standing.is_same))
     job.progress.pids = gather_object([os.getpid()])
@@ -416,12 +445,13 @@ def _recorded_before(folder: RunFolder) -> dict[str, float | None]:
 
 def _train(job: Job, prepared: Prepared) -> None:
     trainer = prepared.trainer
-    if job.checkpoint is not None and trainer.is_over(job.checkpoint, prepared.standing.is_same):
+    if job.checkpoint is not None and trainer.is_over(job.checkpoint):
         return
     job.announce(Phase("training"))
     try:
         trainer.train(resume_from_checkpoint=None if job.checkpoint is None else str(job.checkpoint))
         trainer.failures.after_run()
+        _check_work(job, trainer)
     except ServerFailed:
         if trainer.state.global_step == 0:
             raise
@@ -442,6 +472,25 @@ def _train(job: Job, prepared: Prepared) -> None:
             "Lower --batch-size (say --rl-prompts-per-step to keep the step as it is), use --peft,\n"
             "or set --rl-kl-coef 0, which saves the reference model."
         ) from error
+
+
+def _check_work(job: Job, trainer: EpisodeTrainer) -> None:
+    """Say so where there was nothing to learn.
+
+    Raises:
+        RunFailed: there was no optimizer step at all.
+    """
+    if trainer.state.global_step == 0:
+        raise RunFailed("There was no optimizer step: nothing was trained\nSee train.log in the run folder.")
+    if not trainer.updates:
+        since = f" after {job.checkpoint.name}" if job.checkpoint else ""
+        skipped = f", and {trainer.finite.skipped} steps were skipped" if trainer.finite.skipped else ""
+        job.announce(
+            Note(
+                f"No step{since} had anything to learn from: in every group all completions scored the same, or had no"
+                f" score{skipped}."
+            )
+        )
 
 
 def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, records: Records, step: int) -> Scores:

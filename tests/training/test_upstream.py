@@ -20,10 +20,15 @@ OVERRIDDEN_OR_CALLED = {
     "_save_checkpoint": ["model", "trial"],
     "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
     "_get_train_sampler": ["dataset"],
+    "_get_per_token_logps_and_entropies": [
+        "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy", "compute_aux_loss",
+        "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+        "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+    ],
     "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
     "_prepare_inputs": ["generation_batch"],
     "_compute_loss": ["model", "inputs"],
-}
+}  # fmt: skip
 
 
 class Spy(GRPOTrainer):  # type: ignore[misc]
