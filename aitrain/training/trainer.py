@@ -54,6 +54,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
+from aitrain import activity
 from aitrain.environment.contract import Case
 from aitrain.environment.failures import FAILURE_KINDS
 from aitrain.environment.scoring import FailureCount, Host
@@ -125,6 +126,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _make_rollout(self, parts: Parts) -> Rollout:
         policy = self.accelerator.unwrap_model(self.model)
+        policy.register_forward_pre_hook(activity.tick)  # a token of each completion, or a micro-batch
         shared = not self.use_vllm or self._generates_in_common
         batcher = Batcher(policy, parts.tokenizer.pad_token_id, None if shared else self._engine)
         batcher.wake = parts.host.workers.wake
@@ -232,7 +234,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
         """One forward and backward pass; its loss is looked at."""
-        loss: torch.Tensor = super().training_step(*arguments, **keywords)
+        with activity.own.doing("forward and backward pass"):
+            loss: torch.Tensor = super().training_step(*arguments, **keywords)
         self.finite.see_loss(loss)
         return loss
 
