@@ -131,12 +131,17 @@ class Watchdog:
     def _watch(self) -> None:
         watched = [_Process(rank, IdleClock(self._poll)) for rank in range(self.processes)]
         while not self._over.wait(self._poll):
-            for process in watched:
-                process.pid = self.pids.get(process.rank)
-                process.look(self.read(process.rank))
-            if not self._is_halted() and all(process.is_stalled(self.timeout) for process in watched):
-                self.on_stall(self._judged(watched))
-                return
+            if self._is_stalled(watched):
+                stall = self._judged(watched)
+                if self._is_stalled(watched):  # still: the signal for the stacks may have ended the wait
+                    self.on_stall(stall)
+                    return
+
+    def _is_stalled(self, watched: Sequence[_Process]) -> bool:
+        for process in watched:
+            process.pid = self.pids.get(process.rank)
+            process.look(self.read(process.rank))
+        return not self._is_halted() and all(process.is_stalled(self.timeout) for process in watched)
 
     def _is_halted(self) -> bool:
         """Whether all processes were stopped on purpose: by SIGSTOP, or a debugger."""
