@@ -27,7 +27,7 @@ from aitrain.watchdog import Stall, Watchdog, message, write_stacks
 
 
 def train_here(config: TrainConfig, environment: Any = None) -> Result:
-    """Check, train and report, in this process; a run that is refused leaves no folder."""
+    """Check, train and report, in this process; a run that is refused leaves no folder (one that stalled has a log)."""
     if isinstance(environment, type):
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
     plan = check(_for_one_process(config), has_environment=environment is not None)
@@ -35,7 +35,7 @@ def train_here(config: TrainConfig, environment: Any = None) -> Result:
     try:
         return _run(plan, folder, environment)
     except (Exception, KeyboardInterrupt) as error:
-        if plan.folder is None and not (folder.metrics.exists() or folder.result.exists()):
+        if plan.folder is None and not any(file.exists() for file in (folder.metrics, folder.result, folder.log)):
             folder.discard()
         if isinstance(error, AitrainError):
             raise
@@ -110,8 +110,9 @@ def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: Any) -> Ite
 
     def on_stall(stall: Stall) -> None:
         write_stacks(watchers.folder.log, f"Stalled: {stall.phase}")
-        told.append(message(stall, watchers.folder, 1))
         watchers.heartbeat.progress.status = "stalled"
+        watchers.heartbeat.beat()
+        told.append(message(stall, watchers.folder, 1))
         stop.asked = True  # the next request raises
         if is_main:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

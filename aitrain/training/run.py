@@ -366,8 +366,8 @@ def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -
         callbacks.append(Flat(job.config.stop_when_flat, job.stop.want))
     hooks = Hooks(records.add_rollouts, tell, callbacks, checkpoints.save)
     try:
-        with activity.own.doing("preparing the trainer", moves_files=True):
-            trainer = EpisodeTrainer(parts, hooks)
+        activity.own.enter("preparing the trainer", moves_files=True)
+        trainer = EpisodeTrainer(parts, hooks)
     except (ValueError, ImportError, NotImplementedError) as error:
         raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
     trainer.add_callback(Evaluator(job.config, partial(_evaluate_at, job, trainer, held_out, records), standing))

@@ -58,6 +58,7 @@ def warm_up(trainer: EpisodeTrainer, prompt: int, completion: int) -> None:
         kept = {name: value for name, value in given.items() if name not in ("every_n_layers", "offload")}
         model.gradient_checkpointing_enable(kept or None)
     model.train()
+    trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps  # as in a step
     reserved = _optimizer_state(trainer)
     try:
         with _no_trace(trainer):

@@ -212,6 +212,20 @@ def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) 
     assert status_of(second) is None
 
 
+def test_a_process_that_holds_the_gil_for_ever_is_named_and_nothing_is_left(command: Command) -> None:
+    done = command.run("Stuck", "--num-processes=2", "--stall-timeout=15", "--rl-env-isolation=process")
+
+    assert done.returncode == 1, done.stderr
+    assert "aitrain: The run stalled: no progress for 15 seconds (--stall-timeout)." in done.stderr
+    assert "It hangs in: building the dataset, rank 0 of 2. run/train.log has the stacks" in done.stderr
+    assert "aitrain grpo --config run/config.yaml" in done.stderr
+    assert len(done.stderr.splitlines()) < 8
+    log = (command.folder / "run" / "train.log").read_text()
+    assert "in build_dataset" in log
+    assert "torch/distributed/distributed_c10d.py" in log
+    assert look(command.folder / "run").status == "stalled"
+
+
 def rank_of(pid: int) -> str | None:
     variables = dict(line.split("=", 1) for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in line)
     return variables.get("RANK")
