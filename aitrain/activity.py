@@ -11,7 +11,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,7 +131,7 @@ def share(rank: int) -> None:
     """Let the parent read the activity of this process, if it asked for that."""
     global own
     if path := os.environ.get(VARIABLE):
-        with open(path, "r+b") as file:
+        with suppress(OSError), open(path, "r+b") as file:  # gone: of another run
             own = Activity(mmap.mmap(file.fileno(), 0), rank)
 
 

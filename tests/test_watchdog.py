@@ -60,13 +60,18 @@ sys.exit(max(abs(rank.wait()) for rank in ranks))
 def run(folder: Path, what: str, processes: int = 1, timeout: float = 60.0) -> tuple[Failed | Ended, RunFolder]:
     """How a run ends."""
     config = TrainConfig(model="tiny", stall_timeout=timeout)
-    plan: Any = SimpleNamespace(config=config, batch=SimpleNamespace(processes=processes), gpus=[], checkpoint=None)
+    plan = plan_of(config, processes)
     here = RunFolder(folder / "run")
     here.path.mkdir(parents=True)
     here.write_config(config)
     made = Run(plan, here, ignore)
     made.what = what
     return made.run(), here
+
+
+def plan_of(config: TrainConfig, processes: int) -> Any:
+    """What the parent reads of a plan."""
+    return SimpleNamespace(config=config, batch=SimpleNamespace(processes=processes), gpus=[], checkpoint=None)
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +114,23 @@ def test_a_process_that_hangs_is_named_its_stacks_are_kept_and_nothing_is_left(w
     assert f"in {what}\n" in log  # the function, in a stack
     assert alive_in(folder) == []
     assert set(descendants([os.getpid()])) <= before
+
+
+def test_no_file_of_shared_memory_is_left_even_by_a_parent_that_is_killed(tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    class Seen(Run):
+        def _hear(self, event: Event) -> None:
+            super()._hear(event)
+            assert self.activity is not None
+            made.append(self.activity.path)
+            assert not self.activity.path.exists()
+
+    plan: Any = plan_of(TrainConfig(model="tiny"), 1)
+    seen = Seen(plan, RunFolder(tmp_path), ignore)
+    seen.what = "steps"
+    assert seen.run() == Ended("finished", 3)
+    assert made
 
 
 @pytest.mark.parametrize(("rank", "hang"), [(0, "c_call"), (1, "holds_the_gil")])

@@ -135,6 +135,8 @@ class Processes:
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
             self.pids[event.rank] = event.pid
+            if self.activity is not None and len(self.pids) == self.plan.batch.processes:
+                self.activity.unlink()  # all have opened it: nothing is left should this process be killed
         elif isinstance(event, (Failed, Ended)):
             self._remember(event)
         self.announce(event)

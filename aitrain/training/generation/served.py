@@ -330,6 +330,7 @@ class Served:
                     f"seconds: {what}\nIts log says why."
                 )
             time.sleep(PAUSE_SECONDS)
+        activity.tick()
 
     def _make_current(self) -> None:
         """It may have been started anew while nobody asked it for anything."""
