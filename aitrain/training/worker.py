@@ -144,7 +144,8 @@ def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
                 os.kill(pid, signal.SIGKILL)
         os._exit(RunFailed.exit_code)
 
-    return Watchdog(config.stall_timeout, activity.processes(), partial(activity.read, activity.own.memory), on_stall)
+    read, pids = partial(activity.read, activity.own.memory), {activity.own.rank: os.getpid()}
+    return Watchdog(config.stall_timeout, activity.processes(), read, on_stall, pids)
 
 
 def leave(code: int) -> NoReturn:
