@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -109,7 +109,8 @@ def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: Any) -> Ite
     over, is_main = threading.Event(), threading.current_thread() is threading.main_thread()
 
     def on_stall(stall: Stall) -> None:
-        write_stacks(watchers.folder.log, f"Stalled: {stall.phase}")
+        with suppress(OSError):
+            write_stacks(watchers.folder.log, f"Stalled: {stall.phase}")
         watchers.heartbeat.progress.status = "stalled"
         watchers.heartbeat.beat()
         told.append(message(stall, watchers.folder, 1))

@@ -70,10 +70,10 @@ class _Process:
     pid: int | None = None
     moved: int = 0
 
-    def look(self, now: Snapshot) -> None:
-        """Compare with the last look."""
+    def look(self, now: Snapshot, is_halted: bool) -> None:
+        """Compare with the last look. A process that is halted need not progress."""
         before, self.seen = self.seen, now
-        self.idle.look(before is None or before.count != now.count or self._moves_files(now))
+        self.idle.look(is_halted or before is None or before.count != now.count or self._moves_files(now))
 
     def _moves_files(self, now: Snapshot) -> bool:
         if not now.part.moves_files or self.pid is None:
@@ -138,17 +138,18 @@ class Watchdog:
                     return
 
     def _is_stalled(self, watched: Sequence[_Process]) -> bool:
+        is_halted = self._is_halted()
         for process in watched:
             process.pid = self.pids.get(process.rank)
-            process.look(self.read(process.rank))
-        return not self._is_halted() and all(process.is_stalled(self.timeout) for process in watched)
+            process.look(self.read(process.rank), is_halted)
+        return all(process.is_stalled(self.timeout) for process in watched)
 
     def _is_halted(self) -> bool:
         """Whether all processes were stopped on purpose: by SIGSTOP, or a debugger."""
         return bool(self.pids) and all(_state(pid) in ("T", "t") for pid in self.pids.values())
 
     def _judged(self, watched: Sequence[_Process]) -> Stall:
-        """Those that stopped first and do not wait for another one hang."""
+        """Those that do not wait for another one hang; the phase is that of the one which stopped first."""
         first = sorted(watched, key=lambda process: -process.idle.seconds)
         waiting = {process.rank for process in first if process.seen and self.waits(process.rank, process.seen)}
         hanging = [process for process in first if process.rank not in waiting] or first
@@ -158,7 +159,8 @@ class Watchdog:
 
 def message(stall: Stall, folder: RunFolder, processes: int) -> str:
     """What the user is told: what hangs, what has been saved, how to continue."""
-    who = "" if processes == 1 else f", rank {' and '.join(map(str, stall.ranks))} of {processes}"
+    ranks = f"{'rank' if len(stall.ranks) == 1 else 'ranks'} {' and '.join(map(str, stall.ranks))} of {processes}"
+    who = "" if processes == 1 else f", {ranks}"
     step = read_object(folder.status).get("step")
     where = f" after step {step}" if step else ""
     saved = checkpoints_of(folder)
@@ -180,7 +182,11 @@ def message(stall: Stall, folder: RunFolder, processes: int) -> str:
 
 def ask_for_stacks(log: Path, rank: int, pid: int, seen: Snapshot) -> str:
     """Have a training process write the stacks of its threads to the log; returns what it wrote, which is nothing where
-    a system call cannot be interrupted."""
+    a system call cannot be interrupted.
+
+    Raises:
+        OSError: the log cannot be written.
+    """
     with log.open("ab") as file:
         file.write(f"\nStalled: rank {rank}, process {pid}, {seen.part.name}. Stacks of all threads:\n".encode())
         start = file.tell()

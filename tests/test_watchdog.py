@@ -20,6 +20,7 @@ from aitrain.activity import SLOT, Activity, Snapshot, read
 from aitrain.config import TrainConfig
 from aitrain.events import Ended, Event, Failed
 from aitrain.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
+from aitrain.launch import processes
 from aitrain.launch.processes import Processes
 from aitrain.report.runs import look
 from aitrain.run_folder import RunFolder, read_object, write_json
@@ -57,10 +58,10 @@ sys.exit(max(abs(rank.wait()) for rank in ranks))
 """What torchrun does: one process for each rank, in a session of its own."""
 
 
-def run(folder: Path, what: str, processes: int = 1, timeout: float = 60.0) -> tuple[Failed | Ended, RunFolder]:
+def run(folder: Path, what: str, count: int = 1, timeout: float = 60.0) -> tuple[Failed | Ended, RunFolder]:
     """How a run ends."""
     config = TrainConfig(model="tiny", stall_timeout=timeout)
-    plan = plan_of(config, processes)
+    plan = plan_of(config, count)
     here = RunFolder(folder / "run")
     here.path.mkdir(parents=True)
     here.write_config(config)
@@ -137,7 +138,7 @@ def test_no_file_of_shared_memory_is_left_even_by_a_parent_that_is_killed(tmp_pa
 def test_of_two_processes_the_one_that_hangs_is_named_and_not_the_one_that_waits(
     rank: int, hang: str, tmp_path: Path
 ) -> None:
-    end, folder = run(tmp_path, f"{rank}:{hang}", processes=2)
+    end, folder = run(tmp_path, f"{rank}:{hang}", count=2)
 
     assert isinstance(end, Failed)
     assert f"It hangs in: training, planting {hang}, rank {rank} of 2." in end.message
@@ -188,32 +189,59 @@ def test_time_in_which_the_watchdog_itself_stood_still_does_not_count(monkeypatc
     assert clock.look(has_progressed=True) == 0.0
 
 
-def test_a_run_that_is_stopped_by_a_signal_and_continued_is_no_false_alarm(tmp_path: Path) -> None:
-    stalls: list[Stall] = []
+def test_a_run_that_is_stopped_by_a_signal_and_continued_is_no_false_alarm() -> None:
     code = "import time; print(1, flush=True); time.sleep(600)"
     halted = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert halted.stdout
     halted.stdout.readline()
-    os.kill(halted.pid, signal.SIGSTOP)
+    dog = Watchdog(0.1, 1, lambda _: Snapshot(7, activity.Part("training")), ignore_stall, {0: halted.pid})
+    watched = [watchdog._Process(0, IdleClock(0.1))]
+
+    def become(state: str) -> None:
+        while watchdog._state(halted.pid) != state:
+            time.sleep(0.01)
+
     try:
-        with Watchdog(0.1, 1, lambda _: Snapshot(7, activity.Part("training")), stalls.append, {0: halted.pid}) as dog:
-            time.sleep(0.6)
-            assert stalls == []
-            os.kill(halted.pid, signal.SIGCONT)
-            dog._thread.join(30.0)
-        assert [stall.phase for stall in stalls] == ["training"]
+        os.kill(halted.pid, signal.SIGSTOP)
+        become("T")
+        for _ in range(4):
+            time.sleep(0.1)
+            assert not dog._is_stalled(watched)
+        os.kill(halted.pid, signal.SIGCONT)
+        become("S")
+        assert watched[0].idle.seconds == 0.0
+        while not dog._is_stalled(watched):  # from then on it counts again
+            time.sleep(0.1)
     finally:
         halted.kill()
         halted.communicate()
 
 
-def test_a_run_that_failed_by_itself_is_not_said_to_have_stalled(tmp_path: Path) -> None:
+def ignore_stall(stall: Stall) -> None:
+    """Nothing is done about it."""
+
+
+def test_a_run_that_failed_by_itself_is_not_said_to_have_stalled() -> None:
     stalls: list[Stall] = []
     dog = Watchdog(0.1, 1, lambda _: Snapshot(7, activity.Part("training")), stalls.append)
     dog.start().stop()
     time.sleep(0.3)
 
     assert stalls == []
+
+
+def test_a_log_that_cannot_be_written_does_not_keep_a_run_that_hangs_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(processes, "ask_for_stacks", full)
+    end, folder = run(tmp_path, "lock")
+
+    assert isinstance(end, Failed)
+    assert "It hangs in: training, planting lock." in end.message
+    assert alive_in(folder) == []
 
 
 # -- what is said
@@ -227,7 +255,7 @@ def test_the_message_says_what_was_saved_and_the_command_that_continues(tmp_path
 
     assert message(Stall((1, 3), "training, weight sync", 1800.2), folder, 4).splitlines() == [
         "The run stalled: no progress for 1800 seconds (--stall-timeout).",
-        "It hangs in: training, weight sync after step 14, rank 1 and 3 of 4."
+        "It hangs in: training, weight sync after step 14, ranks 1 and 3 of 4."
         f" {folder.log} has the stacks of all threads.",
         "Saved: checkpoint-12 (step 12). Continue with:",
         f"  aitrain grpo --config '{folder.config}' --resume",

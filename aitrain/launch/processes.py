@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -175,7 +175,10 @@ class Processes:
     def _waits(self, rank: int, seen: Snapshot) -> bool:
         """Whether a stalled rank waits for another one; its stacks go to train.log."""
         pid = self.pids.get(rank)
-        return pid is not None and waits_for_another_rank(ask_for_stacks(self.folder.log, rank, pid, seen))
+        if pid is not None:
+            with suppress(OSError):  # no room for the stacks: the run is ended without them
+                return waits_for_another_rank(ask_for_stacks(self.folder.log, rank, pid, seen))
+        return False
 
     def _on_stall(self, stall: Stall) -> None:
         """In the watchdog's thread: a hung main thread cannot end its process."""

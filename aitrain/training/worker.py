@@ -135,9 +135,9 @@ def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
     """In the place of the parent's, once that is gone: a process that hangs could neither save nor end."""
 
     def on_stall(stall: Stall) -> None:
-        write_stacks(folder.log, f"Stalled without a parent: {stall.phase}")
-        if activity.own.rank == 0:
-            with suppress(OSError):
+        with suppress(OSError):
+            write_stacks(folder.log, f"Stalled without a parent: {stall.phase}")
+            if activity.own.rank == 0:
                 folder.write_status("stalled")
         for pid in descendants([os.getpid()]):
             with suppress(OSError):
