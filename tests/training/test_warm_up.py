@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,3 +109,17 @@ def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_th
     assert longest(turns=4) == 400
     assert longest(turns=4, episode=250) == 250
     assert longest(turns=4, context=200) == 190
+
+
+def test_a_resumed_run_warms_up_and_ends_with_the_same_weights(
+    train: Train, as_on_gpus: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 3, "eval_cases": 0}
+    whole = train(Words(), warm_up=False, **options)
+    weights = shutil.copytree(whole.folder / "model", tmp_path / "whole")
+    as_on_gpus.clear()
+    resumed = train(Words(), resume_from_checkpoint=str(whole.folder / "checkpoints" / "checkpoint-1"), **options)
+
+    assert as_on_gpus[0] == (2, 12, 6)  # the warm-up, before the first new step
+    assert resumed.folder == whole.folder
+    assert difference(resumed.folder / "model", weights) == 0.0
