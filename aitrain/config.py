@@ -130,6 +130,12 @@ class TrainConfig(BaseModel):
         "Run",
         may_change=True,
     )
+    stall_timeout: PositiveFloat = knob(
+        1800.0,
+        "Seconds without a step, a token, a finished call or bytes saved after which a run counts as stalled and ends.",
+        "Run",
+        may_change=True,
+    )
     telemetry: bool = knob(
         False,
         "Let the libraries tell their makers how they are used; off, they are asked not to.",
@@ -338,6 +344,12 @@ class TrainConfig(BaseModel):
     )
     mixed_precision: Literal["no", "bf16", "fp16"] | None = knob(
         None, "Autocast of the forward pass; unset: bf16 where the GPU has it, else none.", "Hardware"
+    )
+    warm_up: bool = knob(
+        True,
+        "On GPUs, begin with a forward and backward pass of the longest episodes: too little memory shows at once.",
+        "Hardware",
+        may_change=True,
     )
     disable_gradient_checkpointing: bool = knob(
         False, "Keep all activations: faster, more memory.", "Hardware", may_change=True

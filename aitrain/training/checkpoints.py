@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from aitrain import activity
 from aitrain.checkpoint import PREFIX, STAGING, Manifest, publish, rotate, seal
 from aitrain.errors import RunFailed
 from aitrain.run_folder import RunFolder
@@ -54,7 +55,8 @@ class Checkpoints:
         if step == self.last:
             return  # at the end of an epoch, after a save in its last step
         staging = self.folder.checkpoints / f"{STAGING}{step}"
-        with saying_what_room_it_needs(self.folder, size_of(trainer)):
+        size = size_of(trainer)
+        with activity.own.doing("saving a checkpoint", moves_files=True), saying_what_room_it_needs(self.folder, size):
             if accelerator.is_main_process:
                 shutil.rmtree(staging, ignore_errors=True)
                 staging.mkdir(parents=True)

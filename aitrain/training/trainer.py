@@ -67,6 +67,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
+from aitrain import activity
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
 from aitrain.environment.failures import FAILURE_KINDS
@@ -158,6 +159,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _make_rollout(self, parts: Parts) -> Rollout:
         policy = self.accelerator.unwrap_model(self.model)
+        policy.register_forward_pre_hook(activity.tick)  # a token of each completion, or a micro-batch
         shared = not self.use_vllm or self._generates_in_common
         batcher = Batcher(policy, parts.tokenizer.pad_token_id, None if shared else self._engine)
         batcher.wake = parts.host.workers.wake
@@ -320,7 +322,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
         """One forward and backward pass; its loss is looked at."""
-        loss: torch.Tensor = super().training_step(*arguments, **keywords)
+        with activity.own.doing("forward and backward pass"):
+            loss: torch.Tensor = super().training_step(*arguments, **keywords)
         self.finite.see_loss(loss)
         self.rows.end_pass(self._piece, is_last=self.accelerator.sync_gradients)
         self.flat.see(bool(self._piece[FLAT]))
@@ -339,6 +342,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """The loss of a micro-batch, as if the optimizer step had the kept rows only."""
+        if KEPT not in inputs:  # a warm-up pass, which is part of no step
+            return cast(torch.Tensor, super()._compute_loss(model, inputs))
         passes = self.current_gradient_accumulation_steps
         ratio = self.rows.expect(self._pieces_of_step(passes), passes)
         if ratio != 1.0:

@@ -177,7 +177,7 @@ def _refused(error: Exception) -> ConfigError:
     return ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}")
 
 
-def warm_up(arguments: GRPOConfig) -> str | None:
+def fit_warmup(arguments: GRPOConfig) -> str | None:
     """Drop a warm-up that takes the whole run, as in a run of one step: the rate of the first step of a warm-up is 0.
     Returns what to tell the user.
 

@@ -17,7 +17,7 @@ from aitrain import ConfigError, Result, TrainConfig
 from aitrain.batch import BatchPlan, CaseSchedule, schedule_cases
 from aitrain.run_folder import RunFolder, read_lines
 from aitrain.training.epochs import CaseStream
-from aitrain.training.trl_arguments import grpo_arguments, grpo_config, warm_up
+from aitrain.training.trl_arguments import fit_warmup, grpo_arguments, grpo_config
 from tests.environments.vowels import Vowels
 from tests.training.test_resume import as_if_killed_after, assert_same
 
@@ -199,8 +199,8 @@ def arguments_of(tmp_path: Path, **options: Any) -> GRPOConfig:
 def test_a_warm_up_stays_where_some_step_has_a_rate(name: str, tmp_path: Path) -> None:
     short = arguments_of(tmp_path, max_steps=1, warmup_steps=0.5, lr_scheduler_type=name)
     longer = arguments_of(tmp_path, max_steps=2, warmup_steps=0.5, lr_scheduler_type=name)
-    assert (warm_up(short) is None) == (name == "constant")
-    assert warm_up(longer) is None
+    assert (fit_warmup(short) is None) == (name == "constant")
+    assert fit_warmup(longer) is None
     assert longer.warmup_steps == 0.5
 
 
@@ -208,10 +208,10 @@ def test_a_schedule_without_a_rate_in_any_step_is_refused(tmp_path: Path) -> Non
     arguments = arguments_of(
         tmp_path, max_steps=3, lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs={"num_decay_steps": 0}
     )
-    assert warm_up(arguments) is None
+    assert fit_warmup(arguments) is None
     arguments.learning_rate = 0.0
     with pytest.raises(ConfigError, match="learning rate is 0 in all 3 steps"):
-        warm_up(arguments)
+        fit_warmup(arguments)
 
 
 class Same(Vowels):
