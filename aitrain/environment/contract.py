@@ -29,6 +29,9 @@ LEVELS = ("score_episode", "episode", "start")
 SCORE_WORDS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text")
 """What `score_episode` may ask for by name, beside the columns of the dataset."""
 
+MODEL_WORDS = ("model", "tokenizer")
+"""Of those, what belongs to the policy: every call is given the object itself, and of everything else a copy."""
+
 START_WORDS = ("case_idx", "seed", "prompt", "case")
 """What `episode` and `start` may ask for by name, beside the columns of the dataset."""
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aitrain.environment.calls import ToolCall
-from aitrain.environment.contract import arguments_for, finished, level_of
+from aitrain.environment.contract import MODEL_WORDS, arguments_for, finished, level_of
 from aitrain.environment.failures import CallFailed, Failure, as_failure
 from aitrain.environment.judging import Scored, judged, shown
+from aitrain.environment.row_copies import copied_words
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 
@@ -144,7 +145,7 @@ class Answered(Dialogue):
         """What `score_episode` returns."""
         method = self.environment.score_episode
         with within("score_episode"):
-            return judged(finished(method(**arguments_for(method, words))))
+            return judged(finished(method(**copied_words(arguments_for(method, words), shared=MODEL_WORDS))))
 
     def _close(self) -> None:
         pass
@@ -162,7 +163,7 @@ class Generated(Dialogue):
             self.tools = Tools.of(self.environment)
         method = self.environment.episode
         with within("episode"):
-            self.generator = method(**arguments_for(method, words))
+            self.generator = method(**copied_words(arguments_for(method, words)))
             if not hasattr(self.generator, "send"):
                 raise _wrong_type("episode", f"returned {shown(self.generator)}, not a generator: it has no `yield`")
             said = self._advance(None)
@@ -214,7 +215,7 @@ class Stepped(Dialogue):
     def _begin(self, words: Mapping[str, Any]) -> None:
         method = self.environment.start
         with within("start"):
-            self.object = finished(method(**arguments_for(method, words)))
+            self.object = finished(method(**copied_words(arguments_for(method, words))))
         for name in ("step", "score"):
             if not callable(getattr(self.object, name, None)):
                 raise _wrong_type("start", f"returned {shown(self.object)}, which has no {name}")
