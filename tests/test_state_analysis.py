@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import itertools
 import random
 import threading
@@ -163,6 +164,16 @@ class FillsACacheWithAnEarlyReturn(Base):
         return judge(completion, expected)
 
 
+class CachesByADigest(Base):
+    def score_episode(self, completion: str, answer: str) -> float:
+        key = hashlib.sha256(f"{completion}-{answer}".encode()).hexdigest()
+        value = self.cache.get(key)
+        if value is None:
+            value = judge(completion, answer)
+            self.cache[key] = value
+        return float(value)
+
+
 class CountsUnderALock(Base):
     def score_episode(self, text: str) -> float:
         with self.lock:
@@ -206,7 +217,8 @@ class MakesAClientWhenItNeedsOne(Base):
 @pytest.mark.parametrize(
     "kind",
     [
-        MakesAClientWhenItNeedsOne, Stateless, OnlyLocals, FillsALog, FillsACache, FillsACacheByAnswer, FillsACacheWithAnEarlyReturn,
+        MakesAClientWhenItNeedsOne, Stateless, OnlyLocals, CachesByADigest,
+        FillsALog, FillsACache, FillsACacheByAnswer, FillsACacheWithAnEarlyReturn,
         CountsUnderALock, AcquiresAndReleases, CountsUnderALockOfAsyncio, ThreadLocal,
     ],
 )  # fmt: skip
@@ -451,6 +463,36 @@ class SolvedBeforeByReturn(Base):
         return 1.0
 
 
+class NoveltyByADict(Base):
+    def score_episode(self, text: str) -> float:
+        is_new = text not in self.cache
+        self.cache[text] = len(text)
+        return float(is_new)
+
+
+class BestOfAll(Base):
+    def score_episode(self, text: str) -> float:
+        self.cache[text] = len(text)
+        return float(len(text) == max(self.cache.values()))
+
+
+class CountsInSteps(Base):
+    def score_episode(self, text: str) -> float:
+        count = self.cache.get(text, 0)
+        self.cache[text] = count + 1
+        return 1.0 / (1 + count)
+
+
+class LastOfTheLoop(Base):
+    def score_episode(self, text: str, case_idx: int) -> float:
+        value = "none"
+        for word in text.split():
+            if case_idx not in self.cache:
+                self.cache[case_idx] = value
+            value = word
+        return float(self.cache.get(case_idx) == text)
+
+
 class CountsInADict(Base):
     def score_episode(self, text: str, case_idx: int) -> float:
         self.cache[case_idx] = self.cache.get(case_idx, 0) + 1
@@ -610,7 +652,10 @@ class SetsAComputedName(Base):
     [
         (Counts, "self.calls"), (CountsInADecorator, "self.calls"), (RunningBest, "self.best"),
         (FirstWins, "self.cache"), (ByALossyKey, "self.cache"), (Novelty, "self.seen"), (SolvedBefore, "self.cache"),
-        (SolvedBeforeByReturn, "self.cache"), (CountsInADict, "self.cache"), (AddsToAnItem, "self.cache"),
+        (SolvedBeforeByReturn, "self.cache"), (CountsInADict, "self.cache"),
+        (CountsInSteps, "self.cache"),
+        (LastOfTheLoop, "self.cache"), (NoveltyByADict, "self.cache"), (BestOfAll, "self.cache"),
+        (AddsToAnItem, "self.cache"),
         (KeepsByCase, "self.cache"), (ChangesARow, "self.rows"), (ChangesARowThatItSet, "self.rows"),
         (ChangesRowsInALoop, "self.rows"), (UsesAGame, "self.game"), (HandsAList, "self.log"), (Draws, "self.rng"),
         (Numbers, "self.numbers"), (Shuffles, "self.log"), (OfTheClass, "OfTheClass.total"),

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from aitrain.environment.loading import is_users_file
 from aitrain.environment.source_code import FunctionNode, function_node
@@ -105,6 +105,13 @@ def _joined(values: Iterable[_Value]) -> _Value:
     )
 
 
+def _joined_names(outcomes: list[dict[str, _Value]]) -> dict[str, _Value]:
+    """Local variables after code that has gone one of several ways."""
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome)
+    values = {name: [outcome[name] for outcome in outcomes if name in outcome] for name in names}
+    return {name: each[0] if all(one == each[0] for one in each) else _joined(each) for name, each in values.items()}
+
+
 def _exactly(values: Iterable[_Value]) -> frozenset[str]:
     return frozenset().union(*(value.exact for value in values))
 
@@ -113,13 +120,18 @@ def _exactly(values: Iterable[_Value]) -> frozenset[str]:
 class _Access:
     root: str
     kind: str
-    """read, store, append, item (`x[key] = value`) or change (any other one in place)."""
+    """read (one item), look (at all of it), store, append, item (`x[key] = value`) or change (otherwise in place)."""
     place: Place
     is_first: bool
     """Whether the call may not have stored a value of its own there before."""
     is_locked: bool
     hangs_on: frozenset[str] | None = None
     """What the value, and whether it is stored at all, depend on beside the key of an item; None: on what was there."""
+
+
+_READS = ("read", "look")
+_Use = Literal["all", "item", "none"]
+"""What an expression is evaluated for: its whole value, one item of it by a key, or only to be changed in place."""
 
 
 @dataclass
@@ -194,9 +206,8 @@ class _Reader:
         self.state: State = frozenset()
         self.at_yield: State = None
         self.locks = 0
-        self.branches = 0
+        self.loops = 0
         self.conditions: list[frozenset[str]] = []
-        self.exits: frozenset[str] = _NONE
         self.stack: list[Any] = []
         self.calls = 0
         self.place = Place("", self.type.__name__, "", 0)
@@ -204,6 +215,7 @@ class _Reader:
         self.computed_from: dict[str, frozenset[str] | set[str]] = {}
         self.breaks: list[list[State]] = []
         self.referenced: set[str] | None = None
+        self.is_test = False
 
     # -- episodes
 
@@ -235,13 +247,13 @@ class _Reader:
     def report(self) -> StateReport:
         """What follows from the accesses."""
         report = StateReport(unclear=self.unclear)
-        for root in dict.fromkeys(access.root for access in self.accesses if access.kind != "read"):
+        for root in dict.fromkeys(access.root for access in self.accesses if access.kind not in _READS):
             self._classify(root, [access for access in self.accesses if access.root == root], report)
         return report
 
     def _classify(self, root: str, accesses: list[_Access], report: StateReport) -> None:
-        writes = [access for access in accesses if access.kind != "read"]
-        reads = [access for access in accesses if access.kind == "read"]
+        writes = [access for access in accesses if access.kind not in _READS]
+        reads = [access for access in accesses if access.kind in _READS]
         changes = [access for access in writes if access.kind != "store" and access.is_first]
         first_reads = [access for access in reads if access.is_first]
         place = (changes or writes)[0].place
@@ -255,14 +267,16 @@ class _Reader:
         elif is_locked and (in_place or all(read.is_locked for read in reads)):
             report.shared.add(root)
             report.guarded |= set() if in_place else {root}
-        elif all(self._is_cache(access) for access in writes):
+        elif all(self._is_cache(access) for access in writes) and not (
+            any(access.kind == "item" for access in writes) and any(read.kind == "look" for read in reads)
+        ):
             report.shared.add(root)
         else:
             report.carried[root] = place
 
     def _is_cache(self, access: _Access) -> bool:
         """Whether each call stores the same there: then it does not matter which is the first."""
-        written = {each.root for each in self.accesses if each.kind != "read" and each.root != access.root}
+        written = {each.root for each in self.accesses if each.kind not in _READS and each.root != access.root}
         return access.hangs_on is not None and all(
             source.startswith("=") and source[1:] not in written for source in access.hangs_on
         )
@@ -276,7 +290,7 @@ class _Reader:
     def _note(self, root: str, kind: str, hangs_on: frozenset[str] | None = None) -> None:
         if self.state is None:
             return
-        is_fresh = root in self.state if kind in ("read", "store") else root + "!" in self.state
+        is_fresh = root in self.state if kind in (*_READS, "store") else root + "!" in self.state
         place = replace(self.place, target=root)
         self.accesses.append(_Access(root, kind, place, not is_fresh, self.locks > 0, hangs_on))
 
@@ -364,52 +378,57 @@ class _Reader:
                 self._all(ast.iter_child_nodes(node), frame)
 
     def _if(self, node: ast.If, frame: _Frame) -> None:
+        self.is_test = True
         condition = self._eval(node.test, frame)
+        self.is_test = False
         self.conditions.append(condition.sources)
-        begin, ends = self.state, []
+        begin, ends, names, outcomes = self.state, [], frame.names, []
         for block in (node.body, node.orelse):
-            self.state, first = begin, len(self.accesses)
-            with self._branch():
-                self._block(block, frame)
+            self.state, first, frame.names = begin, len(self.accesses), dict(names)
+            self._block(block, frame)
             ends.append(self.state)
+            outcomes += [frame.names] if self.state is not None else []
             if self.state is None:  # the call ends here, so that it matters which one came here
                 self.accesses[first:] = [
                     replace(access, hangs_on=None) if access.kind == "store" else access
                     for access in self.accesses[first:]
                 ]
         self.conditions.pop()
-        if None in ends:
-            self.exits |= condition.sources
+        frame.names = _joined_names(outcomes or [names])
         self.state = _meet(ends)
 
     def _loop(
         self, node: ast.For | ast.AsyncFor | ast.While, frame: _Frame, head: Callable[[], Any], endless: bool
     ) -> None:
-        self.breaks = [*self.breaks, []]
-        begin = self.state
-        with self._branch():
+        self.breaks, self.loops = [*self.breaks, []], self.loops + 1
+        begin, before = self.state, dict(frame.names)
+        for _ in range(2 if self.loops == 1 else 1):  # the second time with what the first has computed
+            self.state = begin
             condition = head()
-            begin = self.state if isinstance(node, ast.While) else begin
+            after_head = self.state
             self.conditions.append(condition.sources if isinstance(condition, _Value) else _NONE)
             self._block(node.body, frame)
             self.conditions.pop()
-            self.state = None if endless else begin
-            self._block(node.orelse, frame)
+            frame.names = _joined_names([before, frame.names])
+        self.state = None if endless else after_head if isinstance(node, ast.While) else begin
+        self._block(node.orelse, frame)
+        self.loops -= 1
         *self.breaks, broken = self.breaks
         self.state = _meet([self.state, *broken])
 
     def _try(self, node: ast.Try | ast.TryStar, frame: _Frame) -> None:
-        begin, ends = self.state, []
+        begin, ends, before, outcomes = self.state, [], dict(frame.names), []
         self._block(node.body, frame)
         self._block(node.orelse, frame)
         ends.append(self.state)
+        outcomes += [frame.names] if self.state is not None else []
+        interrupted = _joined_names([before, frame.names])
         for handler in node.handlers:
-            self.state = begin
-            with self._branch():
-                if handler.name:
-                    frame.names[handler.name] = _Value()
-                self._block(handler.body, frame)
+            self.state, frame.names = begin, {**interrupted, **({handler.name: _Value()} if handler.name else {})}
+            self._block(handler.body, frame)
             ends.append(self.state)
+            outcomes += [frame.names] if self.state is not None else []
+        frame.names = _joined_names(outcomes or [before])
         after, self.state = _meet(ends), begin
         self._block(node.finalbody, frame)
         gained = (self.state or _NONE) - (begin or _NONE)
@@ -429,20 +448,21 @@ class _Reader:
     def _match(self, node: ast.Match, frame: _Frame) -> None:
         subject = self._eval(node.subject, frame)
         self.conditions.append(subject.sources)
-        begin, ends, is_exhaustive = self.state, [], False
+        begin, ends, is_exhaustive, before, outcomes = self.state, [], False, dict(frame.names), []
         for case in node.cases:
-            self.state = begin
-            with self._branch():
-                for part in ast.walk(case.pattern):
-                    name = getattr(part, "name", None) or getattr(part, "rest", None)
-                    if isinstance(name, str):
-                        frame.names[name] = _part(subject)
-                if case.guard is not None:
-                    self._eval(case.guard, frame)
-                self._block(case.body, frame)
+            self.state, frame.names = begin, dict(before)
+            for part in ast.walk(case.pattern):
+                name = getattr(part, "name", None) or getattr(part, "rest", None)
+                if isinstance(name, str):
+                    frame.names[name] = _part(subject)
+            if case.guard is not None:
+                self._eval(case.guard, frame)
+            self._block(case.body, frame)
             ends.append(self.state)
+            outcomes += [frame.names] if self.state is not None else []
             is_exhaustive |= case.guard is None and isinstance(case.pattern, ast.MatchAs) and not case.pattern.pattern
         self.conditions.pop()
+        frame.names = _joined_names(outcomes if is_exhaustive and outcomes else [*outcomes, before])
         self.state = _meet(ends if is_exhaustive else [*ends, begin])
 
     def _import(self, node: ast.Import | ast.ImportFrom, frame: _Frame) -> None:
@@ -450,18 +470,10 @@ class _Reader:
             frame.names[alias.asname or alias.name.partition(".")[0]] = _Value(known=_imported(node, alias))
 
     @contextmanager
-    def _branch(self) -> Iterator[None]:
-        """Code that may not run, or more than once."""
-        self.branches += 1
-        yield
-        self.branches -= 1
-
-    @contextmanager
     def _perhaps(self) -> Iterator[None]:
         """Code that may not run, and whose stores therefore do not count."""
         begin = self.state
-        with self._branch():
-            yield
+        yield
         self.state = begin
 
     # -- writes
@@ -476,21 +488,16 @@ class _Reader:
             case ast.Starred():
                 self._assign(target.value, _part(value), frame, is_new)
             case ast.Attribute():
-                self._store_attribute(self._eval(target.value, frame, is_read=False), target.attr, value, is_new)
+                self._store_attribute(self._eval(target.value, frame, use="none"), target.attr, value, is_new)
             case ast.Subscript():
                 key = self._eval(target.slice, frame)
-                container = self._eval(target.value, frame, is_read=False)
+                container = self._eval(target.value, frame, use="none")
                 self._store_item(container, key, value, target.slice)
 
     def _assign_name(self, name: str, value: _Value, frame: _Frame) -> None:
         if name in frame.declared_global:
             self._note(name, "store")
             return
-        before = frame.names.get(name)
-        if before is not None:
-            value = replace(value, sources=value.sources | before.sources)
-        if before is not None and self.branches:
-            value = replace(value, roots=value.roots | before.roots, elements=value.elements | before.elements)
         symbol = f"{name}#{len(self.computed_from)}"
         self.computed_from[symbol] = value.sources
         frame.names[name] = replace(value, sources=frozenset({symbol}), exact=value.exact | {symbol})
@@ -524,21 +531,26 @@ class _Reader:
     def _hangs_on(self, container: _Value, key: _Value, value: _Value) -> frozenset[str] | None:
         """What an item depends on beside its key: parameters, and shared state (`=self.x`); None: on what was there."""
         own = {f"={root}" for root in container.roots}
-        if value.sources & own:  # `self.counts[key] = self.counts[key] + 1`
-            return None
-        found: set[str] = set()
-        left = [*value.sources, *frozenset().union(*self.conditions, self.exits if not value.sources else _NONE)]
-        while left:
-            source = left.pop()
-            if source in key.exact or source in own:
-                continue
-            if source in self.computed_from:
-                left += self.computed_from[source]
-            else:
-                found.add(source)
-        if any(source == "case_idx" or self.computed_from.get(source) == {"case_idx"} for source in key.exact):
+        found = self._leaves(value.sources, key)
+        if found & own or not (value.sources or key == _Value()):
+            return None  # `self.counts[key] = self.counts[key] + 1`, or `self.seen[key] = True`
+        found |= self._leaves(frozenset().union(*self.conditions), key) - own
+        if "case_idx" in key.exact:
             found = {source for source in found if source in _OF_ONE_CALL or source.startswith(("=", "*"))}
         return frozenset(found)
+
+    def _leaves(self, sources: Iterable[str], key: _Value) -> set[str]:
+        """Parameters and shared state that values are computed from, less what a key tells."""
+        found: set[str] = set()
+        left = [source for source in sources if source not in key.exact]
+        while left:
+            source = left.pop()
+            before = self.computed_from.get(source)
+            if before is None:
+                found.add(source)
+            else:
+                left += [each for each in before if each not in key.exact]
+        return found
 
     def _augment(self, node: ast.AugAssign, frame: _Frame) -> None:
         value = self._eval(node.value, frame)
@@ -580,15 +592,15 @@ class _Reader:
     def _all(self, nodes: Iterable[ast.AST], frame: _Frame) -> _Value:
         return _joined([self._eval(node, frame) for node in nodes if isinstance(node, ast.expr)])
 
-    def _eval(self, node: ast.expr, frame: _Frame, is_read: bool = True) -> _Value:
-        """The value of an expression, with a note of what it does. Not `is_read`: only to be changed in place."""
+    def _eval(self, node: ast.expr, frame: _Frame, use: _Use = "all") -> _Value:
+        """The value of an expression, with a note of what it does."""
         match node:
             case ast.Name():
-                return self._name(node.id, frame)
+                return self._name(node.id, frame, use)
             case ast.Attribute():
-                return self._attribute(node, frame, is_called=False, is_read=is_read)
+                return self._attribute(node, frame, is_called=False, use=use)
             case ast.Subscript():
-                return self._subscript(node, frame, is_read)
+                return self._subscript(node, frame, use)
             case ast.Call():
                 return self._call_node(node, frame)
             case ast.Lambda():
@@ -626,6 +638,11 @@ class _Reader:
                 self._escape(items, "a dict")
                 whole = _joined(items)
                 return _Value(whole.sources, elements=whole.parts)
+            case ast.Compare():
+                is_membership = self.is_test and all(isinstance(each, (ast.In, ast.NotIn)) for each in node.ops)
+                use = "item" if is_membership else "all"  # in a test it guards what follows, elsewhere it is a result
+                compared = [self._eval(node.left, frame), *(self._eval(each, frame, use) for each in node.comparators)]
+                return _Value(_joined(compared).sources)
             case ast.Constant():
                 return _Value(known=node.value)
             case ast.JoinedStr():
@@ -634,7 +651,7 @@ class _Reader:
             case _:  # operators and the like make new values of old ones
                 return _Value(self._all(_expressions(node), frame).sources)
 
-    def _name(self, name: str, frame: _Frame) -> _Value:
+    def _name(self, name: str, frame: _Frame, use: _Use) -> _Value:
         if name in frame.names:
             return frame.names[name]
         cells = dict(zip(frame.function.__code__.co_freevars, frame.function.__closure__ or (), strict=False))
@@ -651,8 +668,8 @@ class _Reader:
                 if name in frame.declared_global:
                     self._note(name, "read")
                 return self._of_object(value)
-            if not isinstance(value, _PER_CALL):
-                self._note(name, "read")
+            if not isinstance(value, _PER_CALL) and use != "none":
+                self._note(name, "look" if use == "all" else "read")
             return _Value(frozenset({f"={name}"}), roots=frozenset({name}), known=value)
         return _Value(known=getattr(builtins, name, _NOTHING))
 
@@ -661,24 +678,24 @@ class _Reader:
             return _Value(is_self=True)
         return _Value(known=value, is_class=inspect.isclass(value) and value in self.type.__mro__[:-1])
 
-    def _attribute(self, node: ast.Attribute, frame: _Frame, is_called: bool, is_read: bool = True) -> _Value:
+    def _attribute(self, node: ast.Attribute, frame: _Frame, is_called: bool, use: _Use = "all") -> _Value:
         if isinstance(node.value, ast.Call) and _is_super(node.value):
             first = next(iter(frame.names.values()), _Value())
             base = _Value(is_self=first.is_self, is_class=first.is_class, after=frame.owner)
         else:
-            base = self._eval(node.value, frame, is_read)
+            base = self._eval(node.value, frame, use)
         if base.is_self and node.attr == "__dict__":
             return _Value(is_namespace=True)
         if base.is_self and node.attr == "__class__":
             return _Value(is_class=True, known=self.type)
         if base.is_self:
-            return self._attribute_of_self(node.attr, base, is_called, is_read)
+            return self._attribute_of_self(node.attr, base, is_called, use)
         if base.is_class:
             return self._attribute_of_class(node.attr, base)
         found = _static_attribute(base.known, node.attr)
         return replace(base, known=found, receiver=base)
 
-    def _attribute_of_self(self, name: str, base: _Value, is_called: bool, is_read: bool = True) -> _Value:
+    def _attribute_of_self(self, name: str, base: _Value, is_called: bool, use: _Use = "all") -> _Value:
         owner, found = _looked_up(self.type, name, base.after)
         own = getattr(self.environment, "__dict__", {})
         if isinstance(found, property) and isinstance(found.fget, FunctionType):
@@ -689,17 +706,17 @@ class _Reader:
         if name in own and isinstance(own[name], MethodType) and own[name].__self__ is self.environment:
             found = own[name].__func__
         elif name in own or not _is_method(found):
-            return self._state_of_self(name, own.get(name, found), is_called, is_read)
+            return self._state_of_self(name, own.get(name, found), is_called, use)
         if not is_called:
             self._refer(name, _Value(known=found, receiver=base, after=owner))
         return _Value(known=found, receiver=replace(base, is_self=True), after=owner)
 
-    def _state_of_self(self, name: str, value: Any, is_called: bool, is_read: bool) -> _Value:
+    def _state_of_self(self, name: str, value: Any, is_called: bool, use: _Use) -> _Value:
         root = f"self.{name}"
         for held in _methods_in(value, self.environment):
             self._refer(held.__name__, _Value(known=held.__func__, receiver=_Value(is_self=True)))
-        if is_read and not (is_called and _is_plain(value)):
-            self._note(root, "read")
+        if use != "none" and not (is_called and _is_plain(value)):
+            self._note(root, "look" if use == "all" else "read")
         if value is None:  # something is to be there later
             value = _NOTHING
         if _is_plain(value) and self.state is not None and root not in self.state:
@@ -723,11 +740,14 @@ class _Reader:
             with self._perhaps():
                 self._call(method, [], {}, is_entry=True)
 
-    def _subscript(self, node: ast.Subscript, frame: _Frame, is_read: bool) -> _Value:
-        container, key = self._eval(node.value, frame, is_read), self._eval(node.slice, frame)
+    def _subscript(self, node: ast.Subscript, frame: _Frame, use: _Use) -> _Value:
+        container, key = (
+            self._eval(node.value, frame, "none" if use == "none" else "item"),
+            self._eval(node.slice, frame),
+        )
         if container.is_namespace:
             name = node.slice.value if isinstance(node.slice, ast.Constant) else "?"
-            return self._state_of_self(str(name), getattr(self.environment, str(name), _NOTHING), False, True)
+            return self._state_of_self(str(name), getattr(self.environment, str(name), _NOTHING), False, use)
         return _Value(container.sources | key.sources, roots=container.parts)
 
     def _comprehension(
@@ -764,7 +784,7 @@ class _Reader:
 
     def _call_node(self, node: ast.Call, frame: _Frame) -> _Value:
         if isinstance(node.func, ast.Attribute):
-            callee = self._attribute(node.func, frame, is_called=True, is_read=node.func.attr not in _APPENDS)
+            callee = self._attribute(node.func, frame, is_called=True, use=_use_of(node.func.attr))
             method = node.func.attr
         else:
             callee, method = self._eval(node.func, frame), ""
@@ -773,6 +793,9 @@ class _Reader:
         special = self._special_call(node, callee, method, arguments)
         if special is not None:
             return special
+        if (method or getattr(callee.known, "__name__", "")) in _TELLING:
+            told = [*arguments, callee.receiver or _Value()]
+            return _Value(_joined(told).sources, exact=_exactly(told))
         has_star = any(isinstance(argument, ast.Starred) for argument in node.args)
         return self._call(callee, arguments, keywords, has_star=has_star)
 
@@ -870,9 +893,6 @@ class _Reader:
         receiver = callee.receiver
         whole = _joined([*arguments, *keywords.values(), _Value(receiver.sources) if receiver else _Value()])
         plain, is_static, of_class = _unwrapped(callee.known)
-        if getattr(callee.known, "__name__", "") in _TELLING:
-            given = [*arguments, receiver] if receiver is not None else arguments
-            return _Value(whole.sources, exact=_exactly(given))
         if plain is None:
             call = None if inspect.isclass(callee.known) else _static_attribute(callee.known, "__call__")
             if isinstance(call, FunctionType) and is_users_file(call.__code__.co_filename):
@@ -926,9 +946,9 @@ class _Reader:
             return _Value(whole.sources)
         names = _bound(node, arguments, keywords, is_entry, has_star)
         frame = _Frame(function, owner, names)
-        before = self.place, self.locks, self.branches, self.conditions, self.exits, self.breaks
+        before = self.place, self.locks, self.breaks
         self.place = Place("", code.co_qualname, code.co_filename, code.co_firstlineno)
-        self.branches, self.exits, self.breaks = 0, _NONE, []
+        self.breaks = []
         self.stack.append(code)
         read_before = len(self.accesses)
         if isinstance(node, ast.Lambda):
@@ -940,12 +960,16 @@ class _Reader:
             self.state = _meet([state for _, state in frame.returned])
             value = _joined([value for value, _ in frame.returned])
         self.stack.pop()
-        self.place, self.locks, self.branches, self.conditions, self.exits, self.breaks = before
+        self.place, self.locks, self.breaks = before
         read = {f"={access.root}" for access in self.accesses[read_before:]}
         return replace(value, sources=value.sources | read, known=_NOTHING)
 
 
 # -- small questions
+
+
+def _use_of(method: str) -> _Use:
+    return "none" if method in _APPENDS else "item" if method in ("get", "setdefault") else "all"
 
 
 def _part(value: _Value) -> _Value:

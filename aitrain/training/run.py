@@ -210,6 +210,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     built = _build(host, tokenizer)
     dataset.check_chat_template(built[0], tokenizer)
     check_contract(job.environment, dataset.columns(built))
+    host.tell = lambda text: job.announce(Note(text))
     tools = Tools.of(job.environment).schemas
     chat = _chat(job, Chat(tokenizer, options=arguments.chat_template_kwargs or {}), tools, built[0].is_chat)
     job.stop.check()
