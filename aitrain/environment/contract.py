@@ -38,7 +38,7 @@ START_WORDS = ("case_idx", "seed", "prompt", "case")
 
 @dataclass(frozen=True)
 class Score:
-    """A score from 0 to 1, or None for unscored, with metrics of the environment's own."""
+    """A score from 0 to 1 (or in --rl-score-range), or None for unscored, with metrics of the environment's own."""
 
     score: float | None
     metrics: dict[str, float] = field(default_factory=dict)

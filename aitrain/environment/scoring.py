@@ -19,7 +19,7 @@ from aitrain.environment.contract import Case, Completion, level_of
 from aitrain.environment.dialogue import Dialogue, Move, Opening, Reply, dialogue_for
 from aitrain.environment.failures import CallFailed, Failure
 from aitrain.environment.isolation import Isolation, Seat
-from aitrain.environment.judging import Scored
+from aitrain.environment.judging import Bounds, Scored
 from aitrain.environment.tools import Tools
 from aitrain.environment.workers import Call, Calls, Meanwhile, Outcome, Workers
 from aitrain.errors import EnvironmentFailed
@@ -143,9 +143,9 @@ class Host:
 
     def _new_side(self) -> Side:
         if self.isolation is None:
-            return dialogue_for(self.policy.object_for())
-        plan = self.policy.remote_plan
-        return _Remote(self.isolation.lease(dialogue_for if plan is None else partial(_dialogue_on_copy, plan)))
+            return dialogue_for(self.policy.object_for(), self.config.score_bounds)
+        make = partial(_dialogue_in_process, self.policy.remote_plan, self.config.score_bounds)
+        return _Remote(self.isolation.lease(make))
 
     def answer(self, plays: Sequence[Play], replies: Sequence[Reply]) -> list[Move]:
         """What the environment does after each answer; a failed episode is over."""
@@ -309,9 +309,9 @@ class _Remote:
         self.seat.free()
 
 
-def _dialogue_on_copy(plan: CopyPlan, environment: Any) -> Dialogue:
-    """In another process, which plays several episodes one after another: each on a copy."""
-    return dialogue_for(plan.copy_of(environment))
+def _dialogue_in_process(plan: CopyPlan | None, bounds: Bounds, environment: Any) -> Dialogue:
+    """In a process that plays several episodes one after another: where they write to it, each on a copy."""
+    return dialogue_for(environment if plan is None else plan.copy_of(environment), bounds)
 
 
 # -- the model's side, as processes without a model see it
