@@ -107,7 +107,7 @@ class TrainConfig(BaseModel):
     )
     rl_score_range: ScoreRange = knob(
         "0,1",
-        "Lowest and highest score that an environment may return, such as -1,1; any: all finite numbers, as AITraining.",
+        "Lowest and highest score that an environment may return, as in -1,1; any: all finite numbers.",
         "Environment",
     )
     rl_max_failed: Annotated[float, Field(ge=0, le=1)] = knob(
@@ -434,7 +434,8 @@ class TrainConfig(BaseModel):
 
     @property
     def score_bounds(self) -> tuple[float, float]:
-        """The lowest and the highest score of rl_score_range; infinite ones for any."""
+        """The lowest and the highest score of rl_score_range, for what has to know (judging, intervals); infinite ones
+        for any."""
         return score_bounds(self.rl_score_range) or (0.0, 1.0)  # the option is checked: never None
 
     @property
