@@ -11,17 +11,42 @@ import ast
 import builtins
 import functools
 import inspect
-import random
-import re
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from types import FunctionType, MethodType, ModuleType
-from typing import Any, Literal
+from types import FunctionType, MethodType
+from typing import Any
 
+from aitrain.environment.abstract_values import (
+    APPENDS,
+    NONE,
+    NOTHING,
+    Use,
+    Value,
+    bound,
+    exactly,
+    expressions,
+    imported,
+    is_drawn_from,
+    is_instance,
+    is_library_object,
+    is_lock,
+    is_method,
+    is_plain,
+    is_super,
+    joined,
+    joined_names,
+    looked_up,
+    methods_in,
+    names_self,
+    owner_of,
+    part_of,
+    static_attribute,
+    unwrapped,
+    use_of,
+)
 from aitrain.environment.loading import is_users_file
 from aitrain.environment.source_code import FunctionNode, function_node
 
@@ -59,63 +84,6 @@ class StateReport:
     """Something that the source does not show, so that there may be more writes."""
 
 
-# -- the abstract values
-
-
-_NOTHING = object()
-_NONE: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class _Value:
-    """What is known of the value of an expression."""
-
-    sources: frozenset[str] = _NONE
-    """Parameters, local variables and shared state (`=self.x`) that it is computed from."""
-    exact: frozenset[str] = _NONE
-    """Of those, the ones whose values it tells: two equal ones have equal ones of those."""
-    roots: frozenset[str] = _NONE
-    """Shared state that it is, or is a part of: changing it in place changes that."""
-    elements: frozenset[str] = _NONE
-    """The same for its elements, where it is a copy: `list(self.rows)`."""
-    is_self: bool = False
-    is_class: bool = False
-    is_namespace: bool = False
-    """`self.__dict__`."""
-    after: type | None = None
-    """`super()`: methods are looked up behind this class."""
-    known: Any = _NOTHING
-    """The object itself, where it is known."""
-    receiver: _Value | None = None
-    """What a method is called on."""
-
-    @property
-    def parts(self) -> frozenset[str]:
-        """What its elements belong to."""
-        return self.roots | self.elements
-
-
-def _joined(values: Iterable[_Value]) -> _Value:
-    values = list(values)
-    return _Value(
-        frozenset().union(*(value.sources for value in values)),
-        roots=frozenset().union(*(value.roots for value in values)),
-        elements=frozenset().union(*(value.elements for value in values)),
-        is_self=any(value.is_self for value in values),
-    )
-
-
-def _joined_names(outcomes: list[dict[str, _Value]]) -> dict[str, _Value]:
-    """Local variables after code that has gone one of several ways."""
-    names = dict.fromkeys(name for outcome in outcomes for name in outcome)
-    values = {name: [outcome[name] for outcome in outcomes if name in outcome] for name in names}
-    return {name: each[0] if all(one == each[0] for one in each) else _joined(each) for name, each in values.items()}
-
-
-def _exactly(values: Iterable[_Value]) -> frozenset[str]:
-    return frozenset().union(*(value.exact for value in values))
-
-
 @dataclass(frozen=True)
 class _Access:
     root: str
@@ -130,18 +98,16 @@ class _Access:
 
 
 _READS = ("read", "look")
-_Use = Literal["all", "item", "none"]
-"""What an expression is evaluated for: its whole value, one item of it by a key, or only to be changed in place."""
 
 
 @dataclass
 class _Frame:
     function: FunctionType
     owner: type | None
-    names: dict[str, _Value]
+    names: dict[str, Value]
     of_class: bool = False
     declared_global: set[str] = field(default_factory=set)
-    returned: list[tuple[_Value, frozenset[str]]] = field(default_factory=list)
+    returned: list[tuple[Value, frozenset[str]]] = field(default_factory=list)
 
 
 State = frozenset[str] | None
@@ -156,7 +122,6 @@ def _meet(states: Iterable[State]) -> State:
 
 # -- what is known about Python's own
 
-_APPENDS = {"append", "add", "extend", "update", "appendleft", "extendleft", "insert", "write", "writelines", "put"}
 _CHANGES = {
     "pop", "popitem", "clear", "remove", "discard", "sort", "reverse", "popleft", "rotate", "subtract", "setdefault",
     "difference_update", "intersection_update", "symmetric_difference_update", "move_to_end", "__setitem__",
@@ -176,10 +141,8 @@ _PASS_ELEMENTS = {"list", "tuple", "sorted", "iter", "reversed", "enumerate", "z
 _HARMLESS = {
     "print", "str", "repr", "isinstance", "hasattr", "id", "dir", "hash", "callable", "bool", "len", "format", "iter",
 }  # fmt: skip
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), frozenset, range, re.Pattern, ModuleType, FunctionType)
 _PER_CALL = (threading.local, ContextVar)
 _CONTAINERS = (list, dict, set, bytearray)
-_FUNCTIONS = (FunctionType, MethodType, staticmethod, classmethod)
 _OF_ONE_CALL = {"model", "tokenizer", "completion", "messages", "text", "reply", "seed"}
 """Parameters that case_idx does not determine."""
 _TELLING = {"str", "repr", "tuple", "dumps", "sha256", "sha1", "md5", "blake2b", "encode", "hexdigest", "digest"}
@@ -241,7 +204,7 @@ class _Reader:
             self._enter(name)
 
     def _enter(self, name: str) -> None:
-        callee = self._attribute_of_self(name, _Value(is_self=True), is_called=True)
+        callee = self._attribute_of_self(name, Value(is_self=True), is_called=True)
         self._call(callee, [], {}, is_entry=True)
 
     def report(self) -> StateReport:
@@ -294,17 +257,17 @@ class _Reader:
         place = replace(self.place, target=root)
         self.accesses.append(_Access(root, kind, place, not is_fresh, self.locks > 0, hangs_on))
 
-    def _store(self, root: str, value: _Value, is_new: bool) -> None:
+    def _store(self, root: str, value: Value, is_new: bool) -> None:
         if root == "self.?":  # a computed name
             self._note(root, "read")
         self._note(root, "store", self._when_first_needed(root, value))
         if self.state is not None:
             self.stored_from[root] = value.roots
-            self.state = (self.state - {root + "!"}) | {root} | ({root + "!"} if is_new else _NONE)
+            self.state = (self.state - {root + "!"}) | {root} | ({root + "!"} if is_new else NONE)
 
     def _change(self, roots: Iterable[str], kind: str, hangs_on: frozenset[str] | None = None) -> None:
         for root in roots:
-            others = self.stored_from.get(root, _NONE) if self.state is not None and root in self.state else _NONE
+            others = self.stored_from.get(root, NONE) if self.state is not None and root in self.state else NONE
             if others:  # the call has put a part of something shared there
                 self._note(root, "read")
                 self._change(others - {root}, kind, hangs_on)
@@ -335,7 +298,7 @@ class _Reader:
             case ast.AugAssign():
                 self._augment(node, frame)
             case ast.Return():
-                value = self._eval(node.value, frame) if node.value else _Value()
+                value = self._eval(node.value, frame) if node.value else Value()
                 if self.state is not None:
                     frame.returned.append((value, self.state))
                 self.state = None
@@ -350,7 +313,7 @@ class _Reader:
                 self._if(node, frame)
             case ast.For() | ast.AsyncFor():
                 iterated = self._eval(node.iter, frame)
-                self._loop(node, frame, lambda: self._assign(node.target, _part(iterated), frame, False), False)
+                self._loop(node, frame, lambda: self._assign(node.target, part_of(iterated), frame, False), False)
             case ast.While():
                 endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
                 self._loop(node, frame, lambda: self._eval(node.test, frame), endless)
@@ -362,11 +325,11 @@ class _Reader:
                 self._match(node, frame)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._nested(node, frame)
-                frame.names[node.name] = _Value()
+                frame.names[node.name] = Value()
             case ast.ClassDef():
-                if _names_self(node, frame):
+                if names_self(node, frame.names):
                     self.give_up(f"the class {node.name}")
-                frame.names[node.name] = _Value()
+                frame.names[node.name] = Value()
             case ast.Delete():
                 for target in node.targets:
                     self._delete(target, frame)
@@ -394,7 +357,7 @@ class _Reader:
                     for access in self.accesses[first:]
                 ]
         self.conditions.pop()
-        frame.names = _joined_names(outcomes or [names])
+        frame.names = joined_names(outcomes or [names])
         self.state = _meet(ends)
 
     def _loop(
@@ -406,10 +369,10 @@ class _Reader:
             self.state = begin
             condition = head()
             after_head = self.state
-            self.conditions.append(condition.sources if isinstance(condition, _Value) else _NONE)
+            self.conditions.append(condition.sources if isinstance(condition, Value) else NONE)
             self._block(node.body, frame)
             self.conditions.pop()
-            frame.names = _joined_names([before, frame.names])
+            frame.names = joined_names([before, frame.names])
         self.state = None if endless else after_head if isinstance(node, ast.While) else begin
         self._block(node.orelse, frame)
         self.loops -= 1
@@ -422,23 +385,23 @@ class _Reader:
         self._block(node.orelse, frame)
         ends.append(self.state)
         outcomes += [frame.names] if self.state is not None else []
-        interrupted = _joined_names([before, frame.names])
+        interrupted = joined_names([before, frame.names])
         for handler in node.handlers:
-            self.state, frame.names = begin, {**interrupted, **({handler.name: _Value()} if handler.name else {})}
+            self.state, frame.names = begin, {**interrupted, **({handler.name: Value()} if handler.name else {})}
             self._block(handler.body, frame)
             ends.append(self.state)
             outcomes += [frame.names] if self.state is not None else []
-        frame.names = _joined_names(outcomes or [before])
+        frame.names = joined_names(outcomes or [before])
         after, self.state = _meet(ends), begin
         self._block(node.finalbody, frame)
-        gained = (self.state or _NONE) - (begin or _NONE)
+        gained = (self.state or NONE) - (begin or NONE)
         self.state = None if after is None or self.state is None else after | gained
 
     def _with(self, node: ast.With | ast.AsyncWith, frame: _Frame) -> None:
         locks = 0
         for item in node.items:
             value = self._eval(item.context_expr, frame)
-            locks += _is_lock(item.context_expr, value)
+            locks += is_lock(item.context_expr, value)
             if item.optional_vars is not None:
                 self._assign(item.optional_vars, value, frame, True)
         self.locks += locks
@@ -454,7 +417,7 @@ class _Reader:
             for part in ast.walk(case.pattern):
                 name = getattr(part, "name", None) or getattr(part, "rest", None)
                 if isinstance(name, str):
-                    frame.names[name] = _part(subject)
+                    frame.names[name] = part_of(subject)
             if case.guard is not None:
                 self._eval(case.guard, frame)
             self._block(case.body, frame)
@@ -462,12 +425,12 @@ class _Reader:
             outcomes += [frame.names] if self.state is not None else []
             is_exhaustive |= case.guard is None and isinstance(case.pattern, ast.MatchAs) and not case.pattern.pattern
         self.conditions.pop()
-        frame.names = _joined_names(outcomes if is_exhaustive and outcomes else [*outcomes, before])
+        frame.names = joined_names(outcomes if is_exhaustive and outcomes else [*outcomes, before])
         self.state = _meet(ends if is_exhaustive else [*ends, begin])
 
     def _import(self, node: ast.Import | ast.ImportFrom, frame: _Frame) -> None:
         for alias in node.names:
-            frame.names[alias.asname or alias.name.partition(".")[0]] = _Value(known=_imported(node, alias))
+            frame.names[alias.asname or alias.name.partition(".")[0]] = Value(known=imported(node, alias))
 
     @contextmanager
     def _perhaps(self) -> Iterator[None]:
@@ -478,15 +441,15 @@ class _Reader:
 
     # -- writes
 
-    def _assign(self, target: ast.expr, value: _Value, frame: _Frame, is_new: bool) -> None:
+    def _assign(self, target: ast.expr, value: Value, frame: _Frame, is_new: bool) -> None:
         match target:
             case ast.Name():
                 self._assign_name(target.id, value, frame)
             case ast.Tuple() | ast.List():
                 for each in target.elts:
-                    self._assign(each, _part(value), frame, is_new)
+                    self._assign(each, part_of(value), frame, is_new)
             case ast.Starred():
-                self._assign(target.value, _part(value), frame, is_new)
+                self._assign(target.value, part_of(value), frame, is_new)
             case ast.Attribute():
                 self._store_attribute(self._eval(target.value, frame, use="none"), target.attr, value, is_new)
             case ast.Subscript():
@@ -494,7 +457,7 @@ class _Reader:
                 container = self._eval(target.value, frame, use="none")
                 self._store_item(container, key, value, target.slice)
 
-    def _assign_name(self, name: str, value: _Value, frame: _Frame) -> None:
+    def _assign_name(self, name: str, value: Value, frame: _Frame) -> None:
         if name in frame.declared_global:
             self._note(name, "store")
             return
@@ -502,11 +465,11 @@ class _Reader:
         self.computed_from[symbol] = value.sources
         frame.names[name] = replace(value, sources=frozenset({symbol}), exact=value.exact | {symbol})
 
-    def _store_attribute(self, owner: _Value, name: str, value: _Value, is_new: bool) -> None:
+    def _store_attribute(self, owner: Value, name: str, value: Value, is_new: bool) -> None:
         if owner.is_self:
             setter = getattr(inspect.getattr_static(self.type, name, None), "fset", None)
             if isinstance(setter, FunctionType):
-                self._inline(setter, [_Value(is_self=True), value], {}, owner=self.type)
+                self._inline(setter, [Value(is_self=True), value], {}, owner=self.type)
             else:
                 self._store(f"self.{name}", value, is_new)
         elif owner.is_class:
@@ -514,32 +477,32 @@ class _Reader:
         elif not isinstance(owner.known, _PER_CALL):
             self._change(owner.roots, "change")
 
-    def _store_item(self, container: _Value, key: _Value, value: _Value, written: ast.expr) -> None:
+    def _store_item(self, container: Value, key: Value, value: Value, written: ast.expr) -> None:
         if container.is_namespace:
             name = written.value if isinstance(written, ast.Constant) and isinstance(written.value, str) else "?"
             self._store(f"self.{name}", value, False)
             return
         self._change(container.roots, "item", self._hangs_on(container, key, value))
 
-    def _when_first_needed(self, root: str, value: _Value) -> frozenset[str] | None:
+    def _when_first_needed(self, root: str, value: Value) -> frozenset[str] | None:
         """What an attribute depends on that is made where a test finds it missing; None for any other store."""
         is_tested = any(f"={root}" in condition for condition in self.conditions)
-        if not is_tested or f"={root}" in value.sources or value.known is not _NOTHING:
+        if not is_tested or f"={root}" in value.sources or value.known is not NOTHING:
             return None
-        return self._hangs_on(_Value(roots=frozenset({root})), _Value(), value)
+        return self._hangs_on(Value(roots=frozenset({root})), Value(), value)
 
-    def _hangs_on(self, container: _Value, key: _Value, value: _Value) -> frozenset[str] | None:
+    def _hangs_on(self, container: Value, key: Value, value: Value) -> frozenset[str] | None:
         """What an item depends on beside its key: parameters, and shared state (`=self.x`); None: on what was there."""
         own = {f"={root}" for root in container.roots}
         found = self._leaves(value.sources, key)
-        if found & own or not (value.sources or key == _Value()):
+        if found & own or not (value.sources or key == Value()):
             return None  # `self.counts[key] = self.counts[key] + 1`, or `self.seen[key] = True`
         found |= self._leaves(frozenset().union(*self.conditions), key) - own
         if "case_idx" in key.exact:
             found = {source for source in found if source in _OF_ONE_CALL or source.startswith(("=", "*"))}
         return frozenset(found)
 
-    def _leaves(self, sources: Iterable[str], key: _Value) -> set[str]:
+    def _leaves(self, sources: Iterable[str], key: Value) -> set[str]:
         """Parameters and shared state that values are computed from, less what a key tells."""
         found: set[str] = set()
         left = [source for source in sources if source not in key.exact]
@@ -556,7 +519,7 @@ class _Reader:
         value = self._eval(node.value, frame)
         before = self._eval(node.target, frame)
         if isinstance(node.target, ast.Name) and node.target.id not in frame.declared_global:
-            if isinstance(before.known, _CONTAINERS) or before.known is _NOTHING:
+            if isinstance(before.known, _CONTAINERS) or before.known is NOTHING:
                 self._change(before.roots, "append")
             frame.names[node.target.id] = replace(before, sources=before.sources | value.sources)
         elif isinstance(node.target, ast.Name):
@@ -583,16 +546,16 @@ class _Reader:
             for each in target.elts:
                 self._delete(each, frame)
 
-    def _is_new(self, node: ast.expr, value: _Value) -> bool:
+    def _is_new(self, node: ast.expr, value: Value) -> bool:
         """Whether a value is an object of the call's own."""
         return not value.roots and not value.is_self
 
     # -- expressions
 
-    def _all(self, nodes: Iterable[ast.AST], frame: _Frame) -> _Value:
-        return _joined([self._eval(node, frame) for node in nodes if isinstance(node, ast.expr)])
+    def _all(self, nodes: Iterable[ast.AST], frame: _Frame) -> Value:
+        return joined([self._eval(node, frame) for node in nodes if isinstance(node, ast.expr)])
 
-    def _eval(self, node: ast.expr, frame: _Frame, use: _Use = "all") -> _Value:
+    def _eval(self, node: ast.expr, frame: _Frame, use: Use = "all") -> Value:
         """The value of an expression, with a note of what it does."""
         match node:
             case ast.Name():
@@ -605,14 +568,14 @@ class _Reader:
                 return self._call_node(node, frame)
             case ast.Lambda():
                 self._nested(node, frame)
-                return _Value()
+                return Value()
             case ast.Await() | ast.YieldFrom() | ast.Starred() | ast.FormattedValue():
                 return self._eval(node.value, frame)
             case ast.Yield():
-                value = self._eval(node.value, frame) if node.value else _Value()
+                value = self._eval(node.value, frame) if node.value else Value()
                 self.at_yield = _meet([self.at_yield, self.state])
                 self._escape([value], "a yield")
-                return _Value(frozenset({"reply"}))
+                return Value(frozenset({"reply"}))
             case ast.NamedExpr():
                 value = self._eval(node.value, frame)
                 self._assign(node.target, value, frame, False)
@@ -620,38 +583,38 @@ class _Reader:
             case ast.IfExp():
                 test = self._eval(node.test, frame)
                 with self._perhaps():
-                    chosen = _joined([self._eval(node.body, frame), self._eval(node.orelse, frame)])
+                    chosen = joined([self._eval(node.body, frame), self._eval(node.orelse, frame)])
                 return replace(chosen, sources=chosen.sources | test.sources)
             case ast.BoolOp():
                 first = self._eval(node.values[0], frame)
                 with self._perhaps():
-                    return _joined([first, *(self._eval(value, frame) for value in node.values[1:])])
+                    return joined([first, *(self._eval(value, frame) for value in node.values[1:])])
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 return self._comprehension(node, frame)
             case ast.List() | ast.Tuple() | ast.Set():
                 items = [self._eval(item, frame) for item in node.elts]
                 self._escape(items, "a list")
-                whole = _joined(items)
-                return _Value(whole.sources, exact=_exactly(items), elements=whole.parts)
+                whole = joined(items)
+                return Value(whole.sources, exact=exactly(items), elements=whole.parts)
             case ast.Dict():
                 items = [self._eval(item, frame) for item in (*node.keys, *node.values) if item is not None]
                 self._escape(items, "a dict")
-                whole = _joined(items)
-                return _Value(whole.sources, elements=whole.parts)
+                whole = joined(items)
+                return Value(whole.sources, elements=whole.parts)
             case ast.Compare():
                 is_membership = self.is_test and all(isinstance(each, (ast.In, ast.NotIn)) for each in node.ops)
                 use = "item" if is_membership else "all"  # in a test it guards what follows, elsewhere it is a result
                 compared = [self._eval(node.left, frame), *(self._eval(each, frame, use) for each in node.comparators)]
-                return _Value(_joined(compared).sources)
+                return Value(joined(compared).sources)
             case ast.Constant():
-                return _Value(known=node.value)
+                return Value(known=node.value)
             case ast.JoinedStr():
-                texts = [self._eval(value, frame) for value in _expressions(node)]
-                return _Value(_joined(texts).sources, exact=_exactly(texts))
+                texts = [self._eval(value, frame) for value in expressions(node)]
+                return Value(joined(texts).sources, exact=exactly(texts))
             case _:  # operators and the like make new values of old ones
-                return _Value(self._all(_expressions(node), frame).sources)
+                return Value(self._all(expressions(node), frame).sources)
 
-    def _name(self, name: str, frame: _Frame, use: _Use) -> _Value:
+    def _name(self, name: str, frame: _Frame, use: Use) -> Value:
         if name in frame.names:
             return frame.names[name]
         cells = dict(zip(frame.function.__code__.co_freevars, frame.function.__closure__ or (), strict=False))
@@ -659,80 +622,80 @@ class _Reader:
             try:
                 return self._of_object(cells[name].cell_contents)
             except ValueError:
-                return _Value()
+                return Value()
         if name in frame.function.__globals__:
             value = frame.function.__globals__[name]
             if value is self.environment:
-                return _Value(is_self=True)
-            if _is_plain(value) or inspect.isclass(value) or inspect.isroutine(value):
+                return Value(is_self=True)
+            if is_plain(value) or inspect.isclass(value) or inspect.isroutine(value):
                 if name in frame.declared_global:
                     self._note(name, "read")
                 return self._of_object(value)
             if not isinstance(value, _PER_CALL) and use != "none":
                 self._note(name, "look" if use == "all" else "read")
-            return _Value(frozenset({f"={name}"}), roots=frozenset({name}), known=value)
-        return _Value(known=getattr(builtins, name, _NOTHING))
+            return Value(frozenset({f"={name}"}), roots=frozenset({name}), known=value)
+        return Value(known=getattr(builtins, name, NOTHING))
 
-    def _of_object(self, value: Any) -> _Value:
+    def _of_object(self, value: Any) -> Value:
         if value is self.environment:
-            return _Value(is_self=True)
-        return _Value(known=value, is_class=inspect.isclass(value) and value in self.type.__mro__[:-1])
+            return Value(is_self=True)
+        return Value(known=value, is_class=inspect.isclass(value) and value in self.type.__mro__[:-1])
 
-    def _attribute(self, node: ast.Attribute, frame: _Frame, is_called: bool, use: _Use = "all") -> _Value:
-        if isinstance(node.value, ast.Call) and _is_super(node.value):
-            first = next(iter(frame.names.values()), _Value())
-            base = _Value(is_self=first.is_self, is_class=first.is_class, after=frame.owner)
+    def _attribute(self, node: ast.Attribute, frame: _Frame, is_called: bool, use: Use = "all") -> Value:
+        if isinstance(node.value, ast.Call) and is_super(node.value):
+            first = next(iter(frame.names.values()), Value())
+            base = Value(is_self=first.is_self, is_class=first.is_class, after=frame.owner)
         else:
             base = self._eval(node.value, frame, use)
         if base.is_self and node.attr == "__dict__":
-            return _Value(is_namespace=True)
+            return Value(is_namespace=True)
         if base.is_self and node.attr == "__class__":
-            return _Value(is_class=True, known=self.type)
+            return Value(is_class=True, known=self.type)
         if base.is_self:
             return self._attribute_of_self(node.attr, base, is_called, use)
         if base.is_class:
             return self._attribute_of_class(node.attr, base)
-        found = _static_attribute(base.known, node.attr)
+        found = static_attribute(base.known, node.attr)
         return replace(base, known=found, receiver=base)
 
-    def _attribute_of_self(self, name: str, base: _Value, is_called: bool, use: _Use = "all") -> _Value:
-        owner, found = _looked_up(self.type, name, base.after)
+    def _attribute_of_self(self, name: str, base: Value, is_called: bool, use: Use = "all") -> Value:
+        owner, found = looked_up(self.type, name, base.after)
         own = getattr(self.environment, "__dict__", {})
         if isinstance(found, property) and isinstance(found.fget, FunctionType):
-            return self._inline(found.fget, [_Value(is_self=True)], {}, owner=owner)
+            return self._inline(found.fget, [Value(is_self=True)], {}, owner=owner)
         if isinstance(found, functools.cached_property):
-            value = self._inline(found.func, [_Value(is_self=True)], {}, owner=owner)  # type: ignore[arg-type]
-            return _Value(value.sources, known=own.get(name, _NOTHING))
+            value = self._inline(found.func, [Value(is_self=True)], {}, owner=owner)  # type: ignore[arg-type]
+            return Value(value.sources, known=own.get(name, NOTHING))
         if name in own and isinstance(own[name], MethodType) and own[name].__self__ is self.environment:
             found = own[name].__func__
-        elif name in own or not _is_method(found):
+        elif name in own or not is_method(found):
             return self._state_of_self(name, own.get(name, found), is_called, use)
         if not is_called:
-            self._refer(name, _Value(known=found, receiver=base, after=owner))
-        return _Value(known=found, receiver=replace(base, is_self=True), after=owner)
+            self._refer(name, Value(known=found, receiver=base, after=owner))
+        return Value(known=found, receiver=replace(base, is_self=True), after=owner)
 
-    def _state_of_self(self, name: str, value: Any, is_called: bool, use: _Use) -> _Value:
+    def _state_of_self(self, name: str, value: Any, is_called: bool, use: Use) -> Value:
         root = f"self.{name}"
-        for held in _methods_in(value, self.environment):
-            self._refer(held.__name__, _Value(known=held.__func__, receiver=_Value(is_self=True)))
-        if use != "none" and not (is_called and _is_plain(value)):
+        for held in methods_in(value, self.environment):
+            self._refer(held.__name__, Value(known=held.__func__, receiver=Value(is_self=True)))
+        if use != "none" and not (is_called and is_plain(value)):
             self._note(root, "look" if use == "all" else "read")
         if value is None:  # something is to be there later
-            value = _NOTHING
-        if _is_plain(value) and self.state is not None and root not in self.state:
-            return _Value(frozenset({f"={root}"}), known=value)
+            value = NOTHING
+        if is_plain(value) and self.state is not None and root not in self.state:
+            return Value(frozenset({f"={root}"}), known=value)
         is_own = self.state is not None and root in self.state
-        return _Value(frozenset({f"={root}"}), roots=frozenset({root}), known=_NOTHING if is_own else value)
+        return Value(frozenset({f"={root}"}), roots=frozenset({root}), known=NOTHING if is_own else value)
 
-    def _attribute_of_class(self, name: str, base: _Value) -> _Value:
-        owner, found = _looked_up(self.type, name, base.after)
-        if _is_method(found):
-            return _Value(known=found, receiver=base, after=owner)
+    def _attribute_of_class(self, name: str, base: Value) -> Value:
+        owner, found = looked_up(self.type, name, base.after)
+        if is_method(found):
+            return Value(known=found, receiver=base, after=owner)
         root = f"{self.type.__name__}.{name}"
         self._note(root, "read")
-        return _Value(frozenset({f"={root}"}), roots=_NONE if _is_plain(found) else frozenset({root}), known=found)
+        return Value(frozenset({f"={root}"}), roots=NONE if is_plain(found) else frozenset({root}), known=found)
 
-    def _refer(self, name: str, method: _Value) -> None:
+    def _refer(self, name: str, method: Value) -> None:
         """A method that is handed on may be called, now or later, or never."""
         if self.referenced is not None:
             self.referenced.add(name)
@@ -740,36 +703,36 @@ class _Reader:
             with self._perhaps():
                 self._call(method, [], {}, is_entry=True)
 
-    def _subscript(self, node: ast.Subscript, frame: _Frame, use: _Use) -> _Value:
+    def _subscript(self, node: ast.Subscript, frame: _Frame, use: Use) -> Value:
         container, key = (
             self._eval(node.value, frame, "none" if use == "none" else "item"),
             self._eval(node.slice, frame),
         )
         if container.is_namespace:
             name = node.slice.value if isinstance(node.slice, ast.Constant) else "?"
-            return self._state_of_self(str(name), getattr(self.environment, str(name), _NOTHING), False, use)
-        return _Value(container.sources | key.sources, roots=container.parts)
+            return self._state_of_self(str(name), getattr(self.environment, str(name), NOTHING), False, use)
+        return Value(container.sources | key.sources, roots=container.parts)
 
     def _comprehension(
         self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, frame: _Frame
-    ) -> _Value:
-        sources: list[_Value] = []
+    ) -> Value:
+        sources: list[Value] = []
         with self._perhaps():
             for each in node.generators:
                 iterated = self._eval(each.iter, frame)
                 sources.append(iterated)
-                self._assign(each.target, _part(iterated), frame, False)
+                self._assign(each.target, part_of(iterated), frame, False)
                 sources += [self._eval(test, frame) for test in each.ifs]
             made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
             values = [self._eval(value, frame) for value in made]
-        whole = _joined(values)
-        return _Value(whole.sources | _joined(sources).sources, elements=whole.parts)
+        whole = joined(values)
+        return Value(whole.sources | joined(sources).sources, elements=whole.parts)
 
     def _nested(self, node: FunctionNode, frame: _Frame) -> None:
         """A function inside of a function: it may be called from here on, as often as it likes."""
         arguments = node.args
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-        names = {**frame.names, **{each.arg: _Value() for each in every if each is not None}}
+        names = {**frame.names, **{each.arg: Value() for each in every if each is not None}}
         inner = _Frame(frame.function, frame.owner, names, declared_global=set(frame.declared_global))
         place, breaks, at_yield = self.place, self.breaks, self.at_yield
         self._all([*arguments.defaults, *(default for default in arguments.kw_defaults if default)], frame)
@@ -782,9 +745,9 @@ class _Reader:
 
     # -- calls
 
-    def _call_node(self, node: ast.Call, frame: _Frame) -> _Value:
+    def _call_node(self, node: ast.Call, frame: _Frame) -> Value:
         if isinstance(node.func, ast.Attribute):
-            callee = self._attribute(node.func, frame, is_called=True, use=_use_of(node.func.attr))
+            callee = self._attribute(node.func, frame, is_called=True, use=use_of(node.func.attr))
             method = node.func.attr
         else:
             callee, method = self._eval(node.func, frame), ""
@@ -794,21 +757,21 @@ class _Reader:
         if special is not None:
             return special
         if (method or getattr(callee.known, "__name__", "")) in _TELLING:
-            told = [*arguments, callee.receiver or _Value()]
-            return _Value(_joined(told).sources, exact=_exactly(told))
+            told = [*arguments, callee.receiver or Value()]
+            return Value(joined(told).sources, exact=exactly(told))
         has_star = any(isinstance(argument, ast.Starred) for argument in node.args)
         return self._call(callee, arguments, keywords, has_star=has_star)
 
-    def _special_call(self, node: ast.Call, callee: _Value, method: str, arguments: list[_Value]) -> _Value | None:
+    def _special_call(self, node: ast.Call, callee: Value, method: str, arguments: list[Value]) -> Value | None:
         """Python's own ways to read and write attributes, and methods that change what they are called on."""
-        first = arguments[0] if arguments else _Value()
-        name = getattr(callee.known, "__name__", "") if callee.receiver is None or callee.roots == _NONE else ""
+        first = arguments[0] if arguments else Value()
+        name = getattr(callee.known, "__name__", "") if callee.receiver is None or callee.roots == NONE else ""
         if callee.receiver is not None and callee.receiver.is_namespace:
-            if method in _APPENDS | _CHANGES:
-                self._store("self.?", _Value(), False)
-            return _Value()
+            if method in APPENDS | _CHANGES:
+                self._store("self.?", Value(), False)
+            return Value()
         if method in ("__setattr__", "__delattr__"):
-            owner, rest = (first, node.args[1:]) if first.is_self else (callee.receiver or _Value(), node.args)
+            owner, rest = (first, node.args[1:]) if first.is_self else (callee.receiver or Value(), node.args)
             return self._set_by_name(owner, rest)
         if callee.known in (setattr, delattr):
             return self._set_by_name(first, node.args[1:])
@@ -817,111 +780,111 @@ class _Reader:
         if callee.known is hasattr and first.is_self and isinstance(node.args[-1], ast.Constant):
             root = f"self.{node.args[-1].value!s}"
             self._note(root, "read")
-            return _Value(frozenset({f"={root}"}))
+            return Value(frozenset({f"={root}"}))
         if callee.known is vars and first.is_self:
-            return _Value(is_namespace=True)
+            return Value(is_namespace=True)
         if callee.known is type and first.is_self:
-            return _Value(is_class=True, known=self.type)
+            return Value(is_class=True, known=self.type)
         if callee.known in (exec, eval):
             self.give_up(name)
         if name in _CHANGE_FIRST and first.roots:
             self._change(first.roots, "change")
-            return _part(first)
+            return part_of(first)
         if callee.known in (list, tuple, sorted, iter, reversed, enumerate, zip, filter, map, set, dict):
-            whole = _joined(arguments)
-            return _Value(whole.sources, elements=whole.parts)
+            whole = joined(arguments)
+            return Value(whole.sources, elements=whole.parts)
         if method in ("acquire", "release") and callee.receiver is not None:
-            locks = _is_lock(node.func.value, callee.receiver) if isinstance(node.func, ast.Attribute) else 0
+            locks = is_lock(node.func.value, callee.receiver) if isinstance(node.func, ast.Attribute) else 0
             self.locks = max(0, self.locks + (locks if method == "acquire" else -locks))
         if callee.receiver is not None and callee.receiver.roots:
             return self._method_of_state(callee, method, arguments)
         return None
 
-    def _set_by_name(self, owner: _Value, arguments: list[ast.expr]) -> _Value:
+    def _set_by_name(self, owner: Value, arguments: list[ast.expr]) -> Value:
         named = arguments[0].value if arguments and isinstance(arguments[0], ast.Constant) else "?"
         if owner.is_self or owner.is_class:
-            self._store_attribute(owner, str(named), _Value(), False)
+            self._store_attribute(owner, str(named), Value(), False)
         else:
             self._change(owner.roots, "change")
-        return _Value()
+        return Value()
 
-    def _get_by_name(self, arguments: list[ast.expr]) -> _Value:
+    def _get_by_name(self, arguments: list[ast.expr]) -> Value:
         if arguments and isinstance(arguments[0], ast.Constant):
-            return self._attribute_of_self(str(arguments[0].value), _Value(is_self=True), is_called=False)
+            return self._attribute_of_self(str(arguments[0].value), Value(is_self=True), is_called=False)
         for name in dir(self.type):  # a method chosen by a name that was computed: any of them
             if not name.startswith("__") and name not in ("build_dataset", "build_eval_dataset", "reference"):
-                _, found = _looked_up(self.type, name, None)
-                if _is_method(found):
-                    self._refer(name, _Value(known=found, receiver=_Value(is_self=True)))
-        return _Value()
+                _, found = looked_up(self.type, name, None)
+                if is_method(found):
+                    self._refer(name, Value(known=found, receiver=Value(is_self=True)))
+        return Value()
 
-    def _method_of_state(self, callee: _Value, method: str, arguments: list[_Value]) -> _Value | None:
+    def _method_of_state(self, callee: Value, method: str, arguments: list[Value]) -> Value | None:
         """A method of something that calls share."""
-        receiver = callee.receiver or _Value()
-        whole = _joined([receiver, *arguments])
+        receiver = callee.receiver or Value()
+        whole = joined([receiver, *arguments])
         held = receiver.known
-        if isinstance(held, _PER_CALL) or _is_lock(None, receiver):
-            return _Value()
+        if isinstance(held, _PER_CALL) or is_lock(None, receiver):
+            return Value()
         follows = isinstance(callee.known, FunctionType) and is_users_file(callee.known.__code__.co_filename)
         if follows:
             return None
-        if _is_drawn_from(held) or (method in _CHANGES_OF_OBJECTS and not isinstance(held, _CONTAINERS)):
+        if is_drawn_from(held) or (method in _CHANGES_OF_OBJECTS and not isinstance(held, _CONTAINERS)):
             self._change(receiver.roots, "change")
-        elif held is not _NOTHING and not isinstance(held, _CONTAINERS) and _is_library_object(held):
-            return _Value(whole.sources)
+        elif held is not NOTHING and not isinstance(held, _CONTAINERS) and is_library_object(held):
+            return Value(whole.sources)
         elif method == "setdefault" and len(arguments) == 2:
             self._change(receiver.roots, "item", self._hangs_on(receiver, *arguments))
-        elif method in _APPENDS:
+        elif method in APPENDS:
             self._change(receiver.roots, "append")
         elif method in _CHANGES:
             self._change(receiver.roots, "change")
-        return _Value(
+        return Value(
             whole.sources,
-            exact=receiver.exact if method in _TELLING else _NONE,
-            roots=receiver.parts if method in _PARTS else _NONE,
+            exact=receiver.exact if method in _TELLING else NONE,
+            roots=receiver.parts if method in _PARTS else NONE,
             elements=receiver.parts,
         )
 
     def _call(
         self,
-        callee: _Value,
-        arguments: list[_Value],
-        keywords: dict[str, _Value],
+        callee: Value,
+        arguments: list[Value],
+        keywords: dict[str, Value],
         is_entry: bool = False,
         has_star: bool = False,
-    ) -> _Value:
+    ) -> Value:
         receiver = callee.receiver
-        whole = _joined([*arguments, *keywords.values(), _Value(receiver.sources) if receiver else _Value()])
-        plain, is_static, of_class = _unwrapped(callee.known)
+        whole = joined([*arguments, *keywords.values(), Value(receiver.sources) if receiver else Value()])
+        plain, is_static, of_class = unwrapped(callee.known)
         if plain is None:
-            call = None if inspect.isclass(callee.known) else _static_attribute(callee.known, "__call__")
+            call = None if inspect.isclass(callee.known) else static_attribute(callee.known, "__call__")
             if isinstance(call, FunctionType) and is_users_file(call.__code__.co_filename):
                 return self._inline(call, [callee, *arguments], keywords)  # an object of the user's that is called
             self._call_unseen(callee, [*arguments, *keywords.values()])
-            return _Value(whole.sources)
+            return Value(whole.sources)
         is_own = receiver is not None and (receiver.is_self or receiver.is_class)
         if not is_own and not is_users_file(plain.__code__.co_filename):
             self._escape([*arguments, *keywords.values()], plain.__name__)
-            return _Value(whole.sources)
+            return Value(whole.sources)
         if isinstance(callee.known, MethodType):
             bound = self._of_object(callee.known.__self__)
-            arguments = [replace(bound, roots=receiver.roots if receiver else _NONE), *arguments]
+            arguments = [replace(bound, roots=receiver.roots if receiver else NONE), *arguments]
         elif receiver is not None and not is_static and (receiver.is_self or of_class):
-            arguments = [_Value(is_class=True, known=self.type) if of_class else _Value(is_self=True), *arguments]
-        elif receiver is not None and not is_static and not receiver.is_class and _is_instance(receiver.known):
+            arguments = [Value(is_class=True, known=self.type) if of_class else Value(is_self=True), *arguments]
+        elif receiver is not None and not is_static and not receiver.is_class and is_instance(receiver.known):
             arguments = [receiver, *arguments]
-        owner = callee.after or (_owner_of(self.type, plain) if is_own else None)
+        owner = callee.after or (owner_of(self.type, plain) if is_own else None)
         return self._inline(plain, arguments, keywords, owner, is_entry, has_star)
 
-    def _call_unseen(self, callee: _Value, arguments: list[_Value]) -> None:
+    def _call_unseen(self, callee: Value, arguments: list[Value]) -> None:
         is_own = callee.receiver is not None and callee.receiver.is_self
-        if is_own and callee.known is not _NOTHING and not inspect.isclass(callee.known):
+        if is_own and callee.known is not NOTHING and not inspect.isclass(callee.known):
             self.give_up(f"self.{getattr(callee.known, '__name__', '?')}")
         name = getattr(callee.known, "__name__", "what it is handed to")
         if name not in _HARMLESS:
             self._escape(arguments, name)
 
-    def _escape(self, values: Iterable[_Value], where: str) -> None:
+    def _escape(self, values: Iterable[Value], where: str) -> None:
         """The environment is handed to code that is not read."""
         if any(value.is_self or value.is_namespace for value in values):
             self.give_up(f"self, which {where} holds")
@@ -929,22 +892,22 @@ class _Reader:
     def _inline(
         self,
         function: FunctionType,
-        arguments: list[_Value],
-        keywords: dict[str, _Value],
+        arguments: list[Value],
+        keywords: dict[str, Value],
         owner: type | None = None,
         is_entry: bool = False,
         has_star: bool = False,
-    ) -> _Value:
+    ) -> Value:
         """Follow a call into a function."""
-        whole = _joined([*arguments, *keywords.values()])
+        whole = joined([*arguments, *keywords.values()])
         code, node = function.__code__, function_node(function)
         self.calls += 1
         if code in self.stack:
-            return _Value(whole.sources, roots=whole.parts)
+            return Value(whole.sources, roots=whole.parts)
         if node is None or self.calls > MAX_CALLS or len(self.stack) > MAX_DEPTH:
             self.give_up(f"the source of {code.co_name}")
-            return _Value(whole.sources)
-        names = _bound(node, arguments, keywords, is_entry, has_star)
+            return Value(whole.sources)
+        names = bound(node, arguments, keywords, is_entry, has_star)
         frame = _Frame(function, owner, names)
         before = self.place, self.locks, self.breaks
         self.place = Place("", code.co_qualname, code.co_filename, code.co_firstlineno)
@@ -956,149 +919,10 @@ class _Reader:
         else:
             self._block(node.body, frame)
             if self.state is not None:
-                frame.returned.append((_Value(), self.state))
+                frame.returned.append((Value(), self.state))
             self.state = _meet([state for _, state in frame.returned])
-            value = _joined([value for value, _ in frame.returned])
+            value = joined([value for value, _ in frame.returned])
         self.stack.pop()
         self.place, self.locks, self.breaks = before
         read = {f"={access.root}" for access in self.accesses[read_before:]}
-        return replace(value, sources=value.sources | read, known=_NOTHING)
-
-
-# -- small questions
-
-
-def _use_of(method: str) -> _Use:
-    return "none" if method in _APPENDS else "item" if method in ("get", "setdefault") else "all"
-
-
-def _part(value: _Value) -> _Value:
-    return _Value(value.sources, roots=value.parts, elements=value.elements)
-
-
-def _expressions(node: ast.AST) -> Iterator[ast.expr]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.expr):
-            yield child
-        else:
-            yield from _expressions(child)
-
-
-def _names_self(node: ast.AST, frame: _Frame) -> bool:
-    own = {name for name, value in frame.names.items() if value.is_self}
-    return any(isinstance(each, ast.Name) and each.id in own for each in ast.walk(node))
-
-
-def _is_super(node: ast.Call) -> bool:
-    return isinstance(node.func, ast.Name) and node.func.id == "super"
-
-
-def _is_plain(value: Any) -> bool:
-    """An object that cannot be changed in place."""
-    return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
-
-
-def _is_method(found: Any) -> bool:
-    return isinstance(found, _FUNCTIONS) or (callable(found) and hasattr(found, "__wrapped__"))
-
-
-def _methods_in(value: Any, environment: Any) -> list[MethodType]:
-    """Methods of the environment that it keeps in a list or dict."""
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    few = items if len(items) <= 100 else ()
-    return [item for item in few if isinstance(item, MethodType) and item.__self__ is environment]
-
-
-def _is_instance(known: Any) -> bool:
-    return known is not _NOTHING and not isinstance(known, (ModuleType, type))
-
-
-def _is_drawn_from(held: Any) -> bool:
-    """An iterator or a random number generator: each call gets the next one."""
-    is_iterator = hasattr(type(held), "__next__") and not hasattr(type(held), "write")
-    return is_iterator or isinstance(held, random.Random) or type(held).__module__.startswith("numpy.random")
-
-
-def _is_library_object(held: Any) -> bool:
-    """One whose methods are taken to bear several threads: clients, tokenizers, loggers, models."""
-    module = sys.modules.get(type(held).__module__)
-    return not is_users_file(getattr(module, "__file__", None) or "<frozen")
-
-
-def _is_lock(node: ast.expr | None, value: _Value) -> bool:
-    """What only one call can hold; a semaphore that several can hold is none."""
-    held = value.known
-    if held is _NOTHING:
-        return node is not None and bool(re.search(r"(?<![a-z])(r?lock|mutex)(?![a-z])", ast.unparse(node), re.I))
-    has_methods = all(callable(getattr(held, name, None)) for name in ("acquire", "release"))
-    is_semaphore = "Semaphore" in type(held).__name__
-    return has_methods and (not is_semaphore or getattr(held, "_value", 0) == 1)
-
-
-def _imported(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> Any:
-    if isinstance(node, ast.Import):
-        return sys.modules.get(alias.name if alias.asname else alias.name.partition(".")[0], _NOTHING)
-    module = sys.modules.get(node.module or "")
-    return getattr(module, alias.name, _NOTHING) if node.level == 0 else _NOTHING
-
-
-def _static_attribute(known: Any, name: str) -> Any:
-    """An attribute, without running a property or a `__getattr__` of the user's."""
-    if known is _NOTHING:
-        return _NOTHING
-    if isinstance(known, ModuleType):
-        return vars(known).get(name, _NOTHING)
-    found = inspect.getattr_static(known, name, _NOTHING)
-    return _NOTHING if isinstance(found, property) else found
-
-
-def _looked_up(kind: type, name: str, after: type | None) -> tuple[type | None, Any]:
-    """The class of the MRO that has an attribute, and the attribute; behind a class, for `super()`."""
-    order = kind.__mro__
-    for owner in order[order.index(after) + 1 :] if after in order else order:
-        if name in vars(owner):
-            return owner, vars(owner)[name]
-    return None, _NOTHING
-
-
-def _owner_of(kind: type, function: FunctionType) -> type | None:
-    return next((owner for owner in kind.__mro__ if function in vars(owner).values()), None)
-
-
-def _unwrapped(found: Any) -> tuple[FunctionType | None, bool, bool]:
-    """The function that does the work, whether it is static, and whether it is the class's.
-
-    The user's own decorators are read as they are; those of libraries (retries, caches, torch.no_grad) are passed by.
-    """
-    is_static, of_class = isinstance(found, staticmethod), isinstance(found, classmethod)
-    if isinstance(found, (staticmethod, classmethod, MethodType)):
-        found = found.__func__
-    while not (isinstance(found, FunctionType) and is_users_file(found.__code__.co_filename)):
-        wrapped = getattr(found, "__wrapped__", None)
-        if wrapped is None:
-            break
-        found = wrapped
-    return found if isinstance(found, FunctionType) else None, is_static, of_class
-
-
-def _own_parameter(name: str) -> _Value:
-    return _Value(frozenset({name}), exact=frozenset({name}))
-
-
-def _bound(
-    node: FunctionNode, arguments: list[_Value], keywords: dict[str, _Value], is_entry: bool, has_star: bool
-) -> dict[str, _Value]:
-    """The parameters of a function; those of an entry stand for themselves."""
-    positional = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
-    rest = _joined([*arguments, *keywords.values()])
-    default = _Value(rest.sources, elements=rest.parts) if has_star or "**" in keywords else _Value()
-    every = [*positional, *(each.arg for each in node.args.kwonlyargs)]
-    names = {name: _own_parameter(name) if is_entry else default for name in every}
-    names |= dict(zip(positional, arguments, strict=False))
-    names |= {name: value for name, value in keywords.items() if name in names}
-    if node.args.vararg is not None:
-        left = _joined(arguments[len(positional) :])
-        names[node.args.vararg.arg] = replace(_part(left), is_self=left.is_self)
-    if node.args.kwarg is not None:
-        names[node.args.kwarg.arg] = _Value(frozenset({"**"} if is_entry else rest.sources))
-    return names
+        return replace(value, sources=value.sources | read, known=NOTHING)
