@@ -59,9 +59,10 @@ class Knob:
         return "--" + self.name.replace("_", "-")
 
     @property
-    def is_choice(self) -> bool:
-        """Whether it takes one of a few words."""
-        return self.kind.partition(",")[0] not in ("switch", "integer", "number", "text", "JSON object")
+    def choices(self) -> tuple[str, ...]:
+        """The words that it may be; empty where it takes anything else."""
+        is_choice = self.kind.partition(",")[0] not in ("switch", "integer", "number", "text", "JSON object")
+        return tuple(self.kind.split(", ")) if is_choice else ()
 
     @property
     def placeholder(self) -> str:
@@ -144,7 +145,7 @@ def as_help(width: int = 80) -> str:
 
 
 def _help_entry(knob: Knob, width: int) -> list[str]:
-    value = "" if knob.is_switch else " " + ("|".join(knob.kind.split(", ")) if knob.is_choice else knob.placeholder)
+    value = "" if knob.is_switch else " " + ("|".join(knob.choices) or knob.placeholder)
     text = f"{knob.sentence} [{knob.shown_default}]"
     return [f"  {knob.flag}{value}", *textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)]
 

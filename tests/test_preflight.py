@@ -13,7 +13,8 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.checkpoint import MANIFEST, Manifest, seal
 from aitrain.launch import memory
-from aitrain.launch.preflight import Plan, check, training_gpus, visible_gpus
+from aitrain.launch.nvidia import visible_gpus
+from aitrain.launch.preflight import Plan, check, training_gpus
 from aitrain.launch.trl_fields import KNOB_OF, OURS, trl_fields, words_of
 from aitrain.packages import installed
 from tests.conftest import write
@@ -118,7 +119,7 @@ def test_without_nvidias_tool_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch,
 
 def test_the_driver_is_asked_where_no_gpus_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-2)'\n")
+    tool.write_text("#!/bin/sh\necho '0, NVIDIA H200, 143771, 143164'\necho '1, NVIDIA H200, 143771, 143164'\n")
     tool.chmod(0o755)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -14,8 +14,7 @@ from typing import Literal
 
 import aitrain
 from aitrain.launch.libraries import fits, misfits, needs_of, torch_build, version_of, written
-from aitrain.launch.nvidia import Driver, Gpu, ask_driver
-from aitrain.launch.preflight import visible_gpus
+from aitrain.launch.nvidia import Driver, Gpu, ask_driver, visible_gpus
 from aitrain.packages import in_working_directory, installed
 
 State = Literal["ok", "note", "problem"]
@@ -42,7 +41,7 @@ class Finding:
 
 def examine(output_dir: Path) -> list[Finding]:
     """Everything that `aitrain doctor` looks at, in the order in which it is told."""
-    driver = ask_driver()
+    driver = ask_driver(versions=True)
     looks: dict[str, Look] = {
         "aitrain": _aitrain,
         "Python": _python,
