@@ -114,11 +114,12 @@ def _usage(error: typer.TyperException) -> str:
     """What the parser refused, with what AITraining's flags are called here; the help where a command is missing."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return error.format_message()
-    from aitrain.knobs import elsewhere  # here, because only this message needs it
-
     flag = getattr(error, "option_name", None) or ""
-    if hint := elsewhere(flag):
-        return f"{error.message}\n{hint}"
+    if flag:
+        from aitrain.knobs import elsewhere  # here, because only this message needs it
+
+        if hint := elsewhere(flag):
+            return f"{error.message}\n{hint}"
     near = did_you_mean(flag, getattr(error, "possibilities", None) or ())
     context = getattr(error, "ctx", None)
     see = f"\nSee {context.command_path} --help" if context else ""
