@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "aitrain"
 
 FLOORS = {
-    "errors": 0, "packages": 0, "privacy": 0, "events": 0.1, "values": 0.1, "config": 0.2,
+    "errors": 0, "packages": 0, "machine": 0, "vllm_ranks": 0,
+    "privacy": 0, "events": 0.1, "values": 0.1, "config": 0.2,
     "batch": 1, "knobs": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
     "report": 1.6, "launch": 2,
     "notebook": 3, "cli": 3, "__main__": 4,

@@ -75,17 +75,11 @@ def test_the_machine_must_have_free_what_vllms_engines_on_the_cpu_were_told_to_t
     monkeypatch: pytest.MonkeyPatch, server: dict[str, Any], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(memory, "_free_gib", lambda: 20.5)
+    monkeypatch.setattr(memory, "free_memory", lambda: 20.5 * memory.GIB)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "8")
     assert plan(use_vllm=True, num_processes=2).config.use_vllm
     assert "3 x 8 GiB for vLLM's cache, and 20.5 GiB of memory are free" in refusal(use_vllm=True, num_processes=3)
     assert plan(use_vllm=True, vllm_mode="server", num_processes=3).config.use_vllm  # one engine
-
-
-def test_free_memory_is_what_linux_says(tmp_path: Path) -> None:
-    write(tmp_path, {"meminfo": "MemTotal:       25165824 kB\nMemAvailable:   2097152 kB\n"})
-    assert memory._free_gib(tmp_path / "meminfo") == 2.0
-    assert memory._free_gib(tmp_path / "nothing") is None
 
 
 # -- GPUs and processes
