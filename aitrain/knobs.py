@@ -33,6 +33,8 @@ ELSEWHERE = {
     "task": "aitrain grpo has one task: leave it out.",
     "params": "Knobs are not nested: write them without an indent.",
     "backend": "aitrain trains on the machine that it runs on: leave it out.",
+    "distributed_backend": "Several processes always share the work by DDP: leave it out, and set --num-processes;"
+    " for DeepSpeed hand TRL its file, --trl deepspeed=FILE.",
     "unsloth": "aitrain trains with TRL as it is: leave it out.",
     "max_prompt_length": "Say --rl-max-prompt-length.",
     "max_completion_length": "Say --rl-max-new-tokens.",
