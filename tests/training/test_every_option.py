@@ -178,8 +178,8 @@ def server(config: TrainConfig) -> object:
 HERE = SimpleNamespace(url="http://127.0.0.1:1")
 
 
-class _Made(Exception):
-    """What the trainer would have been made of."""
+class _Begun(Exception):
+    """TRL's part of the trainer was about to be made."""
 
 
 @cache
@@ -190,30 +190,29 @@ def tiny_weights() -> Any:
 
 def trainer(config: TrainConfig) -> object:
     """What the trainer of a real run is made of: cases, limits, callbacks, and what it counts failures with."""
-    held_out: list[int] = []
+    seen_of: dict[str, Any] = {}
 
-    def made(parts: Any, hooks: Any) -> None:
-        unmade = EpisodeTrainer.__new__(EpisodeTrainer)
-        with pytest.raises(_Made):
-            EpisodeTrainer.__init__(unmade, parts, hooks)
-        callbacks = [(type(one).__name__, getattr(one, "trackers", {}).keys()) for one in hooks.callbacks]
-        raise _Made(f"{len(parts.cases)} {held_out} {parts.limits} {callbacks} {vars(unmade.failures)}")
+    def make(parts: Any, hooks: Any) -> Any:
+        begun = EpisodeTrainer.__new__(EpisodeTrainer)
+        with pytest.raises(_Begun):
+            EpisodeTrainer.__init__(begun, parts, hooks)
+        seen_of.update(cases=len(parts.cases), limits=parts.limits, failures=vars(begun.failures))
+        seen_of.update(callbacks=hooks.callbacks)
+        accelerator = SimpleNamespace(is_main_process=False)
+        return SimpleNamespace(flat=None, add_callback=hooks.callbacks.append, accelerator=accelerator)
 
     def stop(*_: Any, **__: Any) -> None:
-        raise _Made
+        raise _Begun
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GRPOTrainer, "__init__", stop)
-        patch.setattr(run, "EpisodeTrainer", made)
-        patch.setattr(run, "HeldOut", lambda cases, _: held_out.append(len(cases)))
+        patch.setattr(run, "EpisodeTrainer", make)
+        patch.setattr(run, "HeldOut", lambda cases, *_: seen_of.update(held_out=len(cases)))
         patch.setattr(run, "load_model", lambda *_: tiny_weights())
-        made_in = RunFolder(Path("run"))
-        made_in.path.mkdir(exist_ok=True)
-        try:
-            run.prepare(run.Job(config, made_in, Vowels(), lambda _: None), Host(Vowels(), config))
-        except _Made as found:
-            return str(found)
-    raise AssertionError("no trainer was made")
+        Path("run").mkdir(exist_ok=True)
+        run.prepare(run.Job(config, RunFolder(Path("run")), Vowels(), lambda _: None), Host(Vowels(), config))
+    names = [(type(one).__name__, list(getattr(one, "trackers", ()))) for one in seen_of["callbacks"]]
+    return str({**seen_of, "callbacks": names})
 
 
 def evaluations(config: TrainConfig) -> object:
@@ -317,7 +316,10 @@ EFFECTS = {
     "rl_num_generations": seen(arguments, 8),
     "rl_kl_coef": seen(arguments, 0.0),
     "rl_clip_range": seen(arguments, 0.3),
+    "rl_clip_range_high": seen(arguments, 0.3),
     "rl_loss_type": seen(arguments, "dapo"),
+    "rl_importance_level": seen(arguments, "sequence"),
+    "rl_scale_rewards": seen(arguments, "none"),
     "rl_mask_truncated_completions": seen(arguments, True),
     "rl_max_new_tokens": seen(arguments, 64),
     "rl_max_turns": seen(trainer, 3, **TINY),
