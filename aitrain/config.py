@@ -130,6 +130,12 @@ class TrainConfig(BaseModel):
         "Run",
         may_change=True,
     )
+    stall_timeout: PositiveFloat = knob(
+        1800.0,
+        "Seconds without a step, a token, a finished call or bytes saved after which a run counts as stalled and ends.",
+        "Run",
+        may_change=True,
+    )
     telemetry: bool = knob(
         False,
         "Let the libraries tell their makers how they are used; off, they are asked not to.",
@@ -177,7 +183,9 @@ class TrainConfig(BaseModel):
     optimizer: str = knob("adamw_torch", "Optimizer, by its name in transformers.", "Optimizer")
     scheduler: str = knob("linear", "Learning rate schedule, by its name in transformers.", "Optimizer")
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = knob(
-        0.1, "Share of the steps that warm the learning rate up.", "Optimizer"
+        0.1,
+        "Share of the steps that warm the learning rate up, from 0 in the first one; a run of one step has no warm-up.",
+        "Optimizer",
     )
     weight_decay: NonNegativeFloat = knob(0.0, "Weight decay.", "Optimizer")
     max_grad_norm: NonNegativeFloat = knob(1.0, "Gradients are clipped to this norm; 0: not clipped.", "Optimizer")
@@ -336,6 +344,12 @@ class TrainConfig(BaseModel):
     )
     mixed_precision: Literal["no", "bf16", "fp16"] | None = knob(
         None, "Autocast of the forward pass; unset: bf16 where the GPU has it, else none.", "Hardware"
+    )
+    warm_up: bool = knob(
+        True,
+        "On GPUs, begin with a forward and backward pass of the longest episodes: too little memory shows at once.",
+        "Hardware",
+        may_change=True,
     )
     disable_gradient_checkpointing: bool = knob(
         False, "Keep all activations: faster, more memory.", "Hardware", may_change=True

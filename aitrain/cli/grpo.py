@@ -118,7 +118,7 @@ def plan_lines(plan: Plan) -> list[str]:
     steps = (
         f"{config.max_steps}"
         if config.max_steps
-        else f"{config.epochs} x (training cases / {plan.batch.prompts_per_step})"
+        else f"{config.epochs} x training cases / {plan.batch.prompts_per_step}, rounded up"
     )
     where = folder.path if folder else Path(config.output_dir) / config.project_name
     lines = {

@@ -21,7 +21,7 @@ import torch
 from transformers import TrainerControl, TrainerState
 from trl import GRPOTrainer
 
-from aitrain import TrainConfig
+from aitrain import TrainConfig, activity
 from aitrain.batch import plan_batch
 from aitrain.environment.finding import find
 from aitrain.environment.loading import load
@@ -31,7 +31,7 @@ from aitrain.knobs import as_help, knobs, resolve
 from aitrain.launch import preflight, processes, serving
 from aitrain.launch.processes import Processes
 from aitrain.run_folder import RunFolder
-from aitrain.training import hub, model, run
+from aitrain.training import hub, model, run, worker
 from aitrain.training.callbacks import Evaluator, Standing
 from aitrain.training.model import Precision, choose_precision
 from aitrain.training.trainer import EpisodeTrainer
@@ -78,6 +78,7 @@ def weights(config: TrainConfig) -> object:
     """What transformers is asked to load, on a machine with a GPU and bitsandbytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.AutoModelForCausalLM, "from_pretrained", lambda path, **options: f"{path} {options}")
+        patch.setattr(model, "switch_off_noise", lambda _: None)
         patch.setattr(model.importlib.util, "find_spec", lambda name: True)
         patch.setattr(torch.cuda, "is_available", lambda: config.quantization is not None)
         patch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
@@ -153,13 +154,13 @@ def workers(config: TrainConfig) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", dict(os.environ))
         patch.setattr(processes, "serving", lambda *_: nullcontext())
-        started: list[object] = []
+        started: list[tuple[list[str], dict[str, str]]] = []
         patch.setattr(Processes, "_start", lambda self, log: started.append((self._command(), self._environment())))
         made = replace(preflight.check(config), checkpoint=Path("checkpoint-3"))
         Path("run").mkdir(exist_ok=True)
         with pytest.raises(AttributeError):  # there is no process to listen to
             Processes(made, RunFolder(Path("run")), lambda _: None).run()
-    return started
+    return [(command, {**given, activity.VARIABLE: ""}) for command, given in started]
 
 
 def server(config: TrainConfig) -> object:
@@ -215,11 +216,31 @@ def trainer(config: TrainConfig) -> object:
     return str({**seen_of, "callbacks": names})
 
 
+def watchdog(config: TrainConfig) -> object:
+    """What the watchdog of a training process is given."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "Watchdog", lambda timeout, *_: timeout)
+        return worker._own_watchdog(RunFolder(Path("run")), config)
+
+
+def warmed_up(config: TrainConfig) -> object:
+    """Whether a run on a GPU begins with its longest episodes."""
+    shapes: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "can_warm_up", lambda _: True)
+        patch.setattr(run, "warm_up", lambda _, *lengths: shapes.append(lengths))
+        prepared: Any = SimpleNamespace(trainer=None, longest=lambda: SimpleNamespace(prompt=3, completion=4))
+        run._warm_up(run.Job(config, RunFolder(Path("run")), None, lambda _: None), prepared)
+    return shapes
+
+
 def evaluations(config: TrainConfig) -> object:
     """Steps at which held-out cases are scored, and those after which a checkpoint is due because of it."""
     scored: list[int] = []
     saved: list[int] = []
-    evaluator = Evaluator(config, lambda step: (scored.append(step), (0.5, 0.5))[1], Standing())
+    evaluator = Evaluator(
+        config, lambda step: (scored.append(step), (0.5, 0.5))[1], Standing(), lambda step: step % 4 == 0
+    )
     for step in range(1, 11):
         control = TrainerControl()
         evaluator.on_step_end(None, TrainerState(global_step=step, max_steps=20, epoch=step / 4), control)  # type: ignore[arg-type]
@@ -298,6 +319,7 @@ EFFECTS = {
     "epochs": seen(arguments, 3),
     "max_steps": seen(arguments, 3),
     "stop_when_flat": seen(trainer, 3, **TINY),
+    "stall_timeout": seen(watchdog, 60.0),
     "telemetry": seen(workers, True, **ENV),
     "logging_steps": seen(arguments, 5),
     "log": seen(trainer, "tensorboard", **TINY),
@@ -356,6 +378,7 @@ EFFECTS = {
     "num_processes": seen(workers, 3, **ENV),
     "mixed_precision": seen(precision, "bf16"),
     "disable_gradient_checkpointing": seen(arguments, True),
+    "warm_up": seen(warmed_up, False),
     "ddp_timeout": seen(arguments, 60),
     "trl": seen(trl_config, {"delta": 2.0}),
 }
