@@ -359,12 +359,6 @@ class TrainConfig(BaseModel):
     disable_gradient_checkpointing: bool = knob(
         False, "Keep all activations: faster, more memory.", "Hardware", may_change=True
     )
-    distributed_backend: Literal["ddp"] | None = knob(
-        None,
-        "How processes share the work: ddp; for DeepSpeed hand TRL its file, --trl deepspeed=FILE.",
-        "Hardware",
-        may_change=True,
-    )
     ddp_timeout: PositiveInt = knob(7200, "Seconds that one process waits for the others.", "Hardware", may_change=True)
 
     # -- TRL

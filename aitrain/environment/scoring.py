@@ -23,6 +23,7 @@ from aitrain.environment.judging import Bounds, Scored
 from aitrain.environment.tools import Tools
 from aitrain.environment.workers import Call, Calls, Meanwhile, Outcome, Workers
 from aitrain.errors import EnvironmentFailed
+from aitrain.machine import usable_cores
 
 PATIENCE = 3
 """Batches in a row with too many failures, after which a run is given up."""
@@ -103,8 +104,7 @@ class Host:
     @cached_property
     def workers(self) -> Workers:
         """The threads that make the calls."""
-        cores = os.cpu_count() or 1
-        unset = THREADS if self.isolation is None else PROCESSES_PER_CORE * cores
+        unset = THREADS if self.isolation is None else PROCESSES_PER_CORE * usable_cores()
         return Workers(self.config.rl_env_workers or unset, self.config.rl_env_timeout)
 
     def offer(self, model: Any, tokenizer: Any) -> None:
