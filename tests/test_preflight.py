@@ -242,7 +242,7 @@ def test_every_field_that_aitrain_fills_is_refused_and_names_its_knob() -> None:
         ("num_iterations", True, "must be int, not True"),
         ("num_iterations", None, "must be int, not None"),
         ("top_entropy_quantile", "[1", "must be float, not '[1'"),
-        ("min_p", "x", "must be float or None, not 'x'"),
+        ("entropy_coef", "x", "must be float, not 'x'"),
         ("log_completions", 3, "must be bool, not 3"),
         ("reward_weights", 1.0, "must be list[float] or None, not 1.0"),
     ],
@@ -252,7 +252,7 @@ def test_a_field_that_trl_has_not_or_that_holds_something_else_is_refused(field:
 
 
 def test_fields_of_trl_that_hold_what_they_should_are_passed() -> None:
-    assert plan(trl={"min_p": None, "num_iterations": 2, "top_entropy_quantile": 1, "generation_kwargs": {"a": 1}})
+    assert plan(trl={"delta": None, "num_iterations": 2, "top_entropy_quantile": 1, "chat_template_kwargs": {"a": 1}})
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,7 @@ def _served(job: Job, base: Base, trainer: Any) -> Served:
         min_p=trainer.min_p,
         repetition_penalty=trainer.repetition_penalty,
         max_completion_length=trainer.max_completion_length,
+        generation_kwargs=trainer.sampling.vllm_extras(trainer.eos_token_ids, trainer.max_completion_length),
     )
 
 

@@ -34,7 +34,7 @@ def test_defaults_are_aitrainings(tmp_path: Path) -> None:
     made = grpo_config(arguments(), config, tmp_path)
 
     assert (made.num_generations, made.beta, made.epsilon, made.max_completion_length) == (4, 0.1, 0.2, 128)
-    assert (made.top_k, made.top_p, made.temperature, made.loss_type) == (50, 1.0, 1.0, "grpo")
+    assert (made.top_k, made.top_p, made.temperature, made.loss_type) == (0, 1.0, 1.0, "grpo")
     assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (2, 4)
     assert (made.learning_rate, made.report_to, made.ddp_timeout) == (1e-5, [], 7200)
 

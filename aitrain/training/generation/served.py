@@ -215,6 +215,8 @@ class Served:
     min_p: float | None = 0.0
     repetition_penalty: float = 1.0
     max_completion_length: int = 16
+    generation_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each request, as in TRL's VLLMGeneration."""
 
     pushes: int = field(default=0, init=False)
     restarts: int = field(default=0, init=False)
@@ -385,10 +387,16 @@ class Served:
             "repetition_penalty": self.repetition_penalty,
             "stop_token_ids": self.stop_token_ids,
             "logprobs": 0,
+            **self._extras(limit),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,  # or it would decode each of them
             "cache_salt": f"{SALT}-{self.pushes}",  # what was computed with other weights is not used
         }
+
+    def _extras(self, limit: int) -> dict[str, Any]:
+        """vLLM refuses more tokens at least than at most."""
+        fewest = self.generation_kwargs.get("min_tokens")
+        return self.generation_kwargs | ({} if fewest is None else {"min_tokens": min(fewest, limit)})
 
 
 Answer = tuple[list[int], list[float]]
