@@ -29,6 +29,7 @@ from aitrain.environment.finding import Source, check_by_reading, find
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.launch.capacity import check_room
 from aitrain.launch.memory import check_memory
+from aitrain.launch.trl_effects import check_trl_effects
 from aitrain.launch.trl_fields import check_trl_fields, words_of
 from aitrain.packages import installed
 from aitrain.privacy import forms, secrets
@@ -75,6 +76,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
         EnvironmentFailed: the environment's file is not Python.
     """
     check_trl_fields(config.trl)
+    check_trl_effects(config)
     _refuse_secrets(config)
     _check_words(config)
     source = None if has_environment else find(config)

@@ -42,13 +42,14 @@ from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
 from aitrain.run_folder import Result, RunFolder, read_lines, write_json
 from aitrain.training import dataset, saving
-from aitrain.training.alarms import Alarms, Flat
+from aitrain.training.alarms import Alarms, Flat, OffPolicy
 from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
 from aitrain.training.chat import Chat, Schemas, chat_for_episodes
 from aitrain.training.checkpoints import CannotWrite, Checkpoints, Return, saying_what_room_it_needs, size_of
 from aitrain.training.evaluation import HeldOut
 from aitrain.training.finite import Diverged, check_weights
 from aitrain.training.generation.agreement import Agreement
+from aitrain.training.generation.sampling import note_on_truncation
 from aitrain.training.generation.served import (
     AdapterSync,
     Base,
@@ -213,6 +214,8 @@ def prepare(job: Job, host: Host) -> Prepared:
     tools = Tools.of(job.environment).schemas
     chat = _chat(job, Chat(tokenizer, options=arguments.chat_template_kwargs or {}), tools, built[0].is_chat)
     job.stop.check()
+    if note := note_on_truncation(config):
+        job.announce(Note(note))
     job.announce(Phase(f"loading {config.model}"))
     model = load_model(config, precision.dtype)
     check_weights(model, config.model)
@@ -346,7 +349,8 @@ def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -
     standing = _compare(job, about)
     checkpoints = Checkpoints(job.folder, history, about, standing, job.config.save_total_limit)
     records = Records(history, Tracking(About(job.folder, job.config), tell))
-    callbacks = [records.tracking, Reporter(history, job.progress, job.announce), Alarms(tell), stopper]
+    alarms = Alarms(tell, OffPolicy.of(job.config, parts.arguments))
+    callbacks = [records.tracking, Reporter(history, job.progress, job.announce), alarms, stopper]
     if job.config.stop_when_flat is not None:
         callbacks.append(Flat(job.config.stop_when_flat, job.stop.want))
     hooks = Hooks(records.add_rollouts, tell, callbacks, checkpoints.save)

@@ -372,7 +372,17 @@ class Served:
         choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
         if [choice["prompt_token_ids"] for choice in choices] != prompts:
             raise RunFailed(f"The vLLM server at {self.server.url} answers other prompts than it was given.")
+        self._refuse_other_limit(choices, limit)
         return [_answer(choice) for choice in choices]
+
+    def _refuse_other_limit(self, choices: list[dict[str, Any]], limit: int) -> None:
+        """A server that takes its model's generation_config cuts all answers at that file's max_new_tokens."""
+        cut = [len(choice["token_ids"]) for choice in choices if choice.get("finish_reason") == "length"]
+        if cut and max(cut) < limit:
+            raise RunFailed(
+                f"The vLLM server at {self.server.url} cuts answers at {max(cut)} tokens, and {limit} were asked for.\n"
+                "Start it with --generation-config vllm: its model's own settings limit them otherwise."
+            )
 
     def _body(self, prompts: list[list[int]], limit: int) -> dict[str, Any]:
         """All that the model's generation_config.json would set otherwise; no seed."""
@@ -733,7 +743,7 @@ class Wanted:
         mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if self.rank else "VLLM_SERVER_DEV_MODE=1"
         extension = f" --worker-extension-cls {tied_head.__name__}.WorkerExtension"
         adapter = adapter or (extension if self.is_on_cpu else "")
-        options = f"--max-model-len {self.longest} --logprobs-mode processed_logprobs{adapter}"
+        options = f"--max-model-len {self.longest} --generation-config vllm --logprobs-mode processed_logprobs{adapter}"
         return f"{mode} vllm serve {self.model} {options}"
 
 
