@@ -106,7 +106,7 @@ def _of_loading(config: TrainConfig) -> Iterator[tuple[str, str]]:
     if given and config.use_vllm:
         yield (
             "model_init_kwargs",
-            "it would not reach vLLM, which loads the model too: give a folder with the model as it should be",
+            "it would not reach vLLM: give a folder with the model as it should be",
         )
     for key in given:
         if key in OPTION_FOR_LOADING:

@@ -203,8 +203,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
     refuse_sharded(arguments, config)
     check_hub(config)
-    if precision.dtype == torch.bfloat16 and not config.peft:
-        job.announce(Note("dtype bfloat16: small updates of such weights round to nothing; float32 keeps them."))
+    _note_what_is_inexact(job, precision)
     job.announce(Phase("building the dataset"))
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
@@ -214,8 +213,6 @@ def prepare(job: Job, host: Host) -> Prepared:
     tools = Tools.of(job.environment).schemas
     chat = _chat(job, Chat(tokenizer, options=arguments.chat_template_kwargs or {}), tools, built[0].is_chat)
     job.stop.check()
-    if note := note_on_truncation(config):
-        job.announce(Note(note))
     job.announce(Phase(f"loading {config.model}"))
     model = load_model(config, precision.dtype)
     check_weights(model, config.model)
@@ -229,6 +226,14 @@ def prepare(job: Job, host: Host) -> Prepared:
     serve = _serving(job, limits)
     parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, lora_config(config), serve)
     return _assemble(job, parts, HeldOut(split.held_out, config.seed), precision)
+
+
+def _note_what_is_inexact(job: Job, precision: Precision) -> None:
+    """By the options: the user may want it, and should know."""
+    if precision.dtype == torch.bfloat16 and not job.config.peft:
+        job.announce(Note("dtype bfloat16: small updates of such weights round to nothing; float32 keeps them."))
+    if note := note_on_truncation(job.config):
+        job.announce(Note(note))
 
 
 def _serving(job: Job, limits: Limits) -> Callable[[Any], Served] | None:

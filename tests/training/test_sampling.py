@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from trl.trainer import utils as trl_utils
+from trl.trainer.utils import add_fused_lm_head
 
 from aitrain import Result, TrainConfig
 from aitrain.run_folder import read_lines
-from aitrain.training.generation.comparison import LogprobShift, SampledRow
+from aitrain.training.generation.comparison import LogprobShift, SampledRow, padded
 from aitrain.training.generation.local import LocalSampling
 from aitrain.training.generation.sampling import Sampling, note_on_truncation
 from aitrain.training.generation.stopping import StopStrings
+from aitrain.training.trainer import replaced
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
@@ -280,6 +283,27 @@ def test_the_shift_makes_an_engines_log_probabilities_those_over_all_tokens(samp
             p = (30 * torch.tanh(1.5 * (head @ hidden[number, 2 + place]) / 30) / sampling.temperature).softmax(-1)
             if q > 0:
                 assert shifted == pytest.approx(math.log(p[row.ids[place]] / q), abs=1e-4)
+
+
+def test_the_shift_is_computed_in_the_place_of_trls_own_log_probabilities(small_model: Path) -> None:
+    """TRL's real fused head on padded rows: log p from it, log q by hand from the model's logits."""
+    model = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32).eval()
+    add_fused_lm_head(model, temperature=0.8)
+    rows = [SampledRow([1, 2, 3], [4, 5, 6], [1, 1, 1], [0]), SampledRow([7], [8, 9], [1, 1], [0])]
+    ids, mask, kept = padded(rows, 0, "cpu")
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, :-kept] = -100
+    sampling = Sampling(temperature=0.8, top_k=20)
+    shift = LogprobShift(sampling, [0], rows)
+    with torch.no_grad():
+        over_all = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -kept:]
+        with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
+            model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+        for number, row in enumerate(rows):
+            logits = model(input_ids=torch.tensor([row.prompt + row.ids])).logits[0, len(row.prompt) - 1 : -1]
+            q = sampling.logprobs(logits.float(), torch.tensor(row.ids))
+            p = over_all[number, : len(row.ids)]
+            assert torch.tensor(shift.shifts[number]) == pytest.approx((p - q).numpy(), abs=1e-4)
 
 
 def test_a_run_says_before_training_what_a_reshaped_distribution_leaves_inexact() -> None:
