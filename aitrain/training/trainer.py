@@ -14,7 +14,8 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer.temperature, .top_p, .top_k, .min_p, .repetition_penalty   read: how it samples
     GRPOTrainer.vllm_generation.max_completion_length, .temperature, .top_k, .top_p   replaced likewise
     GRPOTrainer.vllm_generation.generation_kwargs           replaced likewise: further fields of vLLM's SamplingParams
-    GRPOTrainer._generate(prompts)                          overridden: which episodes its metrics take for cut off
+    GRPOTrainer._generate(prompts)                          overridden: which episodes its metrics take for cut off;
+                                                            it appends to ._metrics["train"], lengths included
     GRPOTrainer._get_per_token_logps_and_entropies(...)     called, see generation/comparison.py
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     Trainer.training_step(...)                              overridden: seen is the loss of each forward pass
@@ -196,7 +197,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if self.stops is not None:
             lengths = [sum(episode.track.mask) for episode in self._batch]
             is_cut_off = [not self.rollout.is_ended(episode.track) for episode in self._batch]
-            self._metrics["train"].update(_length_metrics(gather_object(list(zip(lengths, is_cut_off, strict=True)))))
+            episodes = gather_object(list(zip(lengths, is_cut_off, strict=True)))
+            for name, value in _length_metrics(episodes).items():
+                self._metrics["train"][name][-1] = value
         return output
 
     # -- an engine's log-probabilities next to the trainer's
@@ -474,14 +477,14 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def _length_metrics(episodes: list[tuple[int, bool]]) -> dict[str, list[float]]:
+def _length_metrics(episodes: list[tuple[int, bool]]) -> dict[str, float]:
     """TRL's metrics of a batch in which each episode has a length and is cut off or not."""
     ended = [length for length, is_cut_off in episodes if not is_cut_off] or [0]
     return {
-        "completions/clipped_ratio": [sum(is_cut_off for _, is_cut_off in episodes) / len(episodes)],
-        "completions/mean_terminated_length": [sum(ended) / len(ended)],
-        "completions/min_terminated_length": [float(min(ended))],
-        "completions/max_terminated_length": [float(max(ended))],
+        "completions/clipped_ratio": sum(is_cut_off for _, is_cut_off in episodes) / len(episodes),
+        "completions/mean_terminated_length": sum(ended) / len(ended),
+        "completions/min_terminated_length": float(min(ended)),
+        "completions/max_terminated_length": float(max(ended)),
     }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +197,8 @@ STOPS = ["e", "a", "t", "0", "#", "i o"]
 
 
 @pytest.fixture(scope="module")
-def stopped(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, SaysStop]:
-    """A run with stop strings, and its environment."""
+def stopped(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, SaysStop, str]:
+    """A run with stop strings, its environment, and what it printed."""
     import aitrain
 
     environment = SaysStop()
@@ -204,19 +206,21 @@ def stopped(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
         model=str(small_model), output_dir=str(tmp_path_factory.mktemp("stopped")), max_steps=2, rl_max_new_tokens=60,
         rl_kl_coef=0.0, save_strategy="no", rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=2, rl_prompts_per_step=8,
     )  # fmt: skip
-    return aitrain.train(config, environment=environment), environment
+    with redirect_stderr(io.StringIO()) as printed:
+        result = aitrain.train(config, environment=environment)
+    return result, environment, printed.getvalue()
 
 
-def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(stopped: tuple[Result, SaysStop]) -> None:
-    _, environment = stopped
+def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(stopped: tuple[Result, SaysStop, str]) -> None:
+    _, environment, _ = stopped
     ended = [text for text in environment.told if text.endswith(tuple(STOPS))]
     assert len(ended) > len(environment.told) / 3
     for text in ended:
         assert not any(stop in text[2:-1] for stop in STOPS if len(stop) == 1), text
 
 
-def test_an_episode_that_a_stop_string_ends_is_done_and_not_cut_off(stopped: tuple[Result, SaysStop]) -> None:
-    result, _ = stopped
+def test_an_episode_that_a_stop_string_ends_is_done_and_not_cut_off(stopped: tuple[Result, SaysStop, str]) -> None:
+    result, _, _ = stopped
     records = [r for r in read_lines(result.folder / "rollouts" / "rank0.jsonl") if "when" not in r and r["step"] == 1]
     by_stop = [r["messages"][-1]["content"].endswith(tuple(STOPS)) for r in records]
     assert sum(by_stop) > len(records) / 3
@@ -306,7 +310,11 @@ def test_the_shift_is_computed_in_the_place_of_trls_own_log_probabilities(small_
             assert torch.tensor(shift.shifts[number]) == pytest.approx((p - q).numpy(), abs=1e-4)
 
 
-def test_a_run_says_before_training_what_a_reshaped_distribution_leaves_inexact() -> None:
+def test_a_run_says_before_training_what_a_reshaped_distribution_leaves_inexact(
+    stopped: tuple[Result, SaysStop, str],
+) -> None:
+    _, _, printed = stopped
+    assert printed.count("Sampling with --rl-min-new-tokens 2: the update itself uses") == 1
     assert note_on_truncation(TrainConfig(rl_stop="x", rl_temperature=0.7)) is None
     plain = note_on_truncation(TrainConfig(rl_top_k=50, rl_min_p=0.1)) or ""
     assert plain.startswith("Sampling with --rl-top-k 50, --rl-min-p 0.1: the update")

@@ -13,7 +13,7 @@ from trl import GRPOConfig
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.training.model import Precision, choose_precision
+from aitrain.training.model import Precision, choose_precision, load_model
 from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_sharded
 
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
@@ -110,3 +110,8 @@ def test_vllm_is_told_of_the_longest_episode_unless_the_user_has(
 
     assert fit_vllm(made, config, Lengths(completion, 500)) == length
     assert (made.vllm_max_model_length, made.vllm_importance_sampling_mode) == (length, mode)
+
+
+def test_model_init_kwargs_reach_the_model(small_model: Path) -> None:
+    config = TrainConfig(model=str(small_model), trl={"model_init_kwargs": {"use_cache": False}})
+    assert load_model(config, torch.float32).config.use_cache is False
