@@ -8,11 +8,13 @@ Names and defaults are AITraining's wherever it has the knob; where we differ, t
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from aitrain.errors import ConfigError
+from aitrain.loss_types import LossSettings, contradictions, settle
 from aitrain.values import Address, JsonObject, Names, Table, Texts, Trackers, as_meant, refusal
 
 __all__ = ["TrainConfig"]
@@ -189,12 +191,36 @@ class TrainConfig(BaseModel):
     rl_kl_coef: NonNegativeFloat = knob(
         0.1, "Weight of the KL term to the initial model; 0 saves the reference model's memory.", "GRPO"
     )
-    rl_clip_range: PositiveFloat = knob(0.2, "How far the probability ratio may move before it is clipped.", "GRPO")
     rl_loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = knob(
-        "grpo", "How token losses are formed and averaged.", "GRPO"
+        "grpo",
+        "How token losses are formed and averaged; brings its paper's settings along (docs/losses.md).",
+        "GRPO",
+    )
+    rl_clip_range: PositiveFloat | None = knob(
+        None,
+        "How far the probability ratio may move from 1 before it is clipped; unset: by loss type, 0.2 for grpo. Without"
+        " effect where each batch is used for one update: the ratio is then 1.",
+        "GRPO",
+    )
+    rl_clip_range_high: PositiveFloat | None = knob(
+        None,
+        "The same above 1 (clip-higher); for cispo the largest ratio; unset: by loss type, 0.28 for dapo, 5 for cispo.",
+        "GRPO",
+    )
+    rl_importance_level: Literal["token", "sequence"] | None = knob(
+        None,
+        "A probability ratio for each token, or one for the whole completion (GSPO); unset: by loss type.",
+        "GRPO",
+    )
+    rl_scale_rewards: Literal["group", "batch", "none"] | None = knob(
+        None,
+        "Standard deviation that advantages are divided by: the group's, the batch's, or none; unset: by loss type.",
+        "GRPO",
     )
     rl_mask_truncated_completions: bool = knob(
-        False, "Leave completions that hit the token limit out of the loss.", "GRPO"
+        False,
+        "Leave episodes out of the loss that a limit ended: an answer cut off, no room for another one, rl_max_turns.",
+        "GRPO",
     )
 
     # -- Generation
@@ -370,7 +396,8 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> TrainConfig:
-        for is_wrong, why in [*self._about_the_run(), *self._about_the_environment(), *self._about_vllm()]:
+        about = (self._about_the_run(), self._about_the_environment(), self._about_vllm(), contradictions(self))
+        for is_wrong, why in chain.from_iterable(about):
             if is_wrong:
                 raise ValueError(why)
         return self
@@ -461,6 +488,11 @@ class TrainConfig(BaseModel):
                 "With --vllm-mode server only the adapter is, and that works; else leave one of the two out.",
             ),
         ]
+
+    @property
+    def loss(self) -> LossSettings:
+        """The settings of the loss: what is given, and for the rest what the loss type brings along."""
+        return settle(self)
 
     @property
     def vllm_memory(self) -> float:

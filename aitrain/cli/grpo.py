@@ -128,6 +128,7 @@ def plan_lines(plan: Plan) -> list[str]:
         "model": config.model,
         "environment": str(plan.source.file or plan.source.module) if plan.source else "from Python",
         "batch": str(plan.batch),
+        "loss": str(config.loss),
         "steps": steps,
         "processes": f"{plan.batch.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}",
         "run folder": str(where),

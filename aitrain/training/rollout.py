@@ -23,6 +23,9 @@ STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeo
 """What ends an episode: the environment (max_tokens: after an answer that was cut off), the turns, no room for another
 answer, or a failure."""
 
+TRUNCATED = ("max_tokens", "max_turns", "truncated")
+"""Those of them that are limits of ours."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -155,6 +158,11 @@ class Episode:
         if self.scored.failure is not None:
             return "env_timeout" if self.scored.failure.kind == "timed_out" else "env_error"
         return self.track.stop or "done"
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a limit ended it, and not the environment."""
+        return self.stop in TRUNCATED
 
     @property
     def told(self) -> str:

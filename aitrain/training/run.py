@@ -42,12 +42,13 @@ from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
 from aitrain.run_folder import Result, RunFolder, read_lines, write_json
 from aitrain.training import dataset, saving
-from aitrain.training.alarms import Alarms, Flat, OffPolicy
+from aitrain.training.alarms import Alarms, OffPolicy
 from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
 from aitrain.training.chat import Chat, Schemas, chat_for_episodes
 from aitrain.training.checkpoints import CannotWrite, Checkpoints, Return, saying_what_room_it_needs, size_of
 from aitrain.training.evaluation import HeldOut
 from aitrain.training.finite import Diverged, check_weights
+from aitrain.training.flat import StopWhenFlat
 from aitrain.training.generation.agreement import Agreement
 from aitrain.training.generation.sampling import note_on_truncation
 from aitrain.training.generation.served import (
@@ -355,14 +356,15 @@ def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -
     checkpoints = Checkpoints(job.folder, history, about, standing, job.config.save_total_limit)
     records = Records(history, Tracking(About(job.folder, job.config), tell))
     alarms = Alarms(tell, OffPolicy.of(job.config, parts.arguments))
-    callbacks = [records.tracking, Reporter(history, job.progress, job.announce), alarms, stopper]
-    if job.config.stop_when_flat is not None:
-        callbacks.append(Flat(job.config.stop_when_flat, job.stop.want))
+    callbacks = [records.tracking, Reporter(history, job.progress, job.announce), alarms]
     hooks = Hooks(records.add_rollouts, tell, callbacks, checkpoints.save)
     try:
         trainer = EpisodeTrainer(parts, hooks)
     except (ValueError, ImportError, NotImplementedError) as error:
         raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
+    if job.config.stop_when_flat is not None:
+        trainer.add_callback(StopWhenFlat(job.config.stop_when_flat, trainer.flat, job.stop.want))
+    trainer.add_callback(stopper)
     trainer.add_callback(Evaluator(job.config, partial(_evaluate_at, job, trainer, held_out, records), standing))
     if job.checkpoint is not None:
         trainer.add_callback(Return(job.checkpoint, trainer, standing.is_same))

@@ -19,6 +19,16 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer._get_per_token_logps_and_entropies(...)     called, see generation/comparison.py
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     Trainer.training_step(...)                              overridden: seen is the loss of each forward pass
+    GRPOTrainer._prepare_inputs(generation_batch)           overridden: it replaces ._buffered_inputs by the
+                                                            micro-batches of each new generation batch, and returns one
+    GRPOTrainer._compute_loss(model, inputs)                overridden: rows are left out of it, see kept_rows.py; it
+                                                            averages by .beta, inputs["advantages"],
+                                                            inputs["num_items_in_batch"], inputs["tool_mask"] and
+                                                            .current_gradient_accumulation_steps, which it only reads
+    GRPOTrainer.mask_truncated_completions                  set to False: it knows the last token, not what ended an
+                                                            episode
+    GRPOTrainer._metrics["train"]["frac_reward_zero_std"]   replaced: it does not count groups without two scores
+    accelerator.sync_gradients                              true in the last forward pass of an optimizer step
     Trainer._get_grad_norm(model, grad_norm)                overridden: called once a step, after backward and clipping
                                                             and before optimizer.step, which skips what has no gradient
     GRPOTrainer.log(logs, start_time)                       overridden: called once a logging step, before the callbacks
@@ -48,7 +58,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -65,14 +75,19 @@ from aitrain.environment.scoring import FailureCount, Host
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
 from aitrain.training.finite import Finite
+from aitrain.training.flat import FlatSteps, flat_share
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
 from aitrain.training.generation.comparison import LogprobShift, SampledRow, padded
 from aitrain.training.generation.local import LocalSampling
 from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.served import Asking, Served
+from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled, Track
 from aitrain.training.stopwatch import Stopwatch
+
+FLAT = "flat"
+"""Of a micro-batch: whether its generation batch has no advantages on any process."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +139,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 rollout_func=self.roll_out,
             )
         self.remove_callback(PrinterCallback)
+        self.masks_truncated: bool = parts.arguments.mask_truncated_completions
+        self.mask_truncated_completions = False
+        self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
+        self.flat = FlatSteps()
         self.finite = Finite(self.accelerator, hooks.tell)
         self.watch = Stopwatch()
         self.add_callback(self.finite)
@@ -174,7 +193,19 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._asked = cases, [self.seed_of(self.state.global_step, number) for number in numbers]
         output: dict[str, Any] = super()._generate_and_score_completions([{"prompt": case.prompt} for case in cases])
         self._write_rollouts(output["advantages"].tolist())
-        return output
+        return output | self._what_is_learned_from()
+
+    def _what_is_learned_from(self) -> dict[str, torch.Tensor]:
+        """Which episodes of this process are in the loss, and whether none of any process has an advantage."""
+        scores = [math.nan if e.scored.score is None else e.scored.score for e in self._batch]
+        kept = [e.scored.score is not None and not (self.masks_truncated and e.is_truncated) for e in self._batch]
+        everywhere = self.accelerator.gather(torch.tensor([scores, kept], device=self.accelerator.device).T)
+        share = flat_share(everywhere[:, 0], everywhere[:, 1], self.num_generations)
+        self._metrics["train"]["frac_reward_zero_std"][-1] = share
+        mean = everywhere[:, 0].nanmean().item()
+        self.flat.reward = None if math.isnan(mean) else mean
+        device = self.accelerator.device
+        return {KEPT: torch.tensor(kept, device=device), FLAT: torch.tensor(share == 1.0, device=device)}
 
     def seed_of(self, *names: object) -> int:
         """The environment's seed for a case at some time: the same one for a whole group, on whichever process."""
@@ -292,18 +323,55 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             ids, _ = self._generate_single_turn(prompts, None, {}, 1)
         return list(ids)
 
-    # -- numbers gone wrong
+    # -- a step of the optimizer
 
     def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
         """One forward and backward pass; its loss is looked at."""
         loss: torch.Tensor = super().training_step(*arguments, **keywords)
         self.finite.see_loss(loss)
+        self.rows.end_pass(self._piece, is_last=self.accelerator.sync_gradients)
+        self.flat.see(bool(self._piece[FLAT]))
+        if self.accelerator.sync_gradients:
+            self.flat.end_step()
         return loss
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """The micro-batch of this forward pass; a new generation batch, of which it may be the first, is complete."""
+        before = self._buffered_inputs
+        piece: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is not None and self._buffered_inputs is not before:
+            self.rows.begin_window(self._buffered_inputs)
+        self._piece = piece
+        return piece
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """The loss of a micro-batch, as if the optimizer step had the kept rows only."""
+        passes = self.current_gradient_accumulation_steps
+        ratio = self.rows.expect(self._pieces_of_step(passes), passes)
+        if ratio != 1.0:
+            _scale_gradients(model, ratio)
+        changes = self.rows.changes(inputs, self.loss_type, self.beta, passes)
+        if changes is None:
+            return cast(torch.Tensor, super()._compute_loss(model, inputs))
+        settings = {"beta": changes["beta"], "current_gradient_accumulation_steps": changes["passes"]}
+        with replaced(self, settings):
+            weighted = inputs | {"advantages": inputs["advantages"] * changes["rows"]}
+            return cast(torch.Tensor, super()._compute_loss(model, weighted))
+
+    def _pieces_of_step(self, passes: int) -> list[dict[str, Any]]:
+        """What is known of the rest of an optimizer step: its micro-batches of this generation batch, this one
+        first."""
+        pieces: list[dict[str, Any]] = self._buffered_inputs or []
+        left = len(pieces) * self.num_iterations - self._step % (len(pieces) * self.num_iterations)
+        count = min(left, passes - len(self.rows.done))
+        return [pieces[(self._step + n) % len(pieces)] for n in range(count)]
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """The last moment before the optimizer's step at which the gradient's norm is known."""
         norm = super()._get_grad_norm(model, grad_norm)
         self.finite.before_step(model, norm, self.state.global_step + 1)
+        if self.rows.has_none:
+            model.zero_grad(set_to_none=True)  # no momentum and no decay either: there is nothing to learn from
         return norm
 
     # -- the policy's side of a rollout
@@ -440,6 +508,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "total_loss": self._total_loss_scalar,
             "logged": self._globalstep_last_logged,
             "skipped": [self.finite.skipped, self.finite.in_a_row],
+            "flat_steps": self.flat.in_a_row,
         }
 
     def go_on(self, pieces: list[dict[str, Any]], values: dict[str, Any]) -> None:
@@ -449,9 +518,18 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._tr_loss = torch.tensor(values["loss"], device=self.args.device)
         self._total_loss_scalar, self._globalstep_last_logged = values["total_loss"], values["logged"]
         self.finite.skipped, self.finite.in_a_row = values["skipped"]
+        self.flat.in_a_row = values["flat_steps"]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Nothing: the card of a run is written by saving.py."""
+
+
+@torch.no_grad()
+def _scale_gradients(model: torch.nn.Module, ratio: float) -> None:
+    """Of the forward passes of this step so far."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(ratio)
 
 
 @contextmanager

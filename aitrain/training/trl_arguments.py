@@ -88,8 +88,7 @@ def _algorithm(config: TrainConfig) -> dict[str, Any]:
     return {
         "num_generations": config.rl_num_generations,
         "beta": config.rl_kl_coef,
-        "epsilon": config.rl_clip_range,
-        "loss_type": config.rl_loss_type,
+        **{name: value for name, value in config.loss.as_trl().items() if name not in config.trl},
         "mask_truncated_completions": config.rl_mask_truncated_completions,
     }
 

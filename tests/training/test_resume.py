@@ -31,7 +31,7 @@ EVERY_STEP = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_t
 
 
 class Talks:
-    """Three turns, in one of which the environment says something that its seed chose."""
+    """Three turns, in one of which the environment says something that its seed chose; some have no score."""
 
     def build_dataset(self) -> list[dict[str, Any]]:
         return [{"prompt": [{"role": "user", "content": f"say {number}"}]} for number in range(16)]
@@ -39,11 +39,11 @@ class Talks:
     def build_eval_dataset(self) -> list[dict[str, Any]]:
         return self.build_dataset()[:2]
 
-    def episode(self, seed: int) -> Generator[str | None, str, float]:
+    def episode(self, seed: int) -> Generator[str | None, str, float | None]:
         answers = yield None
         answers += yield f"{seed % 10}: again"
         answers += yield "and again"
-        return sum(letter < "n" for letter in answers) / max(1, len(answers))
+        return None if len(answers) % 4 == 0 else sum(letter < "n" for letter in answers) / max(1, len(answers))
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
