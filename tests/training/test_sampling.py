@@ -257,7 +257,7 @@ def test_a_models_own_sampling_settings_change_nothing_and_are_saved_with_it(
 # -- like with like
 
 
-@pytest.mark.parametrize("compact", [False, True], ids=["all positions", "completions only"])
+@pytest.mark.parametrize("compact", [False, True], ids=["padded", "without padding"])
 @pytest.mark.parametrize("sampling", [*SHAPES, Sampling(min_new_tokens=2)], ids=str)
 def test_the_shift_makes_an_engines_log_probabilities_those_over_all_tokens(sampling: Sampling, compact: bool) -> None:
     """Random hidden states and a random head, with a softcap and a scale; both ways in which TRL hands them over."""
@@ -268,7 +268,7 @@ def test_the_shift_makes_an_engines_log_probabilities_those_over_all_tokens(samp
         SampledRow([7], [5, 5], [1, 1], [0]),
     ]
     head, hidden = torch.randn(vocabulary, width), torch.randn(2, 3 + 5 - 1, width)
-    valid = torch.tensor([[2 <= at < 2 + len(row.ids) for at in range(7)] for row in rows])
+    valid = torch.tensor([[at < len(row.prompt) + len(row.ids) - 1 for at in range(7)] for row in rows])
     given = hidden[valid] if compact else hidden.reshape(-1, width)
 
     shift = LogprobShift(sampling, [0], rows)
@@ -279,12 +279,12 @@ def test_the_shift_makes_an_engines_log_probabilities_those_over_all_tokens(samp
             if not row.mask[place]:
                 assert shifted == 0.0
                 continue
-            logits = 30 * torch.tanh(1.5 * (head @ hidden[number, 2 + place]) / 30)
+            logits = 30 * torch.tanh(1.5 * (head @ hidden[number, len(row.prompt) - 1 + place]) / 30)
+            p = (logits / sampling.temperature).softmax(-1)
             context, answer = row.context(place)
             if len(answer) < sampling.min_new_tokens:
                 logits = logits.index_fill(0, torch.tensor([0]), -1e9)
             q = by_hand(logits.tolist(), sampling, context, answer)[row.ids[place]]
-            p = (30 * torch.tanh(1.5 * (head @ hidden[number, 2 + place]) / 30) / sampling.temperature).softmax(-1)
             if q > 0:
                 assert shifted == pytest.approx(math.log(p[row.ids[place]] / q), abs=1e-4)
 
@@ -300,13 +300,13 @@ def test_the_shift_is_computed_in_the_place_of_trls_own_log_probabilities(small_
     sampling = Sampling(temperature=0.8, top_k=20)
     shift = LogprobShift(sampling, [0], rows)
     with torch.no_grad():
-        over_all = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -kept:]
+        over_all = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
         with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
             model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
         for number, row in enumerate(rows):
             logits = model(input_ids=torch.tensor([row.prompt + row.ids])).logits[0, len(row.prompt) - 1 : -1]
             q = sampling.logprobs(logits.float(), torch.tensor(row.ids))
-            p = over_all[number, : len(row.ids)]
+            p = over_all[number, len(row.prompt) - 1 :][: len(row.ids)]
             assert torch.tensor(shift.shifts[number]) == pytest.approx((p - q).numpy(), abs=1e-4)
 
 

@@ -69,7 +69,7 @@ class LogprobShift:
         labels: torch.Tensor,
         *settings: Any,
     ) -> tuple[torch.Tensor, None, None, None, None]:
-        """`hidden`: (positions, width), those of the completions' tokens or of all; the results are not used."""
+        """`hidden`: (positions, width), see `_first_positions`; the results are not used."""
         _temperature, _chunk_size, softcap, scale, _outputs = settings
 
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
@@ -83,12 +83,11 @@ class LogprobShift:
         return torch.zeros(len(hidden), device=hidden.device), None, None, None, None
 
     def _first_positions(self, count: int) -> list[int]:
-        """Where each row's first token is predicted: TRL hands over completions only (on a GPU), or padded rows."""
-        lengths = [len(row.ids) for row in self.rows]
-        if count == sum(lengths):
-            return [sum(lengths[:number]) for number in range(len(lengths))]
-        prompts, longest = max(len(row.prompt) for row in self.rows), max(lengths)
-        return [number * (prompts + longest - 1) + prompts - 1 for number in range(len(lengths))]
+        """Where the first token after each prompt is predicted, in rows as `padded` makes them: TRL hands over the
+        positions of all tokens but each row's first one, on a GPU without the padding."""
+        lengths = [len(row.prompt) + len(row.ids) - 1 for row in self.rows]
+        rooms = lengths if count == sum(lengths) else [max(lengths)] * len(lengths)
+        return [sum(rooms[:number]) + len(row.prompt) - 1 for number, row in enumerate(self.rows)]
 
     def _of(self, row: SampledRow, first: int, logits: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
         shifts, places = [0.0] * len(row.ids), row.sampled()
@@ -114,12 +113,12 @@ class LogprobShift:
 
 
 def padded(rows: Sequence[SampledRow], pad: int, device: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Token ids and attention mask of rows, prompts padded on the left and completions on the right, as TRL has them;
-    and how many tokens the completions take."""
-    prompts, completions = max(len(row.prompt) for row in rows), max(len(row.ids) for row in rows)
+    """Token ids and attention mask of rows, and how many tokens are scored: all but the first. They are padded on
+    the right, so that each token has the position that it has without padding."""
+    width = max(len(row.prompt) + len(row.ids) for row in rows)
     ids, mask = [], []
     for row in rows:
-        left, right = prompts - len(row.prompt), completions - len(row.ids)
-        ids.append([pad] * left + row.prompt + row.ids + [pad] * right)
-        mask.append([0] * left + [1] * (len(row.prompt) + len(row.ids)) + [0] * right)
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), completions
+        tokens = row.prompt + row.ids
+        ids.append(tokens + [pad] * (width - len(tokens)))
+        mask.append([1] * len(tokens) + [0] * (width - len(tokens)))
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), width - 1
