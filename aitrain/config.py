@@ -25,6 +25,8 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 """In vLLM's bounds."""
+SERVED_STOPS = 4
+"""The most stop strings that a vLLM server takes in one request."""
 
 
 def knob(default: Any, sentence: str, section: str, *, may_change: bool = False) -> Any:
@@ -132,6 +134,12 @@ class TrainConfig(BaseModel):
         "Run",
         may_change=True,
     )
+    stall_timeout: PositiveFloat = knob(
+        1800.0,
+        "Seconds without a step, a token, a finished call or bytes saved after which a run counts as stalled and ends.",
+        "Run",
+        may_change=True,
+    )
     telemetry: bool = knob(
         False,
         "Let the libraries tell their makers how they are used; off, they are asked not to.",
@@ -179,7 +187,9 @@ class TrainConfig(BaseModel):
     optimizer: str = knob("adamw_torch", "Optimizer, by its name in transformers.", "Optimizer")
     scheduler: str = knob("linear", "Learning rate schedule, by its name in transformers.", "Optimizer")
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = knob(
-        0.1, "Share of the steps that warm the learning rate up.", "Optimizer"
+        0.1,
+        "Share of the steps that warm the learning rate up, from 0 in the first one; a run of one step has no warm-up.",
+        "Optimizer",
     )
     weight_decay: NonNegativeFloat = knob(0.0, "Weight decay.", "Optimizer")
     max_grad_norm: NonNegativeFloat = knob(1.0, "Gradients are clipped to this norm; 0: not clipped.", "Optimizer")
@@ -367,6 +377,12 @@ class TrainConfig(BaseModel):
     mixed_precision: Literal["no", "bf16", "fp16"] | None = knob(
         None, "Autocast of the forward pass; unset: bf16 where the GPU has it, else none.", "Hardware"
     )
+    warm_up: bool = knob(
+        True,
+        "On GPUs, begin with a forward and backward pass of the longest episodes: too little memory shows at once.",
+        "Hardware",
+        may_change=True,
+    )
     disable_gradient_checkpointing: bool = knob(
         False, "Keep all activations: faster, more memory.", "Hardware", may_change=True
     )
@@ -474,6 +490,11 @@ class TrainConfig(BaseModel):
                 self.vllm_sync == "nccl" and not has_url,
                 "vllm_sync: nccl needs a server of yours that was started for it (--vllm-server-url)\n"
                 "Leave it out: aitrain's own server needs no NCCL.",
+            ),
+            (
+                self.weight_sync is not None and len(self.rl_stop or ()) > SERVED_STOPS,
+                f"rl_stop: a vLLM server takes {SERVED_STOPS} texts at most, not {len(self.rl_stop or ())}\n"
+                "Leave some out, or use --vllm-mode colocate.",
             ),
             (
                 self.weight_sync == "nccl" and bool(self.answer_sampling),

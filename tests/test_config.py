@@ -58,6 +58,24 @@ def test_every_knob_has_a_sentence_a_section_and_a_line_in_the_help() -> None:
         assert f"  {knob.flag}" in as_help()
 
 
+def test_stop_strings_are_one_text_or_a_list() -> None:
+    assert TrainConfig(rl_stop="</a>").rl_stop == TrainConfig(rl_stop=["</a>"]).rl_stop == ["</a>"]
+    assert TrainConfig(rl_stop='["</a>", "\\n"]').rl_stop == ["</a>", "\n"]
+    assert TrainConfig(rl_stop="[").rl_stop == ["["]
+    for wrong in ([], [""], 5, [1]):
+        with pytest.raises(ConfigError, match="rl_stop: must be a text, or a list of texts that are not empty"):
+            TrainConfig(rl_stop=wrong)
+
+
+def test_what_a_vllm_server_cannot_do_is_refused() -> None:
+    server = {"use_vllm": True, "vllm_mode": "server"}
+    TrainConfig(use_vllm=True, rl_stop=list("abcde"))
+    with pytest.raises(ConfigError, match="rl_stop: a vLLM server takes 4 texts at most, not 5"):
+        TrainConfig(**server, rl_stop=list("abcde"))
+    with pytest.raises(ConfigError, match=r"--rl-presence-penalty 0\.5: cannot be had with --vllm-sync nccl"):
+        TrainConfig(**server, vllm_server_url="http://127.0.0.1:1", vllm_sync="nccl", rl_presence_penalty=0.5)
+
+
 # -- where values come from
 
 

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from aitrain import activity
 from aitrain.environment.contract import Case, Completion
 from aitrain.environment.dialogue import Message, Move, Reply
 from aitrain.environment.failures import Failure
@@ -301,7 +302,7 @@ class Rollout:
         most = max(rooms, default=1)
         if self.is_padded and self.limits.context is not None and live:
             most = min(most, self.limits.context - max(map(len, prompts)))
-        with self.watch.running("generate"):
+        with self.watch.running("generate"), activity.own.doing("generating"):
             answers = self.generate(prompts, most, [len(track.unfinished) for track in live])
         if answers is None:
             return False

@@ -23,10 +23,11 @@ ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
 
 
 class Scripted:
-    """Rewards letters below n, as the answers have them in different shares."""
+    """Rewards letters below n, as the answers have them in different shares. A step holds the last case of an epoch and
+    the first of the next."""
 
     def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {number}:"} for number in range(16)]
+        return [{"prompt": f"say {number}:"} for number in range(7)]
 
     def score_episode(self, completion: str) -> float:
         return sum(letter < "n" for letter in completion) / max(1, len(completion))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,15 @@ OVERRIDDEN_OR_CALLED = {
     "_save_checkpoint": ["model", "trial"],
     "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
     "_get_train_sampler": ["dataset"],
+    "_get_per_token_logps_and_entropies": [
+        "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy", "compute_aux_loss",
+        "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+        "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+    ],
     "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
     "_prepare_inputs": ["generation_batch"],
     "_compute_loss": ["model", "inputs"],
-}
+}  # fmt: skip
 
 
 class Spy(GRPOTrainer):  # type: ignore[misc]
@@ -113,6 +119,20 @@ def test_a_rollout_function_is_asked_for_one_episode_for_each_prompt_repeats_inc
     assert all(prompts[0] == prompts[3] and prompts[4] == prompts[7] for prompts in asked)
     assert trainer.outputs[0]["tool_mask"].tolist() == [[1, 0, 1]] * 8
     assert trainer.outputs[0]["num_items_in_batch"] == 16
+
+
+def test_a_loss_can_be_computed_of_a_batch_that_is_made_up() -> None:
+    """warm_up.py: the keys that the loss reads, and the attribute that only the training loop sets."""
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    assert "self.current_gradient_accumulation_steps" in source
+    read = set(re.findall(r'inputs(?:\.get\(|\[)"(\w+)"', source))
+    pictures = {"pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+                "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"}  # fmt: skip
+    assert read - pictures == {
+        "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages",
+        "old_per_token_logps", "sampling_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio",
+        "num_items_in_batch",
+    }  # fmt: skip
 
 
 def test_vllm_generation_keeps_its_sampling_in_attributes() -> None:
