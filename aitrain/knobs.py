@@ -111,7 +111,7 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    names = {bool: "switch", int: "integer", float: "number", str: "text"}
+    names = {bool: "switch", int: "integer", float: "number", str: "text", list[str]: "text"}
     return names.get(annotation, "JSON object")
 
 
@@ -233,7 +233,7 @@ def as_command(config: TrainConfig) -> list[str]:
         elif knob.is_switch:
             words.append(knob.flag if value else f"--no-{knob.flag[2:]}")
         else:
-            words += [knob.flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+            words += [knob.flag, json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
     return words
 
 

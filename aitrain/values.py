@@ -136,6 +136,24 @@ def _read_names(value: object) -> object:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
+def _read_texts(value: object) -> object:
+    """One text as it is, or several as a JSON list."""
+    if isinstance(value, str):
+        value = _parsed_list(value) if value.startswith("[") else [value]
+    if value is None:
+        return None
+    if not (isinstance(value, (list, tuple)) and value and all(isinstance(text, str) and text for text in value)):
+        raise ValueError(f"must be a text, or a list of texts that are not empty, not {_shown(value)}")
+    return list(value)
+
+
+def _parsed_list(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return [text]
+
+
 def _read_address(value: str) -> str:
     """TRL hangs its own paths behind the address, `/v1` among them."""
     if not re.fullmatch(r"https?://[^/\s]\S*", value):
@@ -185,6 +203,7 @@ def score_bounds(text: str) -> tuple[float, float] | None:
 JsonObject = Annotated[dict[str, Any], BeforeValidator(read_json_object)]
 Table = Annotated[dict[str, Any], BeforeValidator(_read_table)]
 Names = Annotated[str, BeforeValidator(_read_names)]
+Texts = Annotated[list[str], BeforeValidator(_read_texts)]
 Trackers = Annotated[str, BeforeValidator(_read_names), AfterValidator(_read_trackers)]
 ScoreRange = Annotated[str, BeforeValidator(_read_score_range), AfterValidator(_checked_score_range)]
 Address = Annotated[str, AfterValidator(_read_address)]

@@ -28,6 +28,7 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.launch.capacity import check_room
 from aitrain.launch.memory import check_memory
 from aitrain.launch.nvidia import visible_gpus
+from aitrain.launch.trl_effects import check_trl_effects
 from aitrain.launch.trl_fields import check_trl_fields, words_of
 from aitrain.loss_types import remarks
 from aitrain.packages import installed
@@ -75,6 +76,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
         EnvironmentFailed: the environment's file is not Python.
     """
     check_trl_fields(config.trl)
+    check_trl_effects(config)
     _refuse_secrets(config)
     _check_words(config)
     source = None if has_environment else find(config)

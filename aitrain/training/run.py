@@ -44,7 +44,7 @@ from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
 from aitrain.run_folder import Result, RunFolder, read_lines, write_json
 from aitrain.training import dataset, saving
-from aitrain.training.alarms import Alarms
+from aitrain.training.alarms import Alarms, OffPolicy
 from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
 from aitrain.training.chat import Chat, chat_for_episodes
 from aitrain.training.checkpoints import CannotWrite, Checkpoints, Return, saying_what_room_it_needs, size_of
@@ -52,6 +52,7 @@ from aitrain.training.evaluation import HeldOut
 from aitrain.training.finite import Diverged, check_weights
 from aitrain.training.flat import StopWhenFlat
 from aitrain.training.generation.agreement import Agreement
+from aitrain.training.generation.sampling import note_on_truncation
 from aitrain.training.generation.served import (
     AdapterSync,
     Base,
@@ -227,6 +228,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
     refuse_sharded(arguments, config)
     check_hub(config)
+    _note_on_sampling(job)
     job.announce(Phase("building the dataset"))
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
@@ -252,6 +254,11 @@ def prepare(job: Job, host: Host) -> Prepared:
     lora, serve = lora_config(config), _serving(job, limits)
     parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, schedule, lora, serve)
     return _assemble(job, parts, HeldOut(split.held_out, config.seed), precision)
+
+
+def _note_on_sampling(job: Job) -> None:
+    if note := note_on_truncation(job.config):
+        job.announce(Note(note))
 
 
 def _precision(job: Job) -> Precision:
@@ -312,6 +319,7 @@ def _served(job: Job, base: Base, trainer: Any) -> Served:
         min_p=trainer.min_p,
         repetition_penalty=trainer.repetition_penalty,
         max_completion_length=trainer.max_completion_length,
+        generation_kwargs=trainer.sampling.vllm_extras(trainer.eos_token_ids, trainer.max_completion_length),
     )
 
 
@@ -406,7 +414,8 @@ def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -
     standing = _compare(job, about)
     checkpoints = Checkpoints(job.folder, history, about, standing, job.config.save_total_limit)
     records = Records(history, Tracking(About(job.folder, job.config), tell))
-    callbacks = [records.tracking, Reporter(history, job.progress, job.announce), Alarms(tell)]
+    alarms = Alarms(tell, OffPolicy.of(job.config, parts.arguments))
+    callbacks = [records.tracking, Reporter(history, job.progress, job.announce), alarms]
     hooks = Hooks(records.add_rollouts, tell, callbacks, checkpoints.save)
     try:
         activity.own.enter("preparing the trainer", moves_files=True)

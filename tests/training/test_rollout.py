@@ -298,7 +298,13 @@ def test_nothing_is_generated_beyond_the_context_and_no_answer_is_cut_for_anothe
 
     monkeypatch.setattr(EpisodeTrainer, "_generate_single_turn", watch)
     result = train(
-        Uneven(), max_steps=1, rl_prompts_per_step=12, batch_size=8, rl_max_new_tokens=30, model_max_length=180
+        Uneven(),
+        max_steps=1,
+        rl_prompts_per_step=12,
+        batch_size=8,
+        rl_max_new_tokens=30,
+        model_max_length=180,
+        rl_top_k=50,
     )
 
     assert max(lengths) <= 180
