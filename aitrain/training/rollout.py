@@ -291,7 +291,8 @@ class Rollout:
     def _read(self, track: Track) -> Reply:
         """The newest answer, as a message of the conversation and as the environment gets it."""
         start = track.last_answer
-        answer = self.chat.read(track.ids[start:], track.prompt_ids + track.ids[:start], track.play.opening.tools)
+        before = track.prompt_ids + track.ids[:start]
+        answer = self.chat.read(track.ids[start:], before, track.play.opening.tools, self.ends)
         track.messages.append(answer.message)
         return answer.reply
 

@@ -101,6 +101,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.cases = parts.cases
         self.hooks = hooks
         self.failures = FailureCount(parts.host.config.rl_max_failed)
+        self._sampled_in_step = -1, 0
+        """The step that the last generation batch was sampled in, and how many completions were, by all processes."""
         with warnings.catch_warnings(), replaced(grpo_trainer, {"VLLMGeneration": Generation}):
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
             super().__init__(
@@ -147,12 +149,22 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """`inputs`: one row of `Cases.as_dataset()` for each completion of this process, groups side by side."""
+        self._places = self._next_places(len(inputs))
         numbers = [row["case"] for row in inputs]
         cases = [self.cases[number] for number in numbers]
         self._asked = cases, [self.seed_of(self.state.global_step, number) for number in numbers]
         output: dict[str, Any] = super()._generate_and_score_completions([{"prompt": case.prompt} for case in cases])
         self._write_rollouts(output["advantages"].tolist())
         return output
+
+    def _next_places(self, count: int) -> range:
+        """Where this process's completions are among all completions that are sampled in a step: after those of the
+        processes before it, and after those of the step's earlier generation batches."""
+        step, sampled = self._sampled_in_step
+        before = sampled if step == self.state.global_step else 0
+        self._sampled_in_step = self.state.global_step, before + count * self.accelerator.num_processes
+        first = before + count * self.accelerator.process_index
+        return range(first, first + count)
 
     def seed_of(self, *names: object) -> int:
         """The environment's seed for a case at some time: the same one for a whole group, on whichever process."""
@@ -210,14 +222,13 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self.hooks.tell(message)
 
     def _write_rollouts(self, advantages: list[float]) -> None:
-        first = self.accelerator.process_index * len(self._batch)
         self.hooks.write(
             [
                 {"step": self.state.global_step + 1, "policy_step": self.state.global_step}
-                | {"group": (first + index) // self.num_generations}
+                | {"group": place // self.num_generations}
                 | episode.record()
                 | {"advantage": advantage}
-                for index, (episode, advantage) in enumerate(zip(self._batch, advantages, strict=True))
+                for place, episode, advantage in zip(self._places, self._batch, advantages, strict=True)
             ]
         )
 
