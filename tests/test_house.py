@@ -35,14 +35,14 @@ HEAVY_FLOORS = {
 }  # fmt: skip
 WITHIN = {
     "contract": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3, "workers": 4, "judging": 4, "tools": 4,
-    "isolation": 5, "dialogue": 5, "scoring": 6,
+    "isolation": 5, "dialogue": 5, "seeds": 0, "scoring": 6,
     "trl_fields": 0, "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,
     "shape": 0, "room": 0.3, "capacity": 0.6,
     "preflight": 1, "serving": 2, "processes": 3,
     "visible": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
     "intervals": 0, "rollouts": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
     "picture": 2, "shelf": 2, "card": 3, "shown": 3, "server": 3, "writing": 3,
-    "tied_head": 0, "weights": 0, "batching": 0, "colocated": 1, "served": 1, "agreement": 2,
+    "tied_head": 0, "weights": 0, "row_sampling": 0, "batching": 1, "colocated": 1, "served": 1, "agreement": 2,
     "grpo": 1, "demo": 2, "doctor": 2, "pager": 1, "runs": 2, "show": 2, "view": 2, "plan": 2, "main": 3,
 }  # fmt: skip
 """Floors inside the rooms that have several files."""

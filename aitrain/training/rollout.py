@@ -14,6 +14,7 @@ from aitrain.environment.dialogue import Message, Move, Reply
 from aitrain.environment.failures import Failure
 from aitrain.environment.judging import Scored
 from aitrain.environment.scoring import Host, Play
+from aitrain.environment.seeds import Draw, EpisodeSeeds
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.training.chat import Chat
 from aitrain.training.stopwatch import Stopwatch
@@ -55,9 +56,10 @@ class Sampled:
 
 
 class Generate(Protocol):
-    """One answer to each prompt, of at most so many tokens; None when no process has a prompt left."""
+    """One answer to each prompt, of at most so many tokens; None when no process has a prompt left. `draws`: what each
+    is sampled with, None where the episode has no seed."""
 
-    def __call__(self, prompts: list[list[int]], most: int) -> list[Sampled] | None: ...
+    def __call__(self, prompts: list[list[int]], most: int, draws: Sequence[Draw | None]) -> list[Sampled] | None: ...
 
 
 class Asking(Protocol):
@@ -67,8 +69,8 @@ class Asking(Protocol):
     def waiting(self) -> int:
         """How many have not come yet, or not been taken."""
 
-    def ask(self, track: Track, prompt: list[int], most: int) -> None:
-        """For an answer of at most so many tokens."""
+    def ask(self, track: Track, prompt: list[int], most: int, draw: Draw | None) -> None:
+        """For an answer of at most so many tokens, sampled with this."""
 
     def answered(self) -> list[tuple[Track, tuple[list[int], list[float]]]]:
         """Those that have come, as token ids and log-probabilities; waits for none."""
@@ -110,6 +112,12 @@ class Track:
         self.ids += ids
         self.mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
+
+    @property
+    def draw(self) -> Draw | None:
+        """What the next tokens are sampled with; None: with the engine's own random numbers."""
+        sampling = self.play.sampling
+        return None if sampling is None else Draw(sampling.seed, sum(self.mask))
 
     @property
     def last(self) -> int:
@@ -191,10 +199,15 @@ class Rollout:
     """Where a server answers each prompt by itself: episodes need not wait for each other."""
     watch: Stopwatch = field(default_factory=Stopwatch)
 
-    def play(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Episode]:
-        """One episode for each case, in their order; the environment's failures are in them."""
+    def play(
+        self, cases: Sequence[Case], seeds: Sequence[int], sampling_seeds: Sequence[int] | None = None
+    ) -> list[Episode]:
+        """One episode for each case, in their order; the environment's failures are in them. `seeds` are the
+        environment's, `sampling_seeds` decide what the policy samples (None: the engine's own random numbers do)."""
         with self.watch.running("rollout"):
             tracks = self._begin(cases, seeds)
+            for track, seed in zip(tracks, sampling_seeds or (), strict=sampling_seeds is not None):
+                track.play.sampling = EpisodeSeeds(seed)
             self._run([track for track in tracks if track.stop is None])
             return self._score(tracks)
 
@@ -216,7 +229,7 @@ class Rollout:
         tracks = {id(track.play): track for track in live}
         with self.host.answering() as environment:
             for track in live:
-                policy.ask(track, track.prompt_ids, self._room(track))
+                policy.ask(track, track.prompt_ids, self._room(track), track.draw)
             while policy.waiting or environment.waiting:
                 for track, (ids, logprobs) in policy.answered():
                     track.append_sampled(Sampled(ids, logprobs), is_whole=True)
@@ -228,7 +241,7 @@ class Rollout:
                     track = tracks[id(play)]
                     self._take(track, move)
                     if track.stop is None:
-                        policy.ask(track, track.prompt_ids + track.ids, self._room(track))
+                        policy.ask(track, track.prompt_ids + track.ids, self._room(track), track.draw)
 
     def _begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Track]:
         with self.watch.running("environment"):
@@ -272,7 +285,7 @@ class Rollout:
         if self.limits.context is not None and live:
             most = min(most, self.limits.context - max(map(len, prompts)))
         with self.watch.running("generate"):
-            answers = self.generate(prompts, most)
+            answers = self.generate(prompts, most, [track.draw for track in live])
         if answers is None:
             return False
         for track, room, sampled in zip(live, rooms, answers, strict=True):

@@ -40,7 +40,7 @@ import math
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,11 +57,13 @@ from trl.trainer import grpo_trainer
 from aitrain.environment.contract import Case
 from aitrain.environment.failures import FAILURE_KINDS
 from aitrain.environment.scoring import FailureCount, Host
+from aitrain.environment.seeds import Draw, derived_seed
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
 from aitrain.training.finite import Finite
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
+from aitrain.training.generation.row_sampling import seeded_rows
 from aitrain.training.generation.served import Asking, Served
 from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled
 from aitrain.training.stopwatch import Stopwatch
@@ -101,9 +103,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.cases = parts.cases
         self.hooks = hooks
         self.failures = FailureCount(parts.host.config.rl_max_failed)
+        self._is_seeded = False
         self._sampled_in_step = -1, 0
         """The step that the last generation batch was sampled in, and how many completions were, by all processes."""
-        with warnings.catch_warnings(), replaced(grpo_trainer, {"VLLMGeneration": Generation}):
+        generation = {"VLLMGeneration": partial(Generation, run_seed=parts.arguments.seed)}
+        with warnings.catch_warnings(), replaced(grpo_trainer, generation):
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
             super().__init__(
                 model=parts.model,
@@ -152,7 +156,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._places = self._next_places(len(inputs))
         numbers = [row["case"] for row in inputs]
         cases = [self.cases[number] for number in numbers]
-        self._asked = cases, [self.seed_of(self.state.global_step, number) for number in numbers]
+        seeds = [self.seed_of(self.state.global_step, number) for number in numbers]
+        self._asked = cases, seeds, self._sampling_seeds(numbers)
         output: dict[str, Any] = super()._generate_and_score_completions([{"prompt": case.prompt} for case in cases])
         self._write_rollouts(output["advantages"].tolist())
         return output
@@ -165,6 +170,19 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._sampled_in_step = self.state.global_step, before + count * self.accelerator.num_processes
         first = before + count * self.accelerator.process_index
         return range(first, first + count)
+
+    def _sampling_seeds(self, numbers: Sequence[int]) -> list[int]:
+        """Those of this batch: consecutive within a group, so that a server can be asked for all of it at once."""
+        groups = [divmod(place, self.num_generations) for place in self._places]
+        return [
+            self.sampling_seed(self.state.global_step, number, group) + member
+            for number, (group, member) in zip(numbers, groups, strict=True)
+        ]
+
+    def sampling_seed(self, *names: object) -> int:
+        """What an episode is sampled with: it follows from the run's seed and what the episode is named, on whichever
+        process it is played."""
+        return derived_seed(self.args.seed, "sampling", *names)
 
     def seed_of(self, *names: object) -> int:
         """The environment's seed for a case at some time: the same one for a whole group, on whichever process."""
@@ -181,13 +199,13 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "logprobs": [track.logprobs for track in tracks] if self.use_vllm else None,
         }
 
-    def play(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Episode]:
-        """This process's episodes, with the weights as they are now. Every process must call this.
+    def play(self, cases: Sequence[Case], seeds: Sequence[int], sampling_seeds: Sequence[int]) -> list[Episode]:
+        """This process's episodes, which may be none, with the weights as they are now. Every process must call this.
 
         Raises:
             ServerFailed: on all processes, where a vLLM server failed one of them.
         """
-        work = partial(self.rollout.play, cases, seeds)
+        work = partial(self.rollout.play, cases, seeds, sampling_seeds)
         served = self._served
         if served is None:
             return work()
@@ -234,8 +252,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _engine(self, prompts: list[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
         """vLLM for an environment that asks the model itself: token ids in, token ids out."""
-        most = sampling.pop("max_new_tokens")
-        with replaced(self.vllm_generation, {**sampling, "max_completion_length": most}):
+        most, seeds = sampling.pop("max_new_tokens"), sampling.pop("seeds", None)
+        with replaced(self.vllm_generation, {**sampling, "max_completion_length": most, "seeds": seeds}):
             ids, _ = self._generate_single_turn(prompts, None, {}, 1)
         return list(ids)
 
@@ -255,7 +273,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     # -- the policy's side of a rollout
 
-    def generate(self, prompts: list[list[int]], most: int) -> list[Sampled] | None:
+    def generate(self, prompts: list[list[int]], most: int, draws: Sequence[Draw | None] = ()) -> list[Sampled] | None:
         """One answer to each prompt (token ids), sampled as in training; None when no process has a prompt.
 
         Where generation is one common act of several processes, all of them bring equally many prompts, the missing
@@ -265,7 +283,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if not count:
             return None
         filler = [[self.eos_token_ids[0]]] * (count - len(prompts))
-        with self._answers_of(most):
+        with self._answers_of(most), self._sampled_with([draw for draw in draws if draw is not None], count):
             ids, logprobs = self._generate_single_turn(prompts + filler, None, {}, 1)
         return [Sampled(ids[n], logprobs[n] if logprobs else None) for n in range(len(prompts))]
 
@@ -290,6 +308,21 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if self.use_vllm:
             return replaced(self.vllm_generation, {"max_completion_length": most})
         return replaced(self.generation_config, {"max_new_tokens": most})
+
+    def _sampled_with(self, draws: list[Draw], count: int) -> AbstractContextManager[None]:
+        """While this lasts, each of so many prompts is sampled with its draw. transformers samples as TRL does unless
+        `seeded` says otherwise."""
+        filled = [*draws, *[Draw(0)] * (count - len(draws))] if draws else []
+        if self.use_vllm:
+            return replaced(self.vllm_generation, {"seeds": [draw.request_seed for draw in filled] or None})
+        if not filled or not self._is_seeded or self.use_transformers_continuous_batching:
+            return nullcontext()
+        return seeded_rows(self.accelerator.unwrap_model(self.model), lambda rows: filled)
+
+    def seeded(self) -> AbstractContextManager[None]:
+        """While this lasts, transformers samples each completion with its episode's seed, as vLLM always does. Training
+        does without: there it draws what TRL draws."""
+        return replaced(self, {"_is_seeded": True})
 
     def greedy(self) -> AbstractContextManager[None]:
         """While this lasts, `generate` takes the likeliest token every time."""

@@ -48,11 +48,14 @@ class SmallServer(Fake):
         if self.troubles:
             return self.troubles.pop(0)(self)
         with self._generating, torch.no_grad():
-            choices = [self._choice(index, ids, body) for index, ids in enumerate(body["prompt"])]
+            places = [(ids, number) for ids in body["prompt"] for number in range(body.get("n", 1))]
+            choices = [self._choice(index, *place, body) for index, place in enumerate(places)]
         return 200, {"choices": choices}
 
-    def _choice(self, index: int, prompt: list[int], body: Any) -> dict[str, Any]:
+    def _choice(self, index: int, prompt: list[int], number: int, body: Any) -> dict[str, Any]:
         heat = body["temperature"]
+        if body.get("seed") is not None:
+            torch.manual_seed((body["seed"] + number) % 2**63)
         ids = self.policy.generate(
             input_ids=torch.tensor([prompt]), max_new_tokens=body["max_tokens"], do_sample=heat > 0,
             temperature=heat or None, top_k=0 if heat else None, top_p=1.0 if heat else None,

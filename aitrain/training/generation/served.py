@@ -7,7 +7,9 @@ given the weights again, and what it was doing is asked for once more.
 Where we lean on vLLM 0.31 (tests/training/test_served.py runs against it):
 
     POST /v1/completions                return_token_ids: the ids as sampled, with the one that ended the answer;
-                                        logprobs 0: of the sampled token alone; cache_salt: which cached prefixes count
+                                        logprobs 0: of the sampled token alone; cache_salt: which cached prefixes count;
+                                        seed: each prompt of a request samples with it, and of n completions of a prompt
+                                        the first with seed, the second with seed + 1, and so on
     GET  /v1/models                     names, the folder an adapter came from, max_model_len
     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     POST /collective_rpc reload_weights, /update_weight_version; GET /weight_info, /server_info    in its development
@@ -39,6 +41,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers.utils import logging
 
+from aitrain.environment.seeds import Draw
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.training.generation import tied_head
 from aitrain.training.generation.weights import merged_weights
@@ -215,6 +218,8 @@ class Served:
     min_p: float | None = 0.0
     repetition_penalty: float = 1.0
     max_completion_length: int = 16
+    seeds: list[int] | None = None
+    """What each prompt of the next `generate` is sampled with; None: the server's own random numbers."""
 
     pushes: int = field(default=0, init=False)
     restarts: int = field(default=0, init=False)
@@ -245,8 +250,8 @@ class Served:
             answers = self._insist(lambda: self._ask(prompts))
         return prompts, [ids for ids, _ in answers], [[[value] for value in values] for _, values in answers], None
 
-    def answer(self, prompt: list[int], most: int) -> Answer:
-        """One answer of at most so many tokens, whichever thread asks.
+    def answer(self, prompt: list[int], most: int, seed: int | None = None) -> Answer:
+        """One answer of at most so many tokens, sampled with the seed, whichever thread asks.
 
         Raises:
             RunFailed: as for `generate`.
@@ -256,7 +261,7 @@ class Served:
             with self._looking:
                 if time.monotonic() >= self._current_until:
                     self._make_current()
-            return self._request([prompt], self._limit(prompt, most))[0]
+            return self._request([prompt], self._limit(prompt, most), seed)[0]
 
         return self._insist(ask)
 
@@ -343,7 +348,9 @@ class Served:
         self._make_current()
         chunks = self._chunks(prompts)
         answers: dict[int, Answer] = {}
-        calls = [partial(self._request, [prompts[n] for n in chunk.places], chunk.limit) for chunk in chunks]
+        calls = [
+            partial(self._request, [prompts[n] for n in chunk.places], chunk.limit, chunk.seed) for chunk in chunks
+        ]
         for chunk, part in zip(chunks, _in_parallel(calls), strict=True):
             answers.update(zip(chunk.places, part, strict=True))
         if self.pushes and not self.sync.holds(self.server, self.pushes):
@@ -351,6 +358,8 @@ class Served:
         return [answers[n] for n in range(len(prompts))]
 
     def _chunks(self, prompts: list[list[int]]) -> list[_Chunk]:
+        if self.seeds is not None and self.temperature > 0:
+            return self._seeded_chunks(prompts, self.seeds)
         limits = [self._limit(prompt, self.max_completion_length) for prompt in prompts]
         chunks: list[_Chunk] = []
         for place in sorted(range(len(prompts)), key=limits.__getitem__):
@@ -361,19 +370,32 @@ class Served:
             chunks[-1].tokens += tokens
         return chunks
 
+    def _seeded_chunks(self, prompts: list[list[int]], seeds: list[int]) -> list[_Chunk]:
+        """A request for each prompt; one for all completions of a prompt whose seeds are consecutive."""
+        chunks: list[_Chunk] = []
+        for place, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            last = chunks[-1] if chunks else None
+            if last is None or prompt != prompts[last.places[0]] or seed != last.next_seed:
+                last = _Chunk(self._limit(prompt, self.max_completion_length), seed=seed)
+                chunks.append(last)
+            last.places.append(place)
+        return chunks
+
     def _limit(self, prompt: list[int], most: int) -> int:
         """The server refuses what could become too long, where an engine inside the process stops in time."""
         return max(1, most if self.longest is None else min(most, self.longest - len(prompt)))
 
-    def _request(self, prompts: list[list[int]], limit: int) -> list[Answer]:
-        reply = self.server.post("/v1/completions", self._body(prompts, limit))
+    def _request(self, prompts: list[list[int]], limit: int, seed: int | None = None) -> list[Answer]:
+        """An answer to each prompt; those that are sampled with a seed, and the ones after it, have the same prompt."""
+        seeded = {} if seed is None else {"prompt": prompts[:1], "n": len(prompts), "seed": seed}
+        reply = self.server.post("/v1/completions", self._body(prompts, limit) | seeded)
         choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
         if [choice["prompt_token_ids"] for choice in choices] != prompts:
             raise RunFailed(f"The vLLM server at {self.server.url} answers other prompts than it was given.")
         return [_answer(choice) for choice in choices]
 
     def _body(self, prompts: list[list[int]], limit: int) -> dict[str, Any]:
-        """All that the model's generation_config.json would set otherwise; no seed."""
+        """All that the model's generation_config.json would set otherwise."""
         return {
             "model": (self.sync.name if self.pushes else None) or self.model,
             "prompt": prompts,
@@ -430,14 +452,14 @@ class Asking:
         self._served, self._wake = served, wake
         self._arrived: queue.SimpleQueue[tuple[Any, Answer | Exception]] = queue.SimpleQueue()
 
-    def ask(self, key: Any, prompt: list[int], most: int) -> None:
-        """For an answer of at most so many tokens; it comes back with the key."""
+    def ask(self, key: Any, prompt: list[int], most: int, draw: Draw | None = None) -> None:
+        """For an answer of at most so many tokens, sampled with the draw; it comes back with the key."""
         self.waiting += 1
-        _HANDS.do(partial(self._fetch, key, prompt, most))
+        _HANDS.do(partial(self._fetch, key, prompt, most, None if draw is None else draw.request_seed))
 
-    def _fetch(self, key: Any, prompt: list[int], most: int) -> None:
+    def _fetch(self, key: Any, prompt: list[int], most: int, seed: int | None) -> None:
         try:
-            self._arrived.put((key, self._served.answer(prompt, most)))
+            self._arrived.put((key, self._served.answer(prompt, most, seed)))
         except Exception as error:
             self._arrived.put((key, error))
         self._wake()
@@ -462,11 +484,18 @@ class Asking:
 
 @dataclass
 class _Chunk:
-    """Prompts of one request, by their places, with the most tokens of each answer."""
+    """Prompts of one request, by their places, with the most tokens of each answer. With a seed, they are all the same,
+    and each place has the seed after that of the one before."""
 
     limit: int
     places: list[int] = field(default_factory=list)
     tokens: int = 0
+    seed: int | None = None
+
+    @property
+    def next_seed(self) -> int | None:
+        """The one that one more place would have."""
+        return None if self.seed is None else self.seed + len(self.places)
 
     def has_room(self, limit: int, tokens: int) -> bool:
         return limit == self.limit and len(self.places) < CHUNK_PROMPTS and self.tokens + tokens <= CHUNK_TOKENS
