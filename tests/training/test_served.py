@@ -25,10 +25,11 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.training.generation import served, tied_head
+from aitrain.training.generation.agreement import Agreement
 from aitrain.training.generation.served import (
     AdapterSync,
     Base,
@@ -767,6 +768,31 @@ def test_the_real_server_says_what_the_model_says_before_and_after_adapters(
     weights = dict(model.named_parameters())
     assert all(torch.equal(weights[name], weight) for name, weight in base.items())
     assert engine.restarts == 0
+
+
+@real_vllm
+@pytest.mark.parametrize("kind", [AdapterSync, DiskSync])
+def test_the_real_server_follows_the_policy_and_is_noticed_when_it_does_not(
+    real: Vllm, model: PeftModel, tmp_path: Path, kind: Any
+) -> None:
+    engine = engine_of(real, kind(model, tmp_path / "sync"))
+    engine.verify = check = Agreement.of(model, AutoTokenizer.from_pretrained(TINY))
+    try:
+        engine.sync_weights()
+        for update in range(1, 13):
+            changed(model, 400, scale=1e-4 * update)
+            engine.sync_weights()
+        start = time.monotonic()
+        assert check._last is not None
+        check._compare_movement(engine, check._last)
+        print(f"{kind.__name__}: noise {check._noise:.1e}, a comparison takes {time.monotonic() - start:.3f} s")
+        assert check._last.pushes == 12
+        changed(model, 400, scale=0.05)
+        with pytest.raises(RunFailed, match="does not generate with the weights"):
+            check._compare_movement(engine, check._last)
+    finally:
+        changed(model, 0, scale=0.0)
+        engine.sync_weights() if kind is DiskSync else None
 
 
 @real_vllm

@@ -9,7 +9,8 @@ Where we lean on vLLM 0.31 (tests/training/test_served.py runs against it):
     POST /v1/completions                return_token_ids: the ids as sampled, with the one that ended the answer;
                                         logprobs 0: of the sampled token alone; cache_salt: which cached prefixes count;
                                         seed: each prompt of a request samples with it, and of n completions of a prompt
-                                        the first with seed, the second with seed + 1, and so on
+                                        the first with seed, the second with seed + 1, and so on; prompt_logprobs 0:
+                                        of each token of the prompt alone
     GET  /v1/models                     names, the folder an adapter came from, max_model_len
     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     POST /collective_rpc reload_weights, /update_weight_version; GET /weight_info, /server_info    in its development
@@ -210,7 +211,7 @@ class Served:
     no_sense_in_waiting: Callable[[], str] = lambda: ""
     """Why it will not, where that is known; asked while it is waited for."""
     verify: Callable[[Served], None] = lambda _: None
-    """Looks at a server that was given the weights for the first time."""
+    """Looks at a server that was given weights."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -265,6 +266,28 @@ class Served:
 
         return self._insist(ask)
 
+    def logprobs(self, rows: list[list[int]], of_base: bool = False) -> list[float]:
+        """Log-probabilities of all tokens after the first of each row, one row after the other, at temperature 1: the
+        policy's, or those of the base that the server was started with.
+
+        Raises:
+            RunFailed: as for `generate`.
+        """
+        body = self._body(rows, 1) | {"temperature": 1.0, "prompt_logprobs": 0}
+        model = {"model": self.model} if of_base else {}
+
+        def ask() -> Any:
+            self._make_current()
+            return self.server.post("/v1/completions", body | model)
+
+        reply = self._insist(ask)
+        choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
+        return [
+            float(said[str(token)]["logprob"])
+            for row, choice in zip(rows, choices, strict=True)
+            for token, said in zip(row[1:], choice["prompt_logprobs"][1:], strict=True)
+        ]
+
     def sync_weights(self) -> None:
         """Make the server generate with the weights as they are now. Every process must call this.
 
@@ -296,8 +319,7 @@ class Served:
         start = time.monotonic()
         self.last_bytes = self.sync.write(self.pushes)
         self._insist(self._hand_over)
-        if self.pushes == 1:
-            self.verify(self)
+        self.verify(self)
         self.last_seconds = time.monotonic() - start
 
     def _hand_over(self) -> None:
