@@ -42,6 +42,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers.utils import logging
 
+from aitrain import activity
 from aitrain.environment.seeds import Draw
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.training.generation import tied_head
@@ -295,7 +296,8 @@ class Served:
             RunFailed: the server is gone for good, or does not take them.
         """
         self.pushes += 1
-        self.in_common(self._push if self.accelerator.is_main_process else lambda: None)
+        with activity.own.doing("weight sync"):
+            self.in_common(self._push if self.accelerator.is_main_process else lambda: None)
 
     def in_common(self, work: Callable[[], T]) -> T:
         """What every process does by itself, and waits for the others at its end. Every process must call this.
@@ -355,6 +357,7 @@ class Served:
                     f"seconds: {what}\nIts log says why."
                 )
             time.sleep(PAUSE_SECONDS)
+        activity.tick()
 
     def _make_current(self) -> None:
         """It may have been started anew while nobody asked it for anything."""
@@ -411,6 +414,7 @@ class Served:
         """An answer to each prompt; those that are sampled with a seed, and the ones after it, have the same prompt."""
         seeded = {} if seed is None else {"prompt": prompts[:1], "n": len(prompts), "seed": seed}
         reply = self.server.post("/v1/completions", self._body(prompts, limit) | seeded)
+        activity.tick()
         choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
         if [choice["prompt_token_ids"] for choice in choices] != prompts:
             raise RunFailed(f"The vLLM server at {self.server.url} answers other prompts than it was given.")
