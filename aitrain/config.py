@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from aitrain.errors import ConfigError
 from aitrain.loss_types import LossSettings, contradictions, settle
-from aitrain.values import Address, JsonObject, Names, Table, Trackers, as_meant, refusal
+from aitrain.values import Address, JsonObject, Names, ScoreRange, Table, Trackers, as_meant, refusal, score_bounds
 
 __all__ = ["TrainConfig"]
 
@@ -106,6 +106,11 @@ class TrainConfig(BaseModel):
         "How often a failed start or score is tried again (steps and tools change the episode, and are not).",
         "Environment",
         may_change=True,
+    )
+    rl_score_range: ScoreRange = knob(
+        "0,1",
+        "Lowest and highest score that an environment may return, as in -1,1; any: all finite numbers.",
+        "Environment",
     )
     rl_max_failed: Annotated[float, Field(ge=0, le=1)] = knob(
         0.5,
@@ -354,12 +359,6 @@ class TrainConfig(BaseModel):
     disable_gradient_checkpointing: bool = knob(
         False, "Keep all activations: faster, more memory.", "Hardware", may_change=True
     )
-    distributed_backend: Literal["ddp"] | None = knob(
-        None,
-        "How processes share the work: ddp; for DeepSpeed hand TRL its file, --trl deepspeed=FILE.",
-        "Hardware",
-        may_change=True,
-    )
     ddp_timeout: PositiveInt = knob(7200, "Seconds that one process waits for the others.", "Hardware", may_change=True)
 
     # -- TRL
@@ -472,6 +471,12 @@ class TrainConfig(BaseModel):
     def vllm_memory(self) -> float:
         """The share of each GPU's memory that vLLM takes."""
         return self.vllm_gpu_memory_utilization or (0.9 if self.vllm_mode == "server" else 0.3)
+
+    @property
+    def score_bounds(self) -> tuple[float, float]:
+        """The lowest and the highest score of rl_score_range, for what has to know (judging, intervals); infinite ones
+        for any."""
+        return score_bounds(self.rl_score_range) or (0.0, 1.0)  # the option is checked: never None
 
     @property
     def weight_sync(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Hashable, Mapping
@@ -156,10 +157,36 @@ def _read_trackers(value: str) -> str:
     return ",".join(dict.fromkeys(names))
 
 
+ANY_SCORE = "any"
+
+
+def _read_score_range(value: object) -> object:
+    """In YAML and Python also a pair of numbers: [-1, 1]."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _checked_score_range(value: str) -> str:
+    if value != ANY_SCORE and score_bounds(value) is None:
+        raise ValueError(f"must be LOW,HIGH with two numbers, the lower one first, such as -1,1, or any; not {value}")
+    return value.replace(" ", "")
+
+
+def score_bounds(text: str) -> tuple[float, float] | None:
+    """The lowest and the highest score that `LOW,HIGH` allows; infinite ones for `any`; None where it is neither."""
+    if text == ANY_SCORE:
+        return -math.inf, math.inf
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        return None
+    return (low, high) if -math.inf < low < high < math.inf else None
+
+
 JsonObject = Annotated[dict[str, Any], BeforeValidator(read_json_object)]
 Table = Annotated[dict[str, Any], BeforeValidator(_read_table)]
 Names = Annotated[str, BeforeValidator(_read_names)]
 Trackers = Annotated[str, BeforeValidator(_read_names), AfterValidator(_read_trackers)]
+ScoreRange = Annotated[str, BeforeValidator(_read_score_range), AfterValidator(_checked_score_range)]
 Address = Annotated[str, AfterValidator(_read_address)]
 
 

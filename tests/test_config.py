@@ -24,7 +24,7 @@ AITRAINING = {
     "epochs": 1, "warmup_ratio": 0.1, "optimizer": "adamw_torch", "scheduler": "linear", "weight_decay": 0.0,
     "max_grad_norm": 1.0, "logging_steps": -1, "save_strategy": "epoch", "save_steps": 500, "save_total_limit": 1,
     "eval_strategy": "epoch", "mixed_precision": None, "disable_gradient_checkpointing": False,
-    "attn_implementation": None, "resume_from_checkpoint": None, "distributed_backend": None, "ddp_timeout": 7200,
+    "attn_implementation": None, "resume_from_checkpoint": None, "ddp_timeout": 7200,
     "peft": False, "lora_r": 16, "lora_alpha": 32, "target_modules": "all-linear", "merge_adapter": True,
     "quantization": None, "chat_template": None, "push_to_hub": False, "username": None, "repo_id": None,
     "hub_private": True,

@@ -13,7 +13,8 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.checkpoint import MANIFEST, Manifest, seal
 from aitrain.launch import memory
-from aitrain.launch.preflight import Plan, check, training_gpus, visible_gpus
+from aitrain.launch.nvidia import visible_gpus
+from aitrain.launch.preflight import Plan, check, training_gpus
 from aitrain.launch.trl_fields import KNOB_OF, OURS, trl_fields, words_of
 from aitrain.packages import installed
 from tests.conftest import write
@@ -74,17 +75,11 @@ def test_the_machine_must_have_free_what_vllms_engines_on_the_cpu_were_told_to_t
     monkeypatch: pytest.MonkeyPatch, server: dict[str, Any], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(memory, "_free_gib", lambda: 20.5)
+    monkeypatch.setattr(memory, "free_memory", lambda: 20.5 * memory.GIB)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "8")
     assert plan(use_vllm=True, num_processes=2).config.use_vllm
     assert "3 x 8 GiB for vLLM's cache, and 20.5 GiB of memory are free" in refusal(use_vllm=True, num_processes=3)
     assert plan(use_vllm=True, vllm_mode="server", num_processes=3).config.use_vllm  # one engine
-
-
-def test_free_memory_is_what_linux_says(tmp_path: Path) -> None:
-    write(tmp_path, {"meminfo": "MemTotal:       25165824 kB\nMemAvailable:   2097152 kB\n"})
-    assert memory._free_gib(tmp_path / "meminfo") == 2.0
-    assert memory._free_gib(tmp_path / "nothing") is None
 
 
 # -- GPUs and processes
@@ -118,7 +113,7 @@ def test_without_nvidias_tool_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch,
 
 def test_the_driver_is_asked_where_no_gpus_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-2)'\n")
+    tool.write_text("#!/bin/sh\necho '0, NVIDIA H200, 143771, 143164'\necho '1, NVIDIA H200, 143771, 143164'\n")
     tool.chmod(0o755)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -259,7 +259,7 @@ class Rollout:
         if isinstance(play.case.prompt, str):
             refuse_tools_for_strings(tools)
             return self.chat.prompt_ids(play.case.prompt + "".join(str(message["content"]) for message in said))
-        if tools:
+        if play.opening.runs_tools:
             self.chat.check_tools()
         return self.chat.prompt_ids([*play.case.prompt, *said], tools)
 
@@ -299,8 +299,9 @@ class Rollout:
 
     def _read(self, track: Track) -> Reply:
         """The newest answer, as a message of the conversation and as the environment gets it."""
-        start = track.last_answer
-        answer = self.chat.read(track.ids[start:], track.prompt_ids + track.ids[:start], track.play.opening.tools)
+        start, opening = track.last_answer, track.play.opening
+        tools = opening.tools if opening.runs_tools else ()
+        answer = self.chat.read(track.ids[start:], track.prompt_ids + track.ids[:start], tools)
         track.messages.append(answer.message)
         return answer.reply
 
@@ -358,6 +359,6 @@ def refuse_tools_for_strings(tools: Sequence[Any]) -> None:
     """
     if tools:
         raise ConfigError(
-            "The environment has tools (get_tools) and prompts that are strings: the model cannot be told of tools\n"
-            'Let build_dataset return chat messages: [{"role": "user", "content": "..."}]'
+            "The environment has tools that are methods (get_tools), and prompts that are strings: no chat template\n"
+            'shows the model its tools. Let build_dataset return chat messages: [{"role": "user", "content": "..."}]'
         )

@@ -43,6 +43,7 @@ from aitrain import activity
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.training.generation import tied_head
 from aitrain.training.generation.weights import merged_weights
+from aitrain.vllm_ranks import RANKS, served_rank
 
 T = TypeVar("T")
 
@@ -725,7 +726,7 @@ class Wanted:
     @property
     def command(self) -> str:
         """What starts such a server."""
-        adapter = f" --enable-lora --max-lora-rank {_served_rank(self.rank)}" if self.rank else ""
+        adapter = f" --enable-lora --max-lora-rank {served_rank(self.rank) or RANKS[-1]}" if self.rank else ""
         mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if self.rank else "VLLM_SERVER_DEV_MODE=1"
         extension = f" --worker-extension-cls {tied_head.__name__}.WorkerExtension"
         adapter = adapter or (extension if self.is_on_cpu else "")
@@ -861,8 +862,3 @@ def _has_raw_logprobs(server: Server, base: Base) -> bool:
     body = {"model": base.name, "prompt": [[n] for n in range(1, 9)], "max_tokens": 1, "logprobs": 0}
     choices = server.post("/v1/completions", body | {"temperature": 1.0, "top_k": 1})["choices"]
     return any(choice["logprobs"]["token_logprobs"][0] < -1e-3 for choice in choices)
-
-
-def _served_rank(rank: int | None) -> int:
-    """The smallest that vLLM knows and that is enough."""
-    return next((known for known in (8, 16, 32, 64, 128, 256, 320, 512) if known >= (rank or 0)), 512)
