@@ -160,12 +160,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.mask_truncated_completions = False
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
         self.flat = FlatSteps()
-        self.finite = Finite(self.accelerator, hooks.tell)
-        self.watch = Stopwatch()
+        self.finite, self.watch = Finite(self.accelerator, hooks.tell), Stopwatch()
         self.updates = 0  # steps that had a gradient and a learning rate
-        self.add_callback(Epochs(parts.schedule))
-        self.add_callback(self.finite)
-        self.add_callback(self.watch)
+        for callback in (Epochs(parts.schedule), self.finite, self.watch):
+            self.add_callback(callback)
         if parts.serve is not None:
             self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
             self.vllm_generation = parts.serve(self)
