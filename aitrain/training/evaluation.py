@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ from aitrain.training.trainer import EpisodeTrainer, evaluation_mode
 
 BATCH = 32
 """Completions generated at a time, where training does not take more anyway: without gradients there is room."""
+
+SAMPLE = 0
+"""The number of the sample of a held-out case: there is one."""
 
 
 @dataclass(frozen=True)
@@ -36,34 +40,30 @@ class HeldOut:
         return self._score(trainer, f"{when}_sampled"), self._score(trainer, f"{when}_greedy")
 
     def _score(self, trainer: EpisodeTrainer, when: str) -> float | None:
-        decoding = trainer.greedy() if when.endswith("greedy") else nullcontext()
+        decoding = trainer.greedy() if when.endswith("greedy") else trainer.seeded()
         with random_state_of_its_own(self.seed), evaluation_mode(trainer.model), decoding:
-            batches = list(self._batches(trainer))
-            episodes = [episode for batch in batches for episode in self._played(trainer, batch)]
-        own = episodes[: self._own_count(trainer)]
+            own = [episode for batch in self._batches(trainer) for episode in self._played(trainer, batch)]
         step = trainer.state.global_step
         named = {"step": step, "policy_step": step, "when": when}
         trainer.hooks.write([named | episode.record() for episode in own])
         return _mean(trainer, own)
 
     def _played(self, trainer: EpisodeTrainer, numbers: list[int]) -> list[Episode]:
-        """The environment's seed of a held-out case is the same one every time, too."""
+        """The seeds of a held-out case, the environment's and the one that it is sampled with, are the same every time
+        and on whichever process it is played."""
         seeds = [trainer.seed_of("held-out", number) for number in numbers]
-        return trainer.play([self.cases[number] for number in numbers], seeds)
+        sampling_seeds = [trainer.sampling_seed("held-out", number, SAMPLE) for number in numbers]
+        return trainer.play([self.cases[number] for number in numbers], seeds, sampling_seeds)
 
     def _batches(self, trainer: EpisodeTrainer) -> Iterator[list[int]]:
-        """This process's share, as numbers of cases, in generation batches. Shares are filled up with repeats to equal
-        length, so that all processes play equally many batches."""
+        """This process's share, as numbers of cases, in generation batches. All processes have equally many batches,
+        where the last ones may be shorter than others or empty: to play is something that they do together."""
         world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        share = range(rank, len(self.cases), world)
         length = -(-len(self.cases) // world)
-        share = [(rank + world * index) % len(self.cases) for index in range(length)]
         size = max(BATCH, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
         for start in range(0, length, size):
-            yield share[start : start + size]
-
-    def _own_count(self, trainer: EpisodeTrainer) -> int:
-        world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
-        return len(range(rank, len(self.cases), world))
+            yield list(share[start : start + size])
 
 
 def _mean(trainer: EpisodeTrainer, episodes: list[Episode]) -> float | None:
@@ -77,7 +77,7 @@ def _mean(trainer: EpisodeTrainer, episodes: list[Episode]) -> float | None:
             f"The environment failed on all {len(failures)} held-out cases ({', '.join(sorted(set(failures)))}).\n"
             "The first failure is shown above; --debug shows all that the run printed."
         )
-    return sum(scores) / len(scores) if scores else None
+    return math.fsum(scores) / len(scores) if scores else None  # the same sum in whatever order processes have them
 
 
 @contextmanager
