@@ -422,8 +422,8 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> TrainConfig:
-        about = (self._about_the_run(), self._about_the_environment(), self._about_vllm(), contradictions(self))
-        for is_wrong, why in chain.from_iterable(about):
+        own = (self._about_the_run(), self._about_the_environment(), self._about_vllm(), self._about_sampling())
+        for is_wrong, why in chain.from_iterable((*own, contradictions(self))):
             if is_wrong:
                 raise ValueError(why)
         return self
@@ -502,16 +502,6 @@ class TrainConfig(BaseModel):
                 "Leave it out: aitrain's own server needs no NCCL.",
             ),
             (
-                self.weight_sync is not None and len(self.rl_stop or ()) > SERVED_STOPS,
-                f"rl_stop: a vLLM server takes {SERVED_STOPS} texts at most, not {len(self.rl_stop or ())}\n"
-                "Leave some out, or use --vllm-mode colocate.",
-            ),
-            (
-                self.weight_sync == "nccl" and bool(self.answer_sampling),
-                f"{', '.join(self.answer_sampling)}: cannot be had with --vllm-sync nccl\n"
-                "Use --vllm-sync disk or adapter, or leave them out.",
-            ),
-            (
                 self.quantization is not None
                 and self.use_vllm
                 and not (is_server and self.vllm_sync in ("auto", "adapter")),
@@ -524,6 +514,20 @@ class TrainConfig(BaseModel):
     def loss(self) -> LossSettings:
         """The settings of the loss: what is given, and for the rest what the loss type brings along."""
         return settle(self)
+
+    def _about_sampling(self) -> list[tuple[bool, str]]:
+        return [
+            (
+                self.weight_sync is not None and len(self.rl_stop or ()) > SERVED_STOPS,
+                f"rl_stop: a vLLM server takes {SERVED_STOPS} texts at most, not {len(self.rl_stop or ())}\n"
+                "Leave some out, or use --vllm-mode colocate.",
+            ),
+            (
+                self.weight_sync == "nccl" and bool(self.answer_sampling),
+                f"{', '.join(self.answer_sampling)}: cannot be had with --vllm-sync nccl\n"
+                "Use --vllm-sync disk or adapter, or leave them out.",
+            ),
+        ]
 
     @property
     def vllm_memory(self) -> float:
