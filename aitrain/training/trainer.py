@@ -123,13 +123,15 @@ class Hooks:
 class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
+    _is_seeded = False
+    """Whether transformers samples each completion with its episode's seed."""
+    _sampled_in_step = -1, 0
+    """The step that the last generation batch was sampled in, and how many completions were, by all processes."""
+
     def __init__(self, parts: Parts, hooks: Hooks) -> None:
         self.cases, self.schedule = parts.cases, parts.schedule
         self.hooks = hooks
         self.failures = FailureCount(parts.host.config.rl_max_failed)
-        self._is_seeded = False
-        self._sampled_in_step = -1, 0
-        """The step that the last generation batch was sampled in, and how many completions were, by all processes."""
         generation = {"VLLMGeneration": partial(Generation, run_seed=parts.arguments.seed)}
         with warnings.catch_warnings(), replaced(grpo_trainer, generation):
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
@@ -150,18 +152,21 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.mask_truncated_completions = False
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
         self.flat = FlatSteps()
-        self.finite = Finite(self.accelerator, hooks.tell)
-        self.watch = Stopwatch()
-        self.updates = 0  # steps that had a gradient and a learning rate
-        self.add_callback(Epochs(parts.schedule))
-        self.add_callback(self.finite)
-        self.add_callback(self.watch)
+        self._add_callbacks(parts)
         if parts.serve is not None:
             self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
             self.vllm_generation = parts.serve(self)
         self.rollout = self._make_rollout(parts)
         self.context = parts.limits.context
         self.aligns_rows = self._is_sharded or self._depends_on_padding()
+
+    def _add_callbacks(self, parts: Parts) -> None:
+        self.finite = Finite(self.accelerator, self.hooks.tell)
+        self.watch = Stopwatch()
+        self.updates = 0  # steps that had a gradient and a learning rate
+        self.add_callback(Epochs(parts.schedule))
+        self.add_callback(self.finite)
+        self.add_callback(self.watch)
 
     def _make_rollout(self, parts: Parts) -> Rollout:
         policy = self.accelerator.unwrap_model(self.model)
