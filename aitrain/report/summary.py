@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from aitrain.config import TrainConfig
+from aitrain.privacy import without_secrets
 from aitrain.report.intervals import Interval, of_change, of_mean
 from aitrain.report.rollouts import Entry, Rollouts, finite, parse, whole_lines
 from aitrain.run_folder import RunFolder
@@ -75,7 +76,7 @@ def knob_rows(path: Path) -> list[Values]:
         return []
     fields = TrainConfig.model_fields
     names = [*(name for name in fields if name in given), *(name for name in given if name not in fields)]
-    return [_knob_row(str(name), given[name]) for name in names]
+    return [_knob_row(str(name), without_secrets(given[name])) for name in names]
 
 
 def _knob_row(name: str, value: Any) -> Values:

@@ -67,7 +67,7 @@ function takes(query, episode) {
     (query.step === "" || Number(query.step) === episode.step) &&
     (query.case === "" || query.case === episode.case) &&
     ((query.low === "" && query.high === "") ||
-      (episode.score !== null && episode.score >= Number(query.low || 0) && episode.score <= Number(query.high === "" ? 1 : query.high))) &&
+      (episode.score !== null && (query.low === "" || episode.score >= Number(query.low)) && (query.high === "" || episode.score <= Number(query.high)))) &&
     (query.failure === "" || query.failure === episode.failure || (query.failure === "any" && episode.failure !== "")) &&
     (query.stop === "" || query.stop === episode.stop)
   );
