@@ -36,10 +36,10 @@ HEAVY_FLOORS = {
     "run": 6, "worker": 7,
 }  # fmt: skip
 WITHIN = {
-    "contract": 0, "row_copies": 0, "source_code": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3,
+    "contract": 0, "seeds": 0, "row_copies": 0, "source_code": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3,
     "abstract_values": 2.5, "state_analysis": 3, "call_policy": 4,
     "workers": 4, "judging": 4, "tools": 4, "isolation": 5,
-    "dialogue": 5, "seeds": 0, "scoring": 6,
+    "dialogue": 5, "scoring": 6,
     "trl_fields": 0, "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,
     "shape": 0, "room": 0.3, "capacity": 0.6,
     "preflight": 1, "serving": 2, "processes": 3,

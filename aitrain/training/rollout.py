@@ -61,12 +61,12 @@ class Sampled:
 
 
 class Generate(Protocol):
-    """One answer to each prompt, of at most so many tokens; None when no process has a prompt left. `draws`: what each
-    is sampled with, None where the episode has no seed. `begun`: how many tokens at the end of each prompt belong to
-    the answer, as an earlier call has generated them."""
+    """One answer to each prompt, of at most so many tokens; None when no process has a prompt left. `begun` says how
+    many tokens at the end of each prompt belong to the answer: an earlier call has generated them. `draws`: what each
+    is sampled with, None where the episode has no seed."""
 
     def __call__(
-        self, prompts: list[list[int]], most: int, draws: Sequence[Draw | None], begun: Sequence[int]
+        self, prompts: list[list[int]], most: int, begun: Sequence[int], draws: Sequence[Draw | None]
     ) -> list[Sampled] | None: ...
 
 
@@ -122,6 +122,12 @@ class Track:
         self.logprobs += [0.0] * len(ids)
 
     @property
+    def draw(self) -> Draw | None:
+        """What the next tokens are sampled with; None: with the engine's own random numbers."""
+        sampling = self.play.sampling
+        return None if sampling is None else Draw(sampling.seed, sum(self.mask))
+
+    @property
     def last_answer(self) -> int:
         """Where in `ids` the newest answer begins."""
         return self.answers[-1] if self.answers else 0
@@ -130,12 +136,6 @@ class Track:
     def unfinished(self) -> list[int]:
         """The tokens of an answer that still goes on."""
         return self.ids[self.last_answer :] if self.is_answering else []
-
-    @property
-    def draw(self) -> Draw | None:
-        """What the next tokens are sampled with; None: with the engine's own random numbers."""
-        sampling = self.play.sampling
-        return None if sampling is None else Draw(sampling.seed, sum(self.mask))
 
     @property
     def last(self) -> int:
@@ -318,8 +318,8 @@ class Rollout:
         if self.is_padded and self.limits.context is not None and live:
             most = min(most, self.limits.context - max(map(len, prompts)))
         with self.watch.running("generate"), activity.own.doing("generating"):
-            draws, begun = [track.draw for track in live], [len(track.unfinished) for track in live]
-            answers = self.generate(prompts, most, draws, begun)
+            begun = [len(track.unfinished) for track in live]
+            answers = self.generate(prompts, most, begun, [track.draw for track in live])
         if answers is None:
             return False
         for track, room, sampled in zip(live, rooms, answers, strict=True):
@@ -339,7 +339,8 @@ class Rollout:
         """The newest answer, as a message of the conversation and as the environment gets it."""
         start, opening = track.last_answer, track.play.opening
         tools = opening.tools if opening.runs_tools else ()
-        answer = self.chat.read(track.ids[start:], track.prompt_ids + track.ids[:start], tools, self.ends)
+        before = track.prompt_ids + track.ids[:start]
+        answer = self.chat.read(track.ids[start:], before, tools, self.ends)
         track.messages.append(answer.message)
         return answer.reply
 

@@ -131,15 +131,17 @@ class Hooks:
 class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
+    _is_seeded = False
+    """Whether transformers samples each completion with its episode's seed."""
+    _sampled_in_step = -1, 0
+    """The step that the last generation batch was sampled in, and how many completions were, by all processes."""
+
     def __init__(self, parts: Parts, hooks: Hooks) -> None:
         self.cases, self.schedule = parts.cases, parts.schedule
         self.hooks = hooks
         self.failures = FailureCount(parts.host.config.rl_max_failed)
         self.sampling = Sampling.of(parts.host.config)
         self.stops = self.sampling.stop_strings(parts.tokenizer)
-        self._is_seeded = False
-        self._sampled_in_step = -1, 0
-        """The step that the last generation batch was sampled in, and how many completions were, by all processes."""
         generation = {"VLLMGeneration": partial(Generation, run_seed=parts.arguments.seed)}
         with warnings.catch_warnings(), replaced(grpo_trainer, generation):
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
@@ -160,10 +162,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.mask_truncated_completions = False
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
         self.flat = FlatSteps()
-        self.finite, self.watch = Finite(self.accelerator, hooks.tell), Stopwatch()
-        self.updates = 0  # steps that had a gradient and a learning rate
-        for callback in (Epochs(parts.schedule), self.finite, self.watch):
-            self.add_callback(callback)
+        self._add_callbacks(parts)
         if parts.serve is not None:
             self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
             self.vllm_generation = parts.serve(self)
@@ -173,6 +172,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.rollout = self._make_rollout(parts)
         self.context = parts.limits.context
         self.aligns_rows = self._is_sharded or self._depends_on_padding()
+
+    def _add_callbacks(self, parts: Parts) -> None:
+        self.finite = Finite(self.accelerator, self.hooks.tell)
+        self.watch = Stopwatch()
+        self.updates = 0  # steps that had a gradient and a learning rate
+        self.add_callback(Epochs(parts.schedule))
+        self.add_callback(self.finite)
+        self.add_callback(self.watch)
 
     def _make_rollout(self, parts: Parts) -> Rollout:
         policy = self.accelerator.unwrap_model(self.model)
@@ -362,8 +369,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """vLLM for an environment that asks the model itself: token ids in, token ids out."""
         most, seeds = sampling.pop("max_new_tokens"), sampling.pop("seeds", None)
         ends = {"stop_token_ids": list(self.eos_token_ids)}  # the environment's own call: none of the run's options
-        ours = {"max_completion_length": most, "generation_kwargs": ends, "seeds": seeds}
-        with replaced(self.vllm_generation, {**sampling, **ours}):
+        asked = {**sampling, "max_completion_length": most, "generation_kwargs": ends, "seeds": seeds}
+        with replaced(self.vllm_generation, asked):
             ids, _ = self._generate_single_turn(prompts, None, {}, 1)
         return list(ids)
 
@@ -468,10 +475,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     # -- the policy's side of a rollout
 
     def generate(
-        self, prompts: list[list[int]], most: int, draws: Sequence[Draw | None] = (), begun: Sequence[int] = ()
+        self, prompts: list[list[int]], most: int, begun: Sequence[int], draws: Sequence[Draw | None] = ()
     ) -> list[Sampled] | None:
-        """One answer to each prompt (token ids), sampled as in training; None when no process has a prompt. See
-        `Generate` in rollout.py for `draws` and `begun`.
+        """One answer to each prompt (token ids), sampled as in training; None when no process has a prompt. `begun`
+        tokens at the end of a prompt belong to the answer.
 
         Where generation is one common act of several processes, all of them bring equally many prompts, the missing
         ones made up: TRL hands the answers out by position, and would wait for a process that does not ask.
@@ -480,9 +487,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if not count:
             return None
         filler = [[self.eos_token_ids[0]]] * (count - len(prompts))
-        begun = [*begun, *[0] * (count - len(begun))]
         with self._sampled_with([draw for draw in draws if draw is not None], count):
-            ids, logprobs = self._sample(prompts + filler, most, begun)
+            ids, logprobs = self._sample(prompts + filler, most, [*begun, *(0 for _ in filler)])
         return [Sampled(ids[n], logprobs[n] if logprobs else None) for n in range(len(prompts))]
 
     def _sample(self, prompts: list[list[int]], most: int, begun: list[int]) -> tuple[list[list[int]], Any]:

@@ -37,7 +37,7 @@ def said_to(prompt: list[int]) -> Sampled:
     return Sampled(ids, [-0.1 * n for n in range(len(ids))])
 
 
-def generate(prompts: list[list[int]], most: int, draws: Any, begun: Sequence[int]) -> list[Sampled] | None:
+def generate(prompts: list[list[int]], most: int, begun: Sequence[int], draws: Any) -> list[Sampled] | None:
     return [said_to(prompt).first(most) for prompt in prompts] or None
 
 

@@ -254,6 +254,22 @@ def test_what_a_request_says(fake: Fake) -> None:
     assert fake.bodies("/v1/completions")[1]["cache_salt"] == salt
 
 
+def test_each_answer_is_asked_for_with_its_own_seed_and_a_group_in_one_request(fake: Fake) -> None:
+    engine = by(fake, seeds=[7, 8, 9, 20, 21, 30])
+    prompts = [[1, 2], [1, 2], [1, 2], [3], [4, 5], [4, 5]]
+    assert engine.generate(prompts)[1] == [[sum(prompt), END] for prompt in prompts]
+    asked = {(str(body["prompt"]), body["n"], body["seed"]) for body in fake.bodies("/v1/completions")}
+    assert asked == {("[[1, 2]]", 3, 7), ("[[3]]", 1, 20), ("[[4, 5]]", 1, 21), ("[[4, 5]]", 1, 30)}
+    assert engine.answer([6], 5, seed=40) == ([6, END], [0.0, -0.5])
+    assert fake.bodies("/v1/completions")[-1]["seed"] == 40
+
+
+def test_the_likeliest_answers_need_no_seed(fake: Fake) -> None:
+    by(fake, seeds=[1, 2], temperature=0.0).generate([[1], [1]])
+    (body,) = fake.bodies("/v1/completions")
+    assert "seed" not in body
+
+
 def test_a_request_says_the_further_sampling_options_and_no_more_tokens_at_least_than_at_most(fake: Fake) -> None:
     extras = Sampling(presence_penalty=0.5, frequency_penalty=-1.0, min_new_tokens=20, stop=("</a>",)).vllm_extras
     engine = by(fake, longest=100, max_completion_length=30, generation_kwargs=extras([END], 30))
@@ -274,22 +290,6 @@ def test_a_server_with_a_token_limit_of_its_own_is_refused(fake: Fake, monkeypat
     assert by(fake, max_completion_length=3).generate([[1]])[1] == [[5, 5, 5]]
     with pytest.raises(RunFailed, match=r"cuts answers at 3 tokens, and 30 were.*\n.*--generation-config vllm"):
         by(fake, max_completion_length=30).generate([[1]])
-
-
-def test_each_answer_is_asked_for_with_its_own_seed_and_a_group_in_one_request(fake: Fake) -> None:
-    engine = by(fake, seeds=[7, 8, 9, 20, 21, 30])
-    prompts = [[1, 2], [1, 2], [1, 2], [3], [4, 5], [4, 5]]
-    assert engine.generate(prompts)[1] == [[sum(prompt), END] for prompt in prompts]
-    asked = {(str(body["prompt"]), body["n"], body["seed"]) for body in fake.bodies("/v1/completions")}
-    assert asked == {("[[1, 2]]", 3, 7), ("[[3]]", 1, 20), ("[[4, 5]]", 1, 21), ("[[4, 5]]", 1, 30)}
-    assert engine.answer([6], 5, seed=40) == ([6, END], [0.0, -0.5])
-    assert fake.bodies("/v1/completions")[-1]["seed"] == 40
-
-
-def test_the_likeliest_answers_need_no_seed(fake: Fake) -> None:
-    by(fake, seeds=[1, 2], temperature=0.0).generate([[1], [1]])
-    (body,) = fake.bodies("/v1/completions")
-    assert "seed" not in body
 
 
 def test_an_answer_fits_behind_its_prompt_and_the_others_are_as_long_as_before(fake: Fake) -> None:

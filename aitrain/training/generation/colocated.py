@@ -76,13 +76,9 @@ class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
         before = vllm_generation.LLM
 
         def start(**options: Any) -> Any:
-            eager = {"enforce_eager": True} if self._is_on_cpu else {}
-            ours = {
-                "dtype": self._dtype,
-                "seed": self.run_seed + options["seed"],
-                "generation_config": "vllm",  # not the model's own sampling defaults
-            }
-            return before(**{**options, **eager, **ours})
+            ours = {"dtype": self._dtype, "seed": self.run_seed + options["seed"]}
+            ours |= {"generation_config": "vllm"}  # not the model's own sampling defaults
+            return before(**{**options, **ours, **({"enforce_eager": True} if self._is_on_cpu else {})})
 
         vllm_generation.LLM = start
         try:

@@ -221,10 +221,10 @@ class Served:
     min_p: float | None = 0.0
     repetition_penalty: float = 1.0
     max_completion_length: int = 16
-    generation_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request, as in TRL's VLLMGeneration."""
     seeds: list[int] | None = None
     """What each prompt of the next `generate` is sampled with; None: the server's own random numbers."""
+    generation_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each request, as in TRL's VLLMGeneration."""
 
     pushes: int = field(default=0, init=False)
     restarts: int = field(default=0, init=False)
