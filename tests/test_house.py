@@ -28,7 +28,7 @@ FLOORS = {
 
 HEAVY_FLOORS = {
     "model": 1, "chat": 1, "dataset": 1.5, "trl_arguments": 2, "hub": 1, "provenance": 1, "tiny_model": 1,
-    "stopwatch": 2, "tracking": 5,
+    "holding_out": 1, "stopwatch": 2, "tracking": 5,
     "finite": 1, "generation": 2, "rollout": 3, "trainer": 4, "evaluation": 5, "alarms": 5, "saving": 5,
     "joining": 2, "history": 4, "callbacks": 5.1, "checkpoints": 5.2,
     "run": 6, "worker": 7,
@@ -40,7 +40,7 @@ WITHIN = {
     "shape": 0, "room": 0.3, "capacity": 0.6,
     "preflight": 1, "serving": 2, "processes": 3,
     "visible": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
-    "intervals": 0, "rollouts": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
+    "intervals": 0, "held_out": 0.5, "rollouts": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
     "picture": 2, "shelf": 2, "card": 3, "shown": 3, "server": 3, "writing": 3,
     "tied_head": 0, "weights": 0, "batching": 0, "colocated": 1, "served": 1, "agreement": 2,
     "grpo": 1, "demo": 2, "doctor": 2, "pager": 1, "runs": 2, "show": 2, "view": 2, "plan": 2, "main": 3,

@@ -17,6 +17,7 @@ from aitrain.events import Evaluated, Event, Note, Phase, Step
 from aitrain.privacy import masked
 from aitrain.report.block import Block, can_be_drawn_over
 from aitrain.report.dashboard import Dashboard, duration, evaluated_line, number, step_line
+from aitrain.report.held_out import shown
 from aitrain.report.plot import ASCII, BLOCKS, curve
 from aitrain.report.visible import visible
 from aitrain.run_folder import Result, RunFolder
@@ -151,7 +152,7 @@ def show_result(result: Result, scores: Values, console: Console) -> None:
 
 
 def score_table(scores: Values) -> RenderableType:
-    """Held-out scores before and after with their 95% intervals, as `summary.scores` has them."""
+    """Held-out scores before and after with their 95% intervals, as result.json has them."""
     rows = {decoding: row for decoding, row in scores.items() if row["before"] or row["after"]}
     if not rows:
         return Text("no held-out cases were scored")
@@ -159,12 +160,5 @@ def score_table(scores: Values) -> RenderableType:
     for name in ("held-out", "before", "after", "change"):
         table.add_column(name)
     for decoding, row in rows.items():
-        table.add_row(decoding, *(_interval(row[when], when == "change") for when in ("before", "after", "change")))
+        table.add_row(decoding, *(shown(row[when], when == "change") for when in ("before", "after", "change")))
     return table
-
-
-def _interval(value: Values | None, is_change: bool) -> str:
-    if value is None:
-        return "-"
-    sign = "+" if is_change else ""
-    return f"{value['mean']:{sign}.3f} [{value['low']:{sign}.3f}, {value['high']:{sign}.3f}]"
