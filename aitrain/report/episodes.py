@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,7 +66,8 @@ class Query:
     def _takes_score(self, score: float | None) -> bool:
         if self.low is None and self.high is None:
             return True
-        return score is not None and (self.low or 0.0) <= score <= (1.0 if self.high is None else self.high)
+        low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
+        return score is not None and low <= score <= high
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,7 @@ def summary(folder: Path, rollouts: Rollouts | None) -> Values:
         "curves": curves(lines),
         "scores": scores(run, rollouts),
         "selection": _selection(result),
+        "bounds": _bounds(_options(run.config)),
         "held_out": held_out_curve(run, rollouts) if rollouts else _recorded_curve(lines, result),
         "episodes": count(rollouts) if rollouts else None,
     }

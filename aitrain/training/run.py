@@ -110,7 +110,7 @@ class Prepared:
     standing: Standing
     evaluator: Evaluator
     tracking: Tracking
-    overlap: int = 0
+    overlap: int
     """Held-out cases with the prompt of a training case."""
 
 
@@ -230,8 +230,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
     serve = _serving(job, limits)
     parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, lora_config(config), serve)
-    held_out = HeldOut(split.held_out, config.seed, config.eval_samples)
-    return replace(_assemble(job, parts, held_out, precision), overlap=split.overlap)
+    return _assemble(job, parts, split, precision)
 
 
 def _serving(job: Job, limits: Limits) -> Callable[[Any], Served] | None:
@@ -352,7 +351,8 @@ def _about_split(split: dataset.Split, limit: int | None) -> Iterator[str]:
         yield "No held-out cases: there will be no score before and after (--eval-cases)."
 
 
-def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -> Prepared:
+def _assemble(job: Job, parts: Parts, split: dataset.Split, precision: Precision) -> Prepared:
+    held_out = HeldOut(split.held_out, job.config.seed, job.config.eval_samples)
     stopper, history = Stopper(job.stop), History(job.folder, job.checkpoint)
 
     def tell(text: str) -> None:
@@ -377,7 +377,7 @@ def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -
     job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(job.folder.environment, about.environment)
-    return Prepared(trainer, held_out, precision, stopper, standing, evaluator, records.tracking)
+    return Prepared(trainer, held_out, precision, stopper, standing, evaluator, records.tracking, split.overlap)
 
 
 def _describe(job: Job, cases: dataset.Cases, processes: int) -> Manifest:

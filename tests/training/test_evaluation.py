@@ -111,7 +111,7 @@ def test_every_place_shows_the_intervals_of_the_result(sampled_run: Result) -> N
     texts = [shown_in_terminal(recorded), (sampled_run.model / "README.md").read_text()]
     after = recorded["pass@3"]["after"]
     for text in texts:
-        assert f"pass@3" in text
+        assert "pass@3" in text
         assert f"{after['mean']:.3f} [{after['low']:.3f}, {after['high']:.3f}]" in text
     curve = held_out_curve(RunFolder(sampled_run.folder), rollouts)
     assert [point["step"] for point in curve] == [0, 1, 2]

@@ -49,7 +49,8 @@ class Embedded {
 
   async episodes(run, query, start = 0) {
     const wanted = query.text.toLowerCase();
-    const matches = this.data.episodes.filter((episode) => takes(query, episode) && (!wanted || holds(episode, wanted)));
+    const isRow = this.data.episodes.some((episode) => episode.case === query.case);
+    const matches = this.data.episodes.filter((episode) => takes(query, episode, isRow) && (!wanted || holds(episode, wanted)));
     const rows = sorted(matches, query.order);
     const end = start + 48;
     return { rows: rows.slice(start, end), total: rows.length, next: end < rows.length ? end : null, is_complete: true };
@@ -60,14 +61,15 @@ class Embedded {
   }
 }
 
-function takes(query, episode) {
+/** `isRow`: whether the case asked for is the number of a row, or else a case_idx. */
+function takes(query, episode, isRow) {
   const kind = episode.when ? "held-out" : "training";
   return (
     ["", kind, episode.when].includes(query.when) &&
     (query.step === "" || Number(query.step) === episode.step) &&
-    (query.case === "" || query.case === episode.case) &&
+    (query.case === "" || query.case === (isRow ? episode.case : episode.case_idx)) &&
     ((query.low === "" && query.high === "") ||
-      (episode.score !== null && episode.score >= Number(query.low || 0) && episode.score <= Number(query.high === "" ? 1 : query.high))) &&
+      (episode.score !== null && episode.score >= Number(query.low === "" ? -Infinity : query.low) && episode.score <= Number(query.high === "" ? Infinity : query.high))) &&
     (query.failure === "" || query.failure === episode.failure || (query.failure === "any" && episode.failure !== "")) &&
     (query.stop === "" || query.stop === episode.stop)
   );
