@@ -106,7 +106,7 @@ def test_only_cases_with_both_scores_have_a_change() -> None:
 
 
 def test_a_change_of_right_and_wrong_cases_has_newcombes_interval() -> None:
-    """Of 50 cases 14 right before only, 2 after only, 22 both and 12 neither. By hand: shares of 0.72 (0.5833 to 0.8253)
+    """Of 50 cases 14 right before only, 2 after only, 22 both, 12 neither. By hand: shares of 0.72 (0.5833 to 0.8253)
     and 0.48 (0.3480 to 0.6149), a correlation of (22 * 12 - 14 * 2 - 25) / sqrt(36 * 14 * 24 * 26) = 0.3762."""
     before = [1.0] * 14 + [0.0] * 2 + [1.0] * 22 + [0.0] * 12
     after = [0.0] * 14 + [1.0] * 2 + [1.0] * 22 + [0.0] * 12

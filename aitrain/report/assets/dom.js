@@ -84,7 +84,14 @@ function plural(value, word) {
 }
 
 function score(value, digits = 3) {
-  return value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "\u2212");
+  return value === null || value === undefined ? "–" : rounded(value, digits).toFixed(digits).replace("-", "\u2212");
+}
+
+/** Halves go to the even neighbour, as in the terminal and the model card, which show the same numbers. */
+function rounded(value, digits) {
+  const scaled = value * 10 ** digits;
+  const isHalf = Math.abs(scaled) % 1 === 0.5 && Number.isInteger(value * 2 ** 20);
+  return isHalf ? (2 * Math.round(scaled / 2)) / 10 ** digits : value;
 }
 
 function signed(value, digits = 3) {
