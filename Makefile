@@ -10,7 +10,7 @@ demo: install
 
 # A file is tested by one process from its beginning to its end, as it may have made something for all of its tests.
 test: install
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .
