@@ -27,6 +27,9 @@ from aitrain.run_folder import RunFolder
 POINTS = 1_000
 """Most points of a curve; of a longer run, neighbouring steps are averaged."""
 
+RESULTS = ("steps", "seconds", "eval_cases", "eval_samples", "eval_overlap", "train_cases")
+"""What of result.json a page shows as it is."""
+
 Values = dict[str, Any]
 
 
@@ -43,7 +46,7 @@ def summary(folder: Path, rollouts: Rollouts | None) -> Values:
         "status": _text(status.get("status")) or _text(result.get("status")) or "unknown",
         "step": finite(status.get("step")) or _last_step(lines),
         "heartbeat": finite(status.get("heartbeat")),
-        "result": {name: result.get(name) for name in ("steps", "seconds", "eval_cases", "train_cases")},
+        "result": {name: result.get(name) for name in RESULTS},
         "environment": read_object(run.environment),
         "knobs": knob_rows(run.config),
         "curves": curves(lines),

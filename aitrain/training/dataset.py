@@ -289,7 +289,8 @@ def split(built: tuple[Cases, Cases | None], config: TrainConfig, limit: PromptL
     count = len(usable) if config.eval_cases is None else min(config.eval_cases, len(usable))
     held_out = usable.only(_chosen(usable, count, config.seed))
     key_of = dict(zip(usable.numbers, shown_held_out, strict=True))
-    overlap = len([number for number in held_out.numbers if key_of[number] in set(shown)])
+    trained = set(shown)
+    overlap = sum(key_of[number] in trained for number in held_out.numbers)
     return Split(train, held_out, dropped, len(own_eval) - len(usable), overlap=overlap)
 
 

@@ -100,7 +100,7 @@ class HeldOut:
         if not draws:
             return {}
         decoding = trainer.greedy() if named["when"].endswith("greedy") else nullcontext()
-        with random_state_of_its_own(self.seed + draws[0].sample), evaluation_mode(trainer.model), decoding:
+        with random_state_of_its_own((self.seed + draws[0].sample) % 2**32), evaluation_mode(trainer.model), decoding:
             batches = list(_batches(trainer, draws))
             episodes = [episode for batch in batches for episode in self._played(trainer, batch)]
         own = list(zip(_own(trainer, draws), episodes, strict=False))  # what filled the share up is left out

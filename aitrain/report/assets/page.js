@@ -88,13 +88,19 @@ function results(summary) {
     .map(([name, one]) => [name, hints[name] ?? "the share of cases solved by one of so many samples", one])
     .filter(([, , one]) => one.before || one.after);
   if (!rows.length) return el("div", { class: "card empty" }, note("No held-out score yet: it is taken before and after training, of cases that are not trained on (--eval-cases)."));
-  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), selectionNote(summary), intervalNote(rows));
+  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), selectionNote(summary), overlapNote(summary.result), intervalNote(rows));
 }
 
 /** Which step --save-best chose, as the score it was chosen by is not the score after. */
 function selectionNote({ selection }) {
   if (!selection) return null;
   return el("p", { class: "hint selection" }, `The model is that of step ${count(selection.step)}: its score of ${score(selection.score)} was the best of ${plural(selection.scorings, "scoring")}. The best of several is high by luck as well, so the score after training is of new samples.`);
+}
+
+/** How many held-out cases were seen in training. */
+function overlapNote(result) {
+  if (!result.eval_overlap) return null;
+  return el("p", { class: "hint selection" }, `${count(result.eval_overlap)} of ${plural(result.eval_cases, "held-out case")} have the same prompt as a training case: their score does not show what was learned for new ones.`);
 }
 
 /** The last scoring of a run that has not come to its end. */
