@@ -72,11 +72,8 @@ class HeldOut:
             for decoding, samples in (("sampled", self.samples), ("greedy", 1))
         ]
         new = self._scorings(trainer, named, *missing)
-        wanted = {case.number for case in self.cases}
         known = {
-            decoding: [
-                (str(row), score) for (row, sample), score in found.items() if row in wanted and score is not None
-            ]
+            decoding: [(str(row), score) for (row, _), score in found.items() if score is not None]
             for decoding, found in recorded.items()
         }
         return Scorings(_joined(known["sampled"], new.sampled), _joined(known["greedy"], new.greedy))
