@@ -45,6 +45,72 @@ class BatchPlan:
         )
 
 
+@dataclass(frozen=True)
+class CaseSchedule:
+    """How epochs are cut into optimizer steps. They follow each other without a gap: a generation batch may hold the
+    last cases of one and the first of the next, and the last batch of a run is filled up from one epoch more."""
+
+    cases: int
+    """Cases of one epoch."""
+    prompts: int
+    """Prompts of one generation batch, over all processes."""
+    passes: int
+    """Forward passes of each process on one generation batch."""
+    accumulation: int
+    """Forward passes of each process in one optimizer step."""
+    epochs: int
+    max_steps: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        batches = math.ceil(self.cases * self.epochs / self.prompts)
+        return self.max_steps or math.ceil(batches * self.passes / self.accumulation)
+
+    @property
+    def batches(self) -> int:
+        """Generation batches of the run, the last of which may be used in part."""
+        return math.ceil(self.steps * self.accumulation / self.passes)
+
+    @property
+    def filled(self) -> int:
+        """Prompts beyond the last epoch, which fill up the last steps."""
+        return 0 if self.max_steps else self.batches * self.prompts - self.cases * self.epochs
+
+    def epochs_after(self, step: int) -> float:
+        """Epochs that were done after a step, with the part of the next one."""
+        done = step * self.accumulation * self.prompts / (self.passes * self.cases)
+        return done if self.max_steps else min(done, float(self.epochs))
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether a step is the first one after which all cases of some epoch were trained on."""
+        return self._whole_epochs(step) > self._whole_epochs(step - 1)
+
+    def _whole_epochs(self, step: int) -> int:
+        return step * self.accumulation // self.passes * self.prompts // self.cases
+
+    def __str__(self) -> str:
+        return (
+            f"{_counted(self.epochs, 'epoch')} of {_counted(self.cases, 'case')} = {_counted(self.steps, 'step')};"
+            f" the last is filled up with {_counted(self.filled, 'case')} of another epoch."
+        )
+
+
+def schedule_cases(config: TrainConfig, plan: BatchPlan, cases: int) -> CaseSchedule:
+    """The schedule of so many training cases, under the generation batch that `--trl` may ask for."""
+    pass_size = plan.processes * plan.micro_batch  # completions of one forward pass, over all processes
+    given = config.trl.get("generation_batch_size")
+    per_batch = config.trl.get("steps_per_generation") or (given and given // pass_size) or plan.accumulation
+    return CaseSchedule(
+        cases=cases,
+        prompts=per_batch * pass_size // plan.generations,
+        passes=per_batch * config.trl.get("num_iterations", 1),
+        accumulation=plan.accumulation,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+    )
+
+
 def plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
     """The plan for so many processes.
 

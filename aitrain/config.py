@@ -8,11 +8,13 @@ Names and defaults are AITraining's wherever it has the knob; where we differ, t
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from aitrain.errors import ConfigError
+from aitrain.loss_types import LossSettings, contradictions, settle
 from aitrain.values import Address, JsonObject, Names, Table, Trackers, as_meant, refusal
 
 __all__ = ["TrainConfig"]
@@ -128,6 +130,12 @@ class TrainConfig(BaseModel):
         "Run",
         may_change=True,
     )
+    stall_timeout: PositiveFloat = knob(
+        1800.0,
+        "Seconds without a step, a token, a finished call or bytes saved after which a run counts as stalled and ends.",
+        "Run",
+        may_change=True,
+    )
     telemetry: bool = knob(
         False,
         "Let the libraries tell their makers how they are used; off, they are asked not to.",
@@ -175,7 +183,9 @@ class TrainConfig(BaseModel):
     optimizer: str = knob("adamw_torch", "Optimizer, by its name in transformers.", "Optimizer")
     scheduler: str = knob("linear", "Learning rate schedule, by its name in transformers.", "Optimizer")
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = knob(
-        0.1, "Share of the steps that warm the learning rate up.", "Optimizer"
+        0.1,
+        "Share of the steps that warm the learning rate up, from 0 in the first one; a run of one step has no warm-up.",
+        "Optimizer",
     )
     weight_decay: NonNegativeFloat = knob(0.0, "Weight decay.", "Optimizer")
     max_grad_norm: NonNegativeFloat = knob(1.0, "Gradients are clipped to this norm; 0: not clipped.", "Optimizer")
@@ -187,12 +197,36 @@ class TrainConfig(BaseModel):
     rl_kl_coef: NonNegativeFloat = knob(
         0.1, "Weight of the KL term to the initial model; 0 saves the reference model's memory.", "GRPO"
     )
-    rl_clip_range: PositiveFloat = knob(0.2, "How far the probability ratio may move before it is clipped.", "GRPO")
     rl_loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = knob(
-        "grpo", "How token losses are formed and averaged.", "GRPO"
+        "grpo",
+        "How token losses are formed and averaged; brings its paper's settings along (docs/losses.md).",
+        "GRPO",
+    )
+    rl_clip_range: PositiveFloat | None = knob(
+        None,
+        "How far the probability ratio may move from 1 before it is clipped; unset: by loss type, 0.2 for grpo. Without"
+        " effect where each batch is used for one update: the ratio is then 1.",
+        "GRPO",
+    )
+    rl_clip_range_high: PositiveFloat | None = knob(
+        None,
+        "The same above 1 (clip-higher); for cispo the largest ratio; unset: by loss type, 0.28 for dapo, 5 for cispo.",
+        "GRPO",
+    )
+    rl_importance_level: Literal["token", "sequence"] | None = knob(
+        None,
+        "A probability ratio for each token, or one for the whole completion (GSPO); unset: by loss type.",
+        "GRPO",
+    )
+    rl_scale_rewards: Literal["group", "batch", "none"] | None = knob(
+        None,
+        "Standard deviation that advantages are divided by: the group's, the batch's, or none; unset: by loss type.",
+        "GRPO",
     )
     rl_mask_truncated_completions: bool = knob(
-        False, "Leave completions that hit the token limit out of the loss.", "GRPO"
+        False,
+        "Leave episodes out of the loss that a limit ended: an answer cut off, no room for another one, rl_max_turns.",
+        "GRPO",
     )
 
     # -- Generation
@@ -318,6 +352,12 @@ class TrainConfig(BaseModel):
     mixed_precision: Literal["no", "bf16", "fp16"] | None = knob(
         None, "Autocast of the forward pass; unset: bf16 where the GPU has it, else none.", "Hardware"
     )
+    warm_up: bool = knob(
+        True,
+        "On GPUs, begin with a forward and backward pass of the longest episodes: too little memory shows at once.",
+        "Hardware",
+        may_change=True,
+    )
     disable_gradient_checkpointing: bool = knob(
         False, "Keep all activations: faster, more memory.", "Hardware", may_change=True
     )
@@ -347,7 +387,8 @@ class TrainConfig(BaseModel):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> TrainConfig:
-        for is_wrong, why in [*self._about_the_run(), *self._about_the_environment(), *self._about_vllm()]:
+        about = (self._about_the_run(), self._about_the_environment(), self._about_vllm(), contradictions(self))
+        for is_wrong, why in chain.from_iterable(about):
             if is_wrong:
                 raise ValueError(why)
         return self
@@ -428,6 +469,11 @@ class TrainConfig(BaseModel):
                 "With --vllm-mode server only the adapter is, and that works; else leave one of the two out.",
             ),
         ]
+
+    @property
+    def loss(self) -> LossSettings:
+        """The settings of the loss: what is given, and for the rest what the loss type brings along."""
+        return settle(self)
 
     @property
     def vllm_memory(self) -> float:

@@ -67,6 +67,8 @@ class Failed:
 
     message: str
     exit_code: int
+    status: str = "failed"
+    """What status.json says of the run: failed, or stalled."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from aitrain import activity
 from aitrain.errors import Interrupted
 from aitrain.run_folder import RunFolder
 
@@ -31,6 +32,8 @@ class Progress:
     steps: int | None = None
     pids: list[int] = field(default_factory=list)
     """The training processes, the first one first."""
+    stall_timeout: float | None = None
+    """Seconds without progress after which the run counts as stalled."""
 
 
 class Heartbeat:
@@ -44,6 +47,7 @@ class Heartbeat:
         self.progress = progress
         self.is_heard = is_heard
         self.over = threading.Event()
+        self._count, self._progressed = -1, 0.0
         self.thread = threading.Thread(target=self._keep_beating, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
@@ -59,7 +63,7 @@ class Heartbeat:
         self.over.set()
         if self.thread.is_alive():
             self.thread.join()
-        if error is not None:
+        if error is not None and self.progress.status != "stalled":
             is_asked = isinstance(error, (Interrupted, KeyboardInterrupt))
             self.progress.status = "stopped" if is_asked else "failed"
         self.beat()
@@ -68,9 +72,18 @@ class Heartbeat:
         """One sign of life. A disk that is full or gone for a moment is no reason to end a run."""
         if self.is_heard:
             progress = self.progress
-            known = {"step": progress.step, "steps": progress.steps, "pids": progress.pids or None}
+            known = {"step": progress.step, "steps": progress.steps, "pids": progress.pids or None, **self._activity()}
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)
+
+    def _activity(self) -> dict[str, Any]:
+        """The phase, and when the run counts as stalled if nothing more happens."""
+        if (count := activity.total()) != self._count:
+            self._count, self._progressed = count, time.time()
+        part = activity.read(activity.own.memory, activity.own.rank).part
+        limit = self.progress.stall_timeout
+        stalls_at = None if limit is None else round(self._progressed + max(limit, part.allows), 3)
+        return {"phase": part.name, "stalls_at": stalls_at}
 
     def _keep_beating(self) -> None:
         while not self.over.wait(BEAT):

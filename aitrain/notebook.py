@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from aitrain import activity
 from aitrain.config import TrainConfig
 from aitrain.environment.loading import load
-from aitrain.errors import AitrainError, ConfigError, as_ours
+from aitrain.errors import AitrainError, ConfigError, RunFailed, as_ours
 from aitrain.events import Note
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.launch.preflight import Plan, check
@@ -16,10 +23,11 @@ from aitrain.privacy import opt_out
 from aitrain.report.terminal import Screen
 from aitrain.report.writing import Reporting
 from aitrain.run_folder import Result, RunFolder
+from aitrain.watchdog import Stall, Watchdog, message, write_stacks
 
 
 def train_here(config: TrainConfig, environment: Any = None) -> Result:
-    """Check, train and report, in this process; a run that is refused leaves no folder."""
+    """Check, train and report, in this process; a run that is refused leaves no folder (one that stalled has a log)."""
     if isinstance(environment, type):
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
     plan = check(_for_one_process(config), has_environment=environment is not None)
@@ -27,7 +35,7 @@ def train_here(config: TrainConfig, environment: Any = None) -> Result:
     try:
         return _run(plan, folder, environment)
     except (Exception, KeyboardInterrupt) as error:
-        if plan.folder is None and not (folder.metrics.exists() or folder.result.exists()):
+        if plan.folder is None and not any(file.exists() for file in (folder.metrics, folder.result, folder.log)):
             folder.discard()
         if isinstance(error, AitrainError):
             raise
@@ -50,7 +58,7 @@ def _run(plan: Plan, folder: RunFolder, environment: Any) -> Result:
     report = Reporting(folder)
     with Screen() as screen:
         try:
-            with Heartbeat(folder, Progress()) as heartbeat:
+            with Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout)) as heartbeat:
                 return _train(plan, environment, Watchers(folder, screen, report, heartbeat))
         finally:
             if folder.metrics.exists():
@@ -82,4 +90,43 @@ def _train(plan: Plan, environment: Any, watchers: Watchers) -> Result:
         host = host_of(environment, config)
         heartbeat.start()
         announce = watchers.report.during(screen.start())
-        return run(Job(config, folder, environment, announce, stop, plan.checkpoint, host, heartbeat.progress))
+        with _ended_if_stalled(config, watchers, stop):
+            return run(Job(config, folder, environment, announce, stop, plan.checkpoint, host, heartbeat.progress))
+
+
+INTERRUPT_SECONDS = 5.0
+"""How long a run that stalled gets to leave after it was interrupted."""
+
+
+@contextmanager
+def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: Any) -> Iterator[None]:
+    """Interrupts a run that makes no progress, as Ctrl-C would. The process is the caller's and is never ended.
+
+    Raises:
+        RunFailed: the run stalled.
+    """
+    told: list[str] = []
+    over, is_main = threading.Event(), threading.current_thread() is threading.main_thread()
+
+    def on_stall(stall: Stall) -> None:
+        with suppress(OSError):
+            write_stacks(watchers.folder.log, f"Stalled: {stall.phase}")
+        watchers.heartbeat.progress.status = "stalled"
+        watchers.heartbeat.beat()
+        told.append(message(stall, watchers.folder, 1))
+        stop.asked = True  # the next request raises
+        if is_main:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if not over.wait(INTERRUPT_SECONDS):
+            watchers.screen(Note(f"{told[0]}\nIt cannot be interrupted: restart this process."))
+
+    read = partial(activity.read, activity.own.memory)
+    with Watchdog(config.stall_timeout, 1, read, on_stall, {0: os.getpid()}):
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            if told:
+                raise RunFailed(told[0]) from interrupt
+            raise
+        finally:
+            over.set()

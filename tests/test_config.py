@@ -15,7 +15,7 @@ from aitrain.values import read_yaml, write_yaml
 from tests.conftest import case_name, write
 
 AITRAINING = {
-    "rl_num_generations": 4, "rl_kl_coef": 0.1, "rl_clip_range": 0.2, "rl_max_new_tokens": 128, "rl_top_k": 50,
+    "rl_num_generations": 4, "rl_kl_coef": 0.1, "rl_max_new_tokens": 128, "rl_top_k": 50,
     "rl_top_p": 1.0, "rl_temperature": 1.0, "rl_loss_type": "grpo", "rl_mask_truncated_completions": False,
     "rl_env_module": None, "rl_env_class": None, "rl_env_config": None,
     "use_vllm": False, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": None, "vllm_server_url": None,

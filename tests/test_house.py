@@ -19,17 +19,19 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "aitrain"
 
 FLOORS = {
-    "errors": 0, "packages": 0, "privacy": 0, "events": 0.1, "values": 0.1, "config": 0.2,
+    "errors": 0, "packages": 0, "activity": 0, "privacy": 0, "events": 0.1, "values": 0.1, "loss_types": 0.1,
+    "config": 0.2,
     "batch": 1, "knobs": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
-    "report": 1.6, "launch": 2,
+    "watchdog": 1.6, "report": 1.6, "launch": 2,
     "notebook": 3, "cli": 3, "__main__": 4,
 }  # fmt: skip
 """The light wing, with steps inside the ground floor; `__init__` is the shop window and may show any floor."""
 
 HEAVY_FLOORS = {
     "model": 1, "chat": 1, "dataset": 1.5, "trl_arguments": 2, "hub": 1, "provenance": 1, "tiny_model": 1,
-    "holding_out": 1, "stopwatch": 2, "tracking": 5,
-    "finite": 1, "generation": 2, "rollout": 3, "trainer": 4, "evaluation": 5, "alarms": 5, "saving": 5,
+    "holding_out": 1, "stopwatch": 2, "tracking": 5, "warm_up": 5,
+    "finite": 1, "flat": 1, "kept_rows": 1, "padding": 1, "epochs": 1, "generation": 2, "rollout": 3, "trainer": 4,
+    "evaluation": 5, "alarms": 5, "saving": 5,
     "joining": 2, "history": 4, "callbacks": 5.1, "checkpoints": 5.2,
     "run": 6, "worker": 7,
 }  # fmt: skip

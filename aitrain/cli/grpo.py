@@ -121,13 +121,14 @@ def plan_lines(plan: Plan) -> list[str]:
     steps = (
         f"{config.max_steps}"
         if config.max_steps
-        else f"{config.epochs} x (training cases / {plan.batch.prompts_per_step})"
+        else f"{config.epochs} x training cases / {plan.batch.prompts_per_step}, rounded up"
     )
     where = folder.path if folder else Path(config.output_dir) / config.project_name
     lines = {
         "model": config.model,
         "environment": str(plan.source.file or plan.source.module) if plan.source else "from Python",
         "batch": str(plan.batch),
+        "loss": str(config.loss),
         "steps": steps,
         "processes": f"{plan.batch.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}",
         "run folder": str(where),
@@ -185,16 +186,16 @@ def _run(plan: Plan, folder: RunFolder, announce: Announce) -> Failed | Ended:
     try:
         end = Processes(plan, folder, announce).run()
     except BaseException as error:
-        _note_end(folder, is_stop=isinstance(error, KeyboardInterrupt))
+        _note_end(folder, "stopped" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
     if isinstance(end, Failed):
-        _note_end(folder, is_stop=end.exit_code == Interrupted.exit_code)
+        _note_end(folder, "stopped" if end.exit_code == Interrupted.exit_code else end.status)
     return end
 
 
-def _note_end(folder: RunFolder, is_stop: bool) -> None:
+def _note_end(folder: RunFolder, status: str) -> None:
     with suppress(OSError):  # which is perhaps what the run has failed of
-        folder.write_status("stopped" if is_stop else "failed")
+        folder.write_status(status)
 
 
 def _screen(folder: RunFolder, wanted: Wanted) -> Screen:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from aitrain.batch import schedule_cases
 from aitrain.cli.grpo import given_knobs, plan_lines
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Event, Failed
@@ -159,8 +160,7 @@ def _measured(wanted: Plan, count: int, debug: bool) -> Iterator[str]:
         pace, cases = _pace(folder), read_object(folder.result).get("train_cases")
     if pace is None:
         raise AitrainError("--measure: no step could be timed")
-    per_epoch = cases // wanted.batch.prompts_per_step if isinstance(cases, int) else None
-    steps = None if per_epoch is None else max(1, per_epoch) * wanted.config.epochs
+    steps = schedule_cases(wanted.config, wanted.batch, cases).steps if isinstance(cases, int) else None
     yield _line("time", f"{_whole(pace, wanted, steps)} measured in {count} steps")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * RSS_UNIT
     yield _line("", f"{shown(peak):>10} of the CPU's memory were used at most by a process")

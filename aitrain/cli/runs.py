@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COLOURS = {
     "running": typer.colors.GREEN,
     "failed": typer.colors.RED,
+    "stalled": typer.colors.RED,
     "dead": typer.colors.RED,
     "damaged": typer.colors.RED,
     "stopped": typer.colors.YELLOW,

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from aitrain import activity
 from aitrain.environment.contract import Job, current_job, finished
 from aitrain.environment.failures import Failure, as_failure
 from aitrain.environment.loading import users_line
@@ -95,7 +96,13 @@ class Workers:
         self._hire(running)
         again = meanwhile(min(running, len(self._threads)))
         self._end_overdue()
-        return set(self._hear(min([again, *(call.left() for _, call in self._running())])))
+        seconds = min([again, *(call.left() for _, call in self._running())])
+        with activity.own.waiting(*self._awaited(running)):
+            return set(self._hear(seconds))
+
+    def _awaited(self, running: int) -> tuple[str, float]:
+        """What the watchdog is told of a wait: its name, and its longest legal silence."""
+        return ("waiting for the environment", self._timeout + GRACE) if running else ("generating", 0.0)
 
     def _hire(self, needed: int) -> None:
         while len(self._threads) < min(self._count, needed):
@@ -175,6 +182,8 @@ class Calls:
         """Wait until some have ended, or `Workers.wake`, or `meanwhile` wants to look again; those that have."""
         heard = self._workers.watch(len(self.running), meanwhile or _nothing_meanwhile) & self.running
         self.running -= heard
+        if heard:
+            activity.tick()
         return list(heard)
 
 

@@ -30,6 +30,7 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.launch.capacity import check_room
 from aitrain.launch.memory import check_memory
 from aitrain.launch.trl_fields import check_trl_fields, words_of
+from aitrain.loss_types import remarks
 from aitrain.packages import installed
 from aitrain.privacy import forms, secrets
 from aitrain.run_folder import RunFolder
@@ -90,7 +91,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
     elif config.use_vllm and config.vllm_mode == "colocate":
         check_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
     batch = plan_batch(config, processes)
-    notes: list[str] = []
+    notes: list[str] = list(remarks(config))
     checkpoint = _find_checkpoint(config, processes, notes.append)
     notes += check_room(config, batch, gpus[:processes])
     return Plan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes))

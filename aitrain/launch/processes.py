@@ -12,10 +12,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
+from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
 from aitrain.heartbeat import sign_of_life
@@ -23,6 +25,7 @@ from aitrain.launch.preflight import Plan
 from aitrain.launch.serving import serving
 from aitrain.privacy import mask_file, opt_out
 from aitrain.run_folder import RunFolder
+from aitrain.watchdog import Stall, Watchdog, ask_for_stacks, descendants, message, waits_for_another_rank
 
 PYTHON = [sys.executable, "-P"]
 """Without the working directory on the path: a folder named `vllm` there must not hide the library."""
@@ -39,12 +42,16 @@ class Processes:
     plan: Plan
     folder: RunFolder
     announce: Announce
-    pids: set[int] = field(default_factory=set)
+    pids: dict[int, int] = field(default_factory=dict)
+    """Process ids by rank."""
     last: Failed | Ended | None = None
     stops: int = 0
     child: subprocess.Popen[str] | None = None
     server: str | None = None
     """Address of the run's own vLLM server."""
+    watchdog: Watchdog | None = None
+    activity: SharedMemory | None = None
+    """What the training processes are doing, written by them."""
 
     def run(self) -> Failed | Ended:
         """Start them, pass on what they say, and wait for the last one to end.
@@ -58,6 +65,7 @@ class Processes:
             stack.enter_context(self._signals())
             self.folder.write_status("running", **sign_of_life())
             self.server = stack.enter_context(serving(self.plan, self.folder, self.announce))
+            stack.enter_context(self._watched())
             self.child = self._start(log)
             try:
                 self._listen(self.child)
@@ -113,7 +121,8 @@ class Processes:
         }
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}
         server = {SERVER_VARIABLE: self.server} if self.server else {}
-        return {**defaults, **os.environ, **gpus, **server}
+        activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
+        return {**defaults, **os.environ, **gpus, **server, **activity}
 
     def _listen(self, child: subprocess.Popen[str]) -> None:
         """Until every process that could still say something is gone."""
@@ -125,7 +134,9 @@ class Processes:
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
-            self.pids.add(event.pid)
+            self.pids[event.rank] = event.pid
+            if self.activity is not None and len(self.pids) == self.plan.batch.processes:
+                self.activity.unlink()  # all have opened it: nothing is left should this process be killed
         elif isinstance(event, (Failed, Ended)):
             self._remember(event)
         self.announce(event)
@@ -134,9 +145,47 @@ class Processes:
         """The first to fail says why; the others fail because it is gone. Whoever does not leave now is ended."""
         if self.last is None:
             self.last = event
+            if self.watchdog is not None:
+                self.watchdog.stop()
             timer = threading.Timer(PATIENCE, self._kill)
             timer.daemon = True
             timer.start()
+
+    # -- hangs
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """While this lasts, a run without progress is ended."""
+        count = self.plan.batch.processes
+        self.activity = shared = SharedMemory(count)
+        self.watchdog = Watchdog(
+            self.plan.config.stall_timeout,
+            count,
+            lambda rank: read(shared.memory, rank),
+            self._on_stall,
+            self.pids,
+            self._waits,
+        )
+        try:
+            with self.watchdog:
+                yield
+        finally:
+            shared.unlink()
+
+    def _waits(self, rank: int, seen: Snapshot) -> bool:
+        """Whether a stalled rank waits for another one; its stacks go to train.log."""
+        pid = self.pids.get(rank)
+        if pid is not None:
+            with suppress(OSError):  # no room for the stacks: the run is ended without them
+                return waits_for_another_rank(ask_for_stacks(self.folder.log, rank, pid, seen))
+        return False
+
+    def _on_stall(self, stall: Stall) -> None:
+        """In the watchdog's thread: a hung main thread cannot end its process."""
+        if self.last is None:
+            text = message(stall, self.folder, self.plan.batch.processes)
+            self._remember(Failed(text, RunFailed.exit_code, "stalled"))
+            self._kill()
 
     # -- ending
 
@@ -163,12 +212,14 @@ class Processes:
         threading.Thread(
             target=self.announce, args=[Phase(STOPPING)], daemon=True
         ).start()  # which may be at it already
-        for pid in self.pids or ({self.child.pid} if self.child else set()):
+        for pid in self.pids.values() or ({self.child.pid} if self.child else set()):
             _send(pid, signal.SIGTERM)
 
     def _kill(self) -> None:
-        """At once: torchrun's processes have sessions of their own, so each is ended by its own id."""
-        for pid in self.pids | ({self.child.pid} if self.child and self.child.poll() is None else set()):
+        """At once: torchrun's processes have sessions of their own, so each is ended by its own id, and with it what it
+        started: processes of the environment, engines."""
+        known = set(self.pids.values()) | ({self.child.pid} if self.child and self.child.poll() is None else set())
+        for pid in (*known, *descendants(list(known))):
             _send(pid, signal.SIGKILL)
 
     def _end(self, child: subprocess.Popen[str]) -> None:

@@ -271,7 +271,8 @@ def disk(shape: Shape, config: TrainConfig, batch: BatchPlan) -> Disk:
     trained = sizes.adapter * 4 if config.peft else sizes.weights
     merged = shape.weights * sizes.width if config.peft and config.merge_adapter else 0
     one = 0 if config.save_strategy == "no" else trained + sizes.optimizer
-    return Disk(trained + merged, one * _kept(config), _rollouts(config, batch))
+    reference = sizes.weights if one and config.trl.get("sync_ref_model") else 0
+    return Disk(trained + merged, (one + reference) * _kept(config), _rollouts(config, batch))
 
 
 def _kept(config: TrainConfig) -> int:

@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any
 
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.loss_types import OPTION_OF
 from aitrain.packages import installed
 
 KNOB_OF = {
@@ -17,6 +18,7 @@ KNOB_OF = {
     "bf16": "mixed_precision",
     "ddp_timeout": "ddp_timeout",
     "epsilon": "rl_clip_range",
+    **OPTION_OF,
     "eval_strategy": "eval_strategy",
     "fp16": "mixed_precision",
     "gradient_accumulation_steps": "gradient_accumulation",
@@ -73,7 +75,7 @@ def check_trl_fields(given: Mapping[str, Any]) -> None:
     """
     fields = trl_fields() if given else {}
     for name, value in given.items():
-        if name in KNOB_OF:
+        if name in KNOB_OF and name not in OPTION_OF:
             flag = "--" + KNOB_OF[name].replace("_", "-")
             raise ConfigError(f"--trl {name}: aitrain has a knob for it: {flag}")
         if name in OURS:

@@ -5,25 +5,29 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aitrain.errors import ConfigError
-from aitrain.heartbeat import is_alive, silence
+from aitrain.heartbeat import SILENCE, is_alive, silence
 from aitrain.run_folder import RunFolder, read_object
 
 TAIL = 1 << 17
 """Bytes at either end of metrics.jsonl that are searched for the first and the last reward."""
-ENDED = ("finished", "failed", "stopped")
+ENDED = ("finished", "failed", "stopped", "stalled")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run. `status` is running, finished, failed, stopped, dead (it says that it runs, and is gone), damaged (its
-    files do not say), or foreign (not a run's folder). Scores are 0 to 1, None where there are none; `age` is in
-    seconds since the last sign of life."""
+    """One run.
+
+    `status` is running, finished, failed, stopped, stalled (no progress: it was ended, or hangs and cannot be ended),
+    dead (it says that it runs, and is gone), damaged (its files do not say), or foreign (not a run's folder). Scores
+    are 0 to 1, None where there are none; `age` is in seconds since the last sign of life.
+    """
 
     name: str
     path: str
@@ -88,7 +92,10 @@ def _state(status: dict[str, Any]) -> str:
         return str(said)
     if said != "running":
         return "damaged"
-    return "running" if is_alive(status) else "dead"
+    if not is_alive(status):
+        return "dead"
+    stalls_at = _number(status.get("stalls_at"))
+    return "stalled" if stalls_at is not None and time.time() > stalls_at + SILENCE else "running"
 
 
 def _age(status: dict[str, Any], folder: RunFolder) -> float | None:

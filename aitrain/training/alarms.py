@@ -32,6 +32,8 @@ class Alarm:
 def _same_scores(logs: Logs) -> str:
     share, reward = logs["frac_reward_zero_std"], logs.get("reward") or 0.0
     where = "at 0: the cases are too hard" if reward < 0.05 else f"mostly near {reward:.2f}"
+    if logs.get("unscored", 0.0) > 0:
+        where += ", or fewer than two have a score"
     return (
         f"In {share:.0%} of the groups all completions score the same, {where}. Such groups teach nothing: raise"
         " --rl-num-generations or --rl-temperature, give partial credit, or take easier cases;"
@@ -124,32 +126,3 @@ class Alarms(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero and "reward" in logs:
             for advice in self.watch.look(logs):
                 self.tell(advice)
-
-
-class Flat(TrainerCallback):  # type: ignore[misc]
-    """Ends a run in which nothing is left to learn, or nothing can be: no group's scores differ, for so many steps.
-
-    On every process: the metrics are those of all of them.
-    """
-
-    def __init__(self, steps: int, stop: Callable[[str], None]) -> None:
-        self.steps = steps
-        self.stop = stop
-        self.last_difference = 0
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        """A resumed run gets its steps anew."""
-        self.last_difference = state.global_step
-
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs, **_: object
-    ) -> None:
-        """Each line of metrics."""
-        if logs.get("frac_reward_zero_std", 0.0) < 1.0:
-            self.last_difference = state.global_step
-        elif (lasts := state.global_step - self.last_difference) >= self.steps:
-            reward = logs.get("reward")
-            level = "" if reward is None else f", the last ones all near {reward:.2f}"
-            self.stop(f"in {lasts} steps no group's scores differed{level} (--stop-when-flat {self.steps})")

@@ -164,10 +164,17 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
     from before it.
     """
 
-    def __init__(self, config: TrainConfig, evaluate: Callable[[int], Scores], standing: Standing) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        evaluate: Callable[[int], Scores],
+        standing: Standing,
+        ends_epoch: Callable[[int], bool],
+    ) -> None:
         self.config = config
         self.evaluate = evaluate
         self.standing = standing
+        self.ends_epoch = ends_epoch
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """What a run that was stopped still owed."""
@@ -193,7 +200,7 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
             return False
         if self.config.eval_strategy == "steps":
             return bool(state.global_step % self.config.eval_steps == 0)
-        return self.config.eval_strategy == "epoch" and bool(state.epoch == int(state.epoch))
+        return self.config.eval_strategy == "epoch" and self.ends_epoch(state.global_step)
 
     def _evaluate(self, step: int) -> bool:
         """Whether this is the best score so far."""

@@ -20,6 +20,7 @@ from trl.chat_template_utils import (
     supports_tool_calling,
 )
 
+from aitrain import activity
 from aitrain.environment.calls import ToolCall, read_calls
 from aitrain.environment.contract import Prompt
 from aitrain.environment.dialogue import Message, Reply
@@ -76,6 +77,7 @@ class Chat:
 
     def prompt_ids(self, prompt: Prompt, tools: Schemas = ()) -> list[int]:
         """Its tokens; special ones are added to strings only, as a chat template writes its own."""
+        activity.tick()
         return self._ids(self.prompt_text(prompt, tools), add_special_tokens=isinstance(prompt, str))
 
     def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:

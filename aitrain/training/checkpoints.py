@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, load_model, save_file, save_model
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from aitrain import activity
 from aitrain.checkpoint import PREFIX, STAGING, Manifest, publish, rotate, seal
 from aitrain.errors import RunFailed
 from aitrain.run_folder import RunFolder
@@ -54,7 +55,8 @@ class Checkpoints:
         if step == self.last:
             return  # at the end of an epoch, after a save in its last step
         staging = self.folder.checkpoints / f"{STAGING}{step}"
-        with saying_what_room_it_needs(self.folder, size_of(trainer)):
+        size = size_of(trainer)
+        with activity.own.doing("saving a checkpoint", moves_files=True), saying_what_room_it_needs(self.folder, size):
             if accelerator.is_main_process:
                 shutil.rmtree(staging, ignore_errors=True)
                 staging.mkdir(parents=True)
@@ -72,6 +74,7 @@ class Checkpoints:
             write()
         made.mkdir(exist_ok=True)
         write_window(trainer, made)
+        write_reference(trainer, made)
         self.history.sync()
 
     def _finish(self, staging: Path, step: int) -> None:
@@ -118,13 +121,29 @@ def read_window(trainer: EpisodeTrainer, folder: Path) -> None:
     trainer.go_on(pieces, values)
 
 
+REFERENCE = "reference.safetensors"
+
+
+def write_reference(trainer: EpisodeTrainer, folder: Path) -> None:
+    """The weights of the reference model, where they have been changed (`--trl sync_ref_model`)."""
+    if trainer.has_moved_reference and trainer.accelerator.is_main_process:
+        save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / REFERENCE))
+
+
+def read_reference(trainer: EpisodeTrainer, folder: Path) -> None:
+    """Put them back; without them, the reference model is the initial one."""
+    if trainer.has_moved_reference and (folder / REFERENCE).exists():
+        load_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / REFERENCE))
+
+
 def size_of(trainer: EpisodeTrainer, with_optimizer: bool = True) -> int:
     """Bytes that saving takes: weights, or the adapter's alone, and what the optimizer keeps for them."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = [p for p in model.parameters() if p.requires_grad or not hasattr(model, "peft_config")]
     states = trainer.optimizer.state.values() if with_optimizer else ()
     kept = [value for state in states for value in state.values()]
-    tensors = [value for value in (*weights, *kept) if isinstance(value, torch.Tensor)]
+    reference = trainer.ref_model.parameters() if with_optimizer and trainer.has_moved_reference else ()
+    tensors = [value for value in (*weights, *reference, *kept) if isinstance(value, torch.Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -168,7 +187,7 @@ class Return(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Once, before the first new step. A run that was changed begins its window anew, with its new rate: the
         optimizer's state holds the old one."""
-        self.trainer.skip_epochs(int(state.epoch or 0))
+        read_reference(self.trainer, self.checkpoint)
         if self.is_same:
             read_window(self.trainer, self.checkpoint)
         else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,7 +143,48 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_path(config.model), **options)
     except Exception as error:
         raise _cannot_load(config, error) from error
+    switch_off_noise(model)
     return model
+
+
+def switch_off_noise(model: PreTrainedModel) -> None:
+    """Turn off the dropout and the router noise of a model, which would be active while it samples and while it trains:
+    the policy would differ from itself in every forward pass, and from the reference model before the first step.
+
+    A model reads the probabilities from layers, from attributes of its modules or from its configuration. The
+    configuration that is saved with the model stays as it was: the modules get a copy of it.
+    """
+    silent: dict[int, Any] = {}
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        _silence(module)
+        config = None if module is model else vars(module).get("config")
+        if config is not None and any(True for _ in _noise_of(config)):
+            silent.setdefault(id(config), copy.deepcopy(config))
+            module.config = silent[id(config)]
+    for config in silent.values():
+        _silence(config)
+
+
+def _silence(owner: Any) -> None:
+    for name in list(_noise_of(owner)):
+        setattr(owner, name, 0.0)
+
+
+def _noise_of(owner: Any) -> Iterator[str]:
+    """Attributes that hold a share of dropout or noise above 0, such as `attn_pdrop` or `router_jitter_noise`."""
+    for name, value in vars(owner).items():
+        if isinstance(value, float) and value > 0 and ("drop" in name or "jitter" in name):
+            yield name
+
+
+def keep_adapter_precise(model: torch.nn.Module) -> None:
+    """Hold the weights of an adapter that trains in float32: in bfloat16, which TRL gives them on a quantized base,
+    updates of less than 0.4 % of a weight round to nothing."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
+            parameter.data = parameter.data.float()
 
 
 def _quantized(config: TrainConfig) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from aitrain import activity
 from aitrain.environment.contract import Case, Completion
 from aitrain.environment.dialogue import Message, Move, Reply
 from aitrain.environment.failures import Failure
@@ -21,6 +22,9 @@ from aitrain.training.stopwatch import Stopwatch
 STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout")
 """What ends an episode: the environment (max_tokens: after an answer that was cut off), the turns, no room for another
 answer, or a failure."""
+
+TRUNCATED = ("max_tokens", "max_turns", "truncated")
+"""Those of them that are limits of ours."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,11 @@ class Episode:
         if self.scored.failure is not None:
             return "env_timeout" if self.scored.failure.kind == "timed_out" else "env_error"
         return self.track.stop or "done"
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a limit ended it, and not the environment."""
+        return self.stop in TRUNCATED
 
     @property
     def told(self) -> str:
@@ -272,7 +281,7 @@ class Rollout:
         most = max(rooms, default=1)
         if self.limits.context is not None and live:
             most = min(most, self.limits.context - max(map(len, prompts)))
-        with self.watch.running("generate"):
+        with self.watch.running("generate"), activity.own.doing("generating"):
             answers = self.generate(prompts, most)
         if answers is None:
             return False

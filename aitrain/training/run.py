@@ -17,8 +17,10 @@ from accelerate import PartialState
 from accelerate.utils import gather_object, set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
+from trl import GRPOConfig
 
-from aitrain.batch import plan_batch
+from aitrain import activity
+from aitrain.batch import BatchPlan, CaseSchedule, plan_batch, schedule_cases
 from aitrain.checkpoint import (
     PREFIX,
     Best,
@@ -38,18 +40,19 @@ from aitrain.environment.failures import CallFailed
 from aitrain.environment.scoring import Host, host_of
 from aitrain.environment.tools import Tools
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFailed
-from aitrain.events import Announce, Ended, Evaluated, Note, Phase
+from aitrain.events import Announce, Ended, Evaluated, Event, Note, Phase
 from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
 from aitrain.report.held_out import before_and_after, score_bounds
 from aitrain.run_folder import Result, RunFolder, read_lines, write_json
 from aitrain.training import dataset, saving
-from aitrain.training.alarms import Alarms, Flat
+from aitrain.training.alarms import Alarms
 from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
 from aitrain.training.chat import Chat, Schemas, chat_for_episodes
 from aitrain.training.checkpoints import CannotWrite, Checkpoints, Return, saying_what_room_it_needs, size_of
 from aitrain.training.evaluation import HeldOut, Scorings, recorded_before
 from aitrain.training.finite import Diverged, check_weights
+from aitrain.training.flat import StopWhenFlat
 from aitrain.training.generation.agreement import Agreement
 from aitrain.training.generation.served import (
     AdapterSync,
@@ -80,7 +83,15 @@ from aitrain.training.provenance import describe_run
 from aitrain.training.rollout import Limits, refuse_tools_for_strings
 from aitrain.training.tracking import About, Tracking
 from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
-from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_sharded
+from aitrain.training.trl_arguments import (
+    Lengths,
+    fit_vllm,
+    fit_warmup,
+    grpo_arguments,
+    grpo_config,
+    refuse_sharded,
+)
+from aitrain.training.warm_up import Longest, can_warm_up, longest_shapes, warm_up
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,7 @@ class Prepared:
     standing: Standing
     evaluator: Evaluator
     tracking: Tracking
+    longest: Callable[[], Longest]
     overlap: int
     """Held-out cases with the prompt of a training case."""
 
@@ -134,6 +146,7 @@ def run(job: Job) -> Result:
         AitrainError: what went wrong, as the user should read it. What was trained until then is saved, unless it
             went wrong on one of several processes.
     """
+    job = replace(job, announce=_noting_phases(job.announce))
     is_first = os.environ.get("RANK", "0") == "0"
     with (
         closing(job.host or host_of(job.environment, job.config)) as host,
@@ -149,6 +162,17 @@ def run(job: Job) -> Result:
             raise
 
 
+def _noting_phases(announce: Announce) -> Announce:
+    """Phases are for the watchdog as well, on every process. Those that load or save move files."""
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Phase):
+            activity.own.enter(event.text, moves_files=not event.text.startswith(("training", "scoring")))
+        announce(event)
+
+    return tell
+
+
 def _run(job: Job, host: Host) -> Result:
     prepared = prepare(job, host)
     with closing(prepared.trainer), closing(prepared.tracking):
@@ -156,6 +180,7 @@ def _run(job: Job, host: Host) -> Result:
 
 
 def _train_and_score(job: Job, prepared: Prepared) -> Result:
+    _warm_up(job, prepared)
     before = _score_before(job, prepared)
     start = time.monotonic()
     try:
@@ -202,13 +227,11 @@ def prepare(job: Job, host: Host) -> Prepared:
     transformers_logging.disable_progress_bar()
     check_methods(job.environment)
     config = job.config
-    precision = choose_precision(config)
+    precision = _precision(job)
     batch = plan_batch(config, join(config, precision))
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
     refuse_sharded(arguments, config)
     check_hub(config)
-    if precision.dtype == torch.bfloat16 and not config.peft:
-        job.announce(Note("dtype bfloat16: small updates of such weights round to nothing; float32 keeps them."))
     job.announce(Phase("building the dataset"))
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
@@ -228,9 +251,28 @@ def prepare(job: Job, host: Host) -> Prepared:
     if config.use_vllm:
         context = fit_vllm(arguments, config, _lengths(job, split, limit, context))
     limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
-    serve = _serving(job, limits)
-    parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, lora_config(config), serve)
+    schedule = _schedule(job, arguments, batch, len(split.train))
+    lora, serve = lora_config(config), _serving(job, limits)
+    parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, schedule, lora, serve)
     return _assemble(job, parts, split, precision)
+
+
+def _precision(job: Job) -> Precision:
+    precision = choose_precision(job.config)
+    if precision.dtype == torch.bfloat16 and not job.config.peft:
+        job.announce(Note("dtype bfloat16: small updates of such weights round to nothing; float32 keeps them."))
+    return precision
+
+
+def _schedule(job: Job, arguments: GRPOConfig, batch: BatchPlan, cases: int) -> CaseSchedule:
+    """How the training cases become steps; TRL is told the number of steps alone."""
+    schedule = schedule_cases(job.config, batch, cases)
+    arguments.max_steps = schedule.steps
+    if schedule.filled:
+        job.announce(Note(str(schedule)))
+    if note := fit_warmup(arguments):
+        job.announce(Note(note))
+    return schedule
 
 
 def _serving(job: Job, limits: Limits) -> Callable[[Any], Served] | None:
@@ -362,22 +404,27 @@ def _assemble(job: Job, parts: Parts, split: dataset.Split, precision: Precision
     standing = _compare(job, about)
     checkpoints = Checkpoints(job.folder, history, about, standing, job.config.save_total_limit)
     records = Records(history, Tracking(About(job.folder, job.config), tell))
-    callbacks = [records.tracking, Reporter(history, job.progress, job.announce), Alarms(tell), stopper]
-    if job.config.stop_when_flat is not None:
-        callbacks.append(Flat(job.config.stop_when_flat, job.stop.want))
+    callbacks = [records.tracking, Reporter(history, job.progress, job.announce), Alarms(tell)]
     hooks = Hooks(records.add_rollouts, tell, callbacks, checkpoints.save)
     try:
+        activity.own.enter("preparing the trainer", moves_files=True)
         trainer = EpisodeTrainer(parts, hooks)
     except (ValueError, ImportError, NotImplementedError) as error:
         raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
-    evaluator = Evaluator(job.config, partial(_evaluate_at, job, trainer, held_out, records), standing)
+    if job.config.stop_when_flat is not None:
+        trainer.add_callback(StopWhenFlat(job.config.stop_when_flat, trainer.flat, job.stop.want))
+    trainer.add_callback(stopper)
+    evaluate = partial(_evaluate_at, job, trainer, held_out, records)
+    evaluator = Evaluator(job.config, evaluate, standing, parts.schedule.ends_epoch)
     trainer.add_callback(evaluator)
     if job.checkpoint is not None:
         trainer.add_callback(Return(job.checkpoint, trainer, standing.is_same))
     job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(job.folder.environment, about.environment)
-    return Prepared(trainer, held_out, precision, stopper, standing, evaluator, records.tracking, split.overlap)
+    longest = partial(longest_shapes, parts)
+    tracking = records.tracking
+    return Prepared(trainer, held_out, precision, stopper, standing, evaluator, tracking, longest, split.overlap)
 
 
 def _describe(job: Job, cases: dataset.Cases, processes: int) -> Manifest:
@@ -405,6 +452,32 @@ def _compare(job: Job, now: Manifest) -> Standing:
     return Standing(best, before.owes_evaluation, is_same=not changes)
 
 
+def _warm_up(job: Job, prepared: Prepared) -> None:
+    """Show at once whether the longest episodes fit into the memory, and not after hours, when the first ones come.
+
+    Raises:
+        RunFailed: they do not.
+    """
+    trainer = prepared.trainer
+    if not (job.config.warm_up and can_warm_up(trainer)):
+        return
+    lengths = prepared.longest()
+    job.announce(Phase("warming up"))
+    try:
+        warm_up(trainer, lengths.prompt, lengths.completion)
+    except torch.OutOfMemoryError as error:
+        where = f"the warm-up, with the longest episodes ({lengths.prompt} + {lengths.completion} tokens)"
+        raise _out_of_memory(where, error) from error
+
+
+def _out_of_memory(where: str, error: torch.OutOfMemoryError) -> RunFailed:
+    return RunFailed(
+        f"Out of memory in {where}: {' '.join(str(error).split())[:160]}\n"
+        "Lower --batch-size (say --rl-prompts-per-step to keep the step as it is), use --peft,\n"
+        "or set --rl-kl-coef 0, which saves the reference model."
+    )
+
+
 def _score_before(job: Job, prepared: Prepared) -> Scorings:
     """Of the initial policy. A resumed run has it still, and plays what is not on record: other cases, more samples."""
     job.stop.check()
@@ -428,12 +501,13 @@ def _say_scoring(job: Job, held_out: HeldOut) -> None:
 
 def _train(job: Job, prepared: Prepared) -> None:
     trainer = prepared.trainer
-    if job.checkpoint is not None and trainer.is_over(job.checkpoint, prepared.standing.is_same):
+    if job.checkpoint is not None and trainer.is_over(job.checkpoint):
         return
     job.announce(Phase("training"))
     try:
         trainer.train(resume_from_checkpoint=None if job.checkpoint is None else str(job.checkpoint))
         trainer.failures.after_run()
+        _check_work(job, trainer)
     except ServerFailed:
         if trainer.state.global_step == 0:
             raise
@@ -449,11 +523,26 @@ def _train(job: Job, prepared: Prepared) -> None:
             "Take another one with --resume-from-checkpoint, and mistrust where this one came from."
         ) from error
     except torch.OutOfMemoryError as error:
-        raise RunFailed(
-            f"Out of memory in step {trainer.state.global_step + 1}: {' '.join(str(error).split())[:160]}\n"
-            "Lower --batch-size (say --rl-prompts-per-step to keep the step as it is), use --peft,\n"
-            "or set --rl-kl-coef 0, which saves the reference model."
-        ) from error
+        raise _out_of_memory(f"step {trainer.state.global_step + 1}", error) from error
+
+
+def _check_work(job: Job, trainer: EpisodeTrainer) -> None:
+    """Say so where there was nothing to learn.
+
+    Raises:
+        RunFailed: there was no optimizer step at all.
+    """
+    if trainer.state.global_step == 0:
+        raise RunFailed("There was no optimizer step: nothing was trained\nSee train.log in the run folder.")
+    if not trainer.updates:
+        since = f" after {job.checkpoint.name}" if job.checkpoint else ""
+        skipped = f", and {trainer.finite.skipped} steps were skipped" if trainer.finite.skipped else ""
+        job.announce(
+            Note(
+                f"No step{since} had anything to learn from: in every group all completions scored the same, or had no"
+                f" score{skipped}."
+            )
+        )
 
 
 def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, records: Records, step: int) -> Scores:
@@ -462,6 +551,7 @@ def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, records: 
     if trainer.accelerator.is_main_process and sampled is not None:
         records.history.add_metrics({"step": step, "eval_score": sampled, "eval_greedy": greedy})
         _tell_scores(job, records.tracking, Evaluated(f"step {step}", sampled, greedy))
+    activity.own.enter("training")
     return sampled, greedy
 
 

@@ -25,6 +25,7 @@ from accelerate import PartialState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
 
+from aitrain import activity
 from aitrain.config import TrainConfig
 from aitrain.events import Evaluated
 from aitrain.run_folder import RunFolder
@@ -184,7 +185,8 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
 
     def _try(self, name: str, act: Callable[[], object]) -> None:
         try:
-            act()
+            with activity.own.doing(f"reporting to {name}"):
+                act()
         except Exception as error:
             self.trackers.pop(name, None)
             why = " ".join(str(error).split())[:200]

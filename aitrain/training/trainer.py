@@ -6,6 +6,9 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer(rollout_func=)                              one episode for each prompt, repeats included; env_mask
                                                             becomes tool_mask, the tokens that are in the loss
     GRPOTrainer._generate_single_turn(ids, images, fields, n)   called, for each round of a rollout
+    GRPOTrainer._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, ...)   overridden:
+                                                            each log-probability of the policy and of the reference
+                                                            model comes from it, and it hands the model no positions
     GRPOTrainer.generation_config.max_new_tokens            replaced for each round
     GRPOTrainer.generation_config, .generation_kwargs       replaced while decoding greedily
     GRPOTrainer.eos_token_ids                               read: what ends an answer
@@ -15,6 +18,16 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer.vllm_generation.max_completion_length, .temperature, .top_k, .top_p   replaced likewise
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     Trainer.training_step(...)                              overridden: seen is the loss of each forward pass
+    GRPOTrainer._prepare_inputs(generation_batch)           overridden: it replaces ._buffered_inputs by the
+                                                            micro-batches of each new generation batch, and returns one
+    GRPOTrainer._compute_loss(model, inputs)                overridden: rows are left out of it, see kept_rows.py; it
+                                                            averages by .beta, inputs["advantages"],
+                                                            inputs["num_items_in_batch"], inputs["tool_mask"] and
+                                                            .current_gradient_accumulation_steps, which it only reads
+    GRPOTrainer.mask_truncated_completions                  set to False: it knows the last token, not what ended an
+                                                            episode
+    GRPOTrainer._metrics["train"]["frac_reward_zero_std"]   replaced: it does not count groups without two scores
+    accelerator.sync_gradients                              true in the last forward pass of an optimizer step
     Trainer._get_grad_norm(model, grad_norm)                overridden: called once a step, after backward and clipping
                                                             and before optimizer.step, which skips what has no gradient
     GRPOTrainer.log(logs, start_time)                       overridden: called once a logging step, before the callbacks
@@ -27,8 +40,7 @@ tests/test_upstream.py checks each of them by name:
     Trainer._load_from_checkpoint(checkpoint)               called, for the weights alone
     Trainer.train(resume_from_checkpoint)                   not called for a checkpoint of the last step: it trains one
                                                             step more
-    GRPOTrainer._get_train_sampler(dataset)                 kept: it draws an order for each epoch, and a resumed run's
-                                                            draws that of the first one again
+    GRPOTrainer._get_train_sampler(dataset)                 overridden: TRL's leaves out what does not fill a batch
     on_train_begin                                          comes after weights, optimizer and state were loaded
     output["advantages"]                                    this process's advantages, in the order of `inputs`
     reward function keywords                                prompts, completions, completion_ids, columns, log_metric
@@ -44,27 +56,38 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
 from transformers import GenerationConfig, PreTrainedModel, TrainerCallback
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
+from aitrain import activity
+from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
 from aitrain.environment.failures import FAILURE_KINDS
 from aitrain.environment.scoring import FailureCount, Host
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
+from aitrain.training.epochs import CaseStream, Epochs
 from aitrain.training.finite import Finite
+from aitrain.training.flat import FlatSteps, flat_share
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
 from aitrain.training.generation.served import Asking, Served
+from aitrain.training.kept_rows import KEPT, KeptRows
+from aitrain.training.model import keep_adapter_precise
+from aitrain.training.padding import LeftAligned, depends_on_padding
 from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled
 from aitrain.training.stopwatch import Stopwatch
+
+FLAT = "flat"
+"""Of a micro-batch: whether its generation batch has no advantages on any process."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +101,7 @@ class Parts:
     host: Host
     chat: Chat
     limits: Limits
+    schedule: CaseSchedule
     peft_config: Any = None
     serve: Callable[[Any], Served] | None = None
     """Generation by a vLLM server, for a trainer that is made; None: TRL's own, whichever it is."""
@@ -98,7 +122,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
     def __init__(self, parts: Parts, hooks: Hooks) -> None:
-        self.cases = parts.cases
+        self.cases, self.schedule = parts.cases, parts.schedule
         self.hooks = hooks
         self.failures = FailureCount(parts.host.config.rl_max_failed)
         with warnings.catch_warnings(), replaced(grpo_trainer, {"VLLMGeneration": Generation}):
@@ -113,18 +137,29 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 callbacks=hooks.callbacks,
                 rollout_func=self.roll_out,
             )
+        if parts.peft_config is not None and not (self.is_fsdp_enabled or is_deepspeed_zero3_enabled()):
+            keep_adapter_precise(self.model)  # sharded, all weights have to be of one type
         self.remove_callback(PrinterCallback)
+        self.masks_truncated: bool = parts.arguments.mask_truncated_completions
+        self.mask_truncated_completions = False
+        self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
+        self.flat = FlatSteps()
         self.finite = Finite(self.accelerator, hooks.tell)
         self.watch = Stopwatch()
+        self.updates = 0  # steps that had a gradient and a learning rate
+        self.add_callback(Epochs(parts.schedule))
         self.add_callback(self.finite)
         self.add_callback(self.watch)
         if parts.serve is not None:
             self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
             self.vllm_generation = parts.serve(self)
         self.rollout = self._make_rollout(parts)
+        self.context = parts.limits.context
+        self.aligns_rows = self._is_sharded or self._depends_on_padding()
 
     def _make_rollout(self, parts: Parts) -> Rollout:
         policy = self.accelerator.unwrap_model(self.model)
+        policy.register_forward_pre_hook(activity.tick)  # a token of each completion, or a micro-batch
         shared = not self.use_vllm or self._generates_in_common
         batcher = Batcher(policy, parts.tokenizer.pad_token_id, None if shared else self._engine)
         batcher.wake = parts.host.workers.wake
@@ -152,7 +187,19 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._asked = cases, [self.seed_of(self.state.global_step, number) for number in numbers]
         output: dict[str, Any] = super()._generate_and_score_completions([{"prompt": case.prompt} for case in cases])
         self._write_rollouts(output["advantages"].tolist())
-        return output
+        return output | self._what_is_learned_from()
+
+    def _what_is_learned_from(self) -> dict[str, torch.Tensor]:
+        """Which episodes of this process are in the loss, and whether none of any process has an advantage."""
+        scores = [math.nan if e.scored.score is None else e.scored.score for e in self._batch]
+        kept = [e.scored.score is not None and not (self.masks_truncated and e.is_truncated) for e in self._batch]
+        everywhere = self.accelerator.gather(torch.tensor([scores, kept], device=self.accelerator.device).T)
+        share = flat_share(everywhere[:, 0], everywhere[:, 1], self.num_generations)
+        self._metrics["train"]["frac_reward_zero_std"][-1] = share
+        mean = everywhere[:, 0].nanmean().item()
+        self.flat.reward = None if math.isnan(mean) else mean
+        device = self.accelerator.device
+        return {KEPT: torch.tensor(kept, device=device), FLAT: torch.tensor(share == 1.0, device=device)}
 
     def seed_of(self, *names: object) -> int:
         """The environment's seed for a case at some time: the same one for a whole group, on whichever process."""
@@ -229,18 +276,102 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             ids, _ = self._generate_single_turn(prompts, None, {}, 1)
         return list(ids)
 
-    # -- numbers gone wrong
+    # -- log-probabilities
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *rest: Any,
+        **more: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Of the last `logits_to_keep` tokens, with every token at the position that it has without padding; also where
+        the padded batch is wider than the model's context, though none of its rows is longer."""
+        compute = super()._get_per_token_logps_and_entropies
+        too_wide = self.context is not None and input_ids.shape[1] > self.context
+        if not (self.aligns_rows or too_wide):
+            plain: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = compute(
+                model, input_ids, attention_mask, logits_to_keep, *rest, **more
+            )
+            return plain
+        rows = LeftAligned.of(input_ids, attention_mask)
+        logps, entropies, loss = compute(model, rows.ids, rows.mask, rows.ids.shape[1] - 1, *rest, **more)
+        entropies = None if entropies is None else rows.moved_back(entropies, logits_to_keep)
+        return rows.moved_back(logps, logits_to_keep), entropies, loss
+
+    def _depends_on_padding(self) -> bool:
+        def log_probs(ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
+            device = self.accelerator.device
+            compute = super(EpisodeTrainer, self)._get_per_token_logps_and_entropies
+            values: torch.Tensor = compute(self.model, ids.to(device), mask.to(device), count)[0]
+            return values
+
+        model = self.accelerator.unwrap_model(self.model)
+        is_precise = model.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
+        with evaluation_mode(self.model):
+            vocabulary = model.get_input_embeddings().weight.shape[0]
+            return depends_on_padding(log_probs, self.context, vocabulary, is_precise)
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether no process has the whole model to compute with before training starts."""
+        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    # -- a step of the optimizer
 
     def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
         """One forward and backward pass; its loss is looked at."""
-        loss: torch.Tensor = super().training_step(*arguments, **keywords)
+        with activity.own.doing("forward and backward pass"):
+            loss: torch.Tensor = super().training_step(*arguments, **keywords)
         self.finite.see_loss(loss)
+        self.rows.end_pass(self._piece, is_last=self.accelerator.sync_gradients)
+        self.flat.see(bool(self._piece[FLAT]))
+        if self.accelerator.sync_gradients:
+            self.flat.end_step()
         return loss
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """The micro-batch of this forward pass; a new generation batch, of which it may be the first, is complete."""
+        before = self._buffered_inputs
+        piece: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is not None and self._buffered_inputs is not before:
+            self.rows.begin_window(self._buffered_inputs)
+        self._piece = piece
+        return piece
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """The loss of a micro-batch, as if the optimizer step had the kept rows only."""
+        if KEPT not in inputs:  # a warm-up pass, which is part of no step
+            return cast(torch.Tensor, super()._compute_loss(model, inputs))
+        passes = self.current_gradient_accumulation_steps
+        ratio = self.rows.expect(self._pieces_of_step(passes), passes)
+        if ratio != 1.0:
+            _scale_gradients(model, ratio)
+        changes = self.rows.changes(inputs, self.loss_type, self.beta, passes)
+        if changes is None:
+            return cast(torch.Tensor, super()._compute_loss(model, inputs))
+        settings = {"beta": changes["beta"], "current_gradient_accumulation_steps": changes["passes"]}
+        with replaced(self, settings):
+            weighted = inputs | {"advantages": inputs["advantages"] * changes["rows"]}
+            return cast(torch.Tensor, super()._compute_loss(model, weighted))
+
+    def _pieces_of_step(self, passes: int) -> list[dict[str, Any]]:
+        """What is known of the rest of an optimizer step: its micro-batches of this generation batch, this one
+        first."""
+        pieces: list[dict[str, Any]] = self._buffered_inputs or []
+        left = len(pieces) * self.num_iterations - self._step % (len(pieces) * self.num_iterations)
+        count = min(left, passes - len(self.rows.done))
+        return [pieces[(self._step + n) % len(pieces)] for n in range(count)]
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """The last moment before the optimizer's step at which the gradient's norm is known."""
         norm = super()._get_grad_norm(model, grad_norm)
         self.finite.before_step(model, norm, self.state.global_step + 1)
+        if self.rows.has_none:
+            model.zero_grad(set_to_none=True)  # no momentum and no decay either: there is nothing to learn from
+        self.updates += norm is None or (math.isfinite(norm) and norm > 0 and self._get_learning_rate() > 0)
         return norm
 
     # -- the policy's side of a rollout
@@ -273,7 +404,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if self._served is not None:
             return False  # each process asks the server by itself
         shares_engine = self.use_vllm and (self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1)
-        return bool(shares_engine or self.is_deepspeed_enabled or self.is_fsdp_enabled)
+        return bool(shares_engine or self._is_sharded)
 
     def _answers_of(self, most: int) -> AbstractContextManager[None]:
         """While this lasts, an answer has at most so many tokens."""
@@ -334,21 +465,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.hooks.save(self, partial(super()._save_checkpoint, model, trial))
 
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
-        self._sampler = super()._get_train_sampler(dataset)
-        return self._sampler
+    def _get_train_sampler(self, dataset: Any = None) -> CaseStream:
+        return CaseStream(self.schedule, self.num_generations, self.args.seed if self.shuffle_dataset else None)
 
-    def skip_epochs(self, count: int) -> None:
-        """Bring the order of the cases to a later epoch: each one has drawn its own from the sampler's generator."""
-        for _ in range(count):
-            next(iter(self._sampler))
-
-    def is_over(self, checkpoint: Path, is_same: bool) -> bool:
+    def is_over(self, checkpoint: Path) -> bool:
         """Whether a checkpoint is that of the last step, which transformers would follow with one more; then this
         trainer is where it would be after it. Every process must call this."""
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        last = self.args.max_steps if self.args.max_steps > 0 else state.max_steps if is_same else math.inf
-        if state.global_step < last or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+        if state.global_step < self.args.max_steps or self._is_sharded:
             return False
         self.take_weights(checkpoint)
         self.state = state
@@ -358,6 +482,12 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """The weights of a checkpoint, for the model as it is; every process must call this."""
         self._load_from_checkpoint(str(checkpoint))
         self._last_loaded_step = -1  # an engine of its own gets them before it generates again
+
+    @property
+    def has_moved_reference(self) -> bool:
+        """Whether the reference model has been given weights of the policy, so far."""
+        args = self.args
+        return bool(args.sync_ref_model and self.state.global_step >= args.ref_model_sync_steps)
 
     def rest_of_window(self) -> list[dict[str, Any]]:
         """The pieces of the last generation batch, when some of them are still to be trained on."""
@@ -373,6 +503,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "total_loss": self._total_loss_scalar,
             "logged": self._globalstep_last_logged,
             "skipped": [self.finite.skipped, self.finite.in_a_row],
+            "flat_steps": self.flat.in_a_row,
         }
 
     def go_on(self, pieces: list[dict[str, Any]], values: dict[str, Any]) -> None:
@@ -382,9 +513,18 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._tr_loss = torch.tensor(values["loss"], device=self.args.device)
         self._total_loss_scalar, self._globalstep_last_logged = values["total_loss"], values["logged"]
         self.finite.skipped, self.finite.in_a_row = values["skipped"]
+        self.flat.in_a_row = values["flat_steps"]
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Nothing: the card of a run is written by saving.py."""
+
+
+@torch.no_grad()
+def _scale_gradients(model: torch.nn.Module, ratio: float) -> None:
+    """Of the forward passes of this step so far."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(ratio)
 
 
 @contextmanager

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import parse_flag_from_env
+from transformers import get_scheduler
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
@@ -53,6 +55,24 @@ def _sharding(arguments: GRPOConfig) -> str:
     return "FSDP" if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP") else ""
 
 
+def _refuse_rounding(arguments: GRPOConfig) -> None:
+    """TRL turns the model to half precision before each generation by continuous batching, and leaves it so."""
+    if arguments.use_transformers_continuous_batching and (arguments.bf16 or arguments.fp16):
+        raise ConfigError(
+            "--trl use_transformers_continuous_batching: TRL rounds the trained weights to half precision for it\n"
+            "Leave it out, or add --mixed-precision no; --use-vllm generates faster."
+        )
+
+
+def _refuse_moving_a_sharded_reference(arguments: GRPOConfig) -> None:
+    """A checkpoint holds the reference model as one process has it, which is a part of it where it is sharded."""
+    if arguments.sync_ref_model and (way := _sharding(arguments)):
+        raise ConfigError(
+            f"--trl sync_ref_model: with {way} checkpoints lack the reference model: no run could be resumed exactly\n"
+            f"Leave it out, or train without {way}."
+        )
+
+
 def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, Any]:
     return {
         "seed": config.seed,
@@ -88,8 +108,7 @@ def _algorithm(config: TrainConfig) -> dict[str, Any]:
     return {
         "num_generations": config.rl_num_generations,
         "beta": config.rl_kl_coef,
-        "epsilon": config.rl_clip_range,
-        "loss_type": config.rl_loss_type,
+        **{name: value for name, value in config.loss.as_trl().items() if name not in config.trl},
         "mask_truncated_completions": config.rl_mask_truncated_completions,
     }
 
@@ -146,9 +165,55 @@ def grpo_config(arguments: dict[str, Any], config: TrainConfig, output_dir: Path
     for name in config.trl:
         _refuse_wrong_field(name, arguments)
     try:
-        return GRPOConfig(output_dir=str(output_dir), **{**arguments, **config.trl})
+        made = GRPOConfig(output_dir=str(output_dir), **{**arguments, **config.trl})
     except Exception as error:
-        raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
+        raise _refused(error) from error
+    _refuse_rounding(made)
+    _refuse_moving_a_sharded_reference(made)
+    return made
+
+
+def _refused(error: Exception) -> ConfigError:
+    return ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}")
+
+
+def fit_warmup(arguments: GRPOConfig) -> str | None:
+    """Drop a warm-up that takes the whole run, as in a run of one step: the rate of the first step of a warm-up is 0.
+    Returns what to tell the user.
+
+    Raises:
+        ConfigError: the learning rate is 0 in every step without a warm-up as well.
+    """
+    if arguments.deepspeed is not None or _has_rate(arguments):  # DeepSpeed may bring a schedule of its own
+        return None
+    arguments.warmup_steps = 0
+    steps = arguments.max_steps
+    if not _has_rate(arguments):
+        raise ConfigError(
+            f"scheduler: with {arguments.lr_scheduler_type.value} the learning rate is 0 in all {steps} steps"
+        )
+    return f"Too few steps to warm up ({steps}): the learning rate begins at --lr."
+
+
+def _has_rate(arguments: GRPOConfig) -> bool:
+    """Whether the learning rate is above 0 in some step."""
+    optimizer, steps = torch.optim.SGD([torch.zeros(1)], lr=arguments.learning_rate), arguments.max_steps
+    kwargs = arguments.lr_scheduler_kwargs
+    try:
+        scheduler = get_scheduler(
+            arguments.lr_scheduler_type, optimizer, arguments.get_warmup_steps(steps), steps, kwargs or {}
+        )
+    except (ValueError, TypeError) as error:
+        raise _refused(error) from error
+    try:
+        for _ in range(steps):
+            if optimizer.param_groups[0]["lr"] > 0:
+                return True
+            optimizer.step()
+            scheduler.step()
+    except ZeroDivisionError:  # polynomial, where nothing is left after the warm-up
+        pass
+    return False
 
 
 def _refuse_wrong_field(name: str, arguments: dict[str, Any]) -> None:

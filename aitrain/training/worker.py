@@ -8,30 +8,36 @@ code after a failure.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import random
 import select
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 import numpy
 
+from aitrain import activity
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import check_methods
 from aitrain.environment.finding import find
 from aitrain.environment.loading import load
 from aitrain.environment.scoring import host_of
-from aitrain.errors import as_ours
+from aitrain.errors import RunFailed, as_ours
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.knobs import read_file
 from aitrain.privacy import MaskedStream
 from aitrain.run_folder import RunFolder
+from aitrain.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks
 
 
 @dataclass
@@ -78,6 +84,8 @@ def open_channel() -> Channel:
 
 def main(arguments: list[str], channel: Channel) -> int:
     """The whole life of a training process; returns its exit code."""
+    faulthandler.register(DUMP, file=2, all_threads=True)
+    activity.share(channel.rank)
     channel(Started(channel.rank, os.getpid()))
     try:
         folder, progress = RunFolder(Path(arguments[0])), Progress()
@@ -97,21 +105,47 @@ def _work(arguments: list[str], folder: RunFolder, channel: Channel, heartbeat: 
     config = TrainConfig(**read_file(folder.config), resume_anyway="anyway" in arguments[2:])
     if url := os.environ.get(SERVER_VARIABLE):
         config = config.model_copy(update={"vllm_server_url": url})
+    heartbeat.progress.stall_timeout = config.stall_timeout
+    activity.own.enter("loading the environment", moves_files=True)
     random.seed(config.seed)
     numpy.random.seed(config.seed)
     environment = load(find(config), config.rl_env_config or {})
     check_methods(environment)
     host = host_of(environment, config, close=[channel.stream.fileno()])
     heartbeat.start()
+    activity.own.enter("importing torch and TRL", moves_files=True)
 
     from aitrain.training.callbacks import StopRequest
     from aitrain.training.run import Job, part_in_peace, run
 
+    watchdog = _own_watchdog(folder, config)
+
+    def on_orphaned() -> None:
+        stop.ask()
+        watchdog.start()
+
     with StopRequest().on_signals() as stop:
-        channel.on_broken = stop.ask
+        channel.on_broken = on_orphaned
         channel.watch()
         run(Job(config, folder, environment, channel, stop, checkpoint, host, heartbeat.progress))
     part_in_peace()
+
+
+def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
+    """In the place of the parent's, once that is gone: a process that hangs could neither save nor end."""
+
+    def on_stall(stall: Stall) -> None:
+        with suppress(OSError):
+            write_stacks(folder.log, f"Stalled without a parent: {stall.phase}")
+            if activity.own.rank == 0:
+                folder.write_status("stalled")
+        for pid in descendants([os.getpid()]):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        os._exit(RunFailed.exit_code)
+
+    read, pids = partial(activity.read, activity.own.memory), {activity.own.rank: os.getpid()}
+    return Watchdog(config.stall_timeout, activity.processes(), read, on_stall, pids)
 
 
 def leave(code: int) -> NoReturn:

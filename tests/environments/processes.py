@@ -1,5 +1,6 @@
 """Environments that tell on which process they run, for the tests of processes and signals."""
 
+import ctypes
 import os
 import random
 import time
@@ -98,3 +99,11 @@ class Level(Slow):
 
     def score_episode(self, completion: str) -> float:
         return 0.25
+
+
+class Stuck(Slow):
+    """Calls C code that keeps Python's lock and never returns."""
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        while True:
+            ctypes.PyDLL(None).poll(0, 0, 1_000_000)

@@ -23,10 +23,11 @@ ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
 
 
 class Scripted:
-    """Rewards letters below n, as the answers have them in different shares."""
+    """Rewards letters below n, as the answers have them in different shares. A step holds the last case of an epoch and
+    the first of the next."""
 
     def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
-        return [{"prompt": f"say {number}:"} for number in range(16)]
+        return [{"prompt": f"say {number}:"} for number in range(7)]
 
     def score_episode(self, completion: str) -> float:
         return sum(letter < "n" for letter in completion) / max(1, len(completion))
@@ -45,6 +46,25 @@ class ScriptedTalk(Scripted):
         return sum(letter < "n" for letter in said) / max(1, len(said))
 
 
+class Unscored(Scripted):
+    """Every second case has no score, so that a process may have none at all."""
+
+    def score_episode(self, completion: str, case_idx: int) -> float | None:  # type: ignore[override]
+        return None if case_idx % 2 else super().score_episode(completion)
+
+
+class Endless(Scripted):
+    """In every second case the environment never stops asking."""
+
+    score_episode = None  # type: ignore[assignment]
+
+    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
+        reply = yield None
+        while case_idx % 2:
+            yield " more:"
+        return sum(letter < "n" for letter in reply) / max(1, len(reply))
+
+
 class ScriptedTrainer(EpisodeTrainer):
     """The real trainer, but for what it would have sampled: the answer depends on what was said before, and on how
     many others of the group have said the same, so that it is the same for any number of processes."""
@@ -58,7 +78,8 @@ class ScriptedTrainer(EpisodeTrainer):
         return self.processing_class(answers)["input_ids"], None
 
 
-KINDS = [("grpo", Scripted), ("dr_grpo", Scripted), ("dapo", Scripted), ("grpo", ScriptedTalk)]
+KINDS = [("grpo", Scripted), ("dr_grpo", Scripted), ("dapo", Scripted), ("grpo", ScriptedTalk),
+         ("grpo", Unscored), ("dapo", Unscored)]  # fmt: skip
 
 
 def ignore(event: Event) -> None:

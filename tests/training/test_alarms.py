@@ -20,6 +20,7 @@ FINE = {
 BAD = [
     ({"frac_reward_zero_std": 1.0, "reward": 0.0}, "at 0: the cases are too hard", "--rl-num-generations"),
     ({"frac_reward_zero_std": 0.8, "reward": 0.4}, "80% of the groups", "--rl-temperature"),
+    ({"frac_reward_zero_std": 0.9, "unscored": 0.2}, "or fewer than two have a score", "--stop-when-flat"),
     ({"completions/clipped_ratio": 0.75}, "75% of the episodes end with an answer", "--rl-max-new-tokens"),
     ({"unscored": 0.3}, "30% of the episodes have no score", "--rl-env-timeout"),
     ({"entropy": 0.01}, "entropy has collapsed to 0.010", "--rl-kl-coef"),
@@ -83,10 +84,10 @@ def test_a_run_that_cannot_learn_stops_itself_when_it_may_and_says_why(train: Ca
 
     written = json.loads((result.folder / "result.json").read_text())
     assert result.status == written["status"] == "stopped"
-    assert result.steps == 5  # the request is answered after the next step
+    assert result.steps == 4
     assert written["stopped_because"].startswith("in 4 steps no group's scores differed, the last ones all near 0.00")
     assert written["score_after"] == 0.0
-    assert (result.folder / "checkpoints" / "checkpoint-5").exists()
+    assert (result.folder / "checkpoints" / "checkpoint-4").exists()
 
 
 class Rarely(Same):
@@ -100,7 +101,7 @@ class Rarely(Same):
 def test_a_single_group_that_differs_begins_the_count_anew(train: Callable[..., Result]) -> None:
     result = train(Rarely(), max_steps=50, stop_when_flat=4, eval_cases=0)
 
-    assert [line["frac_reward_zero_std"] for line in result.history] == [1, 1, 1, 0.5, 1, 1, 1, 1, 1]
+    assert [line["frac_reward_zero_std"] for line in result.history] == [1, 1, 1, 0.5, 1, 1, 1, 1]
     assert result.status == "stopped"
 
 

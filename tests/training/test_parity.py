@@ -80,7 +80,12 @@ def scripted(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return out
 
 
-@pytest.mark.parametrize("kind", ["grpo-Scripted", "dr_grpo-Scripted", "dapo-Scripted", "grpo-ScriptedTalk"])
+KINDS = [
+    "grpo-Scripted", "dr_grpo-Scripted", "dapo-Scripted", "grpo-ScriptedTalk", "grpo-Unscored", "dapo-Unscored",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_end_like_one(kind: str, scripted: Path, small_model: Path) -> None:
     one, two = scripted / "one" / kind / "model", scripted / "two" / kind / "model"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -233,6 +234,20 @@ def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) 
     assert "Process 0 has waited for another one for 20 seconds (--ddp-timeout)" in err
     assert len(err.splitlines()) < 8
     assert status_of(second) is None
+
+
+def test_a_process_that_holds_the_gil_for_ever_is_named_and_nothing_is_left(command: Command) -> None:
+    done = command.run("Stuck", "--num-processes=2", "--stall-timeout=15", "--rl-env-isolation=process")
+
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"aitrain: The run stalled: no progress for \d+ seconds \(--stall-timeout\)\.", done.stderr)
+    assert "It hangs in: building the dataset, rank 0 of 2. run/train.log has the stacks" in done.stderr
+    assert "aitrain grpo --config run/config.yaml" in done.stderr
+    assert len(done.stderr.splitlines()) < 8
+    log = (command.folder / "run" / "train.log").read_text()
+    assert "in build_dataset" in log
+    assert "torch/distributed/distributed_c10d.py" in log
+    assert look(command.folder / "run").status == "stalled"
 
 
 def rank_of(pid: int) -> str | None:

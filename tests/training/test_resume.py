@@ -31,7 +31,7 @@ EVERY_STEP = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_t
 
 
 class Talks:
-    """Three turns, in one of which the environment says something that its seed chose."""
+    """Three turns, in one of which the environment says something that its seed chose; some have no score."""
 
     def build_dataset(self) -> list[dict[str, Any]]:
         return [{"prompt": [{"role": "user", "content": f"say {number}"}]} for number in range(16)]
@@ -39,11 +39,11 @@ class Talks:
     def build_eval_dataset(self) -> list[dict[str, Any]]:
         return self.build_dataset()[:2]
 
-    def episode(self, seed: int) -> Generator[str | None, str, float]:
+    def episode(self, seed: int) -> Generator[str | None, str, float | None]:
         answers = yield None
         answers += yield f"{seed % 10}: again"
         answers += yield "and again"
-        return sum(letter < "n" for letter in answers) / max(1, len(answers))
+        return None if len(answers) % 4 == 0 else sum(letter < "n" for letter in answers) / max(1, len(answers))
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -85,6 +85,7 @@ def as_if_killed_after(run: Path, step: int, name: str) -> Path:
 
 WINDOW = {"steps_per_generation": 8}
 ADAPTER = {"peft": True, "lora_r": 4, "lora_dropout": 0.3, "rl_kl_coef": 0.1}
+MOVING = {"rl_kl_coef": 0.1, "trl": {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.6}}
 EVALUATING = {"eval_strategy": "steps", "eval_steps": 2}
 
 
@@ -95,9 +96,13 @@ EVALUATING = {"eval_strategy": "steps", "eval_steps": 2}
         (Vowels, {"trl": {"num_iterations": 2}, "rl_kl_coef": 0.1}, [1, 4]),
         (Vowels, {"trl": WINDOW | {"num_iterations": 2}, **ADAPTER, **EVALUATING}, [5]),
         (Talks, {"trl": WINDOW, **EVALUATING}, [1]),
+        (Vowels, MOVING, [1, 3]),
         (Vowels, {"epochs": 2, "max_steps": None, "rl_prompts_per_step": 8, "batch_size": 16}, [3, 5]),
     ],
-    ids=["longer generation window", "two iterations", "all of it, an adapter with dropout", "many turns", "epochs"],
+    ids=[
+        "longer generation window", "two iterations", "all of it, an adapter with dropout", "many turns",
+        "moving reference", "epochs",
+    ],
 )  # fmt: skip
 def test_a_resumed_run_ends_like_one_that_was_never_stopped(
     environment: type[Any], knobs: dict[str, Any], steps: list[int], train: Train

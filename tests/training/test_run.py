@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
@@ -268,8 +269,16 @@ def test_pushing_without_a_token_is_refused_before_anything_is_loaded(
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"])
-def test_every_loss_type_trains(loss: str, train: Train, small_model: Path) -> None:
-    assert difference(train(Vowels(), rl_loss_type=loss, max_steps=2).model, small_model) > 0
+def test_every_loss_type_trains_with_the_advantages_of_its_paper(loss: str, train: Train, small_model: Path) -> None:
+    result = train(Vowels(), rl_loss_type=loss, max_steps=2, eval_cases=0)
+
+    assert difference(result.model, small_model) > 0
+    records = rollouts(result)
+    for group in (records[start : start + 4] for start in range(0, len(records), 4)):
+        scores = [record["score"] for record in group]
+        scale = 1.0 if loss == "dr_grpo" else stdev(scores) + 1e-4
+        expected = [(score - mean(scores)) / scale for score in scores]
+        assert [record["advantage"] for record in group] == pytest.approx(expected, abs=1e-3)
 
 
 def test_an_interrupt_in_a_notebook_finishes_the_step_and_saves(train: Train) -> None:

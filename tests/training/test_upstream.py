@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,15 @@ OVERRIDDEN_OR_CALLED = {
     "_save_checkpoint": ["model", "trial"],
     "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
     "_get_train_sampler": ["dataset"],
+    "_get_per_token_logps_and_entropies": [
+        "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy", "compute_aux_loss",
+        "pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+        "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids",
+    ],
     "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
-}
+    "_prepare_inputs": ["generation_batch"],
+    "_compute_loss": ["model", "inputs"],
+}  # fmt: skip
 
 
 class Spy(GRPOTrainer):  # type: ignore[misc]
@@ -109,6 +117,20 @@ def test_a_rollout_function_is_asked_for_one_episode_for_each_prompt_repeats_inc
     assert trainer.outputs[0]["num_items_in_batch"] == 16
 
 
+def test_a_loss_can_be_computed_of_a_batch_that_is_made_up() -> None:
+    """warm_up.py: the keys that the loss reads, and the attribute that only the training loop sets."""
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    assert "self.current_gradient_accumulation_steps" in source
+    read = set(re.findall(r'inputs(?:\.get\(|\[)"(\w+)"', source))
+    pictures = {"pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
+                "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"}  # fmt: skip
+    assert read - pictures == {
+        "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "advantages",
+        "old_per_token_logps", "sampling_per_token_logps", "ref_per_token_logps", "importance_sampling_ratio",
+        "num_items_in_batch",
+    }  # fmt: skip
+
+
 def test_vllm_generation_keeps_its_sampling_in_attributes() -> None:
     source = Path(inspect.getfile(GRPOTrainer)).parents[1] / "generation" / "vllm_generation.py"
     text = source.read_text()
@@ -120,6 +142,49 @@ def test_a_batch_that_is_used_for_longer_than_a_step_lies_where_a_checkpoint_tak
     text = inspect.getsource(GRPOTrainer._prepare_inputs)
     assert "self._step % generate_every == 0 or self._buffered_inputs is None" in text
     assert "self._buffered_inputs[self._step % self.args.steps_per_generation]" in text
+
+
+def test_a_generation_batch_is_a_new_list_of_micro_batches_with_its_rows_and_numbers(
+    small_model: Path, tmp_path: Path
+) -> None:
+    """Each micro-batch has its rows of every tensor, and all of every number: so ours travel with it."""
+    lists: list[int] = []
+
+    class Marks(GRPOTrainer):  # type: ignore[misc]
+        def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+            return output | {"place": torch.arange(len(inputs)), "number": torch.tensor(7)}
+
+        def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+            lists.append(id(self._buffered_inputs))
+            assert (len(inputs["place"]), inputs["number"].item()) == (8, 7)
+            assert inputs is self._buffered_inputs[self._step % 2]
+            assert self.accelerator.sync_gradients == (self._step % 2 == 1)
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
+            return loss
+
+    trainer = train_plainly(
+        Marks, small_model, tmp_path, lambda prompts, **_: [0.0] * len(prompts), gradient_accumulation_steps=2
+    )
+    places = sorted(place for piece in trainer._buffered_inputs for place in piece["place"].tolist())
+    assert places == list(range(16))
+    assert [lists.count(one) for one in dict.fromkeys(lists)] == [2, 2]
+
+
+def test_truncated_completions_are_masked_in_one_place_and_flat_groups_counted_in_one() -> None:
+    text = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert text.count("self.mask_truncated_completions") == text.count("if self.mask_truncated_completions:") == 1
+    assert text.count('["frac_reward_zero_std"].append(') == 1
+
+
+def test_what_trl_refuses_with_vllm_is_refused_by_us_as_our_servers_are_none_of_its_own() -> None:
+    """A loss type and a mode; loss_types.py has both."""
+    lines = [line.strip() for line in inspect.getsource(GRPOTrainer.__init__).splitlines() if "self.use_vllm" in line]
+    assert lines == [
+        "self.use_vllm = args.use_vllm",
+        'if self.loss_type == "vespo" and self.use_vllm and self.vllm_importance_sampling_correction:',
+        "if self.use_vllm:",
+    ]
 
 
 def test_what_is_not_logged_yet_lies_where_a_checkpoint_takes_it_from(small_model: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 "use strict";
 // The page of a run, top to bottom, and how it follows one that is still going.
 
-const STATUS = { running: "running", finished: "finished", stopped: "stopped", failed: "failed", unknown: "not started" };
+const STATUS = { running: "running", finished: "finished", stopped: "stopped", failed: "failed", stalled: "stalled", unknown: "not started" };
 const POLL = 2000;
 const POLL_WHILE_READING = 500;
 const CASES_EVERY = 15_000;

@@ -30,6 +30,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import GenerationConfig
 
+from aitrain import activity
 from aitrain.environment.workers import paused
 
 Engine = Callable[[list[list[int]], dict[str, Any]], list[list[int]]]
@@ -130,8 +131,9 @@ class Batcher:
     def _serve(self, calls: list[_Call]) -> None:
         start, came_alone = time.monotonic(), len(calls) == 1 and calls[0].arrived >= self._idle_since
         try:
-            for kind, alike in groupby(sorted(calls, key=_kind), key=_kind):
-                self._answer_alike(kind, list(alike))
+            with activity.own.doing("generating for the environment"):
+                for kind, alike in groupby(sorted(calls, key=_kind), key=_kind):
+                    self._answer_alike(kind, list(alike))
         except BaseException:  # Ctrl+C
             _refuse(calls)
             raise

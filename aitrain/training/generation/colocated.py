@@ -8,32 +8,45 @@ Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
     VLLMGeneration._iter_named_params()         overridden: (name, tensor) of all weights, as vLLM names them
     VLLMGeneration.sync_weights()               overridden where vLLM runs on the CPU
     VLLMGeneration.vllm_client.session                     a requests.Session, given a deadline
+    VLLMGeneration.llm.llm_engine.step                      wrapped: each call of it is progress
     VLLMGeneration.llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import PeftModel
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
+from aitrain import activity
 from aitrain.training.generation.tied_head import renew_tied_head
 from aitrain.training.generation.weights import merged_weights
 
 DEADLINE = 600.0
 """Seconds until a server must have answered. TRL tries six times."""
 
+T = TypeVar("T")
 Weights = Iterator[tuple[str, torch.Tensor]]
 
 
 def set_deadline(session: Any, seconds: float = DEADLINE) -> None:
     """For each try of every request of a `requests.Session`: TRL sets none."""
     session.request = partial(session.request, timeout=seconds)
+
+
+def _ticking(step: Callable[[], T]) -> Callable[[], T]:
+    """One step of the engine, a token for each of its sequences, is progress."""
+
+    def tick_and_step() -> T:
+        activity.tick()
+        return step()
+
+    return tick_and_step
 
 
 class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
@@ -43,7 +56,8 @@ class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
         """In the number format that the trainer computes in: vLLM would take float32 weights for bfloat16, and the
         probabilities that it says would not be those that the trainer sees."""
         if self.mode != "colocate" or not hasattr(vllm_generation, "LLM"):
-            super()._init_vllm()
+            with activity.own.doing("connecting to vLLM's server"):
+                super()._init_vllm()
             if self.mode == "server" and self.accelerator.is_main_process:
                 set_deadline(self.vllm_client.session)
             return
@@ -51,9 +65,11 @@ class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
         before = vllm_generation.LLM
         vllm_generation.LLM = partial(before, **options)
         try:
-            super()._init_vllm()
+            with activity.own.doing("starting vLLM", moves_files=True):
+                super()._init_vllm()
         finally:
             vllm_generation.LLM = before
+        self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step)
 
     @property
     def _dtype(self) -> str:
@@ -79,6 +95,10 @@ class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
 
     def sync_weights(self) -> None:
         """Hand the weights over. On the CPU vLLM has repacked its own, so that it must load them like a checkpoint."""
+        with activity.own.doing("weight sync"):
+            self._sync_weights()
+
+    def _sync_weights(self) -> None:
         if self.mode != "colocate" or not self._is_on_cpu:
             super().sync_weights()
             return

@@ -39,6 +39,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers.utils import logging
 
+from aitrain import activity
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.training.generation import tied_head
 from aitrain.training.generation.weights import merged_weights
@@ -267,7 +268,8 @@ class Served:
             RunFailed: the server is gone for good, or does not take them.
         """
         self.pushes += 1
-        self.in_common(self._push if self.accelerator.is_main_process else lambda: None)
+        with activity.own.doing("weight sync"):
+            self.in_common(self._push if self.accelerator.is_main_process else lambda: None)
 
     def in_common(self, work: Callable[[], T]) -> T:
         """What every process does by itself, and waits for the others at its end. Every process must call this.
@@ -328,6 +330,7 @@ class Served:
                     f"seconds: {what}\nIts log says why."
                 )
             time.sleep(PAUSE_SECONDS)
+        activity.tick()
 
     def _make_current(self) -> None:
         """It may have been started anew while nobody asked it for anything."""
@@ -367,6 +370,7 @@ class Served:
 
     def _request(self, prompts: list[list[int]], limit: int) -> list[Answer]:
         reply = self.server.post("/v1/completions", self._body(prompts, limit))
+        activity.tick()
         choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
         if [choice["prompt_token_ids"] for choice in choices] != prompts:
             raise RunFailed(f"The vLLM server at {self.server.url} answers other prompts than it was given.")

@@ -1,0 +1,119 @@
+"""One forward and backward pass of the longest possible shapes, before the first step.
+
+Episodes get longer while a model learns. Without the warm-up a run that has too little memory for its longest ones may
+find out after hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aitrain.environment.tools import Tools
+from aitrain.training.trainer import EpisodeTrainer, Parts
+
+
+@dataclass(frozen=True)
+class Longest:
+    """Tokens of the longest prompt and of the longest completion of a run."""
+
+    prompt: int
+    completion: int
+
+
+def longest_shapes(parts: Parts) -> Longest:
+    """As the training cases and the options tell. What the environment says in between has no limit but
+    `rl_max_episode_tokens` and the context; without the former only the model's own tokens count."""
+    limits, tools = parts.limits, Tools.of(parts.host.environment).schemas
+    prompt = max(len(parts.chat.prompt_ids(case.prompt, tools)) for case in parts.cases)
+    completion = limits.answer_tokens
+    if parts.host.lives_between_calls:
+        completion = limits.episode_tokens or limits.turns * limits.answer_tokens
+    if limits.context is not None:
+        completion = max(1, min(completion, limits.context - prompt))
+    return Longest(prompt, completion)
+
+
+def can_warm_up(trainer: EpisodeTrainer) -> bool:
+    """On GPUs, where memory ends a run. DeepSpeed and FSDP take the optimizer's step with the backward pass, or have no
+    whole model yet."""
+    is_sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
+    return trainer.accelerator.device.type == "cuda" and not is_sharded
+
+
+def warm_up(trainer: EpisodeTrainer, prompt: int, completion: int) -> None:
+    """The pass. Its gradients and metrics are discarded, and no random state moves. Every process must call this.
+
+    Raises:
+        torch.OutOfMemoryError: the longest episodes do not fit.
+    """
+    model, arguments = trainer.model, trainer.args
+    was_training, was_checkpointing = model.training, model.is_gradient_checkpointing
+    if arguments.gradient_checkpointing and not was_checkpointing:
+        given = arguments.gradient_checkpointing_kwargs or {}
+        kept = {name: value for name, value in given.items() if name not in ("every_n_layers", "offload")}
+        model.gradient_checkpointing_enable(kept or None)
+    model.train()
+    trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps  # as in a step
+    reserved = _optimizer_state(trainer)
+    try:
+        with _no_trace(trainer):
+            with trainer.compute_loss_context_manager():
+                loss = trainer.compute_loss(model, _inputs(trainer, prompt, completion))
+            trainer.accelerator.backward(loss)
+    finally:
+        del reserved
+        model.zero_grad(set_to_none=True)
+        model.train(was_training)
+        if model.is_gradient_checkpointing and not was_checkpointing:
+            model.gradient_checkpointing_disable()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _inputs(trainer: EpisodeTrainer, prompt: int, completion: int) -> dict[str, Any]:
+    """A micro-batch as TRL hands it to its loss: shape (rows, tokens), every token counts."""
+    device, rows = trainer.accelerator.device, trainer.args.per_device_train_batch_size
+    token = trainer.eos_token_ids[0]
+
+    def full(tokens: int, value: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((rows, tokens), value, dtype=dtype, device=device)
+
+    per_token = {"old_per_token_logps", "ref_per_token_logps"} | (
+        {"sampling_per_token_logps", "importance_sampling_ratio"} if trainer.use_vllm else set()
+    )
+    return {
+        "prompt_ids": full(prompt, token, torch.long),
+        "prompt_mask": full(prompt, 1, torch.long),
+        "completion_ids": full(completion, token, torch.long),
+        "completion_mask": full(completion, 1, torch.long),
+        "tool_mask": full(completion, 1, torch.long),
+        "advantages": torch.ones(rows, device=device),
+        "num_items_in_batch": torch.tensor(float(rows * completion), device=device),
+        **{name: full(completion, -1.0 if "logps" in name else 1.0, torch.float32) for name in per_token},
+    }
+
+
+def _optimizer_state(trainer: EpisodeTrainer) -> list[torch.Tensor]:
+    """Memory that Adam will take for its two moments in the first step; nothing for other optimizers."""
+    if "adam" not in str(trainer.args.optim) or "bit" in str(trainer.args.optim):
+        return []
+    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    return [torch.empty_like(parameter) for parameter in trained for _ in range(2)]
+
+
+@contextmanager
+def _no_trace(trainer: EpisodeTrainer) -> Iterator[None]:
+    """Metrics and random states are afterwards what they were."""
+    metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            trainer._metrics["train"].clear()
+            trainer._metrics["train"].update(metrics)

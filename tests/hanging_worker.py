@@ -1,0 +1,127 @@
+"""Stands in for a training process: does what worker.py does for the watchdog, then hangs in one of several ways."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from aitrain import activity
+from aitrain.events import Ended, Phase, Started, encode
+from aitrain.watchdog import DUMP
+
+
+def lock() -> None:
+    """Two locks, taken in opposite orders, would do it; so does one that is taken twice."""
+    with (held := threading.Lock()), held:
+        pass
+
+
+def thread() -> None:
+    """A thread of a library that is waited for and never ends."""
+    waits = threading.Thread(target=threading.Event().wait, daemon=True)
+    waits.start()
+    waits.join()
+
+
+def c_call() -> None:
+    """C code that lets other threads run."""
+    while True:
+        ctypes.CDLL(None).pause()
+
+
+def holds_the_gil() -> None:
+    """C code during which no thread of Python's runs."""
+    while True:
+        ctypes.PyDLL(None).poll(0, 0, 1_000_000)
+
+
+def compiles() -> None:
+    """A regular expression that backtracks for ever: C code, busy, with the GIL."""
+    re.match("(a|aa)+$", "a" * 200 + "b")
+
+
+def ignores_signals() -> None:
+    """Neither SIGTERM nor Ctrl-C ends it."""
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    time.sleep(1_000_000)
+
+
+def server() -> None:
+    """A server that accepts and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as line:
+        line.recv(1)
+
+
+def child() -> None:
+    """A process that it waits for, and that has one of its own; both in sessions of their own."""
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(1000)'])"
+    subprocess.run([sys.executable, "-c", code], start_new_session=True, check=False)
+
+
+def pipe() -> None:
+    """A pipe that is full and never read."""
+    _, end = os.pipe()
+    while True:
+        os.write(end, bytes(1 << 20))
+
+
+HANGS: dict[str, Callable[[], None]] = {
+    hang.__name__: hang
+    for hang in (lock, thread, c_call, holds_the_gil, compiles, ignores_signals, server, child, pipe)
+}
+
+
+def writes_slowly(folder: Path) -> None:
+    """A save that takes long and gets on."""
+    for number in range(6):
+        (folder / "slow").write_bytes(bytes(9 << 20))
+        time.sleep(0.3)
+        (folder / f"written-{number}").touch()
+
+
+def main(what: str, folder: Path) -> None:
+    """`what`: one of HANGS; with `rank:what`, the others wait for that rank."""
+    faulthandler.register(DUMP, file=2, all_threads=True)
+    rank = int(os.environ.get("RANK", "0"))
+    activity.share(rank)
+    (folder / f"pid-{rank}").write_text(str(os.getpid()))
+    activity.own.enter("training")
+    hanging, _, name = what.rpartition(":")
+    with activity.own.doing(f"planting {name}", moves_files=name == "writes_slowly"):
+        print(encode(Started(rank, os.getpid())), end="", flush=True)
+        if hanging and int(hanging) != rank:
+            waits_in_a_collective()
+        elif name in HANGS:
+            HANGS[name]()
+        elif name == "writes_slowly":
+            writes_slowly(folder)
+        elif name == "steps":
+            for _ in range(15):
+                time.sleep(0.1)
+                activity.tick()
+        elif name == "slow_call":
+            with activity.own.waiting("waiting for the environment", allows=30.0):
+                time.sleep(1.5)
+    print(encode(Phase("done")), encode(Ended("finished", 3)), sep="", end="", flush=True)
+
+
+def waits_in_a_collective() -> None:
+    """As a rank of torch.distributed does, by the name of its file."""
+    code = compile("import time\ntime.sleep(1_000_000)", "/site-packages/torch/distributed/distributed_c10d.py", "exec")
+    exec(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

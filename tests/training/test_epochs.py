@@ -1,0 +1,237 @@
+"""Every epoch uses every case once, however the cases are cut into steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from aitrain import ConfigError, Result, TrainConfig
+from aitrain.batch import BatchPlan, CaseSchedule, schedule_cases
+from aitrain.run_folder import RunFolder, read_lines
+from aitrain.training.epochs import CaseStream
+from aitrain.training.trl_arguments import fit_warmup, grpo_arguments, grpo_config
+from tests.environments.vowels import Vowels
+from tests.training.test_resume import as_if_killed_after, assert_same
+
+Train = Callable[..., Result]
+
+
+def counted(cases: int, prompts: int, epochs: int = 1, *, passes: int = 1, accumulation: int = 1) -> CaseSchedule:
+    return CaseSchedule(cases, prompts, passes, accumulation, epochs)
+
+
+SHAPES = [(10, 4, 1), (7, 4, 3), (8, 4, 2), (3, 4, 5), (5, 12, 1), (1, 3, 4), (64, 7, 3)]
+
+
+@pytest.mark.parametrize(("cases", "prompts", "epochs"), SHAPES)
+def test_every_epoch_uses_every_case_once(cases: int, prompts: int, epochs: int) -> None:
+    plan = counted(cases, prompts, epochs)
+    order = list(CaseStream(plan, 1, seed=3))
+    assert plan.steps == -(-cases * epochs // prompts)
+    assert len(order) == plan.steps * prompts == cases * epochs + plan.filled
+    for epoch in range(epochs):
+        assert Counter(order[epoch * cases : (epoch + 1) * cases]) == Counter(range(cases))
+
+
+@pytest.mark.parametrize(("passes", "accumulation"), [(1, 4), (2, 4), (3, 4), (4, 4), (8, 4), (12, 4), (5, 2)])
+@pytest.mark.parametrize(("cases", "prompts", "epochs"), SHAPES)
+def test_the_ends_of_epochs_are_where_all_cases_were_trained_on(
+    cases: int, prompts: int, epochs: int, passes: int, accumulation: int
+) -> None:
+    """Counted pass by pass: a generation batch is trained on when its last pass is done."""
+    plan = counted(cases, prompts, epochs, passes=passes, accumulation=accumulation)
+    whole, ends = 0, []
+    for step in range(1, plan.steps + 1):
+        done = step * accumulation // passes * prompts // cases
+        ends += [step] if done > whole else []
+        whole = done
+    assert [step for step in range(1, plan.steps + 1) if plan.ends_epoch(step)] == ends
+    assert len(CaseStream(plan, 2, seed=0)) == len(list(CaseStream(plan, 2, seed=0)))
+    assert whole >= epochs > (plan.steps - 1) * accumulation // passes * prompts // cases
+    assert plan.epochs_after(plan.steps) == epochs
+
+
+@pytest.mark.parametrize("seed", [None, 11])
+def test_the_order_is_that_of_trl_where_the_cases_fill_whole_batches(seed: int | None) -> None:
+    plan = counted(12, 4, 3, passes=2, accumulation=1)
+    theirs = RepeatSampler(range(12), 2, batch_size=4, repeat_count=2, shuffle=seed is not None, seed=seed)
+    assert list(CaseStream(plan, 2, seed)) == [case for _ in range(3) for case in theirs]
+
+
+def test_what_is_counted_before_trl_is_loaded_is_what_trl_counts(tmp_path: Path) -> None:
+    from aitrain.training.model import Precision
+
+    plan = BatchPlan(processes=1, accumulation=4, micro_batch=2, generations=4)
+    precision = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
+    for fields in ({}, {"steps_per_generation": 8}, {"generation_batch_size": 24}, {"num_iterations": 3}):
+        config = TrainConfig(trl=fields, epochs=2)
+        arguments = grpo_config(grpo_arguments(config, plan, precision), config, tmp_path)
+        schedule = schedule_cases(config, plan, 20)
+        assert schedule.prompts == arguments.generation_batch_size // arguments.num_generations
+        assert schedule.passes == arguments.steps_per_generation * arguments.num_iterations
+        assert schedule.accumulation == arguments.gradient_accumulation_steps
+
+
+# -- runs
+
+LEFTOVERS: dict[str, Any] = {
+    "max_steps": None, "epochs": 3, "rl_prompts_per_step": 4, "batch_size": 8, "rl_num_generations": 2, "eval_cases": 2,
+    "eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": None, "rl_max_new_tokens": 4,
+}  # fmt: skip
+"""10 cases in steps of 4: epochs end after steps 3, 5 and 8."""
+
+
+def cases_of(folder: Path) -> list[int]:
+    """The case of each group that was trained on, in order."""
+    lines = [line for file in sorted((folder / "rollouts").glob("*.jsonl")) for line in read_lines(file)]
+    return [line["case_idx"] for line in lines if "when" not in line][::2]
+
+
+@pytest.fixture(scope="module")
+def whole(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, list[dict[str, Any]]]:
+    """Three epochs of ten cases, with what the run said of itself."""
+    import aitrain
+
+    runs = tmp_path_factory.mktemp("epochs")
+    config = TrainConfig(
+        model=str(small_model), output_dir=str(runs), project_name="whole", lr=1e-3, rl_kl_coef=0.0, **LEFTOVERS
+    )
+    result = aitrain.train(config, environment=Vowels(10))
+    return result, [line for line in result.history if "loss" in line]
+
+
+def test_a_run_trains_on_the_leftover_cases_of_each_epoch(whole: tuple[Result, list[dict[str, Any]]]) -> None:
+    result, _ = whole
+    seen = cases_of(result.folder)
+    assert result.steps == 8
+    assert [Counter(seen[n : n + 10]) for n in (0, 10, 20)] == [Counter(range(10))] * 3
+    assert len(seen) == 32
+    status = (result.folder / "status.json").read_text()
+    assert '"steps": 8' in status
+
+
+def test_epochs_are_counted_evaluated_and_saved_where_they_end(whole: tuple[Result, list[dict[str, Any]]]) -> None:
+    result, steps = whole
+    assert [line["epoch"] for line in steps] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0, 2.4, 2.8, 3.0])
+    assert [line["step"] for line in result.history if "eval_score" in line] == [3, 5]
+    names = sorted(path.name for path in RunFolder(result.folder).checkpoints.iterdir())
+    assert names == ["checkpoint-3", "checkpoint-5", "checkpoint-8"]
+
+
+def test_a_run_that_goes_on_in_a_later_epoch_ends_like_one_that_was_never_stopped(
+    whole: tuple[Result, list[dict[str, Any]]], small_model: Path
+) -> None:
+    import aitrain
+
+    result, _ = whole
+    for step in (3, 5):
+        killed = as_if_killed_after(result.folder, step, f"killed-{step}")
+        config = TrainConfig(
+            model=str(small_model), output_dir=str(killed.parent), project_name=killed.name, lr=1e-3, rl_kl_coef=0.0,
+            resume_from_checkpoint="auto", **LEFTOVERS,
+        )  # fmt: skip
+        aitrain.train(config, environment=Vowels(10))
+        assert_same(killed, result.folder)
+
+
+def test_a_generation_batch_of_more_prompts_than_cases_trains(train: Train) -> None:
+    """TRL's sampler gives no batch at all then, and the run would end after 0 steps."""
+    result = train(Vowels(2), epochs=1, eval_cases=0, max_steps=None, trl={"steps_per_generation": 8}, batch_size=2)
+    assert result.steps == 2
+    assert Counter(cases_of(result.folder)) == {0: 4, 1: 4}
+
+
+def test_several_epochs_end_with_the_weights_of_plain_trl(train: Train, small_model: Path, tmp_path: Path) -> None:
+    result = train(
+        Vowels(6), epochs=3, max_steps=None, rl_prompts_per_step=2, batch_size=8, eval_cases=0, warmup_ratio=0.1
+    )
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        return [Vowels().score_episode(None, None, text, 0) for text in completions]
+
+    config = GRPOConfig(
+        output_dir=str(tmp_path), num_train_epochs=3, per_device_train_batch_size=8, num_generations=4,
+        warmup_steps=0.1, max_completion_length=6, top_k=TrainConfig().rl_top_k, learning_rate=1e-3,
+        loss_type="grpo", use_cpu=True, bf16=False, report_to="none", save_strategy="no", disable_tqdm=True,
+        optim="adamw_torch",
+    )  # fmt: skip
+    from transformers import AutoTokenizer, set_seed
+
+    set_seed(42)
+    tokenizer = AutoTokenizer.from_pretrained(small_model, padding_side="left")
+    rows = Dataset.from_list(Vowels(6).build_dataset(None))
+    plain = GRPOTrainer(
+        model=str(small_model), reward_funcs=reward, args=config, train_dataset=rows, processing_class=tokenizer
+    )
+    plain.train()
+    plain.save_model(str(tmp_path / "plain"))
+
+    from tests.training.conftest import difference
+
+    assert result.steps == plain.state.global_step == 9
+    assert difference(tmp_path / "plain", result.model) == 0.0
+
+
+# -- runs that would train nothing
+
+
+def test_a_run_of_one_step_is_not_spent_on_warming_up(train: Train, small_model: Path) -> None:
+    from tests.training.conftest import difference
+
+    result = train(Vowels(), max_steps=1, eval_cases=0, warmup_ratio=0.1)
+    assert result.history[0]["learning_rate"] == 1e-3
+    assert difference(result.model, small_model) > 1e-4
+
+
+def arguments_of(tmp_path: Path, **options: Any) -> GRPOConfig:
+    return GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, learning_rate=1e-3, **options)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "constant", "constant_with_warmup", "polynomial", "inverse_sqrt"])
+def test_a_warm_up_stays_where_some_step_has_a_rate(name: str, tmp_path: Path) -> None:
+    short = arguments_of(tmp_path, max_steps=1, warmup_steps=0.5, lr_scheduler_type=name)
+    longer = arguments_of(tmp_path, max_steps=2, warmup_steps=0.5, lr_scheduler_type=name)
+    assert (fit_warmup(short) is None) == (name == "constant")
+    assert fit_warmup(longer) is None
+    assert longer.warmup_steps == 0.5
+
+
+def test_a_schedule_without_a_rate_in_any_step_is_refused(tmp_path: Path) -> None:
+    arguments = arguments_of(
+        tmp_path, max_steps=3, lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs={"num_decay_steps": 0}
+    )
+    assert fit_warmup(arguments) is None
+    arguments.learning_rate = 0.0
+    with pytest.raises(ConfigError, match="learning rate is 0 in all 3 steps"):
+        fit_warmup(arguments)
+
+
+class Same(Vowels):
+    """Every answer is worth the same."""
+
+    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
+        return 0.5
+
+
+def test_a_run_in_which_nothing_could_be_learned_says_so(
+    train: Train, small_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.training.conftest import difference
+
+    result = train(Same(), max_steps=2, eval_cases=0, warmup_ratio=0.0)
+    assert "No step had anything to learn from" in capsys.readouterr().err
+    assert result.status == "finished"
+    assert difference(result.model, small_model) == 0.0
+
+
+def test_a_run_that_learned_says_nothing_of_the_kind(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    train(Vowels(), max_steps=1, eval_cases=0)
+    assert "anything to learn" not in capsys.readouterr().err

@@ -1,0 +1,178 @@
+"""Episodes without a score, and truncated ones that are masked, are in the records of a run and not in its training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import aitrain.training.run
+from aitrain import Result
+from aitrain.training.flat import flat_share
+from aitrain.training.kept_rows import KEPT
+from aitrain.training.rollout import STOPS, Episode
+from aitrain.training.trainer import FLAT, EpisodeTrainer
+from tests.environments.vowels import Vowels
+from tests.training.conftest import difference
+from tests.training.scripted_run import Endless, Scripted, ScriptedTrainer, Unscored
+from tests.training.test_resume import as_if_killed_after
+
+Train = Callable[..., Result]
+
+PLAIN_STEPS = {
+    "rl_num_generations": 4, "batch_size": 4, "optimizer": "sgd", "lr": 0.1, "max_grad_norm": 0, "rl_kl_coef": 0.1,
+    "eval_cases": 0, "rl_max_turns": 2, "rl_max_new_tokens": 8, "epochs": 3, "max_steps": None, "scheduler": "constant",
+}  # fmt: skip
+
+
+@pytest.fixture
+def scripted(train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Runs whose completions are written down: the same for a case whatever the batch. Three steps without momentum."""
+    monkeypatch.setattr(aitrain.training.run, "EpisodeTrainer", ScriptedTrainer)
+    return lambda environment, **options: train(environment, **PLAIN_STEPS, **options)
+
+
+def of_cases(kind: type[Scripted], count: int) -> Scripted:
+    environment = kind()
+    rows = environment.build_dataset(None)[:count]
+    vars(environment)["build_dataset"] = lambda tokenizer: rows
+    return environment
+
+
+def test_a_batch_whose_half_is_left_out_trains_like_the_other_half_alone(scripted: Train, small_model: Path) -> None:
+    """The KL term as well, from the second step on. Episodes that rl_max_turns ended do have an EOS at their end."""
+    alone = scripted(of_cases(Scripted, 1), rl_prompts_per_step=1, project_name="alone").model
+    both = {"rl_prompts_per_step": 2, "rl_loss_type": "grpo"}
+    unscored = scripted(of_cases(Unscored, 2), **both, project_name="unscored")
+    masked = scripted(of_cases(Endless, 2), **both, rl_mask_truncated_completions=True, project_name="masked")
+    counted = scripted(of_cases(Endless, 2), **both, project_name="counted")
+
+    assert difference(alone, small_model) > 1e-4
+    assert difference(alone, unscored.model) < 1e-6
+    assert difference(alone, masked.model) < 1e-6
+    assert difference(alone, counted.model) > 1e-4
+    assert [line["unscored"] for line in unscored.history if "reward" in line] == [0.5] * 3
+    assert [line["stopped/max_turns"] for line in masked.history if "reward" in line] == [0.5] * 3
+
+
+class ScoredAtFirst(Vowels):
+    """Has no scores from the third step on."""
+
+    def score_episode(self, completion: str, case_idx: int) -> float | None:  # type: ignore[override]
+        self.calls = getattr(self, "calls", 0) + 1
+        return None if self.calls > 16 else self.calls / 16
+
+
+def test_a_step_without_a_score_leaves_the_weights_as_they_are(train: Train) -> None:
+    """Whatever momentum, weight decay and KL would do to them."""
+    run = train(
+        ScoredAtFirst(), max_steps=4, eval_cases=0, rl_kl_coef=0.5, weight_decay=0.1, save_strategy="steps",
+        save_steps=1, save_total_limit=None,
+    )  # fmt: skip
+    at = {step: run.folder / "checkpoints" / f"checkpoint-{step}" for step in (1, 2, 4)}
+
+    assert difference(at[1], at[2]) > 0
+    assert difference(at[2], at[4]) == 0
+    assert run.history[-1]["grad_norm"] == 0
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_truncated_episode_is_one_that_a_limit_of_ours_ended(stop: str) -> None:
+    """By what ended it, and not by its last token, which may be the environment's."""
+    failed = SimpleNamespace(failure=SimpleNamespace(kind="timed_out" if stop == "env_timeout" else "raised"))
+    scored: Any = failed if stop.startswith("env_") else SimpleNamespace(failure=None)
+    track: Any = SimpleNamespace(stop=stop)
+
+    assert Episode(track, scored).is_truncated == (stop in ("max_tokens", "max_turns", "truncated"))
+
+
+@pytest.mark.parametrize(("masks", "kept"), [(False, [True, True, False, True]), (True, [True, False, False, True])])
+def test_what_is_in_the_loss_is_scored_and_not_truncated_where_that_is_masked(masks: bool, kept: list[bool]) -> None:
+    trainer: Any = object.__new__(EpisodeTrainer)
+    accelerator = SimpleNamespace(gather=lambda x: x, device=torch.device("cpu"))
+    vars(trainer).update(
+        accelerator=accelerator, masks_truncated=masks, num_generations=4, flat=SimpleNamespace(),
+        _metrics={"train": {"frac_reward_zero_std": [0.0]}},
+    )  # fmt: skip
+    scores, truncated = [0.5, 1.0, None, 0.0], [False, True, True, False]
+    trainer._batch = [
+        SimpleNamespace(scored=SimpleNamespace(score=score), is_truncated=cut)
+        for score, cut in zip(scores, truncated, strict=True)
+    ]
+
+    output = trainer._what_is_learned_from()
+
+    assert output[KEPT].tolist() == kept
+    assert not output[FLAT]
+    assert trainer.flat.reward == 0.5
+
+
+# -- groups that teach nothing
+
+NONE = math.nan
+
+
+@pytest.mark.parametrize(
+    ("scores", "left_out", "share"),
+    [
+        ([0.1, 0.1, 0.1, 0.1], [], 1.0),
+        ([0.1, 0.1, 0.1, 0.2], [], 0.0),
+        ([NONE, NONE, NONE, NONE], [], 1.0),
+        ([NONE, NONE, NONE, 0.7], [], 1.0),
+        ([NONE, NONE, 0.3, 0.7], [], 0.0),
+        ([NONE, 0.7, 0.7, 0.7], [], 1.0),
+        ([0.0, 1.0, 0.5, 0.5], [0, 1], 1.0),
+        ([0.0, 1.0, 0.5, 0.5], [0], 0.0),
+        ([0.3, 0.3, 0.3, 0.3, 0.0, 0.3, 0.3, 0.3], [], 0.5),
+        ([1e-7, 3e-7, 1e-7, 1e-7], [], 0.0),
+    ],
+)  # fmt: skip
+def test_a_group_is_flat_where_no_episode_in_the_loss_has_an_advantage(
+    scores: list[float], left_out: list[int], share: float
+) -> None:
+    rows = torch.tensor(scores)
+    kept = ~rows.isnan()
+    kept[left_out] = False
+
+    assert flat_share(rows, kept, 4) == share
+
+
+class OneOfFour(Vowels):
+    """Only one completion of each group has a score, and the scores differ."""
+
+    def score_episode(self, completion: str, case_idx: int) -> float | None:  # type: ignore[override]
+        self.calls = getattr(self, "calls", 0) + 1
+        return None if self.calls % 4 else self.calls % 7 / 7
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"trl": {"steps_per_generation": 16}}, {"trl": {"num_iterations": 3}, "logging_steps": 2}],
+    ids=["a window of several steps", "several iterations and few lines"],
+)  # fmt: skip
+def test_a_run_in_which_no_group_has_two_scores_stops_after_as_many_steps_as_it_may(
+    options: dict[str, Any], train: Train
+) -> None:
+    result = train(OneOfFour(), max_steps=20, stop_when_flat=5, eval_cases=0, **options)
+
+    assert (result.status, result.steps) == ("stopped", 5)
+    lines = [line["frac_reward_zero_std"] for line in result.history if "frac_reward_zero_std" in line]
+    assert set(lines) == {1.0}
+
+
+def test_a_resumed_run_counts_on_and_one_that_was_ended_gets_its_steps_again(train: Train) -> None:
+    options = {
+        "max_steps": 20, "stop_when_flat": 4, "eval_cases": 0, "save_strategy": "steps", "save_steps": 1,
+        "save_total_limit": None,
+    }  # fmt: skip
+    whole = train(OneOfFour(), project_name="whole", **options)
+    killed = as_if_killed_after(whole.folder, 3, "killed")
+    resumed = train(OneOfFour(), project_name=killed.name, resume_from_checkpoint="auto", **options)
+    again = train(OneOfFour(), project_name="whole", resume_from_checkpoint="auto", **options)
+
+    assert [whole.steps, resumed.steps, again.steps] == [4, 4, 8]

@@ -1,0 +1,179 @@
+"""The gradient of each loss type: the paper's formula, and of the rows that are in the loss only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from aitrain.loss_types import LOSS_TYPES
+from aitrain.training.kept_rows import KEPT
+from tests.training.loss_bench import (
+    LONGEST,
+    Layout,
+    arguments,
+    batch_of,
+    gradient_of_plain_trl,
+    gradients_of_steps,
+    policy,
+    policy_logps,
+    take,
+)
+
+Tensor = torch.Tensor
+ON = {"rl_kl_coef": 0.1, "trl": {"entropy_coef": 0.05}}
+"""All terms of a loss."""
+
+
+# -- the papers' formulas and numbers; r: ratios, a: advantages, m: mask, logp: log-probabilities
+
+
+def clipped(r: Tensor, a: Tensor, low: float, high: float) -> Tensor:
+    return torch.minimum(r * a, r.clamp(1 - low, 1 + high) * a)
+
+
+def of_completion(log_r: Tensor, m: Tensor) -> Tensor:
+    return ((log_r * m).sum(1, keepdim=True) / m.sum(1, keepdim=True)).exp()
+
+
+def gated(r: Tensor, a: Tensor) -> Tensor:
+    temperature = torch.where(a > 0, 1.0, 1.05)
+    return torch.sigmoid(temperature * (r - 1)) * 4 / temperature * a
+
+
+def gamma_weighted(log_r: Tensor, a: Tensor, m: Tensor, logp: Tensor) -> Tensor:
+    w = (log_r * m).sum(1, keepdim=True).exp()
+    k, rate = torch.where(a >= 0, 2.0, 3.0), torch.where(a >= 0, 3.0, 2.0)
+    weight = w**k * torch.exp(rate * (1 - w))
+    return weight.detach() * a * logp
+
+
+def by_row(x: Tensor, m: Tensor) -> Tensor:
+    return ((x * m).sum(1) / m.sum(1)).mean()
+
+
+def by_token(x: Tensor, m: Tensor) -> Tensor:
+    return (x * m).sum() / m.sum()
+
+
+FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "grpo": lambda log_r, a, m, logp: by_row(clipped(log_r.exp(), a, 0.2, 0.2), m),
+    "dr_grpo": lambda log_r, a, m, logp: (clipped(log_r.exp(), a, 0.2, 0.2) * m).sum() / (len(m) * LONGEST),
+    "dapo": lambda log_r, a, m, logp: by_token(clipped(log_r.exp(), a, 0.2, 0.28), m),
+    "bnpo": lambda log_r, a, m, logp: by_token(clipped(log_r.exp(), a, 0.2, 0.2), m),
+    "cispo": lambda log_r, a, m, logp: by_token(log_r.exp().clamp(max=5.0).detach() * a * logp, m),
+    "sapo": lambda log_r, a, m, logp: by_row(gated(log_r.exp(), a), m),
+    "luspo": lambda log_r, a, m, logp: (clipped(of_completion(log_r, m), a, 0.002, 0.0025) * m).sum(1).mean(),
+    "vespo": lambda log_r, a, m, logp: by_token(gamma_weighted(log_r, a, m, logp), m),
+    "gspo": lambda log_r, a, m, logp: by_row(clipped(of_completion(log_r, m), a, 3e-4, 4e-4) + 0 * logp, m),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_gradient_of_a_loss_type_is_that_of_its_papers_formula(name: str, tmp_path: Path) -> None:
+    options = {"rl_loss_type": "grpo", "rl_importance_level": "sequence"} if name == "gspo" else {"rl_loss_type": name}
+    rows = batch_of(10, are_ragged=True)
+    rows["old_per_token_logps"][0] -= 0.2
+    rows["old_per_token_logps"][1] -= 2.0  # so that there are ratios on either side of every bound
+    args = arguments(tmp_path, Layout(), rl_kl_coef=0.0, **options)
+
+    model = policy()
+    logp, _ = policy_logps(model, rows["prompt_ids"], rows["completion_ids"])
+    log_r, mask = logp - rows["old_per_token_logps"], rows["tool_mask"].double()
+    (-FORMULAS[name](log_r, rows["advantages"].unsqueeze(1), mask, logp)).backward()
+
+    assert model.weight.grad is not None
+    assert model.weight.grad.abs().max() > 1e-4
+    torch.testing.assert_close(gradient_of_plain_trl(args, rows), model.weight.grad)
+
+
+def test_cispo_has_its_full_gradient_where_the_ratio_is_one(tmp_path: Path) -> None:
+    """A bound of 0.2, TRL's when none is given, would leave a fifth of it."""
+    rows = batch_of(8, are_ragged=False)
+    rows["old_per_token_logps"] = policy_logps(policy(), rows["prompt_ids"], rows["completion_ids"])[0].detach()
+    ours, dapo = (
+        gradient_of_plain_trl(arguments(tmp_path, Layout(), rl_kl_coef=0.0, rl_loss_type=name), rows)
+        for name in ("cispo", "dapo")
+    )
+    torch.testing.assert_close(ours, dapo)
+
+
+# -- rows that are left out
+
+
+@pytest.mark.parametrize("loss", LOSS_TYPES)
+def test_half_of_the_rows_left_out_give_the_gradient_of_the_other_half(loss: str, tmp_path: Path) -> None:
+    """KL, entropy bonus and all; TRL alone halves the step of most loss types, and adds the KL of the rest."""
+    rows = batch_of(8, are_ragged=True)
+    rows[KEPT][::2] = False
+    rows["advantages"][::2] = 0.0
+    args = arguments(tmp_path, Layout(), rl_loss_type=loss, **ON)
+
+    wanted = gradient_of_plain_trl(args, take(rows, rows[KEPT]))
+    (ours,) = gradients_of_steps(args, Layout(rows=8), [rows], steps=1)
+
+    torch.testing.assert_close(ours, wanted)
+    assert (gradient_of_plain_trl(args, rows) - wanted).abs().max() > 0.1 * wanted.abs().max()
+
+
+LAYOUTS = {
+    "accumulation": Layout(passes=4, pieces=4, rows=2),
+    "two processes": Layout(processes=2, rows=4),
+    "two processes and accumulation": Layout(processes=2, passes=2, pieces=2, rows=4),
+    "a window of two steps": Layout(passes=2, pieces=4, rows=4),
+    "two iterations": Layout(passes=2, pieces=2, rows=4, iterations=2),
+    "two windows a step": Layout(passes=4, pieces=2, rows=4),
+    "steps across windows, on two processes": Layout(processes=2, passes=2, pieces=3, rows=2),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("loss", LOSS_TYPES)
+def test_a_step_is_that_of_its_kept_rows_however_they_are_shared_out(loss: str, layout: Layout, tmp_path: Path) -> None:
+    """A micro-batch and a process may have no kept row at all."""
+    windows = [batch_of(layout.batch, are_ragged=False, seed=seed) for seed in range(6)]
+    for number, window in enumerate(windows):
+        window[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(number)) < 0.4
+        window[KEPT][: layout.rows] = False
+        window["advantages"] = window["advantages"] * window[KEPT]
+    args = arguments(tmp_path, layout, rl_loss_type=loss, **ON)
+    steps = 3
+
+    ours = gradients_of_steps(args, layout, windows, steps)
+
+    for step, gradient in enumerate(ours):
+        kept = _kept_rows_of(step, layout, windows)
+        torch.testing.assert_close(gradient, gradient_of_plain_trl(args, kept))
+
+
+def _kept_rows_of(step: int, layout: Layout, windows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    parts = []
+    for number in range(step * layout.passes, (step + 1) * layout.passes):
+        window = windows[number // (layout.pieces * layout.iterations)]
+        place = torch.zeros(layout.processes, layout.pieces, layout.rows, dtype=torch.bool)
+        place[:, number % layout.pieces] = True
+        parts.append(take(window, place.flatten() & window[KEPT]))
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+@pytest.mark.parametrize("loss", LOSS_TYPES)
+def test_a_step_without_any_kept_row_has_no_gradient(loss: str, tmp_path: Path) -> None:
+    layout = Layout(passes=2, pieces=2, rows=4)
+    rows = batch_of(8, are_ragged=True)
+    rows[KEPT][:] = False
+
+    (gradient,) = gradients_of_steps(arguments(tmp_path, layout, rl_loss_type=loss, **ON), layout, [rows], steps=1)
+
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+@pytest.mark.parametrize("loss", LOSS_TYPES)
+def test_with_all_rows_kept_the_gradient_is_trls_to_the_last_bit(loss: str, tmp_path: Path) -> None:
+    rows = batch_of(8, are_ragged=True)
+    args = arguments(tmp_path, Layout(), rl_loss_type=loss, **ON)
+
+    (ours,) = gradients_of_steps(args, Layout(), [rows], steps=1)
+
+    assert torch.equal(ours, gradient_of_plain_trl(args, rows))

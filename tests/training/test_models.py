@@ -1,0 +1,281 @@
+"""Models that are unlike the small one: positions from a table, dropout, quantized bases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+)
+
+from aitrain import ConfigError, Result, TrainConfig
+from aitrain.training.model import keep_adapter_precise, load_model, switch_off_noise
+from aitrain.training.padding import LeftAligned, depends_on_padding
+from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.trl_arguments import grpo_config
+from tests.environments.vowels import ChatVowels, Vowels
+
+Train = Callable[..., Result]
+CONTEXT = 64
+
+
+def gpt2(vocabulary: int, **options: Any) -> PreTrainedModel:
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=vocabulary, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=2, **special(), **options)
+    )
+
+
+def opt(vocabulary: int, **options: Any) -> PreTrainedModel:
+    config = OPTConfig(
+        vocab_size=vocabulary, hidden_size=32, word_embed_proj_dim=32, num_hidden_layers=2, ffn_dim=64,
+        num_attention_heads=2, max_position_embeddings=CONTEXT, **special(), **options,
+    )  # fmt: skip
+    return OPTForCausalLM(config)
+
+
+def gpt_neo(vocabulary: int, **options: Any) -> PreTrainedModel:
+    config = GPTNeoConfig(
+        vocab_size=vocabulary, hidden_size=32, num_layers=2, num_heads=2, max_position_embeddings=CONTEXT,
+        attention_types=[[["global", "local"], 1]], window_size=8, **special(), **options,
+    )  # fmt: skip
+    return GPTNeoForCausalLM(config)
+
+
+def falcon(vocabulary: int, **options: Any) -> PreTrainedModel:
+    return FalconForCausalLM(
+        FalconConfig(
+            vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, **special(), **options
+        )
+    )
+
+
+def special() -> dict[str, int]:
+    return {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+
+
+def with_large_positions(model: PreTrainedModel) -> PreTrainedModel:
+    """As large as those of trained models are: then log-probabilities differ by nats."""
+    for name, parameter in model.named_parameters():
+        if "wpe" in name or "embed_positions" in name:
+            parameter.data.normal_()
+    return model
+
+
+@pytest.fixture(scope="module")
+def saved(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A model's folder, with the small model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(small_model)
+
+    def save(make: Callable[..., PreTrainedModel], **options: Any) -> Path:
+        folder = tmp_path_factory.mktemp("other")
+        torch.manual_seed(0)
+        with_large_positions(make(len(tokenizer), **options)).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+@pytest.fixture
+def trainers(monkeypatch: pytest.MonkeyPatch) -> list[EpisodeTrainer]:
+    """The trainers that a test's runs make."""
+    made: list[EpisodeTrainer] = []
+    make = EpisodeTrainer.__init__
+
+    def noted(self: EpisodeTrainer, *arguments: Any) -> None:
+        made.append(self)
+        make(self, *arguments)
+
+    monkeypatch.setattr(EpisodeTrainer, "__init__", noted)
+    return made
+
+
+# -- positions
+
+
+@pytest.mark.parametrize("make", [gpt2, opt, gpt_neo, falcon])
+def test_a_rows_log_probabilities_are_those_that_it_has_without_padding(
+    make: Callable[..., PreTrainedModel], saved: Callable[..., Path], train: Train, trainers: list[EpisodeTrainer]
+) -> None:
+    """Padded on both sides, and to more columns than the model has positions."""
+    train(Vowels(4), model=str(saved(make)), max_steps=1, eval_cases=0, rl_num_generations=2, rl_kl_coef=0.1)
+    trainer = trainers[0]
+    trainer.model.eval()
+
+    def log_probs(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            values = [trainer._get_per_token_logps_and_entropies(m, ids, mask, 6)[0] for m in models]
+        return torch.cat(values)
+
+    models = (trainer.model, trainer.ref_model)
+    row = torch.arange(5, 17)[None]
+    for left, right in ((5, 0), (0, 3), (20, 3), (CONTEXT, 0)):
+        pads = (left, right)
+        padded, mask = (torch.nn.functional.pad(x, pads) for x in (row, torch.ones_like(row)))
+        wide = log_probs(padded, mask)[:, : 6 - right]
+        assert (wide - log_probs(row, torch.ones_like(row))[:, right:]).abs().max() < 1e-5, pads
+    assert trainer.aligns_rows == (make in (gpt2, gpt_neo))
+
+
+def test_rows_are_moved_only_where_the_padding_is_looked_up(
+    small_model: Path, train: Train, trainers: list[EpisodeTrainer]
+) -> None:
+    train(Vowels(4), max_steps=1, eval_cases=0)
+    assert not trainers[0].aligns_rows
+
+
+def test_moving_rows_and_moving_their_values_back_keeps_each_value_with_its_token() -> None:
+    ids = torch.tensor([[0, 0, 11, 12, 13, 0], [21, 22, 23, 24, 25, 26], [0, 31, 32, 0, 0, 0]])
+    rows = LeftAligned.of(ids, (ids > 0).long())
+    assert rows.ids.tolist()[0][:3] == [11, 12, 13]
+    assert rows.mask.sum(dim=1).tolist() == [3, 6, 2]
+    back = rows.moved_back(rows.ids[:, 1:].float(), 3) * (ids[:, 3:] > 0)
+    assert back.tolist() == ids[:, 3:].tolist()
+
+
+def test_a_model_that_cannot_be_asked_is_taken_for_one_that_depends_on_padding() -> None:
+    def nan(ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
+        return torch.full((1, count), torch.nan)
+
+    assert depends_on_padding(nan, None, 100, is_precise=True)
+    assert depends_on_padding(nan, 3, 100, is_precise=True)
+
+
+class Long(ChatVowels):
+    """Talks until the model's context is full."""
+
+    score_episode = None  # type: ignore[assignment]
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        texts = ["a" * (1 + number % 3 * 12) for number in range(12)]
+        return [{"prompt": text} for text in texts]
+
+    build_eval_dataset = None  # type: ignore[assignment]
+
+    def episode(self) -> Any:
+        said = ""
+        for _ in range(50):
+            said += yield "ab" if said else None
+        return len(said) % 5 / 5
+
+
+@pytest.mark.parametrize("make", [gpt2, gpt_neo])
+def test_episodes_that_fill_the_context_train(
+    make: Callable[..., PreTrainedModel], saved: Callable[..., Path], train: Train
+) -> None:
+    """Prompts of different lengths: padded, the batch is wider than the table of positions."""
+    result = train(Long(), model=str(saved(make)), max_steps=2, eval_cases=0, rl_max_new_tokens=16, rl_max_turns=50)
+    assert result.steps == 2
+
+
+# -- dropout
+
+
+NOISES: dict[Callable[..., PreTrainedModel], dict[str, float]] = {
+    gpt2: {"attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5},
+    opt: {"dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5},
+    gpt_neo: {"attention_dropout": 0.5, "resid_dropout": 0.5, "embed_dropout": 0.5},
+    falcon: {"attention_dropout": 0.5, "hidden_dropout": 0.5},
+}
+
+
+@pytest.mark.parametrize("make", NOISES)
+def test_a_model_computes_in_training_mode_what_it_does_in_evaluation_mode(
+    make: Callable[..., PreTrainedModel],
+) -> None:
+    model = make(40, **NOISES[make])
+    ids = torch.arange(5, 25)[None]
+    model.train()
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+    switch_off_noise(model)
+    noisy = model(ids).logits
+    model.eval()
+    torch.testing.assert_close(model(ids).logits, noisy)
+    assert {name: getattr(model.config, name) for name in NOISES[make]} == NOISES[make]
+
+
+def test_dropout_of_the_base_is_off_in_a_run_and_stays_in_the_saved_configuration(
+    saved: Callable[..., Path], train: Train, trainers: list[EpisodeTrainer]
+) -> None:
+    folder = saved(gpt2, **NOISES[gpt2])
+    result = train(Vowels(), model=str(folder), max_steps=1, eval_cases=0, rl_kl_coef=0.1)
+    assert abs(result.history[0]["kl"]) < 1e-6
+    assert AutoModelForCausalLM.from_pretrained(result.model).config.resid_pdrop == 0.5
+
+
+def test_the_adapters_dropout_is_the_users(
+    saved: Callable[..., Path], train: Train, trainers: list[EpisodeTrainer]
+) -> None:
+    train(Vowels(), model=str(saved(gpt2, **NOISES[gpt2])), max_steps=1, eval_cases=0, peft=True, lora_dropout=0.3)
+    shares = {name: m.p for name, m in trainers[0].model.named_modules() if isinstance(m, torch.nn.Dropout)}
+    assert {p for name, p in shares.items() if "lora" in name} == {0.3}
+    assert {p for name, p in shares.items() if "lora" not in name} == {0.0}
+
+
+# -- precision
+
+
+def quantized(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Stands in for bitsandbytes, which needs a GPU: bfloat16, and says that it is loaded in 4 bits."""
+    model = load_model(config, torch.bfloat16)
+    model.is_loaded_in_4bit = True
+    return model
+
+
+def test_an_adapter_on_a_quantized_base_trains_in_float32(
+    train: Train, trainers: list[EpisodeTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Adam moves each weight by up to 1e-5 a step, which is too little for bfloat16."""
+    monkeypatch.setattr("aitrain.training.run.load_model", quantized)
+    before: dict[str, torch.Tensor] = {}
+    begin = EpisodeTrainer.train
+
+    def noted(self: EpisodeTrainer, *arguments: Any, **more: Any) -> Any:
+        before.update({name: p.detach().clone() for name, p in self.model.named_parameters() if p.requires_grad})
+        return begin(self, *arguments, **more)
+
+    monkeypatch.setattr(EpisodeTrainer, "train", noted)
+    train(Vowels(), peft=True, lr=1e-5, warmup_ratio=0.0, max_steps=3, eval_cases=0, merge_adapter=False)
+
+    after = {name: p for name, p in trainers[0].model.named_parameters() if p.requires_grad}
+    assert {p.dtype for p in after.values()} == {torch.float32}
+    moved = [(after[name] != before[name]).float().mean().item() for name in after if "lora_A" in name]
+    assert min(moved) > 0.99
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_adapter_on_a_base_of_half_precision_is_float32(dtype: str, train: Train, trainers: Any) -> None:
+    train(Vowels(), peft=True, dtype=dtype, max_steps=1, eval_cases=0, merge_adapter=False)
+    weights = list(trainers[0].model.parameters())
+    assert {p.dtype for p in weights if p.requires_grad} == {torch.float32}
+    assert {p.dtype for p in weights if not p.requires_grad} == {getattr(torch, dtype)}
+
+
+def test_keeping_an_adapter_precise_leaves_the_frozen_base_as_it_is() -> None:
+    model = gpt2(40).to(torch.bfloat16)
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"), autocast_adapter_dtype=False)
+    keep_adapter_precise(adapted)
+    assert {p.dtype for p in adapted.parameters() if not p.requires_grad} == {torch.bfloat16}
+    assert {p.dtype for p in adapted.parameters() if p.requires_grad} == {torch.float32}
+
+
+def test_generation_that_rounds_the_trained_weights_is_refused(tmp_path: Path) -> None:
+    config = TrainConfig(trl={"use_transformers_continuous_batching": True})
+    with pytest.raises(ConfigError, match="rounds the trained weights"):
+        grpo_config({"use_cpu": True, "bf16": True}, config, tmp_path)

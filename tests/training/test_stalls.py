@@ -1,0 +1,209 @@
+"""Real trainings that hang at each place where one can: what is said, what is kept, and that the process goes on."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from aitrain import Result, RunFailed, activity, notebook, watchdog
+from aitrain.activity import SLOT, Activity
+from aitrain.report.runs import look
+from aitrain.run_folder import RunFolder, read_object
+from aitrain.training import checkpoints, evaluation, run, saving, tracking
+from aitrain.training.generation import colocated, served
+from aitrain.training.trainer import EpisodeTrainer
+from aitrain.watchdog import Watchdog
+
+Train = Callable[..., Result]
+
+
+class Words:
+    """Ten cases, two of them held out."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"say {number}"} for number in range(10)]
+
+    def score_episode(self, completion: str) -> float:
+        return len(completion) / 100
+
+
+@pytest.fixture
+def dogs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Watchdog]]:
+    """The watchdog of the run under way, which looks twenty times a second."""
+    monkeypatch.setattr(watchdog, "LONGEST_POLL", 0.05)
+    dogs: list[Watchdog] = []
+
+    def made(*arguments: Any, **keywords: Any) -> Watchdog:
+        dogs.append(Watchdog(*arguments, **keywords))
+        return dogs[-1]
+
+    monkeypatch.setattr(notebook, "Watchdog", made)
+    yield dogs
+    assert not any(dog._thread.is_alive() for dog in dogs)
+
+
+@pytest.fixture
+def hang(dogs: list[Watchdog]) -> Callable[..., Any]:
+    """`hang()` waits for ever. The watchdog's patience, which is that of a real run until then, ends soon after."""
+
+    def hangs(*_: Any, **__: Any) -> None:
+        dogs[-1].timeout = 0.2
+        threading.Event().wait(60.0)
+        pytest.fail("the run was not interrupted")
+
+    return hangs
+
+
+def only_on_training(method: Any, hang: Callable[..., Any]) -> Callable[..., Any]:
+    """Hang in training, and not while held-out cases are scored."""
+
+    def act(trainer: Any, *arguments: Any, **keywords: Any) -> Any:
+        return (
+            hang()
+            if activity.read(activity.own.memory, 0).part.name.startswith("training")
+            else method(trainer, *arguments, **keywords)
+        )
+
+    return act
+
+
+class Tracker(tracking.Tracker):
+    """One that never answers."""
+
+    name = "tensorboard"
+    hang: Callable[..., Any]
+
+    def show(self, rows: Any, step: int) -> None:
+        self.hang()
+
+
+Plant = Callable[[pytest.MonkeyPatch, Callable[..., Any]], None]
+
+PLACES: dict[str, tuple[Plant, str]] = {
+    "build_dataset": (lambda patch, hang: patch.setattr(Words, "build_dataset", hang), "building the dataset"),
+    "tokenizer": (lambda patch, hang: patch.setattr(run, "load_tokenizer", hang), "building the dataset"),
+    "loading": (lambda patch, hang: patch.setattr(run, "load_model", hang), "loading "),
+    "trainer": (lambda patch, hang: patch.setattr(EpisodeTrainer, "_make_rollout", hang), "preparing the trainer"),
+    "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_mean", hang), "scoring 2 held-out cases."),
+    "generate": (
+        lambda patch, hang: patch.setattr(
+            EpisodeTrainer, "_generate_single_turn", only_on_training(EpisodeTrainer._generate_single_turn, hang)
+        ),
+        "training, generating.",
+    ),
+    "compile": (
+        lambda patch, hang: patch.setattr(EpisodeTrainer, "compute_loss", hang),
+        "training, forward and backward pass.",
+    ),
+    "callback": (lambda patch, hang: patch.setattr(run.Reporter, "on_step_end", hang), "training."),
+    "tracker": (
+        lambda patch, hang: patch.setattr(Tracker, "hang", staticmethod(hang), raising=False),
+        "training, reporting to tensorboard.",
+    ),
+    "checkpoint": (
+        lambda patch, hang: patch.setattr(checkpoints, "write_window", hang),
+        "training, saving a checkpoint after step 1.",
+    ),
+    "save": (lambda patch, hang: patch.setattr(saving, "publish", hang), "saving after step 1."),
+    "upload": (lambda patch, hang: patch.setattr(run, "push", hang), "uploading after step 1."),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_that_hangs_says_where_and_ends(
+    place: str, train: Train, hang: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plant, phase = PLACES[place]
+    monkeypatch.setattr(tracking, "TRACKERS", {"tensorboard": Tracker})
+    monkeypatch.setattr(Tracker, "hang", staticmethod(lambda: None), raising=False)
+    monkeypatch.setattr(run, "check_hub", lambda config: None)
+    plant(monkeypatch, hang)
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1} if place == "checkpoint" else {}
+
+    with pytest.raises(RunFailed) as failure:
+        train(
+            Words(), max_steps=1, eval_cases=2, rl_max_new_tokens=2, push_to_hub=place == "upload",
+            log="tensorboard" if place == "tracker" else "none", **options,
+        )  # fmt: skip
+
+    assert f"It hangs in: {phase}" in str(failure.value)
+    folder = RunFolder(tmp_path / "runs" / "project-name")
+    assert read_object(folder.status)["status"] == "stalled"
+    assert look(folder.path).status == "stalled"
+    log = folder.log.read_text()
+    assert f"Stalled: {phase.partition(' after')[0].removesuffix('.')}" in log
+    assert "test_stalls.py" in log  # the line that hangs
+    assert "in hangs" in log
+
+
+def test_a_run_that_cannot_be_interrupted_says_so_and_its_process_is_left_to_the_user(
+    train: Train, hang: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(notebook, "INTERRUPT_SECONDS", 0.2)
+
+    def stubborn(*_: Any) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            hang()
+        time.sleep(0.6)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "load_model", stubborn)
+    with pytest.raises(RunFailed):
+        train(Words())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "! The run stalled: no progress for" in said
+    assert "It cannot be interrupted: restart this process." in said
+
+
+def test_a_call_to_the_environment_may_take_as_long_as_its_own_deadline(train: Train, dogs: list[Watchdog]) -> None:
+    """Longer than the watchdog's patience, and shorter than `rl_env_timeout`."""
+
+    class Patient(Words):
+        def score_episode(self, completion: str) -> float:
+            (dog,) = dogs
+            dog.timeout = 0.1
+            time.sleep(0.4)
+            dog.timeout = 60.0
+            return 0.5
+
+    assert train(Patient(), max_steps=1, eval_cases=0, rl_max_new_tokens=2).steps == 1
+
+
+def test_a_server_that_accepts_the_weights_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "LONGEST_POLL", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        own, ended = Activity(bytearray(SLOT)), threading.Event()
+        monkeypatch.setattr(activity, "own", own)
+        server = served.Server(f"http://127.0.0.1:{silent.getsockname()[1]}", deadline=30.0)
+        sync: Any = SimpleNamespace(write=lambda number: 0, push=lambda server, number: server.post("/load", {}))
+        engine = served.Served(server, sync, SimpleNamespace(is_main_process=True), "model")
+        threading.Thread(target=engine.sync_weights, daemon=True).start()
+        stalls: list[Any] = []
+
+        def on_stall(stall: Any) -> None:
+            stalls.append(stall.phase)
+            ended.set()
+
+        with Watchdog(0.2, 1, lambda rank: activity.read(own.memory, rank), on_stall):
+            assert ended.wait(30.0)
+        assert stalls == ["starting, weight sync"]
+
+
+def test_a_token_of_a_colocated_engine_and_a_forward_pass_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "own", Activity(bytearray(SLOT)))
+    step = colocated._ticking(lambda: "outputs")
+    before = activity.total()
+    assert step() == "outputs"
+    assert activity.total() == before + 1
+    model = torch.nn.Linear(2, 2)
+    model.register_forward_pre_hook(activity.tick)
+    assert model(torch.ones(1, 2)).shape == (1, 2)
+    assert activity.total() == before + 2

@@ -1,0 +1,125 @@
+"""The warm-up: the longest shapes once, before the first step, and nothing of it is left."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from aitrain import Result, RunFailed
+from aitrain.run_folder import read_lines
+from aitrain.training import run, warm_up
+from aitrain.training.rollout import Limits
+from aitrain.training.trainer import EpisodeTrainer
+from tests.training.conftest import difference
+
+Train = Callable[..., Result]
+
+
+class Words:
+    """Prompts of different lengths; the longest has 12 characters."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": "a" * (number % 12 + 1)} for number in range(24)]
+
+    def score_episode(self, completion: str) -> float:
+        return sum(letter < "n" for letter in completion) / max(1, len(completion))
+
+
+@pytest.fixture
+def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Warm up on the CPU, too; the shapes that went through the loss."""
+    shapes: list[tuple[int, ...]] = []
+    compute = EpisodeTrainer.compute_loss
+
+    def seen(trainer: Any, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        shapes.append((*inputs["prompt_ids"].shape, inputs["completion_ids"].shape[1]))
+        return compute(trainer, model, inputs, *rest, **named)
+
+    monkeypatch.setattr(run, "can_warm_up", lambda trainer: True)
+    monkeypatch.setattr(EpisodeTrainer, "compute_loss", seen)
+    return shapes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rl_kl_coef": 0.1, "rl_loss_type": "dapo", "disable_gradient_checkpointing": True},
+        {"peft": True, "lora_dropout": 0.1, "merge_adapter": False},
+    ],
+    ids=["weights", "adapter"],
+)
+def test_a_run_ends_with_the_same_weights_and_metrics_with_and_without_it(
+    options: dict[str, Any], train: Train, as_on_gpus: list[tuple[int, ...]]
+) -> None:
+    with_it = train(Words(), project_name="with", **options)
+    without = train(Words(), project_name="without", warm_up=False, **options)
+
+    rows, prompt, completion = as_on_gpus[0]
+    assert (prompt, completion) == (max(shape[1] for shape in as_on_gpus), 6)
+    assert rows == 2
+    if "peft" not in options:
+        assert difference(with_it.folder / "model", without.folder / "model") == 0.0
+    else:
+        adapters = [result.folder / "model" / "adapter_model.safetensors" for result in (with_it, without)]
+        assert adapters[0].read_bytes() == adapters[1].read_bytes()
+    for one, other in zip(with_it.history, without.history, strict=True):
+        same = [name for name in one if not name.startswith(("time/", "seconds", "step_time", "tokens_per_second"))]
+        assert {name: one[name] for name in same} == {name: other[name] for name in same}
+    completions = [
+        [record["completion"] for file in sorted((result.folder / "rollouts").iterdir()) for record in read_lines(file)]
+        for result in (with_it, without)
+    ]
+    assert completions[0] == completions[1]
+
+
+def test_too_little_memory_shows_before_anything_is_sampled(
+    train: Train, as_on_gpus: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr(EpisodeTrainer, "compute_loss", full)
+    with pytest.raises(RunFailed) as failure:
+        train(Words())
+    assert "Out of memory in the warm-up, with the longest episodes (12 + 6 tokens)" in str(failure.value)
+    assert "--batch-size" in str(failure.value)
+
+
+def test_on_the_cpu_there_is_none(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "warm_up", lambda *_: pytest.fail("warmed up"))
+
+    assert train(Words(), max_steps=1).steps == 1
+
+
+def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_the_context() -> None:
+    def longest(turns: int, episode: int | None = None, context: int | None = None) -> int:
+        host = SimpleNamespace(environment=Words(), lives_between_calls=turns > 1)
+        chat = SimpleNamespace(prompt_ids=lambda prompt, tools: list(range(10)))
+        limits = Limits(turns, 100, episode, context)
+        parts: Any = SimpleNamespace(host=host, chat=chat, cases=[SimpleNamespace(prompt="x")], limits=limits)
+        return warm_up.longest_shapes(parts).completion
+
+    assert longest(turns=1) == 100
+    assert longest(turns=4) == 400
+    assert longest(turns=4, episode=250) == 250
+    assert longest(turns=4, context=200) == 190
+
+
+def test_a_resumed_run_warms_up_and_ends_with_the_same_weights(
+    train: Train, as_on_gpus: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 3, "eval_cases": 0}
+    whole = train(Words(), warm_up=False, **options)
+    weights = shutil.copytree(whole.folder / "model", tmp_path / "whole")
+    as_on_gpus.clear()
+    resumed = train(Words(), resume_from_checkpoint=str(whole.folder / "checkpoints" / "checkpoint-1"), **options)
+
+    assert as_on_gpus[0] == (2, 12, 6)  # the warm-up, before the first new step
+    assert resumed.folder == whole.folder
+    assert difference(resumed.folder / "model", weights) == 0.0
