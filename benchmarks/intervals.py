@@ -230,7 +230,7 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=4000, help="of each cell (default: 4000)")
     wanted = parser.parse_args()
     head = " | ".join(f"{count} cases" for count in COUNTS)
-    print(f"| coverage, width / usual width (coverage of the usual) | {head} |")
+    print(f"| coverage, width / usual (coverage of the usual) | {head} |")
     print("|---" * (1 + len(COUNTS)) + "|")
     problems = []
     for population in POPULATIONS:

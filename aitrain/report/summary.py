@@ -220,10 +220,11 @@ def _recorded_curve(lines: Iterable[Values], result: Values) -> list[Values]:
         if "eval_score" in line and finite(line.get("step")) is not None
     ]
     ends = _recorded_scores(result)
-    for place, when, step in ((0, "before", 0), (len(points) + 1, "after", result.get("steps"))):
+    for when, step in (("before", 0), ("after", result.get("model_step", result.get("steps")))):
         if any(ends[decoding][when] for decoding in DECODINGS) and finite(step) is not None:
-            points.insert(place, {"step": step, **{decoding: ends[decoding][when] for decoding in DECODINGS}})
-    return points
+            points = [point for point in points if point["step"] != step]
+            points.append({"step": step, **{decoding: ends[decoding][when] for decoding in DECODINGS}})
+    return sorted(points, key=lambda point: point["step"])
 
 
 # -- episodes

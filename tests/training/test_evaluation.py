@@ -196,10 +196,9 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
     assert chosen["sample"] == 0
     rollouts = Rollouts(result.folder / "rollouts")
     rollouts.refresh()
-    curve = held_out_curve(RunFolder(result.folder), rollouts)
-    assert [(point["step"], point["sampled"]["mean"]) for point in curve] == [
-        (0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4),
-    ]  # fmt: skip
+    for curve in (held_out_curve(RunFolder(result.folder), rollouts), summary(result.folder, None)["held_out"]):
+        found = [(point["step"], point["sampled"]["mean"]) for point in curve]
+        assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
 
 
 def test_the_last_step_is_scored_with_new_samples_too_where_it_is_the_best(train: Train) -> None:
