@@ -37,6 +37,7 @@ bench-gpu: install
 # In the environment of `make vllm`, which is made if it is not there.
 bench-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.weight_sync
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.importance
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.generation
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.free_running
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from aitrain.config import TrainConfig
-from aitrain.environment.contract import Score
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Interrupted, RunFailed
-from aitrain.run_folder import Result
+
+if TYPE_CHECKING:
+    from aitrain.config import TrainConfig
+    from aitrain.environment.contract import Score
+    from aitrain.run_folder import Result
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,6 +24,16 @@ __all__ = [
     "TrainConfig",
     "train",
 ]
+
+_LAZY = {"Result": "aitrain.run_folder", "Score": "aitrain.environment.contract", "TrainConfig": "aitrain.config"}
+"""Names that are imported on first use, by module: `import aitrain` needs no pydantic."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
 
 
 def train(config: TrainConfig, environment: Any = None) -> Result:

@@ -15,7 +15,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from aitrain.errors import ConfigError
 from aitrain.loss_types import LossSettings, contradictions, settle
-from aitrain.values import Address, JsonObject, Names, Table, Trackers, as_meant, refusal
+from aitrain.values import (
+    Address,
+    JsonObject,
+    Names,
+    ScoreRange,
+    Table,
+    Texts,
+    Trackers,
+    as_meant,
+    refusal,
+    score_bounds,
+)
 
 __all__ = ["TrainConfig"]
 
@@ -23,6 +34,10 @@ PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+"""In vLLM's bounds."""
+SERVED_STOPS = 4
+"""The most stop strings that a vLLM server takes in one request."""
 
 
 def knob(default: Any, sentence: str, section: str, *, may_change: bool = False) -> Any:
@@ -106,6 +121,11 @@ class TrainConfig(BaseModel):
         "How often a failed start or score is tried again (steps and tools change the episode, and are not).",
         "Environment",
         may_change=True,
+    )
+    rl_score_range: ScoreRange = knob(
+        "0,1",
+        "Lowest and highest score that an environment may return, as in -1,1; any: all finite numbers.",
+        "Environment",
     )
     rl_max_failed: Annotated[float, Field(ge=0, le=1)] = knob(
         0.5,
@@ -239,10 +259,38 @@ class TrainConfig(BaseModel):
     )
     rl_temperature: PositiveFloat = knob(1.0, "Sampling temperature.", "Generation")
     rl_top_k: Annotated[int, Field(ge=0)] = knob(
-        50, "Sample from this many likeliest tokens; 0: from all.", "Generation"
+        0,
+        "Sample from this many most likely tokens; 0: from all. AITraining uses 50, but the update is exact only for"
+        " answers that are sampled from all tokens.",
+        "Generation",
     )
     rl_top_p: Share = knob(
-        1.0, "Sample from the likeliest tokens that hold this share of the probability.", "Generation"
+        1.0, "Sample from the most likely tokens that hold this share of the probability; 1: from all.", "Generation"
+    )
+    rl_min_p: Annotated[float, Field(ge=0, le=1)] = knob(
+        0.0,
+        "Sample from the tokens with at least this share of the most likely token's probability; 0: from all.",
+        "Generation",
+    )
+    rl_repetition_penalty: PositiveFloat = knob(
+        1.0,
+        "Divide the positive logits of tokens in the prompt or the answer by this, multiply the negative ones; 1: off.",
+        "Generation",
+    )
+    rl_presence_penalty: Penalty = knob(
+        0.0, "Subtract this from the logit of each token that the answer already has; 0: off.", "Generation"
+    )
+    rl_frequency_penalty: Penalty = knob(
+        0.0, "Subtract this from a token's logit for each time that the answer has it; 0: off.", "Generation"
+    )
+    rl_min_new_tokens: Annotated[int, Field(ge=0)] = knob(
+        0, "Fewest tokens in one answer: until then nothing ends it but the token limit.", "Generation"
+    )
+    rl_stop: Texts | None = knob(
+        None,
+        "End an answer with the token that completes this text, or one of several as a JSON list; the text stays in"
+        " the answer.",
+        "Generation",
     )
 
     # -- vLLM
@@ -361,12 +409,6 @@ class TrainConfig(BaseModel):
     disable_gradient_checkpointing: bool = knob(
         False, "Keep all activations: faster, more memory.", "Hardware", may_change=True
     )
-    distributed_backend: Literal["ddp"] | None = knob(
-        None,
-        "How processes share the work: ddp; for DeepSpeed hand TRL its file, --trl deepspeed=FILE.",
-        "Hardware",
-        may_change=True,
-    )
     ddp_timeout: PositiveInt = knob(7200, "Seconds that one process waits for the others.", "Hardware", may_change=True)
 
     # -- TRL
@@ -439,6 +481,11 @@ class TrainConfig(BaseModel):
                 f" {self.rl_max_new_tokens} tokens (rl_max_new_tokens)",
             ),
             (
+                self.rl_min_new_tokens > self.rl_max_new_tokens,
+                f"rl_min_new_tokens: {self.rl_min_new_tokens} is more than an answer may have,"
+                f" {self.rl_max_new_tokens} (rl_max_new_tokens)",
+            ),
+            (
                 self.rl_env_class is not None and named_twice,
                 f"rl_env: {self.rl_env} and rl_env_class: {self.rl_env_class} name two classes: give one of them",
             ),
@@ -462,6 +509,16 @@ class TrainConfig(BaseModel):
                 "Leave it out: aitrain's own server needs no NCCL.",
             ),
             (
+                self.weight_sync is not None and len(self.rl_stop or ()) > SERVED_STOPS,
+                f"rl_stop: a vLLM server takes {SERVED_STOPS} texts at most, not {len(self.rl_stop or ())}\n"
+                "Leave some out, or use --vllm-mode colocate.",
+            ),
+            (
+                self.weight_sync == "nccl" and bool(self.answer_sampling),
+                f"{', '.join(self.answer_sampling)}: cannot be had with --vllm-sync nccl\n"
+                "Use --vllm-sync disk or adapter, or leave them out.",
+            ),
+            (
                 self.quantization is not None
                 and self.use_vllm
                 and not (is_server and self.vllm_sync in ("auto", "adapter")),
@@ -481,11 +538,35 @@ class TrainConfig(BaseModel):
         return self.vllm_gpu_memory_utilization or (0.9 if self.vllm_mode == "server" else 0.3)
 
     @property
+    def score_bounds(self) -> tuple[float, float]:
+        """The lowest and the highest score of rl_score_range, for what has to know (judging, intervals); infinite ones
+        for any."""
+        return score_bounds(self.rl_score_range) or (0.0, 1.0)  # the option is checked: never None
+
+    @property
     def weight_sync(self) -> str | None:
         """How a vLLM server gets the weights: adapter, disk or nccl; None where there is no server."""
         if not self.use_vllm or self.vllm_mode != "server":
             return None
         return ("adapter" if self.peft else "disk") if self.vllm_sync == "auto" else self.vllm_sync
+
+    @property
+    def reshaped_sampling(self) -> list[str]:
+        """The options that make the sampling distribution another one than softmax(logits / temperature), as flags."""
+        penalties = ("rl_repetition_penalty", "rl_presence_penalty", "rl_frequency_penalty", "rl_min_new_tokens")
+        return self._set_flags("rl_top_k", "rl_top_p", "rl_min_p", *penalties)
+
+    @property
+    def answer_sampling(self) -> list[str]:
+        """The options that look at all of an answer, its tokens or its text, as flags."""
+        penalties = ("rl_repetition_penalty", "rl_presence_penalty", "rl_frequency_penalty", "rl_min_new_tokens")
+        return self._set_flags(*penalties, "rl_stop")
+
+    def _set_flags(self, *names: str) -> list[str]:
+        """The options among these that are not at their defaults, as flags with their values."""
+        values = {name: getattr(self, name) for name in names}
+        defaults = {name: type(self).model_fields[name].default for name in names}
+        return [f"--{name.replace('_', '-')} {value}" for name, value in values.items() if value != defaults[name]]
 
     @property
     def may_halve_base(self) -> bool:

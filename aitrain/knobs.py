@@ -33,6 +33,8 @@ ELSEWHERE = {
     "task": "aitrain grpo has one task: leave it out.",
     "params": "Knobs are not nested: write them without an indent.",
     "backend": "aitrain trains on the machine that it runs on: leave it out.",
+    "distributed_backend": "Several processes always share the work by DDP: leave it out, and set --num-processes;"
+    " for DeepSpeed hand TRL its file, --trl deepspeed=FILE.",
     "unsloth": "aitrain trains with TRL as it is: leave it out.",
     "max_prompt_length": "Say --rl-max-prompt-length.",
     "max_completion_length": "Say --rl-max-new-tokens.",
@@ -59,9 +61,10 @@ class Knob:
         return "--" + self.name.replace("_", "-")
 
     @property
-    def is_choice(self) -> bool:
-        """Whether it takes one of a few words."""
-        return self.kind.partition(",")[0] not in ("switch", "integer", "number", "text", "JSON object")
+    def choices(self) -> tuple[str, ...]:
+        """The words that it may be; empty where it takes anything else."""
+        is_choice = self.kind.partition(",")[0] not in ("switch", "integer", "number", "text", "JSON object")
+        return tuple(self.kind.split(", ")) if is_choice else ()
 
     @property
     def placeholder(self) -> str:
@@ -108,7 +111,7 @@ def _kind(annotation: Any, metadata: list[Any]) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    names = {bool: "switch", int: "integer", float: "number", str: "text"}
+    names = {bool: "switch", int: "integer", float: "number", str: "text", list[str]: "text"}
     return names.get(annotation, "JSON object")
 
 
@@ -144,7 +147,7 @@ def as_help(width: int = 80) -> str:
 
 
 def _help_entry(knob: Knob, width: int) -> list[str]:
-    value = "" if knob.is_switch else " " + ("|".join(knob.kind.split(", ")) if knob.is_choice else knob.placeholder)
+    value = "" if knob.is_switch else " " + ("|".join(knob.choices) or knob.placeholder)
     text = f"{knob.sentence} [{knob.shown_default}]"
     return [f"  {knob.flag}{value}", *textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)]
 
@@ -230,7 +233,7 @@ def as_command(config: TrainConfig) -> list[str]:
         elif knob.is_switch:
             words.append(knob.flag if value else f"--no-{knob.flag[2:]}")
         else:
-            words += [knob.flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+            words += [knob.flag, json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
     return words
 
 

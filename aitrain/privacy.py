@@ -6,13 +6,31 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-SECRET = re.compile("TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
-"""Names of environment variables whose values are secrets."""
+SECRET_NAME = re.compile(
+    r"token(?!i[zs])|key(?!board|word)|secret|credential|bearer|cookie|passw|passphrase|passcode|"
+    r"(?:^|_)(?:o?auth(?:orization|entication)?|pass|pwd|pin|pat|jwt|dsn|login|private)(?:_|$)"
+)
+"""Names of secrets, in lower case with underscores: of environment variables and of keywords of environments."""
+NO_SECRET = ("pwd", "oldpwd")
+"""Names that only look like those of secrets: the shell's own."""
+SECRET_VALUE = re.compile(
+    r"""(?x)
+    \b(?: hf_ | sk-(?:ant-|proj-)? | gh[opsu]_ | github_pat_ | glpat- | xox[abprs]- | r8_ | nvapi- )[\w-]{16,}
+    | \b(?: AKIA | ASIA )[A-Z0-9]{16}\b
+    | \beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*                # a JSON web token
+    | (?i:\bbearer\s+)[\w.~+/-]{8,}=*
+    | (?<=://)[^\s/@:]*:[^\s/@]+(?=@)                    # user and password in an address
+    | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----[\s\S]*
+    """
+)
+"""Values that are secrets by their form, whatever they are called."""
+PARAMETER = re.compile(r"(?<=[?&;])([^=&;\s]+)=([^&;\s#]+)")
+"""One of an address."""
 SHORTEST = 8
 """Letters of a secret, at least: `false` and `1` are none, and would be found everywhere."""
 MASK = "***"
@@ -41,8 +59,35 @@ def secrets() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if SECRET.search(name) and len(value) >= SHORTEST and not _is_path(value)
+        if is_secret_name(name) and len(value) >= SHORTEST and not _is_path(value)
     }
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what has this name is a secret: `HF_TOKEN`, `apiKey`, `db-password`, `credentials`."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name).strip("_").lower()
+    return words not in NO_SECRET and SECRET_NAME.search(words) is not None
+
+
+def without_secrets(value: Any) -> Any:
+    """A value as JSON has it, with *** for what is a secret by its name or its form, at any depth."""
+    if isinstance(value, str):
+        shown = PARAMETER.sub(lambda found: f"{found[1]}={MASK}" if is_secret_name(found[1]) else found[0], value)
+        return masked(SECRET_VALUE.sub(MASK, shown))
+    if isinstance(value, Mapping):
+        named = str(value.get("name", ""))  # {"name": "token", "value": ...}
+        return {
+            name: _hidden(secret, item) if is_secret_name(secret) else without_secrets(item)
+            for name, item in value.items()
+            for secret in [named if name == "value" and named else str(name)]
+        }
+    return [without_secrets(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _hidden(name: str, value: Any) -> Any:
+    """All of it, but for switches and null, and for counts such as `max_tokens: 64`."""
+    is_count = isinstance(value, (int, float)) and re.search("token|key", name, re.IGNORECASE)
+    return value if value is None or isinstance(value, bool) or is_count else MASK
 
 
 def _is_path(value: str) -> bool:

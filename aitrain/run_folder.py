@@ -18,13 +18,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.privacy import masked
-from aitrain.values import write_yaml
 
+if TYPE_CHECKING:
+    from aitrain.config import TrainConfig
+
+RUNS = "runs"
+"""Folder of run folders, unless --output-dir names another."""
 LOCK = ".lock"
 WAIT_FOR_OTHERS = 60.0
 """Seconds that a process of a run that was killed gets to notice it and end."""
@@ -113,6 +116,8 @@ class RunFolder:
 
     def write_config(self, config: TrainConfig) -> None:
         """config.yaml, with the name that this run got."""
+        from aitrain.values import write_yaml  # here, because commands that only read runs need no YAML
+
         named = config.model_copy(update={"project_name": self.path.name})
         write_text(self.config, write_yaml(named.written()))
 

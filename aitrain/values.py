@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Hashable, Mapping
@@ -135,6 +136,24 @@ def _read_names(value: object) -> object:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
+def _read_texts(value: object) -> object:
+    """One text as it is, or several as a JSON list."""
+    if isinstance(value, str):
+        value = _parsed_list(value) if value.startswith("[") else [value]
+    if value is None:
+        return None
+    if not (isinstance(value, (list, tuple)) and value and all(isinstance(text, str) and text for text in value)):
+        raise ValueError(f"must be a text, or a list of texts that are not empty, not {_shown(value)}")
+    return list(value)
+
+
+def _parsed_list(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return [text]
+
+
 def _read_address(value: str) -> str:
     """TRL hangs its own paths behind the address, `/v1` among them."""
     if not re.fullmatch(r"https?://[^/\s]\S*", value):
@@ -156,10 +175,37 @@ def _read_trackers(value: str) -> str:
     return ",".join(dict.fromkeys(names))
 
 
+ANY_SCORE = "any"
+
+
+def _read_score_range(value: object) -> object:
+    """In YAML and Python also a pair of numbers: [-1, 1]."""
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _checked_score_range(value: str) -> str:
+    if value != ANY_SCORE and score_bounds(value) is None:
+        raise ValueError(f"must be LOW,HIGH with two numbers, the lower one first, such as -1,1, or any; not {value}")
+    return value.replace(" ", "")
+
+
+def score_bounds(text: str) -> tuple[float, float] | None:
+    """The lowest and the highest score that `LOW,HIGH` allows; infinite ones for `any`; None where it is neither."""
+    if text == ANY_SCORE:
+        return -math.inf, math.inf
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        return None
+    return (low, high) if -math.inf < low < high < math.inf else None
+
+
 JsonObject = Annotated[dict[str, Any], BeforeValidator(read_json_object)]
 Table = Annotated[dict[str, Any], BeforeValidator(_read_table)]
 Names = Annotated[str, BeforeValidator(_read_names)]
+Texts = Annotated[list[str], BeforeValidator(_read_texts)]
 Trackers = Annotated[str, BeforeValidator(_read_names), AfterValidator(_read_trackers)]
+ScoreRange = Annotated[str, BeforeValidator(_read_score_range), AfterValidator(_checked_score_range)]
 Address = Annotated[str, AfterValidator(_read_address)]
 
 

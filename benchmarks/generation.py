@@ -193,7 +193,7 @@ def prepared(model: Path, way: str) -> Iterator[Any]:
 def configuration(model: Path, way: str) -> TrainConfig:
     """The same for all, but for who generates."""
     batch = {"batch_size": EPISODES, "rl_prompts_per_step": PROMPTS, "rl_num_generations": GENERATIONS}
-    lengths = {"rl_max_new_tokens": ANSWER, "rl_max_episode_tokens": 2 * max(TURNS) * ANSWER}
+    lengths = {"rl_top_k": 50, "rl_max_new_tokens": ANSWER, "rl_max_episode_tokens": 2 * max(TURNS) * ANSWER}
     where = {"model": str(model), "output_dir": str(model / "runs"), "project_name": way, "eval_cases": 0}
     return TrainConfig(**(KNOBS | batch | lengths | where | WAYS[way]))
 

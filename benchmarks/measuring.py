@@ -32,8 +32,8 @@ class Used:
     peak_mib: float
 
 
-def run(command: Sequence[str], exit_code: int = 0) -> Used:
-    """Run it to its end.
+def run(command: Sequence[str], exit_code: int | None = 0) -> Used:
+    """Run it to its end; with None as `exit_code` it may have any.
 
     `ru_maxrss` starts at the size of the process that forks, so what measures must be smaller than what it measures:
     the benchmarks themselves never import torch.
@@ -49,7 +49,7 @@ def run(command: Sequence[str], exit_code: int = 0) -> Used:
             _end(child)
             raise
         child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode != exit_code:
+        if exit_code not in (None, child.returncode):
             output.seek(0)
             said = output.read().decode(errors="replace")[-8000:]
             raise RuntimeError(f"{' '.join(command)} ended with {child.returncode}, not {exit_code}:\n{said}")

@@ -34,8 +34,8 @@ QWEN_ONE_AND_A_HALF_B = Shape("1.5B", layers=28, hidden=1536, heads=12, key_head
 def make_model(shape: Shape, folder: Path) -> None:
     """Random weights in bfloat16, as such models come, and the tiny model's tokenizer with more words.
 
-    No answer ends before its most tokens: the end token's logit is always 0, and that of the 50 likeliest, from which
-    aitrain samples unless it is told otherwise, is not.
+    No answer ends before its most tokens where only the 50 most likely ones may be sampled (`rl_top_k=50`): the end
+    token's logit is always 0, and theirs are not.
     """
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config

@@ -1,4 +1,4 @@
-"""What help and refusals cost: CPU seconds against `trl grpo --help`, and no heavy library loaded.
+"""What light commands cost: CPU seconds against `trl grpo --help`, and no heavy library loaded.
 
 `python -m benchmarks.startup [--pairs N]`; exits 1 when a bound is not met.
 """
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from benchmarks.measuring import ROOT, Bounds, Row, options, run, script, show
 
-BOUNDS = Bounds(ratio=0.1, ours=0.3)
+NAMES = Bounds(ratio=0.05, ours=0.15)
+"""Of help that needs no option of a run."""
+LIGHT = Bounds(ratio=0.1, ours=0.25)
 HEAVY = ("torch", "transformers", "trl", "datasets", "peft", "accelerate", "vllm")
 
 LOADED = f"""
@@ -21,35 +23,59 @@ try:
     main()
 except SystemExit:
     pass
-print("loaded:", *(name for name in {HEAVY} if name in sys.modules))
+print("\\nloaded:", *(name for name in {HEAVY} if name in sys.modules))
 """
 
 
 @dataclass(frozen=True)
 class Command:
-    """One thing to ask of `aitrain`, and the exit code that it must answer with."""
+    """One thing to ask of `aitrain`, the exit code that it must answer with, and what it may cost."""
 
     name: str
     words: tuple[str, ...]
-    exit_code: int = 0
+    exit_code: int | None = 0
+    """None: any, for `doctor`, which judges the machine."""
+    bounds: Bounds = LIGHT
+    variables: tuple[str, ...] = ()
+    """Environment variables, as `env` takes them."""
 
 
+RUN = ("--model", "tiny", "--rl-env", "envs.arithmetic")
 COMMANDS = (
-    Command("aitrain --help", ("--help",)),
+    Command("aitrain --help", ("--help",), bounds=NAMES),
+    Command("aitrain --version", ("--version",), bounds=NAMES),
+    Command("aitrain view --help", ("view", "--help"), bounds=NAMES),
     Command("aitrain grpo --help", ("grpo", "--help")),
     Command("refused: unknown flag", ("grpo", "--no-such-flag", "1"), 2),
     Command("refused: no such environment", ("grpo", "--model", "tiny", "--rl-env", "no_such_file.py:Task"), 2),
-)
+    Command("refused: no such run", ("show", "no-such-run"), 2),
+    Command("grpo --dry-run", ("grpo", *RUN, "--dry-run")),
+    Command("plan", ("plan", *RUN)),
+    Command("runs", ("runs",)),
+    Command("doctor", ("doctor",), None),
+    Command(
+        "completion of a command", (), bounds=NAMES,
+        variables=("_AITRAIN_COMPLETE=complete_bash", "COMP_WORDS=aitrain gr", "COMP_CWORD=1"),
+    ),
+    Command(
+        "completion of an option", (),
+        variables=("_AITRAIN_COMPLETE=complete_zsh", "_TYPER_COMPLETE_ARGS=aitrain grpo --"),
+    ),
+    Command(
+        "completion of a value", (),
+        variables=("_AITRAIN_COMPLETE=complete_bash", "COMP_WORDS=aitrain grpo --vllm-mode co", "COMP_CWORD=3"),
+    ),
+)  # fmt: skip
 
 
 def main() -> int:
     """Measure, show, judge."""
-    pairs = options("CPU seconds of help and refusals, against `trl grpo --help`.").parse_args().pairs
+    pairs = options("CPU seconds of light commands, against `trl grpo --help`.").parse_args().pairs
     measure_round()  # the first one reads from disk, and writes byte code
     rounds = [measure_round() for _ in range(pairs)]
     theirs = [costs[-1] for costs in rounds]
     rows = [
-        Row(command.name, [costs[number] for costs in rounds], theirs, BOUNDS)
+        Row(command.name, [costs[number] for costs in rounds], theirs, command.bounds)
         for number, command in enumerate(COMMANDS)
     ]
     print(f"CPU seconds (user + system), {pairs} rounds of every command in turn\n")
@@ -59,7 +85,10 @@ def main() -> int:
 
 def measure_round() -> list[float]:
     """CPU seconds of each of our commands, one after the other, and last of TRL's."""
-    ours = [run([script("aitrain"), *command.words], command.exit_code).cpu_seconds for command in COMMANDS]
+    ours = [
+        run(["env", *command.variables, script("aitrain"), *command.words], command.exit_code).cpu_seconds
+        for command in COMMANDS
+    ]
     return [*ours, run([script("trl"), "grpo", "--help"]).cpu_seconds]
 
 
@@ -73,7 +102,7 @@ def is_light() -> bool:
 
 def heavy_libraries(command: Command) -> str:
     """Those that are loaded after the command was run in a process of its own; empty when none is."""
-    child = [sys.executable, "-c", LOADED, *command.words]
+    child = ["env", *command.variables, sys.executable, "-c", LOADED, *command.words]
     said = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return said.splitlines()[-1].removeprefix("loaded:").strip()
 

@@ -26,7 +26,9 @@ class Rehearsed:
         return bool(self.moves) and self.moves[-1].is_over
 
 
-def rehearse(environment: Any, replies: Sequence[str], case: Case | None = None, seed: int = 0) -> Rehearsed:
+def rehearse(
+    environment: Any, replies: Sequence[str], case: Case | None = None, seed: int = 0, given: Sequence[str] = ()
+) -> Rehearsed:
     """Play the replies, one a turn, tool calls in the `<tool_call>` form; then score."""
     case = case or Case(0, [{"role": "user", "content": "?"}], {"prompt": "?"})
     dialogue = dialogue_for(environment)
@@ -34,13 +36,13 @@ def rehearse(environment: Any, replies: Sequence[str], case: Case | None = None,
     moves: list[Move] = []
     messages: list[dict[str, Any]] = []
     for written in replies:
-        text, calls = read_calls(written) if opening.tools else (written, [])
+        text, calls = read_calls(written) if opening.runs_tools else (written, [])
         messages.append({"role": "assistant", "content": text})
         moves.append(dialogue.answer(Reply(text, tuple(calls))))
         messages.extend(moves[-1].messages)
         if moves[-1].is_over:
             break
     content = messages if case.is_chat else "".join(message["content"] for message in messages)
-    scored = dialogue.score(Completion(case, content).words())
+    scored = dialogue.score({**Completion(case, content).words(), **dict.fromkeys(given)})
     dialogue.close()
     return Rehearsed(scored, opening, moves)

@@ -15,7 +15,7 @@ from aitrain.values import read_yaml, write_yaml
 from tests.conftest import case_name, write
 
 AITRAINING = {
-    "rl_num_generations": 4, "rl_kl_coef": 0.1, "rl_max_new_tokens": 128, "rl_top_k": 50,
+    "rl_num_generations": 4, "rl_kl_coef": 0.1, "rl_max_new_tokens": 128,
     "rl_top_p": 1.0, "rl_temperature": 1.0, "rl_loss_type": "grpo", "rl_mask_truncated_completions": False,
     "rl_env_module": None, "rl_env_class": None, "rl_env_config": None,
     "use_vllm": False, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": None, "vllm_server_url": None,
@@ -24,12 +24,19 @@ AITRAINING = {
     "epochs": 1, "warmup_ratio": 0.1, "optimizer": "adamw_torch", "scheduler": "linear", "weight_decay": 0.0,
     "max_grad_norm": 1.0, "logging_steps": -1, "save_strategy": "epoch", "save_steps": 500, "save_total_limit": 1,
     "eval_strategy": "epoch", "mixed_precision": None, "disable_gradient_checkpointing": False,
-    "attn_implementation": None, "resume_from_checkpoint": None, "distributed_backend": None, "ddp_timeout": 7200,
+    "attn_implementation": None, "resume_from_checkpoint": None, "ddp_timeout": 7200,
     "peft": False, "lora_r": 16, "lora_alpha": 32, "target_modules": "all-linear", "merge_adapter": True,
     "quantization": None, "chat_template": None, "push_to_hub": False, "username": None, "repo_id": None,
     "hub_private": True,
 }  # fmt: skip
-DIFFERENT = {"lr": 1e-5, "log": "none", "lora_dropout": 0.0, "trust_remote_code": False, "model_max_length": None}
+DIFFERENT = {
+    "lr": 1e-5,
+    "rl_top_k": 0,
+    "log": "none",
+    "lora_dropout": 0.0,
+    "trust_remote_code": False,
+    "model_max_length": None,
+}
 
 
 @pytest.mark.parametrize(("name", "default"), AITRAINING.items())
@@ -49,6 +56,24 @@ def test_every_knob_has_a_sentence_a_section_and_a_line_in_the_help() -> None:
         assert knob.sentence.endswith(".")
         assert knob.section
         assert f"  {knob.flag}" in as_help()
+
+
+def test_stop_strings_are_one_text_or_a_list() -> None:
+    assert TrainConfig(rl_stop="</a>").rl_stop == TrainConfig(rl_stop=["</a>"]).rl_stop == ["</a>"]
+    assert TrainConfig(rl_stop='["</a>", "\\n"]').rl_stop == ["</a>", "\n"]
+    assert TrainConfig(rl_stop="[").rl_stop == ["["]
+    for wrong in ([], [""], 5, [1]):
+        with pytest.raises(ConfigError, match="rl_stop: must be a text, or a list of texts that are not empty"):
+            TrainConfig(rl_stop=wrong)
+
+
+def test_what_a_vllm_server_cannot_do_is_refused() -> None:
+    server = {"use_vllm": True, "vllm_mode": "server"}
+    TrainConfig(use_vllm=True, rl_stop=list("abcde"))
+    with pytest.raises(ConfigError, match="rl_stop: a vLLM server takes 4 texts at most, not 5"):
+        TrainConfig(**server, rl_stop=list("abcde"))
+    with pytest.raises(ConfigError, match=r"--rl-presence-penalty 0\.5: cannot be had with --vllm-sync nccl"):
+        TrainConfig(**server, vllm_server_url="http://127.0.0.1:1", vllm_sync="nccl", rl_presence_penalty=0.5)
 
 
 # -- where values come from

@@ -300,6 +300,46 @@ def test_without_tools_a_call_is_just_text() -> None:
     assert rehearse(Plain(), [call("price", fruit="kiwi")]).scored.score == 1.0
 
 
+SCHEMA = {"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": {}}}}
+
+
+class ReadsItsCalls(Rows):
+    """As environments for AITraining are: the calls in an answer are its own to read."""
+
+    def get_tools(self) -> list[Any]:
+        return [SCHEMA]
+
+    def score_episode(self, model: Any, tokenizer: Any, completion: Any, case_idx: int) -> float:
+        said = completion if isinstance(completion, str) else completion[0]["content"]
+        return float("<tool_call>" in said)
+
+
+@pytest.mark.parametrize("prompt", ["?", [{"role": "user", "content": "?"}]])
+def test_schemas_without_methods_leave_the_calls_to_score_episode(prompt: Any) -> None:
+    played = rehearse(
+        ReadsItsCalls(), [call("price")], Case(0, prompt, {"prompt": prompt}), given=("model", "tokenizer")
+    )
+
+    assert played.opening.tools == (() if isinstance(prompt, str) else (SCHEMA,))
+    assert not played.opening.runs_tools
+    assert played.is_over
+    assert played.moves[0].calls == 0
+    assert played.scored.score == 1.0
+
+
+def test_schemas_without_methods_leave_the_calls_to_an_episode() -> None:
+    class Plays(Rows):
+        def get_tools(self) -> list[Any]:
+            return [SCHEMA]
+
+        def episode(self) -> Generator[str | None, str, float]:
+            reply = yield None
+            reply = yield "3" if "tool_call" in reply else "?"
+            return float(reply == "3")
+
+    assert rehearse(Plays(), [call("price"), "3"]).scored.score == 1.0
+
+
 # -- which of them
 
 

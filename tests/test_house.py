@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "aitrain"
 
 FLOORS = {
-    "errors": 0, "packages": 0, "activity": 0, "privacy": 0, "events": 0.1, "values": 0.1, "loss_types": 0.1,
-    "config": 0.2,
+    "errors": 0, "packages": 0, "machine": 0, "vllm_ranks": 0, "activity": 0,
+    "privacy": 0, "events": 0.1, "values": 0.1, "loss_types": 0.1, "config": 0.2,
     "batch": 1, "knobs": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
     "watchdog": 1.6, "report": 1.6, "launch": 2,
     "notebook": 3, "cli": 3, "__main__": 4,
@@ -36,16 +36,20 @@ HEAVY_FLOORS = {
     "run": 6, "worker": 7,
 }  # fmt: skip
 WITHIN = {
-    "contract": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3, "workers": 4, "judging": 4, "tools": 4,
-    "isolation": 5, "dialogue": 5, "scoring": 6,
+    "contract": 0, "row_copies": 0, "source_code": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3,
+    "abstract_values": 2.5, "state_analysis": 3, "call_policy": 4,
+    "workers": 4, "judging": 4, "tools": 4, "isolation": 5,
+    "dialogue": 5, "scoring": 6,
     "trl_fields": 0, "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,
     "shape": 0, "room": 0.3, "capacity": 0.6,
     "preflight": 1, "serving": 2, "processes": 3,
-    "visible": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
+    "visible": 0, "duration": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
     "intervals": 0, "held_out": 0.5, "rollouts": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
     "picture": 2, "shelf": 2, "card": 3, "shown": 3, "server": 3, "writing": 3,
     "tied_head": 0, "weights": 0, "batching": 0, "colocated": 1, "served": 1, "agreement": 2,
-    "grpo": 1, "demo": 2, "doctor": 2, "pager": 1, "runs": 2, "show": 2, "view": 2, "plan": 2, "main": 3,
+    "stopping": 0, "local": 3, "comparison": 4,
+    "completion": 0, "loudness": 0, "running": 1, "grpo": 1.5,
+    "demo": 2, "doctor": 2, "pager": 1, "runs": 2, "show": 2, "view": 2, "plan": 2, "main": 3,
 }  # fmt: skip
 """Floors inside the rooms that have several files."""
 
@@ -122,7 +126,7 @@ def test_the_light_wing_imports_nothing_heavy(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["doctor"], ["runs"], ["view", "--help"], ["show", "--help"],
+    [["--help"], ["doctor"], ["plan", "--help"], ["runs"], ["view", "--help"], ["show", "--help"],
      ["grpo", "--help"], ["grpo", "--no-such-flag"],
      ["grpo", "--rl-env", "nowhere.py:Env"],
      ["grpo", "--rl-env", "envs.arithmetic", "--model", "tiny", "--dry-run", "--trl", "delta=2"]],
@@ -137,6 +141,23 @@ def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "HEAVY"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["nothing"], ["runs", "--help"], ["show", "--help"], ["view", "--help"],
+     ["demo", "--help"], ["doctor", "--help"], ["data", "--help"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_help_of_commands_without_options_of_a_run_needs_no_pydantic(arguments: list[str]) -> None:
+    code = (
+        f"import sys; sys.argv[1:] = {arguments!r}\n"
+        "from aitrain.cli.main import _run\n"
+        "_run()\n"
+        "print('LOADED', *sorted({'pydantic', 'yaml', 'aitrain.config'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "LOADED"
 
 
 def test_the_shop_window_shows_what_it_says_and_sorted() -> None:

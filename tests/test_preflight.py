@@ -13,7 +13,9 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.checkpoint import MANIFEST, Manifest, seal
 from aitrain.launch import memory
-from aitrain.launch.preflight import Plan, check, training_gpus, visible_gpus
+from aitrain.launch.nvidia import visible_gpus
+from aitrain.launch.preflight import Plan, check, training_gpus
+from aitrain.launch.trl_effects import OF_GENERATE, OF_NCCL, WITHOUT_EFFECT, check_trl_effects
 from aitrain.launch.trl_fields import KNOB_OF, OURS, trl_fields, words_of
 from aitrain.packages import installed
 from tests.conftest import write
@@ -74,17 +76,11 @@ def test_the_machine_must_have_free_what_vllms_engines_on_the_cpu_were_told_to_t
     monkeypatch: pytest.MonkeyPatch, server: dict[str, Any], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(memory, "_free_gib", lambda: 20.5)
+    monkeypatch.setattr(memory, "free_memory", lambda: 20.5 * memory.GIB)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "8")
     assert plan(use_vllm=True, num_processes=2).config.use_vllm
     assert "3 x 8 GiB for vLLM's cache, and 20.5 GiB of memory are free" in refusal(use_vllm=True, num_processes=3)
     assert plan(use_vllm=True, vllm_mode="server", num_processes=3).config.use_vllm  # one engine
-
-
-def test_free_memory_is_what_linux_says(tmp_path: Path) -> None:
-    write(tmp_path, {"meminfo": "MemTotal:       25165824 kB\nMemAvailable:   2097152 kB\n"})
-    assert memory._free_gib(tmp_path / "meminfo") == 2.0
-    assert memory._free_gib(tmp_path / "nothing") is None
 
 
 # -- GPUs and processes
@@ -118,7 +114,7 @@ def test_without_nvidias_tool_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch,
 
 def test_the_driver_is_asked_where_no_gpus_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\necho 'GPU 1: NVIDIA H200 (UUID: GPU-2)'\n")
+    tool.write_text("#!/bin/sh\necho '0, NVIDIA H200, 143771, 143164'\necho '1, NVIDIA H200, 143771, 143164'\n")
     tool.chmod(0o755)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -242,7 +238,7 @@ def test_every_field_that_aitrain_fills_is_refused_and_names_its_knob() -> None:
         ("num_iterations", True, "must be int, not True"),
         ("num_iterations", None, "must be int, not None"),
         ("top_entropy_quantile", "[1", "must be float, not '[1'"),
-        ("min_p", "x", "must be float or None, not 'x'"),
+        ("entropy_coef", "x", "must be float, not 'x'"),
         ("log_completions", 3, "must be bool, not 3"),
         ("reward_weights", 1.0, "must be list[float] or None, not 1.0"),
     ],
@@ -252,7 +248,52 @@ def test_a_field_that_trl_has_not_or_that_holds_something_else_is_refused(field:
 
 
 def test_fields_of_trl_that_hold_what_they_should_are_passed() -> None:
-    assert plan(trl={"min_p": None, "num_iterations": 2, "top_entropy_quantile": 1, "generation_kwargs": {"a": 1}})
+    assert plan(trl={"delta": None, "num_iterations": 2, "top_entropy_quantile": 1, "chat_template_kwargs": {"a": 1}})
+
+
+VLLM = {"use_vllm": True}
+SERVER = {**VLLM, "vllm_mode": "server"}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "field", "value", "what_to_do"),
+    [
+        ({}, "generation_kwargs", {"min_p": 0.1}, "--rl-min-p, --rl-stop"),
+        (VLLM, "generation_kwargs", {"seed": 1}, "--rl-min-p, --rl-stop"),
+        (VLLM, "vllm_structured_outputs_regex", "a+", "cannot be compared"),
+        ({}, "eval_steps", 5, "--eval-steps"),
+        ({}, "push_to_hub", True, "--push-to-hub"),
+        ({}, "max_tool_calling_iterations", 3, "--rl-max-turns"),
+        ({}, "vllm_importance_sampling_mode", "token_mask", "Add --use-vllm"),
+        (VLLM, "cache_implementation", "static", "here vLLM generates"),
+        (SERVER, "use_transformers_continuous_batching", True, "here vLLM generates"),
+        (SERVER, "vllm_server_port", 8001, "--vllm-server-url"),
+        (SERVER, "vllm_model_impl", "transformers", "--vllm-mode colocate"),
+        (VLLM, "model_init_kwargs", {"revision": "x"}, "would not reach vLLM"),
+        ({}, "model_init_kwargs", {"dtype": "bfloat16"}, "Use --dtype"),
+        ({"rl_stop": "x"}, "use_transformers_continuous_batching", True, "cannot do --rl-stop"),
+        ({"rl_min_p": 0.1}, "use_transformers_continuous_batching", True, "cannot do --rl-min-p"),
+    ],
+)
+def test_a_field_of_trl_that_would_change_nothing_is_refused_with_what_to_use(
+    knobs: dict[str, Any], field: str, value: Any, what_to_do: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_trl_effects(TrainConfig(**knobs, trl={field: value}))
+
+    assert str(refused.value).startswith(f"--trl {field}")
+    assert what_to_do in str(refused.value)
+    assert len(str(refused.value).splitlines()) <= 5
+
+
+def test_the_fields_that_are_refused_for_having_no_effect_are_trls() -> None:
+    assert {*WITHOUT_EFFECT, *OF_GENERATE, *OF_NCCL} <= set(trl_fields())
+    assert not set(WITHOUT_EFFECT) & set(KNOB_OF)
+
+
+def test_fields_of_trl_that_have_an_effect_are_passed() -> None:
+    check_trl_effects(TrainConfig(trl={"model_init_kwargs": {"revision": "main"}, "cache_implementation": "static"}))
+    check_trl_effects(TrainConfig(**VLLM, trl={"vllm_model_impl": "auto", "vllm_importance_sampling_clip_max": 2.0}))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.launch.preflight import check
-from aitrain.privacy import MASK, mask_file, masked, secrets
+from aitrain.privacy import MASK, is_secret_name, mask_file, masked, secrets, without_secrets
+from aitrain.report import card
 
 VALUE = 'se"cr\\et value\nwith ä'
 
@@ -62,3 +63,63 @@ def test_weights_that_are_no_safetensors_are_refused_with_what_to_do(files: list
     with pytest.raises(ConfigError, match="only safetensors are loaded" if files else "no weights") as refused:
         check(TrainConfig(model=str(tmp_path), rl_env="envs.arithmetic"))
     assert not files or "save_pretrained" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "apiKey", "db-password", "credential", "credentials", "Authorization", "AWS_SECRET_ACCESS_KEY", "pat",
+     "passwd", "userPass", "DB_PASS", "cookie", "jwt", "x-auth", "privateKey", "client_secret", "dsn", "accessTokens"],
+)  # fmt: skip
+def test_names_of_secrets_are_known_however_they_are_written(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer", "keyboard", "keywords", "author", "PWD", "compass", "pattern", "level", "passes", "pinned"]
+)
+def test_other_names_are_no_secrets(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+FORMED = "hf_" + "a" * 34
+"""Put together, so that no tool takes this file for one that holds a token."""
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"credential": "x", "level": 3}, {"credential": MASK, "level": 3}),
+        ({"a": [{"b": {"dbPassword": "x"}}]}, {"a": [{"b": {"dbPassword": MASK}}]}),
+        ({"credentials": {"user": "me", "value": ["x"]}}, {"credentials": MASK}),
+        ({"password": 1234, "max_tokens": 64, "use_auth": True, "token": None},
+         {"password": MASK, "max_tokens": 64, "use_auth": True, "token": None}),
+        ([{"name": "api_key", "value": "x"}, {"name": "city", "value": "Rome"}],
+         [{"name": "api_key", "value": MASK}, {"name": "city", "value": "Rome"}]),
+        ({"comment": f"me, {FORMED}"}, {"comment": f"me, {MASK}"}),
+        ({"header": "Bearer " + "ab.cd" * 5}, {"header": MASK}),
+        ({"db": "postgres://me:pw@host/x"}, {"db": f"postgres://{MASK}@host/x"}),
+        ({"url": "https://h/?city=Rome&api_key=x#top"}, {"url": f"https://h/?city=Rome&api_key={MASK}#top"}),
+        ({"aws": "AKIA" + "A1" * 8}, {"aws": MASK}),
+        ({"text": "a task-based skill, sk-1 and hf_x"}, {"text": "a task-based skill, sk-1 and hf_x"}),
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_a_secret_in_a_configuration_is_masked_at_any_depth(value: object, shown: object) -> None:
+    assert without_secrets(value) == shown
+
+
+@pytest.mark.parametrize("named", [{"rl_env": "envs.arithmetic"}, {}], ids=["command", "notebook"])
+def test_the_model_card_which_is_uploaded_holds_no_secret_of_the_environment_or_of_trl(named: dict[str, str]) -> None:
+    given = {"credential": "open sesame", "nested": [{"apiKey": "open sesame"}], "level": 7}
+    config = TrainConfig(rl_env_config=given, trl={"hub_token": "open sesame"}, **named)
+    facts = dict(card._facts(config, {}, {}))
+    assert "level" in facts["its configuration"]
+    assert "sesame" not in str(facts) + card._again(config, {})
+
+
+def test_every_list_of_names_is_this_one() -> None:
+    """What is uploaded, tracked, shown and logged agrees on what a secret is."""
+    package = Path(__file__).parents[1] / "aitrain"
+    files = [file for file in package.rglob("*.py") if file.name != "privacy.py"]
+    naming = [file.name for file in files if "password" in file.read_text(encoding="utf-8").lower()]
+    assert naming == []

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aitrain import EnvironmentFailed, Score, TrainConfig
+from aitrain import ConfigError, EnvironmentFailed, Score, TrainConfig
 from aitrain.environment.contract import Case, Completion
 from aitrain.environment.judging import Scored
-from aitrain.environment.scoring import FailureCount, Host, Play
+from aitrain.environment.scoring import FailureCount, Host, Play, host_of
 
 
 def played_by(score_episode: Callable[..., Any], *texts: str, **knobs: Any) -> tuple[list[Scored], list[Play]]:
@@ -119,6 +119,60 @@ def test_what_is_no_score_is_unscored_with_its_kind(value: Any, kind: str, messa
     assert result.failure.kind == kind
     assert message in result.failure.message
     assert len(result.failure.message) < 200
+
+
+def ranged(value: Any, score_range: Any) -> Scored:
+    (result,) = scored_by(lambda: value, rl_score_range=score_range)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("score_range", "value"),
+    [("-1,1", -1), ("-1,1", 1.0), ("0, 10", 7.5), ([-5, 5], -4), ((0.5, 2), 2), ("any", -1e9), ("any", 100)],
+)
+def test_the_option_says_which_scores_are_in_range(score_range: Any, value: float) -> None:
+    assert (ranged(value, score_range).score, ranged(value, score_range).failure) == (value, None)
+
+
+def test_a_score_out_of_range_is_told_with_the_option_that_sets_the_range() -> None:
+    for score_range, value, told in [
+        ("0,1", 2, "from 0 to 1"),
+        ("-1,1", -1.5, "from -1 to 1"),
+        ("1,5", 0, "from 1 to 5"),
+    ]:
+        failure = ranged(value, score_range).failure
+        assert failure is not None
+        assert failure.kind == "out_of_range"
+        assert failure.message == f"returned {value:g}, which is not {told} (--rl-score-range LOW,HIGH or any)"
+
+
+def test_with_any_range_a_score_is_still_a_finite_number() -> None:
+    failure = ranged(math.inf, "any").failure
+
+    assert failure is not None
+    assert (failure.kind, failure.message) == ("not_finite", "returned inf, not a finite number")
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize(("score_range", "score"), [("0,1", 0.0), ("-1,1", 0.0), ("1,5", 1.0), ("any", 0.0)])
+def test_an_episode_that_a_limit_ends_has_a_score_in_range(score_range: str, score: float, isolation: str) -> None:
+    class Plays:
+        def episode(self) -> Any:
+            yield None
+            return 5.0
+
+    case = Case(0, "?", {"prompt": "?"})
+    with closing(host_of(Plays(), TrainConfig(rl_score_range=score_range, rl_env_isolation=isolation))) as host:
+        plays = host.begin([case], [0])
+        (result,) = host.score(plays, [Completion(case, "")])
+        host.end(plays)
+    assert result.score == score
+
+
+@pytest.mark.parametrize("wrong", ["1,0", "0", "0,1,2", "low,high", "0,inf", "nan,1", "1,1", "all"])
+def test_a_range_that_is_none_is_refused(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="rl_score_range: must be LOW,HIGH"):
+        TrainConfig(rl_score_range=wrong)
 
 
 # -- what may go wrong

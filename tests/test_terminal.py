@@ -16,7 +16,8 @@ from rich.text import Text
 from aitrain.events import Ended, Evaluated, Event, Failed, Note, Phase, Step
 from aitrain.report import terminal
 from aitrain.report.block import Block, can_be_drawn_over
-from aitrain.report.dashboard import Dashboard, duration, step_line
+from aitrain.report.dashboard import Dashboard, step_line
+from aitrain.report.duration import duration
 from aitrain.report.log_tail import LogTail
 from aitrain.report.plot import ASCII, curve, sparkline
 from aitrain.report.terminal import Screen, last_line, show_result

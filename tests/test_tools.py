@@ -1123,11 +1123,9 @@ PROPERTIES = {"city": {"type": "string"}, "n": {"type": "integer"}}
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"name": "nowhere"}, "nowhere: the schema names no method of WithSchema"),
-        ({"name": "schema"}, "schema: the schema names no method"),
-        ({"name": 5}, "the schema names no method"),
-        ({}, "{}: the schema names no method"),
-        ({"type": "function", "function": "search"}, "the schema names no method"),
+        ({"name": 5}, 'the schema has no "name"'),
+        ({}, '{}: the schema has no "name"'),
+        ({"type": "function", "function": "search"}, 'the schema has no "name"'),
         ({"name": "search", "parameters": [1]}, "search: its parameters are not"),
         ({"name": "search", "parameters": {"properties": ["city"]}}, "search: its parameters are not"),
         ({"name": "search", "parameters": {"properties": {"city": "string"}}}, "search: its parameters are not"),
@@ -1143,3 +1141,21 @@ PROPERTIES = {"city": {"type": "string"}, "n": {"type": "integer"}}
 )  # fmt: skip
 def test_a_schema_that_does_not_fit_is_refused(schema: Any, message: str) -> None:
     assert message in refusal(WithSchema(schema))
+
+
+def test_schemas_that_name_no_methods_are_shown_and_not_run() -> None:
+    tools = Tools.of(WithSchema({"name": "nowhere", "parameters": {"properties": PROPERTIES}}))
+
+    assert tools.schemas[0]["function"]["name"] == "nowhere"
+    assert tools.are_only_shown
+    assert len(tools) == 0
+
+
+@pytest.mark.parametrize("name", ["nowhere", "schema"])
+def test_a_schema_without_a_method_beside_tools_that_have_one_is_refused(name: str) -> None:
+    class Mixed(WithSchema):
+        def get_tools(self) -> list[Any]:
+            return [INNER, {"name": name}]
+
+    assert f"{name}: the schema names no method of Mixed, as others do" in refusal(Mixed())
+    assert "names no method" in refusal(Owner(WithSchema().narrow, {"name": name}))

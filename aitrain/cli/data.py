@@ -13,7 +13,12 @@ import typer
 from aitrain.errors import ConfigError
 from aitrain.run_folder import write_text
 
-data = typer.Typer(help="Bring datasets into the form that the bundled environments read.", no_args_is_help=True)
+data = typer.Typer(
+    help="Bring datasets into the form that the bundled environments read.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 ANSWER = re.compile(r"#### (\-?[0-9\.\,]+)")

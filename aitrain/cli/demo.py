@@ -7,21 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
-from aitrain.cli.grpo import Wanted, start
-from aitrain.config import TrainConfig
-from aitrain.launch.preflight import check
+from aitrain.cli.loudness import Wanted
+from aitrain.run_folder import RUNS
 
 
 def demo(
     seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 42,
     project_name: Annotated[str, typer.Option(help="Name of the run folder.")] = "demo",
-    output_dir: Annotated[str, typer.Option(help="Folder that the run folder is made in.")] = "runs",
+    output_dir: Annotated[str, typer.Option(help="Folder that the run folder is made in.")] = RUNS,
     *,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the last line only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the libraries print as well.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' output.")] = False,
 ) -> int:
     """Teach the tiny model to add, in about a minute on two CPU cores."""
+    from aitrain.cli.running import start  # here, because help needs none of it
+    from aitrain.config import TrainConfig
+    from aitrain.launch.preflight import check
+
     wanted = Wanted(quiet, verbose, debug)
     config = TrainConfig(
         model="tiny",

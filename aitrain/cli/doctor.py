@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aitrain.run_folder import RUNS
+
 if TYPE_CHECKING:
     from aitrain.launch.doctor import Finding
 
@@ -21,7 +23,7 @@ INDENT = 24
 
 
 def doctor(
-    output_dir: Annotated[Path, typer.Option(help="Folder that run folders are to be made in.")] = Path("runs"),
+    output_dir: Annotated[Path, typer.Option(help="Folder that run folders are to be made in.")] = Path(RUNS),
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,
 ) -> int:
     """Say what keeps this machine from training: libraries, GPUs, disk."""

@@ -5,52 +5,86 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import aitrain
-from aitrain.cli.data import data
-from aitrain.cli.demo import demo
-from aitrain.cli.doctor import doctor
-from aitrain.cli.grpo import grpo, grpo_signature
-from aitrain.cli.plan import plan
-from aitrain.cli.runs import runs
-from aitrain.cli.show import show
-from aitrain.cli.view import view
+from aitrain.cli import completion
 from aitrain.errors import AitrainError, did_you_mean
-from aitrain.knobs import elsewhere
-from aitrain.privacy import masked
-from aitrain.report.visible import visible
 
-SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
+COMMANDS = {
+    "grpo": "Train a model with GRPO on your environment.",
+    "demo": "Teach the tiny model to add, in about a minute on two CPU cores.",
+    "plan": "Show what a run would do, and what it needs.",
+    "runs": "List the runs of a folder: how each stands, and its scores.",
+    "show": "Show a run in the terminal: scores, curve, rollouts.",
+    "doctor": "Say what keeps this machine from training: libraries, GPUs, disk.",
+    "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
+    "data": "Bring datasets into the form that the bundled environments read.",
+}
+"""The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
+
+
+class LazyGroup(TyperGroup):
+    """Imports a command's module and builds its options when the command is called or completed, not before."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Replace the placeholder that has only a name and a short help by the command itself."""
+        name, placeholder, rest = super().resolve_command(ctx, args)
+        return name, placeholder and load_command(str(name)), rest
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Without a default of its own Typer would load pydantic to convert None."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
+
+def load_command(name: str) -> Any:
+    """The command as Typer parses it, with all its options."""
+    command = getattr(import_module(f"aitrain.cli.{name}"), name)
+    if not isinstance(command, typer.Typer):
+        function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
+        command.command(name)(function)
+    return typer.main.get_command(command)
+
 
 app = typer.Typer(
+    cls=LazyGroup,
     help="Fine-tune a language model with GRPO on a task of your own.",
-    add_completion=False,
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
-    context_settings=SETTINGS,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    },
     pretty_exceptions_enable=False,
 )
-app.command(add_help_option=False)(grpo_signature(grpo))
-app.command()(demo)
-app.command(add_help_option=False)(grpo_signature(plan))
-app.command()(runs)
-app.command()(show)
-app.command()(doctor)
-app.command()(view)
-app.add_typer(data, name="data")
+for _name, _sentence in COMMANDS.items():
+    app.command(_name, short_help=_sentence)(lambda: None)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
         typer.echo(f"aitrain {aitrain.__version__}")
         raise typer.Exit()
 
 
+def _flag(name: str, sentence: str, callback: Callable[[typer.Context, bool], None]) -> Any:
+    return typer.Option(name, help=sentence, is_eager=True, callback=callback)
+
+
 @app.callback()
 def options(
-    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Say which version."),
+    version: Annotated[bool, _flag("--version", "Say which version.", _print_version)] = False,
+    install: Annotated[bool, _flag("--install-completion", "Set up shell completion.", completion.install)] = False,
+    show: Annotated[bool, _flag("--show-completion", "Print its script instead.", completion.show)] = False,
 ) -> None:
     """Fine-tune a language model with GRPO on a task of your own."""
 
@@ -61,6 +95,8 @@ def main() -> None:
 
 
 def _run() -> int:
+    if completion.VARIABLE in os.environ:
+        completion.register()
     try:
         return int(app(standalone_mode=False, prog_name="aitrain") or 0)
     except AitrainError as error:
@@ -79,8 +115,11 @@ def _usage(error: typer.TyperException) -> str:
     if type(error).__name__ == "NoArgsIsHelpError":
         return error.format_message()
     flag = getattr(error, "option_name", None) or ""
-    if hint := elsewhere(flag):
-        return f"{error.message}\n{hint}"
+    if flag:
+        from aitrain.knobs import elsewhere  # here, because only this message needs it
+
+        if hint := elsewhere(flag):
+            return f"{error.message}\n{hint}"
     near = did_you_mean(flag, getattr(error, "possibilities", None) or ())
     context = getattr(error, "ctx", None)
     see = f"\nSee {context.command_path} --help" if context else ""
@@ -88,6 +127,9 @@ def _usage(error: typer.TyperException) -> str:
 
 
 def _tell(message: str, code: int, error: BaseException) -> int:
+    from aitrain.privacy import masked
+    from aitrain.report.visible import visible
+
     message = masked(message)
     print(message if message.startswith("Usage:") else f"aitrain: {visible(message)}", file=sys.stderr)
     if "--debug" in sys.argv:

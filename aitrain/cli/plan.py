@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from aitrain.batch import schedule_cases
-from aitrain.cli.grpo import given_knobs, plan_lines
+from aitrain.cli.grpo import given_knobs, grpo_signature, plan_lines
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Event, Failed
 from aitrain.knobs import as_help, resolve
@@ -23,7 +23,7 @@ from aitrain.launch.capacity import free_disk, machine_for, processes_sharing, s
 from aitrain.launch.preflight import Plan, check
 from aitrain.launch.room import MIB, PROMPT, disk, levers, needs
 from aitrain.launch.shape import read_shape
-from aitrain.report.dashboard import duration
+from aitrain.report.duration import duration
 from aitrain.run_folder import RunFolder, read_lines, read_object
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -56,6 +56,7 @@ Command:
 """
 
 
+@grpo_signature
 def plan(
     config: Annotated[Path | None, typer.Option("--config")] = None,
     trl: Annotated[list[str] | None, typer.Option("--trl")] = None,

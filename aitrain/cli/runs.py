@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.config import TrainConfig
-from aitrain.report.dashboard import duration
+from aitrain.report.duration import duration
+from aitrain.run_folder import RUNS
 
 if TYPE_CHECKING:
     from aitrain.report.runs import Run
@@ -35,9 +35,9 @@ def runs(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of lines.")] = False,
 ) -> int:
     """List the runs of a folder: how each stands, and its scores."""
-    from aitrain.report.runs import runs_in  # here, because no other command needs it
+    from aitrain.report.runs import runs_in  # here, because help needs none of it
 
-    where = folder or Path(TrainConfig.model_fields["output_dir"].default)
+    where = folder or Path(RUNS)
     found = [] if folder is None and not where.exists() else runs_in(where)
     if as_json:
         typer.echo(json.dumps([asdict(run) for run in found], indent=2))

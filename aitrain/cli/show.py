@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from aitrain.cli.completion import run_names
 from aitrain.cli.pager import page
 from aitrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from aitrain.report.rollouts import Rollouts
 
@@ -37,7 +37,10 @@ class Asked:
 
 
 def show(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or the name of a run in runs/.")],
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", autocompletion=run_names, help="A run folder, or the name of a run in runs/."),
+    ],
     *,
     step: Annotated[int | None, typer.Option(help="The rollouts of this step, group by group.")] = None,
     case: Annotated[
@@ -106,6 +109,8 @@ def _print_json(folder: Path, rollouts: Rollouts, numbers: list[int] | None) -> 
 
 
 def _print(folder: Path, rollouts: Rollouts, numbers: list[int] | None) -> None:
+    from rich.console import Console
+
     from aitrain.report.shown import episodes, overview
 
     console = Console(highlight=False)

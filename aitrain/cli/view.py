@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aitrain.cli.completion import run_names
 from aitrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ TRIES = 20
 
 def view(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Run folders, folders of them, or rollout files.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...", autocompletion=run_names, help="Run folders, folders of them, or rollout files."
+        ),
     ] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; unset: 8765, or the next free one.")] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,

@@ -29,13 +29,16 @@ LEVELS = ("score_episode", "episode", "start")
 SCORE_WORDS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text")
 """What `score_episode` may ask for by name, beside the columns of the dataset."""
 
+MODEL_WORDS = ("model", "tokenizer")
+"""Of those, what belongs to the policy: every call is given the object itself, and of everything else a copy."""
+
 START_WORDS = ("case_idx", "seed", "prompt", "case")
 """What `episode` and `start` may ask for by name, beside the columns of the dataset."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score from 0 to 1, or None for unscored, with metrics of the environment's own."""
+    """A score from 0 to 1 (or in --rl-score-range), or None for unscored, with metrics of the environment's own."""
 
     score: float | None
     metrics: dict[str, float] = field(default_factory=dict)

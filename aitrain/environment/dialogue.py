@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aitrain.environment.calls import ToolCall
-from aitrain.environment.contract import arguments_for, finished, level_of
+from aitrain.environment.contract import MODEL_WORDS, arguments_for, finished, level_of
 from aitrain.environment.failures import CallFailed, Failure, as_failure
-from aitrain.environment.judging import Scored, judged, shown
+from aitrain.environment.judging import ZERO_TO_ONE, Bounds, Scored, judged, shown
+from aitrain.environment.row_copies import copied_words
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 
@@ -36,6 +37,8 @@ class Opening:
 
     tools: tuple[dict[str, Any], ...] = ()
     messages: tuple[Message, ...] = ()
+    runs_tools: bool = False
+    """Whether calls are read from the answers and carried out; if not, the environment gets the answers as they are."""
 
 
 @dataclass(frozen=True)
@@ -64,27 +67,29 @@ def within(place: str) -> Iterator[None]:
         raise CallFailed(replace(failure, place=failure.place or place)) from error
 
 
-def dialogue_for(environment: Any) -> Dialogue:
+def dialogue_for(environment: Any, bounds: Bounds = ZERO_TO_ONE) -> Dialogue:
     """The environment's side of a new episode, by what the environment has: score_episode, episode or start."""
-    return _DIALOGUES[level_of(environment)](environment)
+    return _DIALOGUES[level_of(environment)](environment, bounds)
 
 
 class Dialogue(ABC):
     """One episode, seen from the environment. User code that raises comes out as CallFailed, with its place."""
 
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
+    def __init__(self, environment: Any, bounds: Bounds = ZERO_TO_ONE) -> None:
+        self.environment, self.bounds = environment, bounds
         self.tools = Tools.of(None)
 
     def open(self, words: Mapping[str, Any]) -> Opening:
         """Begin; `words` are what `episode` and `start` may ask for."""
         said = self._begin(words)
         messages = () if said is None else _as_messages(said, self._place)
-        return Opening(tuple(self.tools.schemas), messages)
+        if isinstance(words.get("prompt"), str) and self.tools.of_schemas:
+            self.tools = Tools.of(None)  # no chat template shows them, so that the model cannot know of them
+        return Opening(tuple(self.tools.schemas), messages, len(self.tools) > 0)
 
     def answer(self, reply: Reply) -> Move:
         """Carry out the answer's tool calls; an answer without any goes to the environment."""
-        if reply.calls:
+        if reply.calls and not self.tools.are_only_shown:
             return self._use_tools(reply.calls)
         said = self._reply(reply.text)
         return Move(is_over=True) if said is None else Move(_as_messages(said, self._place))
@@ -144,7 +149,9 @@ class Answered(Dialogue):
         """What `score_episode` returns."""
         method = self.environment.score_episode
         with within("score_episode"):
-            return judged(finished(method(**arguments_for(method, words))))
+            return judged(
+                finished(method(**copied_words(arguments_for(method, words), shared=MODEL_WORDS))), self.bounds
+            )
 
     def _close(self) -> None:
         pass
@@ -162,7 +169,7 @@ class Generated(Dialogue):
             self.tools = Tools.of(self.environment)
         method = self.environment.episode
         with within("episode"):
-            self.generator = method(**arguments_for(method, words))
+            self.generator = method(**copied_words(arguments_for(method, words)))
             if not hasattr(self.generator, "send"):
                 raise _wrong_type("episode", f"returned {shown(self.generator)}, not a generator: it has no `yield`")
             said = self._advance(None)
@@ -186,14 +193,16 @@ class Generated(Dialogue):
 
     def score(self, words: Mapping[str, Any]) -> Scored:
         """What the generator returned. One that a limit ended is closed first, as Python closes generators: it may
-        catch GeneratorExit and return what the unfinished episode is worth, which is 0 otherwise."""
+        catch GeneratorExit and return what the unfinished episode is worth, which is 0 otherwise, or the lowest score
+        of a range without 0."""
         with within("episode"):
             if not self.is_over:
                 self._end_early()
-            return judged(self.returned)
+            return judged(self.returned, self.bounds)
 
     def _end_early(self) -> None:
-        self.is_over, self.returned = True, 0.0
+        low, high = self.bounds
+        self.is_over, self.returned = True, 0.0 if low <= 0.0 <= high else low
         try:
             self.generator.throw(GeneratorExit)
         except StopIteration as stop:
@@ -214,7 +223,7 @@ class Stepped(Dialogue):
     def _begin(self, words: Mapping[str, Any]) -> None:
         method = self.environment.start
         with within("start"):
-            self.object = finished(method(**arguments_for(method, words)))
+            self.object = finished(method(**copied_words(arguments_for(method, words))))
         for name in ("step", "score"):
             if not callable(getattr(self.object, name, None)):
                 raise _wrong_type("start", f"returned {shown(self.object)}, which has no {name}")
@@ -228,7 +237,7 @@ class Stepped(Dialogue):
     def score(self, words: Mapping[str, Any]) -> Scored:
         """What the object's `score` returns."""
         with within("score"):
-            return judged(finished(self.object.score()))
+            return judged(finished(self.object.score()), self.bounds)
 
     def _close(self) -> None:
         close = getattr(getattr(self, "object", None), "close", None)

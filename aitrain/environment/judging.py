@@ -1,4 +1,5 @@
-"""What an environment returned, as a score: a number from 0 to 1, None for unscored, or a failure; never a guess."""
+"""What an environment returned, as a score: a number in the range that the run allows, None for unscored, or a failure;
+never a guess."""
 
 from __future__ import annotations
 
@@ -13,25 +14,33 @@ from aitrain.environment.failures import Failure
 
 @dataclass(frozen=True)
 class Scored:
-    """One episode's score from 0 to 1, or None: unscored, because the environment said so or because it failed."""
+    """One episode's score, or None: unscored, because the environment said so or because it failed."""
 
     score: float | None
     metrics: dict[str, float] = field(default_factory=dict)
     failure: Failure | None = None
 
 
-def judged(returned: object) -> Scored:
+Bounds = tuple[float, float]
+"""The lowest and the highest score that a run allows (`--rl-score-range`)."""
+
+ZERO_TO_ONE: Bounds = (0.0, 1.0)
+
+
+def judged(returned: object, bounds: Bounds = ZERO_TO_ONE) -> Scored:
     """What was returned as a score: a number, a Score, a dict with `score`, or None."""
     value, metrics = _unpacked(returned)
     if value is None:
         return Scored(None, metrics)
     number = _number(value)
     if number is None:
-        return _unscored("wrong_type", f"returned {shown(returned)}, {_expected(returned)}")
+        return _unscored("wrong_type", f"returned {shown(returned)}, {_expected(returned, bounds)}")
     if not math.isfinite(number):
-        return _unscored("not_finite", f"returned {number}, not a number from 0 to 1")
-    if not 0.0 <= number <= 1.0:
-        return _unscored("out_of_range", f"returned {number:g}, which is not from 0 to 1")
+        return _unscored("not_finite", f"returned {number}, {_not_a_score(bounds)}")
+    low, high = bounds
+    if not low <= number <= high:
+        why = f"which is not from {low:g} to {high:g} (--rl-score-range LOW,HIGH or any)"
+        return _unscored("out_of_range", f"returned {number:g}, {why}")
     return Scored(number, metrics)
 
 
@@ -70,10 +79,15 @@ def _as_float(value: int | float) -> float:
         return math.inf
 
 
-def _expected(returned: object) -> str:
+def _expected(returned: object, bounds: Bounds) -> str:
     if isinstance(returned, Mapping) and "score" not in returned:
         return 'and a dict needs a "score"'
-    return "not a number from 0 to 1"
+    return _not_a_score(bounds)
+
+
+def _not_a_score(bounds: Bounds) -> str:
+    is_any = math.isinf(bounds[0])
+    return "not a finite number" if is_any else f"not a number from {bounds[0]:g} to {bounds[1]:g}"
 
 
 def shown(value: object) -> str:

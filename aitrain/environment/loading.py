@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -150,6 +151,12 @@ def users_line(stack: traceback.StackSummary) -> str:
     if not own:
         return ""
     return f"at {own[-1].filename}, line {own[-1].lineno}, in {own[-1].name}: {own[-1].line}"[:300]
+
+
+@functools.lru_cache(maxsize=1024)
+def is_users_file(filename: str) -> bool:
+    """Whether code in this file is the user's own, and not Python's, a library's or aitrain's."""
+    return not _is_machinery(filename) and not _is_library(filename)
 
 
 def _remedy(error: BaseException) -> str:

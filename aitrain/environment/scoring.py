@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aitrain.config import TrainConfig
+from aitrain.environment.call_policy import CallPolicy, CopyPlan, Tell, Watch
 from aitrain.environment.contract import Case, Completion, level_of
-from aitrain.environment.dialogue import Move, Opening, Reply, dialogue_for
+from aitrain.environment.dialogue import Dialogue, Move, Opening, Reply, dialogue_for
 from aitrain.environment.failures import CallFailed, Failure
 from aitrain.environment.isolation import Isolation, Seat
-from aitrain.environment.judging import Scored
+from aitrain.environment.judging import Bounds, Scored
+from aitrain.environment.tools import Tools
 from aitrain.environment.workers import Call, Calls, Meanwhile, Outcome, Workers
 from aitrain.errors import EnvironmentFailed
+from aitrain.machine import usable_cores
 
 PATIENCE = 3
 """Batches in a row with too many failures, after which a run is given up."""
@@ -74,6 +77,25 @@ class Host:
     """What the waiting thread does, such as generating for environments that ask the model themselves."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     """What each call in a thread is made within, such as torch.no_grad, which is a thread's own."""
+    tell: Tell = lambda _: None
+    """Where the user is told, once, how calls run that write to the environment."""
+
+    _watch: Watch | None = None
+
+    @cached_property
+    def policy(self) -> CallPolicy:
+        """How calls run, by what they write; asked for when the dataset is built, as that sets attributes, too."""
+        return CallPolicy(self.environment, self._level, self._by_episode, self.isolation is not None, self.tell)
+
+    @cached_property
+    def _by_episode(self) -> bool:
+        """Whether an episode has calls between which others run: not where there is nothing but `score_episode`."""
+        if self._level != "score_episode":
+            return True
+        try:
+            return len(Tools.of(self.environment)) > 0
+        except EnvironmentFailed:
+            return True  # each episode will say so
 
     @cached_property
     def _level(self) -> str:
@@ -82,8 +104,7 @@ class Host:
     @cached_property
     def workers(self) -> Workers:
         """The threads that make the calls."""
-        cores = os.cpu_count() or 1
-        unset = THREADS if self.isolation is None else PROCESSES_PER_CORE * cores
+        unset = THREADS if self.isolation is None else PROCESSES_PER_CORE * usable_cores()
         return Workers(self.config.rl_env_workers or unset, self.config.rl_env_timeout)
 
     def offer(self, model: Any, tokenizer: Any) -> None:
@@ -104,6 +125,7 @@ class Host:
     def begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Play]:
         """Open an episode for each case; one that cannot be opened comes back with its failure."""
         plays = [Play(case, seed) for case, seed in zip(cases, seeds, strict=True)]
+        self._watch = self.policy.watch() if self.policy.by_episode else None
         if self.lives_between_calls:
             opened = self._repeat(plays, [partial(self._open, play) for play in plays], self._level)
             for play, result in zip(plays, opened, strict=True):
@@ -121,8 +143,9 @@ class Host:
 
     def _new_side(self) -> Side:
         if self.isolation is None:
-            return dialogue_for(self.environment)
-        return _Remote(self.isolation.lease(dialogue_for))
+            return dialogue_for(self.policy.object_for(), self.config.score_bounds)
+        make = partial(_dialogue_in_process, self.policy.remote_plan, self.config.score_bounds)
+        return _Remote(self.isolation.lease(make))
 
     def answer(self, plays: Sequence[Play], replies: Sequence[Reply]) -> list[Move]:
         """What the environment does after each answer; a failed episode is over."""
@@ -150,12 +173,26 @@ class Host:
         alive = [(play, words) for play, words in zip(plays, completions, strict=True) if play.failure is None]
         jobs = [partial(self._score, play, completion) for play, completion in alive]
         place = "score" if self._level == "start" else self._level
-        scored = self._repeat([play for play, _ in alive], jobs, place)
+        scored = self._score_all([play for play, _ in alive], jobs, place)
         for (play, _), result in zip(alive, scored, strict=True):
             if result is not None and result.failure is not None:
                 play.failure = replace(result.failure, place=place)
         by_play = {id(play): result for (play, _), result in zip(alive, scored, strict=True)}
         return [replace(by_play.get(id(play)) or Scored(None), failure=play.failure) for play in plays]
+
+    def _score_all(self, plays: list[Play], jobs: Sequence[Callable[[], Scored]], place: str) -> list[Any]:
+        """Under watch where each call is an episode of its own and runs in this process."""
+        if self.policy.by_episode or self.policy.in_processes:
+            return self._repeat(plays, jobs, place)
+        watch = self.policy.watch()
+        with watch.noting():
+            scored = self._repeat(plays, jobs, place)
+        if not self.policy.after_calls(watch):
+            return scored
+        watch.restore()
+        for play in plays:
+            play.failure = None
+        return self._repeat(plays, jobs, place)
 
     def _score(self, play: Play, completion: Completion) -> Scored:
         words = {**completion.words(), **self.given} if self._level == "score_episode" else {}
@@ -171,6 +208,8 @@ class Host:
         """Let go of the episodes, also of those that failed, but for those that still hang."""
         left = [play.side for play in plays if play.side is not None and not self._hangs(play)]
         self.workers.run([side.close for side in left])
+        if self._watch is not None:
+            self.policy.after_episodes(self._watch)
 
     def _hangs(self, play: Play) -> bool:
         """In a thread, that is: a process that hung has been ended."""
@@ -189,7 +228,9 @@ class Host:
         return values
 
     def _call(self, plays: Sequence[Play], jobs: Sequence[Callable[[], Any]], places: Sequence[str]) -> list[Any]:
-        outcomes = self.workers.run([partial(self.within, job) for job in jobs], self.meanwhile)
+        calls = [partial(self.within, job) for job in jobs]
+        batches = [[call] for call in calls] if self.policy.is_serial else [calls]
+        outcomes = [outcome for batch in batches for outcome in self.workers.run(batch, self.meanwhile)]
         for play, outcome, place in zip(plays, outcomes, places, strict=True):
             play.note(outcome, place)
         return [outcome.value for outcome in outcomes]
@@ -266,6 +307,11 @@ class _Remote:
         with suppress(CallFailed):
             self.seat.call("close")
         self.seat.free()
+
+
+def _dialogue_in_process(plan: CopyPlan | None, bounds: Bounds, environment: Any) -> Dialogue:
+    """In a process that plays several episodes one after another: where they write to it, each on a copy."""
+    return dialogue_for(environment if plan is None else plan.copy_of(environment), bounds)
 
 
 # -- the model's side, as processes without a model see it

@@ -43,11 +43,24 @@ class _Tool:
 
 
 class Tools:
-    """The tools of an environment, or of one episode of it; `schemas` are theirs for the chat template."""
+    """The tools of an environment, or of one episode of it; `schemas` are theirs for the chat template.
 
-    def __init__(self, tools: Iterable[_Tool] = ()) -> None:
+    Where the schemas name no methods, the model is shown them, and the environment reads the calls in its answers
+    itself: there is nothing to run, and `len` is 0.
+    """
+
+    def __init__(
+        self, tools: Iterable[_Tool] = (), shown: Iterable[dict[str, Any]] = (), of_schemas: bool = True
+    ) -> None:
         self._tools = {tool.name: tool for tool in tools}
-        self.schemas: list[dict[str, Any]] = [tool.schema for tool in self._tools.values()]
+        self.schemas: list[dict[str, Any]] = [*(tool.schema for tool in self._tools.values()), *shown]
+        self.of_schemas = of_schemas
+        """Whether get_tools returned JSON schemas only: prompts that are strings do without them."""
+
+    @property
+    def are_only_shown(self) -> bool:
+        """Whether calls are left to the environment."""
+        return bool(self.schemas) and not self._tools
 
     @classmethod
     def of(cls, owner: Any) -> Tools:
@@ -58,15 +71,19 @@ class Tools:
         """
         place = f"{type(owner).__name__}.get_tools"
         found: dict[str, _Tool] = {}
-        for item in _listed(owner, place):
+        items = _listed(owner, place)
+        only_shown = all(isinstance(item, dict) and _method_for(item, owner) is None for item in items)
+        for item in items:
             try:
-                tool = _tool(item, owner)
+                tool = _shown(item) if only_shown else _tool(item, owner)
                 if tool.name in found:
                     raise _Unusable("two tools have this name\nRename one of them.")
             except _Unusable as error:
                 raise EnvironmentFailed(f"{place}: {_label(item)}: {error}") from None
             found[tool.name] = tool
-        return cls(found.values())
+        if only_shown:
+            return cls(shown=[tool.schema for tool in found.values()])
+        return cls(found.values(), of_schemas=all(isinstance(item, dict) for item in items))
 
     def __len__(self) -> int:
         return len(self._tools)
@@ -429,16 +446,40 @@ def _inner(item: dict[str, Any]) -> dict[str, Any]:
     return item["function"] if isinstance(item.get("function"), dict) else item
 
 
-def _tool_of_schema(item: dict[str, Any], owner: Any) -> _Tool:
-    inner = _inner(item)
-    name, parameters = inner.get("name"), inner.get("parameters") or {}
+def _method_for(item: dict[str, Any], owner: Any) -> Callable[..., Any] | None:
+    """The method that a schema names."""
+    name = _inner(item).get("name")
     method = getattr(owner, name, None) if isinstance(name, str) else None
-    if not isinstance(name, str) or not callable(method):
-        raise _Unusable(f"the schema names no method of {type(owner).__name__}\nIts name is the name of the method.")
-    _check_schema(item, parameters)
+    return method if callable(method) else None
+
+
+def _tool_of_schema(item: dict[str, Any], owner: Any) -> _Tool:
+    method = _method_for(item, owner)
+    if method is None:
+        raise _Unusable(
+            f"the schema names no method of {type(owner).__name__}, as others do\n"
+            "Its name is the name of the method. Where get_tools returns schemas without methods only, the model is"
+            " shown them, and the environment reads the calls itself."
+        )
+    parameters = _inner(item).get("parameters") or {}
+    shown = _shown(item)
     _check_method(method, parameters)
+    return _Tool(shown.name, shown.schema, method, functools.partial(_checked, parameters))
+
+
+def _shown(item: dict[str, Any]) -> _Tool:
+    """A tool that the model is shown, and that nobody runs."""
+    inner = _inner(item)
+    name = inner.get("name")
+    if not isinstance(name, str) or not name:
+        raise _Unusable('the schema has no "name"\nGive it the name that the model is to call.')
+    _check_schema(item, inner.get("parameters") or {})
     full = {"type": "function", **(item if inner is not item else {"function": item})}
-    return _Tool(name, full, method, functools.partial(_checked, parameters))
+    return _Tool(name, full, _not_run, functools.partial(_checked, {}))
+
+
+def _not_run(**_: Any) -> None:
+    """Stands for the method of a schema that names none."""
 
 
 def _check_schema(item: dict[str, Any], parameters: Any) -> None:

@@ -13,6 +13,7 @@ from aitrain.errors import ConfigError
 from aitrain.launch.nvidia import ask_driver
 from aitrain.launch.room import MIB, Machine, Needs, disk, levers, needs
 from aitrain.launch.shape import Shape, read_shape
+from aitrain.machine import free_memory, total_memory
 
 TIGHT = 0.9
 """Share of the free memory that a run may need by estimate: beyond it a person is warned."""
@@ -23,19 +24,13 @@ SHOWN = 3
 def machine_for(gpus: Sequence[str]) -> Machine:
     """Where the processes of a run compute: on these GPUs, the fullest of which counts, or on the CPU."""
     if not gpus:
-        return Machine("CPU", free_memory(), _meminfo("MemTotal"))
+        return Machine("CPU", free_memory(), total_memory())
     driver = ask_driver()
     known = [gpu for gpu in (driver.gpus if driver else ()) if gpu.free is not None and gpu.total is not None]
     used = [gpu for gpu in known if gpu.index in gpus] or known
     if not used:
         return Machine("GPU")
     return Machine("GPU", min(gpu.free or 0 for gpu in used) * MIB, min(gpu.total or 0 for gpu in used) * MIB)
-
-
-def free_memory() -> int | None:
-    """Bytes that programs may still take: what the system can spare, within this container's limit."""
-    available = _meminfo("MemAvailable")
-    return None if available is None else min([available, *_left_in_cgroups()])
 
 
 def free_disk(folder: Path) -> int:
@@ -107,45 +102,3 @@ def _tight_disk(shape: Shape, config: TrainConfig, batch: BatchPlan) -> Iterator
             f"The disk may run full: {shown(wanted.checkpoints)} of checkpoints, {shown(wanted.model)} of model, and"
             f" {shown(free)} are free. --save-total-limit 1, --save-strategy no or another --output-dir help."
         )
-
-
-# -- what the system says
-
-
-def _meminfo(name: str) -> int | None:
-    """One of the figures of /proc/meminfo in bytes, None where there is none."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-    except (OSError, ValueError, StopIteration):
-        return None
-
-
-def _left_in_cgroups() -> Iterator[int]:
-    """What is left in each group that this process is in; what its files merely cache is given up when needed."""
-    for folder, limit, usage, cached in _cgroups():
-        try:
-            most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            yield max(0, most - used + int(stat.get(cached, 0)))
-        except (OSError, ValueError):  # `max`: no limit
-            continue
-
-
-def _cgroups() -> Iterator[tuple[Path, str, str, str]]:
-    """Folders and names of their files, in both versions of the kernel's interface."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            root = Path("/sys/fs/cgroup/memory")
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        inner = root / os.path.relpath(path, "/")
-        yield from ((folder, *names) for folder in (inner, *inner.parents) if folder.is_relative_to(root))

@@ -14,8 +14,8 @@ from typing import Literal
 
 import aitrain
 from aitrain.launch.libraries import fits, misfits, needs_of, torch_build, version_of, written
-from aitrain.launch.nvidia import Driver, Gpu, ask_driver
-from aitrain.launch.preflight import visible_gpus
+from aitrain.launch.nvidia import Driver, Gpu, ask_driver, visible_gpus
+from aitrain.machine import usable_cores
 from aitrain.packages import in_working_directory, installed
 
 State = Literal["ok", "note", "problem"]
@@ -42,7 +42,7 @@ class Finding:
 
 def examine(output_dir: Path) -> list[Finding]:
     """Everything that `aitrain doctor` looks at, in the order in which it is told."""
-    driver = ask_driver()
+    driver = ask_driver(versions=True)
     looks: dict[str, Look] = {
         "aitrain": _aitrain,
         "Python": _python,
@@ -98,7 +98,7 @@ def _platform() -> Finding:
 
 
 def _cpu() -> Finding:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     threads = os.environ.get("OMP_NUM_THREADS", "")
     found = f"{cores} core{'s' * (cores != 1)}" + (f", OMP_NUM_THREADS={threads}" if threads.isdecimal() else "")
     if threads.isdecimal() and int(threads) > cores:

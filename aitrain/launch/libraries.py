@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -33,9 +34,12 @@ class Misfit:
 def version_of(library: str) -> str | None:
     """The installed version of a distribution, None where there is none."""
     try:
-        return metadata.version(library)
+        found = metadata.distribution(library)
     except metadata.PackageNotFoundError:
         return None
+    header = (found.read_text("METADATA") or "").partition("\n\n")[0]
+    line = re.search(r"^Version: *(\S+)", header, re.MULTILINE)  # `found.version` would parse the whole file
+    return line[1] if line else found.version
 
 
 def needs_of(library: str, extra: str = "") -> dict[str, SpecifierSet]:

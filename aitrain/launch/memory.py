@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.launch.nvidia import Gpu, ask_driver
+from aitrain.machine import free_memory
 
+GIB = 2**30
 CACHE = "VLLM_CPU_KVCACHE_SPACE"
 """vLLM's own variable: GiB of the cache of each engine on the CPU."""
 
@@ -41,15 +42,9 @@ def _check_gpu(gpu: Gpu, share: float) -> None:
 
 
 def _check_main_memory(engines: int) -> None:
-    wanted, free = os.environ.get(CACHE, ""), _free_gib()
-    if wanted.isdecimal() and free is not None and int(wanted) * engines > free:
+    wanted, free = os.environ.get(CACHE, ""), free_memory()
+    if wanted.isdecimal() and free is not None and int(wanted) * engines * GIB > free:
         raise ConfigError(
-            f"{CACHE}: {engines} x {wanted} GiB for vLLM's cache, and {free:.1f} GiB of memory are free\n"
+            f"{CACHE}: {engines} x {wanted} GiB for vLLM's cache, and {free / GIB:.1f} GiB of memory are free\n"
             "Set it to fewer GiB, or unset it."
         )
-
-
-def _free_gib(told: Path = Path("/proc/meminfo")) -> float | None:
-    """What programs may still take, in GiB; None where the system does not tell."""
-    lines = told.read_text(encoding="ascii").splitlines() if told.exists() else []
-    return next((int(line.split()[1]) / 2**20 for line in lines if line.startswith("MemAvailable:")), None)

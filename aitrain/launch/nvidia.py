@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -34,8 +35,18 @@ class Driver:
     failure: str = ""
 
 
-def ask_driver() -> Driver | None:
-    """The driver's answer; None where nvidia-smi is not installed."""
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs that this process may use, by CUDA_VISIBLE_DEVICES or else by the driver; none on CPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        driver = ask_driver()
+        return tuple(gpu.index for gpu in driver.gpus) if driver else ()
+    named = [name.strip() for name in visible.split(",") if name.strip()]
+    return tuple(named) if "-1" not in named else tuple(named[: named.index("-1")])
+
+
+def ask_driver(versions: bool = False) -> Driver | None:
+    """The driver's answer, on request with its own and CUDA's version; None where nvidia-smi is not installed."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -43,13 +54,13 @@ def ask_driver() -> Driver | None:
         code, answer = _ask(tool, *QUERY)
         if code and "no devices" not in answer.lower():
             return Driver(failure=_first_line(answer) or f"nvidia-smi ended with exit code {code}")
-        _, versions = _ask(tool, "--version")
+        _, told = _ask(tool, "--version") if versions else (0, "")
     except subprocess.TimeoutExpired:
         return Driver(failure=f"nvidia-smi said nothing for {PATIENCE:g} seconds")
     except OSError as error:
         return Driver(failure=f"nvidia-smi cannot be run: {error.strerror or error}")
     gpus = tuple(gpu for gpu in map(_gpu, answer.splitlines()) if gpu is not None)
-    return Driver(gpus, _number("driver|kmd", versions), _number("cuda|cuda umd", versions))
+    return Driver(gpus, _number("driver|kmd", told), _number("cuda|cuda umd", told))
 
 
 def _ask(tool: str, *arguments: str) -> tuple[int, str]:

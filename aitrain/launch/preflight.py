@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -29,6 +27,8 @@ from aitrain.environment.finding import Source, check_by_reading, find
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.launch.capacity import check_room
 from aitrain.launch.memory import check_memory
+from aitrain.launch.nvidia import visible_gpus
+from aitrain.launch.trl_effects import check_trl_effects
 from aitrain.launch.trl_fields import check_trl_fields, words_of
 from aitrain.loss_types import remarks
 from aitrain.packages import installed
@@ -76,6 +76,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
         EnvironmentFailed: the environment's file is not Python.
     """
     check_trl_fields(config.trl)
+    check_trl_effects(config)
     _refuse_secrets(config)
     _check_words(config)
     source = None if has_environment else find(config)
@@ -186,25 +187,6 @@ def _check_packages(config: TrainConfig) -> None:
 
 
 # -- processes and GPUs
-
-
-def visible_gpus() -> tuple[str, ...]:
-    """The GPUs that this process may use, by CUDA_VISIBLE_DEVICES or else by the driver; none on CPU."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        named = [name.strip() for name in visible.split(",") if name.strip()]
-        return tuple(named) if "-1" not in named else tuple(named[: named.index("-1")])
-    return tuple(str(index) for index in range(_count_by_driver()))
-
-
-def _count_by_driver() -> int:
-    if shutil.which("nvidia-smi") is None:
-        return 0
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 def training_gpus(config: TrainConfig) -> tuple[str, ...]:

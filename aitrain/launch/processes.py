@@ -23,6 +23,7 @@ from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phas
 from aitrain.heartbeat import sign_of_life
 from aitrain.launch.preflight import Plan
 from aitrain.launch.serving import serving
+from aitrain.machine import usable_cores
 from aitrain.privacy import mask_file, opt_out
 from aitrain.run_folder import RunFolder
 from aitrain.watchdog import Stall, Watchdog, ask_for_stacks, descendants, message, waits_for_another_rank
@@ -117,7 +118,7 @@ class Processes:
         defaults = {
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
-            "OMP_NUM_THREADS": str(max(1, _usable_cores() // count)),
+            "OMP_NUM_THREADS": str(max(1, usable_cores() // count)),
         }
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}
         server = {SERVER_VARIABLE: self.server} if self.server else {}
@@ -238,11 +239,6 @@ class Processes:
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         message = f"The training process ended without a word: {how}{hint}\nSee {self.folder.log}"
         return Failed(message, RunFailed.exit_code)
-
-
-def _usable_cores() -> int:
-    """Those that this process may use, where the system tells; all of them elsewhere."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _send(pid: int, number: signal.Signals) -> None:

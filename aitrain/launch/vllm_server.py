@@ -25,14 +25,13 @@ from types import TracebackType
 from typing import Any
 
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.vllm_ranks import RANKS, served_rank
 
 MODEL_NAME = "policy-base"
 """What requests call the model as it was loaded; an adapter is served under the name it is loaded with."""
 PROGRAM = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
 """Not the `vllm` command, which does not work in every build. -P: a folder named `vllm` must not hide the library."""
 KEEPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")))
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The largest ranks of adapters that vLLM can be told to expect."""
 HOST = "127.0.0.1"
 EXTENSION = "--worker-extension-cls=aitrain.training.generation.tied_head.WorkerExtension"
 """What vLLM on the CPU needs when it is handed new weights."""
@@ -117,7 +116,7 @@ class ServerPlan:
 
 
 def _rank(rank: int) -> int:
-    fitting = next((possible for possible in RANKS if possible >= rank), None)
+    fitting = served_rank(rank)
     if fitting is None:
         raise ConfigError(f"lora_rank: vLLM serves adapters of rank {RANKS[-1]} at most, not {rank}")
     return fitting

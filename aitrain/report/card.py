@@ -18,7 +18,7 @@ import yaml
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.knobs import as_command, read_file
-from aitrain.privacy import MASK, SECRET, masked
+from aitrain.privacy import masked, without_secrets
 from aitrain.report.held_out import shown
 from aitrain.report.picture import draw_curve
 from aitrain.report.plot import curve
@@ -125,7 +125,7 @@ def _facts(config: TrainConfig, result: Values, made: Values) -> Iterator[tuple[
     if file:
         yield "its file", f"{escaped(Path(str(file)).name)}, SHA-256 {escaped(made.get('sha256'))}"
     if given := config.rl_env_config:
-        yield "its configuration", escaped(json.dumps(_without_secrets(given), ensure_ascii=False))
+        yield "its configuration", escaped(json.dumps(without_secrets(given), ensure_ascii=False))
     if made.get("git_commit"):
         yield "git commit", escaped(made["git_commit"])
     yield "cases", f"{result.get('train_cases')} for training, {result.get('eval_cases')} held out"
@@ -137,14 +137,9 @@ def _facts(config: TrainConfig, result: Values, made: Values) -> Iterator[tuple[
     yield "hardware", escaped(", ".join(map(str, made.get("gpus") or ())) or f"{made.get('cpus')} CPU cores")
 
 
-def _without_secrets(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: MASK if SECRET.search(name) else value for name, value in given.items()}
-
-
 def _again(config: TrainConfig, made: Values) -> str:
     """The command, or what a notebook called."""
-    if config.rl_env_config:
-        config = config.model_copy(update={"rl_env_config": _without_secrets(config.rl_env_config)})
+    config = config.model_copy(update=without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl}))
     if config.rl_env or config.rl_env_module:
         return "To do it again:\n\n" + fenced(shlex.join(as_command(config)), "bash")
     knobs = ", ".join(f"{name}={value!r}" for name, value in config.changed().items())

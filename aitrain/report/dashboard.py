@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from rich.text import Text
 
 from aitrain.events import Ended, Evaluated, Event, Phase, Step
+from aitrain.report.duration import duration
 from aitrain.report.plot import ASCII, BLOCKS, sparkline
 from aitrain.report.visible import visible
 
@@ -129,16 +130,6 @@ def joined(parts: Iterable[Text], width: int) -> Text:
         if line.cell_len + len(gap) + part.cell_len <= width:
             line = line + gap + part
     return line
-
-
-def duration(seconds: float) -> str:
-    """`8s`, `3m 05s`, `2h 10m`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
 
 
 def brief(seconds: float) -> str:

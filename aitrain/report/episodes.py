@@ -66,8 +66,8 @@ class Query:
     def _takes_score(self, score: float | None) -> bool:
         if self.low is None and self.high is None:
             return True
-        low, high = (-math.inf if self.low is None else self.low), (math.inf if self.high is None else self.high)
-        return score is not None and low <= score <= high
+        low = -math.inf if self.low is None else self.low
+        return score is not None and low <= score <= (math.inf if self.high is None else self.high)
 
 
 @dataclass(frozen=True)

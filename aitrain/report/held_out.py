@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from aitrain.report.intervals import UNIT, Bounds, Interval, of_change, of_mean
+from aitrain.values import score_bounds
 
 Scoring: TypeAlias = Mapping[str, Sequence[float]]
 """The scores of the samples of each case, by the number of its row; samples that could not be scored are left out."""
@@ -80,17 +81,11 @@ def as_values(interval: Interval | None) -> dict[str, Any] | None:
     return asdict(interval) if interval else None
 
 
-def score_bounds(score_range: Any) -> Bounds | None:
-    """The lowest and the highest score that an environment may give, by the option rl_score_range: (low, high) or
-    "low,high", 0 and 1 where it is unset; None for `any`."""
-    if score_range is None:
-        return UNIT
-    parts = score_range.split(",") if isinstance(score_range, str) else score_range
-    try:
-        low, high = map(float, parts)
-    except (TypeError, ValueError):
-        return None
-    return (low, high) if low < high else None
+def bounds_of(score_range: object) -> Bounds | None:
+    """The lowest and the highest score, by the option rl_score_range; None where there are none, for `any`. 0 and 1 in
+    runs that have no such option."""
+    low, high = (score_bounds(score_range) if isinstance(score_range, str) else None) or UNIT
+    return (low, high) if math.isfinite(high - low) else None
 
 
 def shown(value: Mapping[str, Any] | None, is_change: bool) -> str:

@@ -30,7 +30,9 @@ def draw_curve(folder: RunFolder, rollouts: Rollouts) -> Path | None:
     if held_out := [point for point in held_out_curve(folder, rollouts) if point["sampled"]]:
         steps, scores = [point["step"] for point in held_out], [point["sampled"]["mean"] for point in held_out]
         axes.plot(steps, scores, "o--", color="#d1690e", markersize=5, label="held-out score")
-    axes.set(xlabel="step", ylabel="score", title=folder.path.name, ylim=(-0.02, 1.02))
+    axes.set(xlabel="step", ylabel="score", title=folder.path.name)
+    if all(0.0 <= reward <= 1.0 for reward in rewards if reward is not None):
+        axes.set_ylim(-0.02, 1.02)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
     return _save(figure, folder.path / "reward.png")

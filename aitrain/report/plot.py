@@ -12,14 +12,16 @@ LEAST_SPAN = 0.1
 
 
 def curve(values: Sequence[float], width: int = 60, height: int = 5, ramp: str = BLOCKS) -> list[str]:
-    """Values from 0 to 1 as `height` lines of block characters, averaged into at most `width` columns."""
-    columns = averaged(values, width)
+    """Values as `height` lines of block characters, from 0 to 1 or as far as they go beyond, averaged into at most
+    `width` columns."""
+    columns = averaged(values, width) if values else []
+    low, high = min([0.0, *columns]), max([1.0, *columns])
     bar = "|" if ramp == ASCII else "│"
-    lines = []
+    margin, lines = max(len(f"{low:.1f}"), len(f"{high:.1f}")), []
     for row in reversed(range(height)):
-        filled = (min(max(value * height - row, 0.0), 1.0) for value in columns)
-        label = {height - 1: "1.0", 0: "0.0"}.get(row, "")
-        lines.append(f"{label:>3} {bar}" + "".join(ramp[round(share * (len(ramp) - 1))] for share in filled))
+        filled = (min(max((value - low) / (high - low) * height - row, 0.0), 1.0) for value in columns)
+        label = {height - 1: f"{high:.1f}", 0: f"{low:.1f}"}.get(row, "")
+        lines.append(f"{label:>{margin}} {bar}" + "".join(ramp[round(share * (len(ramp) - 1))] for share in filled))
     return lines
 
 

@@ -14,7 +14,7 @@ from aitrain.report.cases import case_rows, telling
 from aitrain.report.episodes import Found, Query, episode, find, page_of
 from aitrain.report.rollouts import Rollouts, finite
 from aitrain.report.summary import read_object, summary
-from aitrain.run_folder import RunFolder
+from aitrain.run_folder import RUNS, RunFolder
 
 PATIENCE = 0.3
 """Seconds that a page waits for rollouts to be read before it is shown without them."""
@@ -147,7 +147,7 @@ def _unused(name: str, taken: set[str]) -> str:
     return next(one for one in numbers if one not in taken)
 
 
-def places(words: Iterable[str], runs: Path = Path("runs")) -> list[Path]:
+def places(words: Iterable[str], runs: Path = Path(RUNS)) -> list[Path]:
     """What a user named: paths, or names of runs in `runs`; without any, all of `runs`.
 
     Raises:

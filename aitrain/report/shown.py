@@ -13,7 +13,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.padding import Padding
 from rich.text import Text
 
-from aitrain.report.dashboard import brief, duration, number
+from aitrain.report.dashboard import brief, number
+from aitrain.report.duration import duration
 from aitrain.report.episodes import Query, episode, find, group_of
 from aitrain.report.plot import ASCII, BLOCKS, curve
 from aitrain.report.rollouts import Entry, Rollouts

@@ -11,14 +11,15 @@ from typing import Any
 import yaml
 
 from aitrain.config import TrainConfig
+from aitrain.privacy import without_secrets
 from aitrain.report.held_out import (
     DECODINGS,
     Scoring,
     as_values,
     before_and_after,
+    bounds_of,
     by_case,
     case_means,
-    score_bounds,
 )
 from aitrain.report.intervals import Bounds, of_mean
 from aitrain.report.rollouts import Entry, Rollouts, finite, parse, whole_lines
@@ -92,7 +93,7 @@ def knob_rows(path: Path) -> list[Values]:
     given = _options(path)
     fields = TrainConfig.model_fields
     names = [*(name for name in fields if name in given), *(name for name in given if name not in fields)]
-    return [_knob_row(str(name), given[name]) for name in names]
+    return [_knob_row(str(name), without_secrets(given[name])) for name in names]
 
 
 def _knob_row(name: str, value: Any) -> Values:
@@ -166,7 +167,7 @@ def _ends(entries: Iterable[Entry]) -> dict[str, Scoring]:
 
 
 def _bounds(options: Values) -> Bounds | None:
-    return score_bounds(options.get("rl_score_range"))
+    return bounds_of(options.get("rl_score_range"))
 
 
 def _selection(result: Values) -> Values | None:

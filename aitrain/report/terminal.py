@@ -16,7 +16,8 @@ from rich.text import Text
 from aitrain.events import Evaluated, Event, Note, Phase, Step
 from aitrain.privacy import masked
 from aitrain.report.block import Block, can_be_drawn_over
-from aitrain.report.dashboard import Dashboard, duration, evaluated_line, number, step_line
+from aitrain.report.dashboard import Dashboard, evaluated_line, number, step_line
+from aitrain.report.duration import duration
 from aitrain.report.held_out import shown
 from aitrain.report.plot import ASCII, BLOCKS, curve
 from aitrain.report.visible import visible

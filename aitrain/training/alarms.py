@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from aitrain.config import TrainConfig
 
 LASTS = 5
 """Lines of metrics in a row that must look bad: single batches do."""
@@ -62,21 +65,61 @@ def _sure(logs: Logs) -> str:
     )
 
 
-def _off_policy(logs: Logs) -> str:
-    return (
-        f"The mean importance ratio between vLLM and the trainer is {logs[_RATIO]:.2f}: most of the gradient is lost."
-        " Long episodes need --trl vllm_importance_sampling_mode=token_truncate."
-    )
-
-
 _RATIO = "sampling/importance_sampling_ratio/mean"
+_GAP = "sampling/sampling_logp_difference/mean"
+_SHIFT = "sampling/logprob_shift/mean"
+
+ROUNDING = 0.1
+"""Most that log-probabilities of a token differ on average between engines with the same weights: bfloat16 makes up to
+about 0.05."""
+
+
+@dataclass(frozen=True)
+class OffPolicy:
+    """Why the importance ratio between vLLM and the trainer is far from 1, from what the run and its metrics say."""
+
+    by_sequence: bool = True
+    """Whether the ratio is the product over an episode's tokens."""
+    flags: str = ""
+    """The options that make the sampling distribution another one than the model's; empty: none."""
+
+    @classmethod
+    def of(cls, config: TrainConfig, arguments: Any) -> OffPolicy:
+        """As the run has them."""
+        by_sequence = str(arguments.vllm_importance_sampling_mode).startswith("sequence")
+        return cls(by_sequence, ", ".join(config.reshaped_sampling))
+
+    def advice(self, logs: Logs) -> str:
+        """In one line, with what to do about it."""
+        gap, length = logs.get(_GAP, 0.0), logs.get("completions/mean_length", 0.0)
+        intro = f"The mean importance ratio between vLLM and the trainer is {logs[_RATIO]:.2f}: the gradient shrinks"
+        if self._gap_is_the_shift(gap, logs):
+            return (
+                f"{intro}, because vLLM gives log-probabilities before {self.flags}, and the trainer compares those"
+                " after it: start the server with --logprobs-mode processed_logprobs."
+            )
+        if gap <= ROUNDING and self.by_sequence:
+            return (
+                f"{intro}, because it is a product over {length:.0f} tokens of an episode, each of which differs by"
+                f" {gap:.3f} only: use --trl vllm_importance_sampling_mode=token_truncate."
+            )
+        return (
+            f"{intro}, because log-probabilities of the same token differ by {gap:.2f} on average, more than rounding"
+            " does: vLLM has other weights or another number format (--dtype, --mixed-precision), or the server ignores"
+            " the adapter."
+        )
+
+    def _gap_is_the_shift(self, gap: float, logs: Logs) -> bool:
+        """Whether what was added to vLLM's log-probabilities for the truncation is about what they now differ by."""
+        shift = abs(logs.get(_SHIFT, 0.0))
+        return shift > 0.001 and abs(gap - shift) < 0.3 * shift
 
 
 def _is_solved(logs: Logs) -> bool:
     return (logs.get("reward") or 0.0) >= SOLVED
 
 
-ALARMS = (
+COMMON = (
     Alarm(
         "frac_reward_zero_std", lambda now, _: now["frac_reward_zero_std"] >= 0.8 and not _is_solved(now), _same_scores
     ),
@@ -87,7 +130,6 @@ ALARMS = (
         lambda now, first: now["entropy"] < min(0.1, 0.1 * first["entropy"]) and not _is_solved(now),
         _sure,
     ),
-    Alarm(_RATIO, lambda now, _: now[_RATIO] < 0.5, _off_policy),
 )
 
 
@@ -95,6 +137,7 @@ ALARMS = (
 class Watch:
     """Which alarms have looked bad for how long; each is told once in a run."""
 
+    alarms: tuple[Alarm, ...] = COMMON
     first: Logs = field(default_factory=dict)
     lasting: dict[str, int] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
@@ -103,7 +146,7 @@ class Watch:
         """What a new line of metrics gives reason to say."""
         self.first = {**logs, **self.first}
         advice = []
-        for alarm in ALARMS:
+        for alarm in self.alarms:
             rings = alarm.rings(logs, self.first)
             self.lasting[alarm.metric] = self.lasting.get(alarm.metric, 0) + 1 if rings else 0
             if self.lasting[alarm.metric] >= LASTS and alarm.metric not in self.told:
@@ -115,9 +158,9 @@ class Watch:
 class Alarms(TrainerCallback):  # type: ignore[misc]
     """Watches the metrics, on the first process."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], None], off_policy: OffPolicy) -> None:
         self.tell = tell
-        self.watch = Watch()
+        self.watch = Watch((*COMMON, Alarm(_RATIO, lambda now, _: now[_RATIO] < 0.5, off_policy.advice)))
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs, **_: object

@@ -17,6 +17,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import Case, Prompt, call_with_tokenizer
 from aitrain.environment.loading import failure
+from aitrain.environment.row_copies import copied_rows
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.training.chat import Chat
 from aitrain.training.holding_out import HeldOutRows, hold_out
@@ -132,7 +133,7 @@ def _as_rows(name: str, returned: Any) -> Sequence[Mapping[str, Any]]:
     if isinstance(returned, datasets.Dataset):
         return cast(Sequence[Mapping[str, Any]], returned)  # it has len and [], which is all that we use
     if isinstance(returned, Iterable) and not isinstance(returned, (str, bytes, Mapping)):
-        return list(returned)
+        return copied_rows(list(returned))  # the environment may keep its list and change it while it scores
     splits = f": return one of {', '.join(map(repr, returned))}" if isinstance(returned, datasets.DatasetDict) else ""
     raise EnvironmentFailed(
         f"{name} returned {'None' if returned is None else 'a ' + type(returned).__name__}{splits}\n"

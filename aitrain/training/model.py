@@ -139,6 +139,7 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
         options["attn_implementation"] = config.attn_implementation
     if config.quantization is not None:
         options |= _quantized(config)
+    options |= config.trl.get("model_init_kwargs") or {}  # TRL would load a reference model with them, and no other
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_path(config.model), **options)
     except Exception as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import inspect
-import os
 import platform
 import subprocess
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 import torch
 
 from aitrain.config import TrainConfig
+from aitrain.machine import usable_cores
+from aitrain.privacy import without_secrets
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
 
@@ -27,12 +28,12 @@ def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
         "class": made_from.__qualname__,
         "file": str(file) if file else None,
         "sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file else None,
-        "config": config.rl_env_config or {},
+        "config": without_secrets(config.rl_env_config or {}),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "git_commit": _git_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpus": os.cpu_count(),
+        "cpus": usable_cores(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
 

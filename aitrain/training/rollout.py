@@ -17,6 +17,7 @@ from aitrain.environment.judging import Scored
 from aitrain.environment.scoring import Host, Play
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.training.chat import Chat
+from aitrain.training.generation.stopping import StopStrings
 from aitrain.training.stopwatch import Stopwatch
 
 STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout")
@@ -59,9 +60,10 @@ class Sampled:
 
 
 class Generate(Protocol):
-    """One answer to each prompt, of at most so many tokens; None when no process has a prompt left."""
+    """One answer to each prompt, of at most so many tokens; None when no process has a prompt left. `begun` says how
+    many tokens at the end of each prompt belong to the answer: an earlier call has generated them."""
 
-    def __call__(self, prompts: list[list[int]], most: int) -> list[Sampled] | None: ...
+    def __call__(self, prompts: list[list[int]], most: int, begun: Sequence[int]) -> list[Sampled] | None: ...
 
 
 class Asking(Protocol):
@@ -90,8 +92,8 @@ class Track:
     logprobs: list[float] = field(default_factory=list)
     opening: list[Message] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
-    last_answer: int = 0
-    """Where in `ids` the newest answer begins."""
+    answers: list[int] = field(default_factory=list)
+    """Where in `ids` each answer begins."""
     is_answering: bool = False
     """Whether that answer still goes on: the batch had less room than this episode has."""
     turns: int = 0
@@ -102,7 +104,7 @@ class Track:
     def append_sampled(self, sampled: Sampled, is_whole: bool) -> None:
         """What the model said, an answer or the next piece of one: trained."""
         if not self.is_answering:
-            self.last_answer = len(self.ids)
+            self.answers.append(len(self.ids))
             self.turns += 1
         self.ids += sampled.ids
         self.mask += [1] * len(sampled.ids)
@@ -114,6 +116,16 @@ class Track:
         self.ids += ids
         self.mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
+
+    @property
+    def last_answer(self) -> int:
+        """Where in `ids` the newest answer begins."""
+        return self.answers[-1] if self.answers else 0
+
+    @property
+    def unfinished(self) -> list[int]:
+        """The tokens of an answer that still goes on."""
+        return self.ids[self.last_answer :] if self.is_answering else []
 
     @property
     def last(self) -> int:
@@ -200,6 +212,10 @@ class Rollout:
     asking: Callable[[], Asking] | None = None
     """Where a server answers each prompt by itself: episodes need not wait for each other."""
     watch: Stopwatch = field(default_factory=Stopwatch)
+    stops: StopStrings | None = None
+    """Texts that end an answer as well."""
+    is_padded: bool = True
+    """Whether `generate` pads all prompts to the longest one, whose limit is then that of all of them."""
 
     def play(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Episode]:
         """One episode for each case, in their order; the environment's failures are in them."""
@@ -260,15 +276,21 @@ class Rollout:
         if isinstance(play.case.prompt, str):
             refuse_tools_for_strings(tools)
             return self.chat.prompt_ids(play.case.prompt + "".join(str(message["content"]) for message in said))
-        if tools:
+        if play.opening.runs_tools:
             self.chat.check_tools()
         return self.chat.prompt_ids([*play.case.prompt, *said], tools)
 
     def _room(self, track: Track) -> int:
         """Tokens that its answer, or what is left of it, may have."""
         room = self.limits.room(len(track.prompt_ids), len(track.ids))
-        said = len(track.ids) - track.last_answer if track.is_answering else 0
-        return min(room, self.limits.answer_tokens - said)
+        return min(room, self.limits.answer_tokens - len(track.unfinished))
+
+    def is_ended(self, track: Track) -> bool:
+        """Whether the newest answer was ended by the model, and not cut off."""
+        return self._is_end(track.ids[track.last_answer :]) and track.mask[-1] == 1
+
+    def _is_end(self, answer: list[int]) -> bool:
+        return answer[-1:] != [] and (answer[-1] in self.ends or (self.stops is not None and self.stops.ends(answer)))
 
     def _answer(self, live: list[Track]) -> bool:
         """One answer for each; False when no process has a live episode any more.
@@ -279,15 +301,15 @@ class Rollout:
         prompts = [track.prompt_ids + track.ids for track in live]
         rooms = [self._room(track) for track in live]
         most = max(rooms, default=1)
-        if self.limits.context is not None and live:
+        if self.is_padded and self.limits.context is not None and live:
             most = min(most, self.limits.context - max(map(len, prompts)))
         with self.watch.running("generate"), activity.own.doing("generating"):
-            answers = self.generate(prompts, most)
+            answers = self.generate(prompts, most, [len(track.unfinished) for track in live])
         if answers is None:
             return False
         for track, room, sampled in zip(live, rooms, answers, strict=True):
             kept = sampled.first(room)
-            is_ended = len(sampled.ids) < most or kept.ids[-1] in self.ends  # the engine may know other ends, too
+            is_ended = len(sampled.ids) < most or self._is_end(track.unfinished + kept.ids)  # engines may know others
             track.append_sampled(kept, is_whole=is_ended or len(kept.ids) == room)
         return True
 
@@ -300,8 +322,9 @@ class Rollout:
 
     def _read(self, track: Track) -> Reply:
         """The newest answer, as a message of the conversation and as the environment gets it."""
-        start = track.last_answer
-        answer = self.chat.read(track.ids[start:], track.prompt_ids + track.ids[:start], track.play.opening.tools)
+        start, opening = track.last_answer, track.play.opening
+        tools = opening.tools if opening.runs_tools else ()
+        answer = self.chat.read(track.ids[start:], track.prompt_ids + track.ids[:start], tools)
         track.messages.append(answer.message)
         return answer.reply
 
@@ -315,7 +338,7 @@ class Rollout:
         if track.play.failure is not None:
             return "env_error"
         if move.is_over:
-            return "done" if track.last in self.ends else "max_tokens"
+            return "done" if self.is_ended(track) else "max_tokens"
         return "max_turns" if track.turns >= self.limits.turns else None
 
     def _go_on(self, track: Track, move: Move) -> str | None:
@@ -359,6 +382,6 @@ def refuse_tools_for_strings(tools: Sequence[Any]) -> None:
     """
     if tools:
         raise ConfigError(
-            "The environment has tools (get_tools) and prompts that are strings: the model cannot be told of tools\n"
-            'Let build_dataset return chat messages: [{"role": "user", "content": "..."}]'
+            "The environment has tools that are methods (get_tools), and prompts that are strings: no chat template\n"
+            'shows the model its tools. Let build_dataset return chat messages: [{"role": "user", "content": "..."}]'
         )

@@ -35,7 +35,7 @@ from aitrain.checkpoint import (
     tidy,
 )
 from aitrain.config import TrainConfig
-from aitrain.environment.contract import check_contract, check_methods, level_of
+from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
 from aitrain.environment.failures import CallFailed
 from aitrain.environment.scoring import Host, host_of
 from aitrain.environment.tools import Tools
@@ -43,17 +43,18 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFail
 from aitrain.events import Announce, Ended, Evaluated, Event, Note, Phase
 from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
-from aitrain.report.held_out import before_and_after, score_bounds
+from aitrain.report.held_out import before_and_after, bounds_of
 from aitrain.run_folder import Result, RunFolder, read_lines, write_json
 from aitrain.training import dataset, saving
-from aitrain.training.alarms import Alarms
+from aitrain.training.alarms import Alarms, OffPolicy
 from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
-from aitrain.training.chat import Chat, Schemas, chat_for_episodes
+from aitrain.training.chat import Chat, chat_for_episodes
 from aitrain.training.checkpoints import CannotWrite, Checkpoints, Return, saying_what_room_it_needs, size_of
 from aitrain.training.evaluation import HeldOut, Scorings, recorded_before
 from aitrain.training.finite import Diverged, check_weights
 from aitrain.training.flat import StopWhenFlat
 from aitrain.training.generation.agreement import Agreement
+from aitrain.training.generation.sampling import note_on_truncation
 from aitrain.training.generation.served import (
     AdapterSync,
     Base,
@@ -232,29 +233,37 @@ def prepare(job: Job, host: Host) -> Prepared:
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
     refuse_sharded(arguments, config)
     check_hub(config)
+    _note_on_sampling(job)
     job.announce(Phase("building the dataset"))
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
     built = _build(host, tokenizer)
     dataset.check_chat_template(built[0], tokenizer)
     check_contract(job.environment, dataset.columns(built))
-    tools = Tools.of(job.environment).schemas
-    chat = _chat(job, Chat(tokenizer, options=arguments.chat_template_kwargs or {}), tools, built[0].is_chat)
+    host.tell = lambda text: job.announce(Note(text))
+    own_chat = Chat(tokenizer, options=arguments.chat_template_kwargs or {})
+    tools = _tools(job, own_chat, built[0][0].prompt)
+    chat = _chat(job, own_chat, tools, built[0].is_chat)
     job.stop.check()
     job.announce(Phase(f"loading {config.model}"))
     model = load_model(config, precision.dtype)
     check_weights(model, config.model)
     check_vocabulary(tokenizer, model)
     context = context_length(config, model)
-    limit = dataset.PromptLimit(chat, dataset.prompt_limit(config, context), tools)
+    limit = dataset.PromptLimit(chat, dataset.prompt_limit(config, context), tools.schemas)
     split = _split(job, built, limit, batch.prompts_per_step)
     if config.use_vllm:
-        context = fit_vllm(arguments, config, _lengths(job, split, limit, context))
+        context = fit_vllm(arguments, config, _lengths(job, split, limit, context, runs_tools=len(tools) > 0))
     limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
     schedule = _schedule(job, arguments, batch, len(split.train))
     lora, serve = lora_config(config), _serving(job, limits)
     parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, schedule, lora, serve)
     return _assemble(job, parts, split, precision)
+
+
+def _note_on_sampling(job: Job) -> None:
+    if note := note_on_truncation(job.config):
+        job.announce(Note(note))
 
 
 def _precision(job: Job) -> Precision:
@@ -315,6 +324,7 @@ def _served(job: Job, base: Base, trainer: Any) -> Served:
         min_p=trainer.min_p,
         repetition_penalty=trainer.repetition_penalty,
         max_completion_length=trainer.max_completion_length,
+        generation_kwargs=trainer.sampling.vllm_extras(trainer.eos_token_ids, trainer.max_completion_length),
     )
 
 
@@ -330,9 +340,11 @@ def _no_sense_in_waiting(job: Job) -> str:
     return str(job.folder.read_server().get("why", ""))
 
 
-def _lengths(job: Job, split: dataset.Split, limit: dataset.PromptLimit, context: int | None) -> Lengths:
+def _lengths(
+    job: Job, split: dataset.Split, limit: dataset.PromptLimit, context: int | None, runs_tools: bool
+) -> Lengths:
     """Of the longest episode; where the environment goes on until the context is full, that is the context."""
-    config, is_one_answer = job.config, level_of(job.environment) == "score_episode" and not limit.tools
+    config, is_one_answer = job.config, level_of(job.environment) == "score_episode" and not runs_tools
     most = config.rl_max_new_tokens if is_one_answer else config.rl_max_episode_tokens
     if most is None:
         return Lengths(context or config.rl_max_turns * config.rl_max_new_tokens, context)
@@ -353,17 +365,32 @@ def _build(host: Host, tokenizer: PreTrainedTokenizerBase) -> tuple[dataset.Case
     return built
 
 
-def _chat(job: Job, chat: Chat, tools: Schemas, is_chat: bool) -> Chat:
+def _tools(job: Job, chat: Chat, prompt: Prompt) -> Tools:
+    """The environment's tools, with a note where they are JSON schemas that the environment reads the calls of itself.
+    A prompt that is a string has no place for schemas."""
+    tools = Tools.of(job.environment)
+    level = f"{type(job.environment).__name__}.{level_of(job.environment)}"
+    is_text = isinstance(prompt, str)
+    if not (tools.are_only_shown or (is_text and tools.of_schemas and tools.schemas)):
+        return tools
+    is_shown = not is_text and chat.prompt_text(prompt, tools.schemas) != chat.prompt_text(prompt)
+    why = "the prompts are strings" if is_text else "the chat template has no place for them"
+    shown = "The model is shown the schemas of get_tools" if is_shown else f"get_tools is not used: {why}"
+    job.announce(Note(f"{shown}; calls in its answers are not run, {level} gets the answers as they are."))
+    return tools if is_shown else Tools()
+
+
+def _chat(job: Job, chat: Chat, tools: Tools, is_chat: bool) -> Chat:
     """How conversations are written: where they go on after an answer, by a template that only appends.
 
     Raises:
         ConfigError: this model's template does not, or the environment's tools cannot be told to the model.
     """
     if not is_chat:
-        refuse_tools_for_strings(tools)
+        refuse_tools_for_strings(tools.schemas)
         return chat
     following = [] if level_of(job.environment) == "score_episode" else ["user"]
-    fit = chat_for_episodes(chat, [*following, "tool"] if tools else following)
+    fit = chat_for_episodes(chat, [*following, "tool"] if len(tools) else following)
     if fit is not chat:
         job.announce(Note("This model's chat template writes earlier turns anew; TRL's version for training is used."))
     return fit
@@ -404,7 +431,8 @@ def _assemble(job: Job, parts: Parts, split: dataset.Split, precision: Precision
     standing = _compare(job, about)
     checkpoints = Checkpoints(job.folder, history, about, standing, job.config.save_total_limit)
     records = Records(history, Tracking(About(job.folder, job.config), tell))
-    callbacks = [records.tracking, Reporter(history, job.progress, job.announce), Alarms(tell)]
+    alarms = Alarms(tell, OffPolicy.of(job.config, parts.arguments))
+    callbacks = [records.tracking, Reporter(history, job.progress, job.announce), alarms]
     hooks = Hooks(records.add_rollouts, tell, callbacks, checkpoints.save)
     try:
         activity.own.enter("preparing the trainer", moves_files=True)
@@ -670,9 +698,7 @@ def _score_values(job: Job, outcome: Outcome) -> dict[str, Any]:
         "selection_score": best and best.score,
         "selection_greedy": best and best.greedy,
         "selection_scorings": best and sum("eval_score" in line for line in read_lines(job.folder.metrics)),
-        "scores": before_and_after(
-            scorings, score_bounds(getattr(job.config, "rl_score_range", None)), job.config.eval_samples
-        ),
+        "scores": before_and_after(scorings, bounds_of(job.config.rl_score_range), job.config.eval_samples),
     }
 
 

@@ -15,7 +15,6 @@ Where we lean on transformers 5.17 (tests/training/test_tracking.py trains with 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +27,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from aitrain import activity
 from aitrain.config import TrainConfig
 from aitrain.events import Evaluated
+from aitrain.privacy import without_secrets
 from aitrain.run_folder import RunFolder
 from aitrain.values import write_yaml
 
@@ -40,7 +40,6 @@ TABLES = 20
 LONGEST = 4_000
 """Characters of one text in a table."""
 COLUMNS = ("step", "when", "case_idx", "prompt", "completion", "score", "advantage", "stop", "error")
-SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
 
 Record = Mapping[str, Any]
 Row = list[str | int | float | None]
@@ -55,10 +54,9 @@ class About:
 
     @property
     def knobs(self) -> dict[str, Any]:
-        """All of them, less what an environment's keywords may hold of secrets."""
-        given = self.config.rl_env_config or {}
-        shown = {name: "..." if SECRET.search(name) else value for name, value in given.items()}
-        return {**self.config.written(), "rl_env_config": shown}
+        """All of them, less what an environment's keywords and TRL's fields may hold of secrets."""
+        written = self.config.written()
+        return {**written, **without_secrets({"rl_env_config": written["rl_env_config"] or {}, "trl": written["trl"]})}
 
 
 class Tracker:

@@ -16,6 +16,10 @@ tests/test_upstream.py checks each of them by name:
                                                             weights are synced when global_step is not the last one
     GRPOTrainer.temperature, .top_p, .top_k, .min_p, .repetition_penalty   read: how it samples
     GRPOTrainer.vllm_generation.max_completion_length, .temperature, .top_k, .top_p   replaced likewise
+    GRPOTrainer.vllm_generation.generation_kwargs           replaced likewise: further fields of vLLM's SamplingParams
+    GRPOTrainer._generate(prompts)                          overridden: which episodes its metrics take for cut off;
+                                                            it appends to ._metrics["train"], lengths included
+    GRPOTrainer._get_per_token_logps_and_entropies(...)     called, see generation/comparison.py
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     Trainer.training_step(...)                              overridden: seen is the loss of each forward pass
     GRPOTrainer._prepare_inputs(generation_batch)           overridden: it replaces ._buffered_inputs by the
@@ -66,6 +70,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
+from trl.trainer import utils as trl_utils
 
 from aitrain import activity
 from aitrain.batch import CaseSchedule
@@ -79,11 +84,14 @@ from aitrain.training.finite import Finite
 from aitrain.training.flat import FlatSteps, flat_share
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
+from aitrain.training.generation.comparison import LogprobShift, SampledRow, padded
+from aitrain.training.generation.local import LocalSampling
+from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.served import Asking, Served
 from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.model import keep_adapter_precise
 from aitrain.training.padding import LeftAligned, depends_on_padding
-from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled
+from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled, Track
 from aitrain.training.stopwatch import Stopwatch
 
 FLAT = "flat"
@@ -125,6 +133,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.cases, self.schedule = parts.cases, parts.schedule
         self.hooks = hooks
         self.failures = FailureCount(parts.host.config.rl_max_failed)
+        self.sampling = Sampling.of(parts.host.config)
+        self.stops = self.sampling.stop_strings(parts.tokenizer)
         with warnings.catch_warnings(), replaced(grpo_trainer, {"VLLMGeneration": Generation}):
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
             super().__init__(
@@ -153,6 +163,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if parts.serve is not None:
             self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
             self.vllm_generation = parts.serve(self)
+        if not self.use_vllm and self.sampling.needs_processor:  # which LocalSampling brings
+            self.generation_config.update(min_p=None, repetition_penalty=1.0)
+            self.generation_kwargs |= {"min_p": None, "repetition_penalty": 1.0}
         self.rollout = self._make_rollout(parts)
         self.context = parts.limits.context
         self.aligns_rows = self._is_sharded or self._depends_on_padding()
@@ -175,7 +188,16 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         served = self._served
         asking = None if served is None else partial(Asking, served, parts.host.workers.wake)
         return Rollout(
-            parts.host, parts.chat, parts.limits, self.generate, self.eos_token_ids, scoring, asking, self.watch
+            parts.host,
+            parts.chat,
+            parts.limits,
+            self.generate,
+            self.eos_token_ids,
+            scoring,
+            asking,
+            self.watch,
+            self.stops,
+            is_padded=not self.use_vllm or (served is None and self.vllm_mode == "server"),
         )
 
     # -- a batch of training
@@ -213,8 +235,49 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "prompt_ids": [track.prompt_ids for track in tracks],
             "completion_ids": [track.ids for track in tracks],
             "env_mask": [track.mask for track in tracks],
-            "logprobs": [track.logprobs for track in tracks] if self.use_vllm else None,
+            "logprobs": self._comparable_logprobs(tracks) if self.use_vllm else None,
         }
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        """With the metrics of which episodes end by themselves, where TRL knows of the tokens only that end one."""
+        output = super()._generate(prompts)
+        if self.stops is not None:
+            lengths = [sum(episode.track.mask) for episode in self._batch]
+            is_cut_off = [not self.rollout.is_ended(episode.track) for episode in self._batch]
+            episodes = gather_object(list(zip(lengths, is_cut_off, strict=True)))
+            for name, value in _length_metrics(episodes).items():
+                self._metrics["train"][name][-1] = value
+        return output
+
+    # -- an engine's log-probabilities next to the trainer's
+
+    def _comparable_logprobs(self, tracks: list[Track]) -> list[list[float | None]]:
+        """vLLM's log-probabilities, as they would be if it sampled from all tokens. Every process must call this."""
+        said: list[list[float | None]] = [list(track.logprobs) for track in tracks]
+        if self.sampling.is_plain:
+            return said
+        rows = [SampledRow(track.prompt_ids, track.ids, track.mask, track.answers) for track in tracks]
+        shifts = self._logprob_shifts(rows)
+        of_sampled = [shifts[number][place] for number, row in enumerate(rows) for place in row.sampled()]
+        everywhere = gather_object(of_sampled) or [0.0]
+        self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
+        return [
+            [None if value is None else value + shift for value, shift in zip(*pair, strict=True)]
+            for pair in zip(said, shifts, strict=True)
+        ]
+
+    def _logprob_shifts(self, rows: list[SampledRow]) -> list[list[float]]:
+        """See LogprobShift; in micro-batches, without dropout and gradients."""
+        size, pad = self.args.per_device_train_batch_size, self.processing_class.pad_token_id
+        shifts: list[list[float]] = []
+        with evaluation_mode(self.model):
+            for start in range(0, len(rows), size):
+                shift = LogprobShift(self.sampling, self.eos_token_ids, rows[start : start + size])
+                with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
+                    inputs = padded(shift.rows, pad, self.accelerator.device)
+                    self._get_per_token_logps_and_entropies(self.model, *inputs)
+                shifts += shift.shifts
+        return shifts
 
     def play(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Episode]:
         """This process's episodes, with the weights as they are now. Every process must call this.
@@ -272,7 +335,8 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def _engine(self, prompts: list[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
         """vLLM for an environment that asks the model itself: token ids in, token ids out."""
         most = sampling.pop("max_new_tokens")
-        with replaced(self.vllm_generation, {**sampling, "max_completion_length": most}):
+        ends = {"stop_token_ids": list(self.eos_token_ids)}  # the environment's own call: none of the run's options
+        with replaced(self.vllm_generation, {**sampling, "max_completion_length": most, "generation_kwargs": ends}):
             ids, _ = self._generate_single_turn(prompts, None, {}, 1)
         return list(ids)
 
@@ -376,8 +440,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     # -- the policy's side of a rollout
 
-    def generate(self, prompts: list[list[int]], most: int) -> list[Sampled] | None:
-        """One answer to each prompt (token ids), sampled as in training; None when no process has a prompt.
+    def generate(self, prompts: list[list[int]], most: int, begun: Sequence[int]) -> list[Sampled] | None:
+        """One answer to each prompt (token ids), sampled as in training; None when no process has a prompt. `begun`
+        tokens at the end of a prompt belong to the answer.
 
         Where generation is one common act of several processes, all of them bring equally many prompts, the missing
         ones made up: TRL hands the answers out by position, and would wait for a process that does not ask.
@@ -386,9 +451,19 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if not count:
             return None
         filler = [[self.eos_token_ids[0]]] * (count - len(prompts))
-        with self._answers_of(most):
-            ids, logprobs = self._generate_single_turn(prompts + filler, None, {}, 1)
+        ids, logprobs = self._sample(prompts + filler, most, [*begun, *(0 for _ in filler)])
         return [Sampled(ids[n], logprobs[n] if logprobs else None) for n in range(len(prompts))]
+
+    def _sample(self, prompts: list[list[int]], most: int, begun: list[int]) -> tuple[list[list[int]], Any]:
+        if self.use_vllm:
+            extras = self.sampling.vllm_extras(self.eos_token_ids, most)
+            with replaced(self.vllm_generation, {"max_completion_length": most, "generation_kwargs": extras}):
+                return self._generate_single_turn(prompts, None, {}, 1)  # type: ignore[no-any-return]
+        local = LocalSampling(self.sampling, self.eos_token_ids, self.stops, prompts, begun)
+        policy = self.accelerator.unwrap_model(self.model_wrapped)
+        with replaced(self.generation_config, {"max_new_tokens": most}), local.applied(policy):
+            ids, _ = self._generate_single_turn(prompts, None, {}, 1)
+        return local.cut(ids), None
 
     def _agreed(self, count: int, most: int) -> tuple[int, int]:
         if not self._generates_in_common:
@@ -405,12 +480,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return False  # each process asks the server by itself
         shares_engine = self.use_vllm and (self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1)
         return bool(shares_engine or self._is_sharded)
-
-    def _answers_of(self, most: int) -> AbstractContextManager[None]:
-        """While this lasts, an answer has at most so many tokens."""
-        if self.use_vllm:
-            return replaced(self.vllm_generation, {"max_completion_length": most})
-        return replaced(self.generation_config, {"max_new_tokens": most})
 
     def greedy(self) -> AbstractContextManager[None]:
         """While this lasts, `generate` takes the likeliest token every time."""
@@ -548,6 +617,17 @@ def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+def _length_metrics(episodes: list[tuple[int, bool]]) -> dict[str, float]:
+    """TRL's metrics of a batch in which each episode has a length and is cut off or not."""
+    ended = [length for length, is_cut_off in episodes if not is_cut_off] or [0]
+    return {
+        "completions/clipped_ratio": sum(is_cut_off for _, is_cut_off in episodes) / len(episodes),
+        "completions/mean_terminated_length": sum(ended) / len(ended),
+        "completions/min_terminated_length": float(min(ended)),
+        "completions/max_terminated_length": float(max(ended)),
+    }
 
 
 def _episode_metrics(episode: Episode) -> dict[str, float]:

@@ -119,6 +119,8 @@ def _generation(config: TrainConfig) -> dict[str, Any]:
         "temperature": config.rl_temperature,
         "top_k": config.rl_top_k,
         "top_p": config.rl_top_p,
+        "min_p": config.rl_min_p or None,
+        "repetition_penalty": config.rl_repetition_penalty,
     }
 
 

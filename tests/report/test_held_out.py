@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.report.held_out import before_and_after, case_means, mean_score, pass_at, score_bounds, shown
+from aitrain.report.held_out import before_and_after, bounds_of, case_means, mean_score, pass_at, shown
 
 
 def test_the_mean_is_that_of_the_cases_however_many_samples_each_has() -> None:
@@ -46,10 +46,10 @@ def test_pass_at_is_there_with_several_samples_and_a_highest_score() -> None:
 
 @pytest.mark.parametrize(
     ("given", "bounds"),
-    [(None, (0, 1)), ("any", None), ((-1, 2), (-1, 2)), ([0, 10], (0, 10)), ("-1,1", (-1, 1)), ((1, 1), None)],
+    [(None, (0, 1)), ("any", None), ("0,1", (0, 1)), ("-1,2.5", (-1, 2.5)), (7, (0, 1))],
 )
 def test_the_bounds_of_scores_are_what_the_option_says(given: Any, bounds: Any) -> None:
-    assert score_bounds(given) == bounds
+    assert bounds_of(given) == bounds
 
 
 def test_an_interval_as_text() -> None:

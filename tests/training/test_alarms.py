@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aitrain import Result
-from aitrain.training.alarms import LASTS, Watch
+from aitrain.training.alarms import LASTS, Alarms, OffPolicy, Watch
 from tests.environments.vowels import Vowels
 
 FINE = {
@@ -24,8 +25,10 @@ BAD = [
     ({"completions/clipped_ratio": 0.75}, "75% of the episodes end with an answer", "--rl-max-new-tokens"),
     ({"unscored": 0.3}, "30% of the episodes have no score", "--rl-env-timeout"),
     ({"entropy": 0.01}, "entropy has collapsed to 0.010", "--rl-kl-coef"),
-    ({"sampling/importance_sampling_ratio/mean": 0.2}, "importance ratio", "token_truncate"),
 ]
+
+RATIO = "sampling/importance_sampling_ratio/mean"
+GAP = "sampling/sampling_logp_difference/mean"
 
 
 def told(*lines: dict[str, float]) -> list[str]:
@@ -39,6 +42,42 @@ def test_what_lasts_is_told_once_with_a_knob_to_turn(line: dict[str, float], mea
 
     assert meaning in advice
     assert knob in advice
+    assert "\n" not in advice
+
+
+@pytest.mark.parametrize(
+    ("cause", "line", "meaning", "to_do"),
+    [
+        (OffPolicy(), {GAP: 0.01, "completions/mean_length": 900.0}, "a product over 900 tokens", "token_truncate"),
+        (OffPolicy(), {GAP: 0.8}, "differ by 0.80 on average", "--dtype"),
+        (OffPolicy(by_sequence=False), {GAP: 0.05}, "vLLM has other weights", "--dtype"),
+        (
+            OffPolicy(flags="--rl-top-k 50"),
+            {GAP: 0.12, "sampling/logprob_shift/mean": -0.11},
+            "before --rl-top-k 50",
+            "--logprobs-mode processed_logprobs",
+        ),
+        (
+            OffPolicy(flags="--rl-top-k 50"),
+            {GAP: 0.9, "sampling/logprob_shift/mean": -0.11},
+            "differ by 0.90",
+            "--dtype",
+        ),
+    ],
+    ids=["long", "weights", "weights, by token", "truncation", "weights, not truncation"],
+)
+def test_a_small_importance_ratio_is_explained_by_what_is_known(
+    cause: OffPolicy, line: dict[str, float], meaning: str, to_do: str
+) -> None:
+    said: list[str] = []
+    alarms = Alarms(said.append, cause)
+    for _ in range(LASTS + 2):
+        alarms.on_log(None, SimpleNamespace(is_world_process_zero=True), None, {**FINE, RATIO: 0.2, **line})
+
+    (advice,) = said
+    assert "importance ratio between vLLM and the trainer is 0.20" in advice
+    assert meaning in advice
+    assert to_do in advice
     assert "\n" not in advice
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
 from typing import Any
 
@@ -37,7 +37,7 @@ def said_to(prompt: list[int]) -> Sampled:
     return Sampled(ids, [-0.1 * n for n in range(len(ids))])
 
 
-def generate(prompts: list[list[int]], most: int) -> list[Sampled] | None:
+def generate(prompts: list[list[int]], most: int, begun: Sequence[int]) -> list[Sampled] | None:
     return [said_to(prompt).first(most) for prompt in prompts] or None
 
 

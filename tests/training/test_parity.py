@@ -19,7 +19,7 @@ ENVIRONMENTS = HERE.parent / "environments" / "vowels.py"
 
 SAME: dict[str, Any] = {
     "max_steps": 4, "num_train_epochs": 1, "learning_rate": 1e-3, "beta": 0.1, "epsilon": 0.2, "num_generations": 4,
-    "loss_type": "grpo", "max_completion_length": 6, "temperature": 1.0, "top_k": 50, "top_p": 1.0,
+    "loss_type": "grpo", "max_completion_length": 6, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
     "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "warmup_steps": 0.1, "optim": "adamw_torch",
     "lr_scheduler_type": "linear", "seed": 7, "use_cpu": True, "bf16": False, "gradient_checkpointing": True,
     "save_strategy": "no", "report_to": "none", "logging_steps": 1, "disable_tqdm": True,

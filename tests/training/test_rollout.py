@@ -298,7 +298,13 @@ def test_nothing_is_generated_beyond_the_context_and_no_answer_is_cut_for_anothe
 
     monkeypatch.setattr(EpisodeTrainer, "_generate_single_turn", watch)
     result = train(
-        Uneven(), max_steps=1, rl_prompts_per_step=12, batch_size=8, rl_max_new_tokens=30, model_max_length=180
+        Uneven(),
+        max_steps=1,
+        rl_prompts_per_step=12,
+        batch_size=8,
+        rl_max_new_tokens=30,
+        model_max_length=180,
+        rl_top_k=50,
     )
 
     assert max(lengths) <= 180
@@ -519,3 +525,34 @@ def test_too_many_failures_in_three_batches_in_a_row_end_the_run(train: Train) -
     with pytest.raises(EnvironmentFailed, match=r"More than 20% of the episodes failed in 3 batches in a row"):
         train(Often(), rl_prompts_per_step=9, batch_size=4, max_steps=8, rl_max_failed=0.2)
     assert train(Often(), rl_prompts_per_step=9, batch_size=4, max_steps=4).steps == 4
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_calls_of_tools_that_are_only_schemas_are_left_to_score_episode(
+    train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_chat: bool
+) -> None:
+    class ReadsItsCalls(Talk):
+        episode = None  # type: ignore[assignment]
+
+        def get_tools(self) -> list[Any]:
+            return [{"type": "function", "function": {"name": "unlock", "parameters": {"type": "object"}}}]
+
+        def score_episode(self, model: Any, tokenizer: Any, completion: Any, case_idx: int) -> float:
+            said = completion if isinstance(completion, str) else completion[0]["content"]
+            return float(said == call) * 0.5
+
+    call = '<tool_call>{"name": "unlock", "arguments": {}}</tool_call>'
+    asked: list[str] = []
+
+    def answer(given: str) -> str:
+        asked.append(given)
+        return call
+
+    answers_with(monkeypatch, answer)
+
+    result = train(ReadsItsCalls(chat=is_chat), max_steps=1, rl_max_new_tokens=64)
+
+    assert result.history[0]["reward"] == 0.5
+    assert result.history[0].get("tools/calls", 0.0) == 0.0
+    assert ('"unlock"' in asked[0]) == is_chat
+    assert "get_tools" in capsys.readouterr().err

@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.training.generation import served, tied_head
+from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.served import (
     AdapterSync,
     Base,
@@ -250,6 +251,28 @@ def test_what_a_request_says(fake: Fake) -> None:
     }  # fmt: skip
     engine.generate([[1, 2]])
     assert fake.bodies("/v1/completions")[1]["cache_salt"] == salt
+
+
+def test_a_request_says_the_further_sampling_options_and_no_more_tokens_at_least_than_at_most(fake: Fake) -> None:
+    extras = Sampling(presence_penalty=0.5, frequency_penalty=-1.0, min_new_tokens=20, stop=("</a>",)).vllm_extras
+    engine = by(fake, longest=100, max_completion_length=30, generation_kwargs=extras([END], 30))
+    engine.generate([[1] * 60, [1] * 95])
+    bodies = {body["max_tokens"]: body for body in fake.bodies("/v1/completions")}
+    assert {limit: body["min_tokens"] for limit, body in bodies.items()} == {30: 20, 5: 5}
+    wanted = {
+        "presence_penalty": 0.5, "frequency_penalty": -1.0, "stop": ["</a>"], "include_stop_str_in_output": True,
+        "skip_special_tokens": False, "stop_token_ids": [END],
+    }  # fmt: skip
+    assert all(body[name] == value for body in bodies.values() for name, value in wanted.items())
+
+
+def test_a_server_with_a_token_limit_of_its_own_is_refused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The max_new_tokens of its model's generation_config, unless it was started with --generation-config vllm."""
+    cut = {"index": 0, "prompt_token_ids": [1], "token_ids": [5] * 3, "logprobs": {"token_logprobs": [0.0] * 3}}
+    monkeypatch.setattr(Server, "post", lambda *_: {"choices": [{**cut, "finish_reason": "length"}]})
+    assert by(fake, max_completion_length=3).generate([[1]])[1] == [[5, 5, 5]]
+    with pytest.raises(RunFailed, match=r"cuts answers at 3 tokens, and 30 were.*\n.*--generation-config vllm"):
+        by(fake, max_completion_length=30).generate([[1]])
 
 
 def test_an_answer_fits_behind_its_prompt_and_the_others_are_as_long_as_before(fake: Fake) -> None:
@@ -591,7 +614,7 @@ def test_no_server_at_all(fake: Fake) -> None:
 def test_the_command_that_starts_one() -> None:
     assert ADAPTER.command == (
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True vllm serve some/model --max-model-len 100 "
-        "--logprobs-mode processed_logprobs --enable-lora --max-lora-rank 8"
+        "--generation-config vllm --logprobs-mode processed_logprobs --enable-lora --max-lora-rank 8"
     )
     assert ALL.command.startswith("VLLM_SERVER_DEV_MODE=1 vllm serve some/model")
 

@@ -154,7 +154,7 @@ def test_trackio_keeps_a_run_on_this_machine(
     assert sum("train/reward" in line for line in metrics) == 3
     assert sum("eval/score" in line for line in metrics) == 3
     assert sum("rollouts" in line for line in metrics) == 6
-    assert json.loads(knobs)["aitrain"]["rl_env_config"] == {"level": 7, "api_key": "..."}
+    assert json.loads(knobs)["aitrain"]["rl_env_config"] == {"level": 7, "api_key": "***"}
 
 
 # -- the knob

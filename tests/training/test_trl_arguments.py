@@ -13,7 +13,7 @@ from trl import GRPOConfig
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.training.model import Precision, choose_precision
+from aitrain.training.model import Precision, choose_precision, load_model
 from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, grpo_config, refuse_sharded
 
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
@@ -34,7 +34,7 @@ def test_defaults_are_aitrainings(tmp_path: Path) -> None:
     made = grpo_config(arguments(), config, tmp_path)
 
     assert (made.num_generations, made.beta, made.epsilon, made.max_completion_length) == (4, 0.1, 0.2, 128)
-    assert (made.top_k, made.top_p, made.temperature, made.loss_type) == (50, 1.0, 1.0, "grpo")
+    assert (made.top_k, made.top_p, made.temperature, made.loss_type) == (0, 1.0, 1.0, "grpo")
     assert (made.per_device_train_batch_size, made.gradient_accumulation_steps) == (2, 4)
     assert (made.learning_rate, made.report_to, made.ddp_timeout) == (1e-5, [], 7200)
 
@@ -110,3 +110,8 @@ def test_vllm_is_told_of_the_longest_episode_unless_the_user_has(
 
     assert fit_vllm(made, config, Lengths(completion, 500)) == length
     assert (made.vllm_max_model_length, made.vllm_importance_sampling_mode) == (length, mode)
+
+
+def test_model_init_kwargs_reach_the_model(small_model: Path) -> None:
+    config = TrainConfig(model=str(small_model), trl={"model_init_kwargs": {"use_cache": False}})
+    assert load_model(config, torch.float32).config.use_cache is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationMixin
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import utils as trl_utils
 
 from aitrain.launch.trl_fields import trl_fields
 from aitrain.training.trainer import EpisodeTrainer
 
 OVERRIDDEN_OR_CALLED = {
     "_generate_and_score_completions": ["inputs"],
+    "_generate": ["prompts"],
     "_generate_single_turn": ["prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images"],
     "log": ["logs", "start_time"],
     "_save_checkpoint": ["model", "trial"],
@@ -134,8 +138,35 @@ def test_a_loss_can_be_computed_of_a_batch_that_is_made_up() -> None:
 def test_vllm_generation_keeps_its_sampling_in_attributes() -> None:
     source = Path(inspect.getfile(GRPOTrainer)).parents[1] / "generation" / "vllm_generation.py"
     text = source.read_text()
-    for name in ("temperature", "top_k", "top_p", "max_completion_length"):
+    for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_completion_length"):
         assert f"{name} = self.{name}" in text, name
+    assert "generation_kwargs.update(self.generation_kwargs)" in text
+    assert '"generation_kwargs": self.generation_kwargs' in text
+
+
+def test_log_probabilities_are_made_by_one_function_with_nine_arguments_and_five_results() -> None:
+    source = inspect.getsource(trl_utils.add_fused_lm_head)
+    (call,) = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)
+               and ast.unparse(node.func) == "_ChunkedLogProbFunction.apply")  # fmt: skip
+    names = [ast.unparse(argument) for argument in call.args]
+    assert names[1:3] == ["weight", "bias"]
+    assert names[4:] == [
+        "temperature",
+        "_CHUNKED_LOGPROB_CHUNK_SIZE",
+        "final_logit_softcapping",
+        "logit_scale",
+        "outputs",
+    ]
+    assert "log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1 = per_token" in source
+    parameters = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
+    assert parameters[:5] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep"]
+
+
+def test_generate_takes_logits_processors_before_temperature_and_fills_in_the_models_own_settings() -> None:
+    source = inspect.getsource(GenerationMixin._get_logits_processor)
+    assert source.index("_merge_criteria_processor_list(") < source.index("TemperatureLogitsWarper(")
+    filled = inspect.getsource(GenerationMixin._prepare_generation_config)
+    assert "update(**self.generation_config.to_dict(), defaults_only=True" in filled
 
 
 def test_a_batch_that_is_used_for_longer_than_a_step_lies_where_a_checkpoint_takes_it_from() -> None:

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from aitrain.run_folder import read_lines
+from aitrain.training.generation.stopping import StopStrings
+from aitrain.training.model import TINY
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
 SHORT = ["--model=tiny", "--rl-kl-coef=0", "--lr=4e-4", "--rl-num-generations=8", "--save-strategy=no",
-         "--eval-strategy=no", "--rl-loss-type=dapo", "--disable-gradient-checkpointing", "--rl-top-k=0"]  # fmt: skip
-"""All tokens may be drawn: what vLLM says are probabilities after its cut, the trainer's are of all tokens."""
+         "--eval-strategy=no", "--rl-loss-type=dapo", "--disable-gradient-checkpointing"]  # fmt: skip
 ASKS = '''
 class Asks:
     """Plays its second turn itself, as AITraining's environments do."""
@@ -76,6 +78,32 @@ def test_episodes_of_several_turns_are_played_through_it(tmp_path: Path, where: 
     check_agreement(lines)
     assert len(lines) == 21
     assert max(line["turns"] for line in lines) > 1
+
+
+SHAPED = ["--rl-top-k=40", "--rl-top-p=0.9", "--rl-min-p=0.02", "--rl-repetition-penalty=1.1",
+          "--rl-presence-penalty=0.4", "--rl-frequency-penalty=0.2", "--rl-min-new-tokens=6",
+          '--rl-stop=["1", "3", "7", "e"]']  # fmt: skip
+
+
+@pytest.mark.parametrize("where", [[], ["--vllm-mode=server"]], ids=["colocate", "server"])
+def test_every_sampling_option_means_the_same_as_with_transformers(tmp_path: Path, where: list[str]) -> None:
+    """The trainer computes the same log-probabilities; answers end where ours would end; two turns each."""
+    lines = run(tmp_path, "--rl-env=envs.guess_number", "--max-steps=3", "--rl-max-new-tokens=32", "--eval-cases=0",
+                "--rl-prompts-per-step=2", "--batch-size=16", *SHAPED, *where)  # fmt: skip
+
+    check_agreement(lines)
+    assert all(abs(line["sampling/importance_sampling_ratio/mean"] - 1) < 0.02 for line in lines)
+    assert all(line["sampling/logprob_shift/mean"] < -0.01 for line in lines)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    stops = StopStrings(tokenizer, ["1", "3", "7", "e"], min_tokens=6)
+    ends = 0
+    for record in read_lines(tmp_path / "runs" / "run" / "rollouts" / "rank0.jsonl"):
+        for message in record["messages"]:
+            if message["role"] == "assistant":
+                ids = tokenizer(message["content"], add_special_tokens=False)["input_ids"]
+                assert not any(stops.ends(ids[:count]) for count in range(1, len(ids))), message
+                ends += stops.ends(ids)
+    assert ends > 10
 
 
 def test_an_environment_that_asks_the_model_itself_asks_vllm(tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from trl.generation.vllm_client import VLLMClient
 
 from aitrain.run_folder import Result
 from aitrain.training.generation.colocated import set_deadline
+from aitrain.vllm_ranks import RANKS
 from tests.vllm.test_colocated import ASKS, DEMO, check_agreement, run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
@@ -142,3 +143,9 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
     assert processes_of(tmp_path) == []
     assert json.loads((folder / "result.json").read_text())["status"] == "stopped"
     assert (folder / "model" / "config.json").exists()
+
+
+def test_the_ranks_that_a_server_can_be_started_for_are_vllms() -> None:
+    from vllm.config.lora import MaxLoRARanks
+
+    assert get_args(MaxLoRARanks) == RANKS

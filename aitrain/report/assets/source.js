@@ -69,7 +69,7 @@ function takes(query, episode, isRow) {
     (query.step === "" || Number(query.step) === episode.step) &&
     (query.case === "" || query.case === (isRow ? episode.case : episode.case_idx)) &&
     ((query.low === "" && query.high === "") ||
-      (episode.score !== null && episode.score >= Number(query.low === "" ? -Infinity : query.low) && episode.score <= Number(query.high === "" ? Infinity : query.high))) &&
+      (episode.score !== null && (query.low === "" || episode.score >= Number(query.low)) && (query.high === "" || episode.score <= Number(query.high)))) &&
     (query.failure === "" || query.failure === episode.failure || (query.failure === "any" && episode.failure !== "")) &&
     (query.stop === "" || query.stop === episode.stop)
   );

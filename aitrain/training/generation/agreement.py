@@ -17,7 +17,9 @@ TOKENS = 16
 BOUND = 0.2
 """Most that the log-probabilities of the answers may differ on average. Rounding to bfloat16 makes up to about 0.05,
 float32 less than 0.001; another model's differ by more than this, which no training makes up for."""
-NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+NEUTRAL = {
+    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "generation_kwargs": {},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

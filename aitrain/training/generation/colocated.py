@@ -61,7 +61,11 @@ class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
             if self.mode == "server" and self.accelerator.is_main_process:
                 set_deadline(self.vllm_client.session)
             return
-        options = {"dtype": self._dtype, **({"enforce_eager": True} if self._is_on_cpu else {})}
+        options: dict[str, Any] = {
+            "dtype": self._dtype,
+            "generation_config": "vllm",
+        }  # not the model's own sampling defaults
+        options |= {"enforce_eager": True} if self._is_on_cpu else {}
         before = vllm_generation.LLM
         vllm_generation.LLM = partial(before, **options)
         try:

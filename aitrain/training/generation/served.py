@@ -43,6 +43,7 @@ from aitrain import activity
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.training.generation import tied_head
 from aitrain.training.generation.weights import merged_weights
+from aitrain.vllm_ranks import RANKS, served_rank
 
 T = TypeVar("T")
 
@@ -216,6 +217,8 @@ class Served:
     min_p: float | None = 0.0
     repetition_penalty: float = 1.0
     max_completion_length: int = 16
+    generation_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further fields of each request, as in TRL's VLLMGeneration."""
 
     pushes: int = field(default=0, init=False)
     restarts: int = field(default=0, init=False)
@@ -374,7 +377,17 @@ class Served:
         choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
         if [choice["prompt_token_ids"] for choice in choices] != prompts:
             raise RunFailed(f"The vLLM server at {self.server.url} answers other prompts than it was given.")
+        self._refuse_other_limit(choices, limit)
         return [_answer(choice) for choice in choices]
+
+    def _refuse_other_limit(self, choices: list[dict[str, Any]], limit: int) -> None:
+        """A server that takes its model's generation_config cuts all answers at that file's max_new_tokens."""
+        cut = [len(choice["token_ids"]) for choice in choices if choice.get("finish_reason") == "length"]
+        if cut and max(cut) < limit:
+            raise RunFailed(
+                f"The vLLM server at {self.server.url} cuts answers at {max(cut)} tokens, and {limit} were asked for.\n"
+                "Start it with --generation-config vllm: its model's own settings limit them otherwise."
+            )
 
     def _body(self, prompts: list[list[int]], limit: int) -> dict[str, Any]:
         """All that the model's generation_config.json would set otherwise; no seed."""
@@ -389,10 +402,16 @@ class Served:
             "repetition_penalty": self.repetition_penalty,
             "stop_token_ids": self.stop_token_ids,
             "logprobs": 0,
+            **self._extras(limit),
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,  # or it would decode each of them
             "cache_salt": f"{SALT}-{self.pushes}",  # what was computed with other weights is not used
         }
+
+    def _extras(self, limit: int) -> dict[str, Any]:
+        """vLLM refuses more tokens at least than at most."""
+        fewest = self.generation_kwargs.get("min_tokens")
+        return self.generation_kwargs | ({} if fewest is None else {"min_tokens": min(fewest, limit)})
 
 
 Answer = tuple[list[int], list[float]]
@@ -725,11 +744,11 @@ class Wanted:
     @property
     def command(self) -> str:
         """What starts such a server."""
-        adapter = f" --enable-lora --max-lora-rank {_served_rank(self.rank)}" if self.rank else ""
+        adapter = f" --enable-lora --max-lora-rank {served_rank(self.rank) or RANKS[-1]}" if self.rank else ""
         mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if self.rank else "VLLM_SERVER_DEV_MODE=1"
         extension = f" --worker-extension-cls {tied_head.__name__}.WorkerExtension"
         adapter = adapter or (extension if self.is_on_cpu else "")
-        options = f"--max-model-len {self.longest} --logprobs-mode processed_logprobs{adapter}"
+        options = f"--max-model-len {self.longest} --generation-config vllm --logprobs-mode processed_logprobs{adapter}"
         return f"{mode} vllm serve {self.model} {options}"
 
 
@@ -861,8 +880,3 @@ def _has_raw_logprobs(server: Server, base: Base) -> bool:
     body = {"model": base.name, "prompt": [[n] for n in range(1, 9)], "max_tokens": 1, "logprobs": 0}
     choices = server.post("/v1/completions", body | {"temperature": 1.0, "top_k": 1})["choices"]
     return any(choice["logprobs"]["token_logprobs"][0] < -1e-3 for choice in choices)
-
-
-def _served_rank(rank: int | None) -> int:
-    """The smallest that vLLM knows and that is enough."""
-    return next((known for known in (8, 16, 32, 64, 128, 256, 320, 512) if known >= (rank or 0)), 512)

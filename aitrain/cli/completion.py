@@ -1,0 +1,98 @@
+"""Shell completion with Typer's scripts, without what makes Typer's own slow: Rich for every description."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import typer
+from typer._click.shell_completion import CompletionItem, add_completion_class
+from typer._completion_classes import BashComplete, FishComplete, ZshComplete
+from typer._completion_shared import _get_shell_name, get_completion_script
+from typer._completion_shared import install as write_script
+
+from aitrain.errors import ConfigError
+
+PROGRAM = "aitrain"
+VARIABLE = "_AITRAIN_COMPLETE"
+"""Environment variable in which a shell's script says what it asks for."""
+SHELLS = ("bash", "zsh", "fish")
+
+
+class Bash(BashComplete):
+    """Bash splits `--option=value` into three words."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the cursor, without those `=`, and the word at it."""
+        words, incomplete = super().get_completion_args()
+        is_value = words[-1:] == ["="] and words[-2:-1] != [] and words[-2].startswith("--")
+        return (words[:-1] if is_value else words), incomplete
+
+
+class Zsh(ZshComplete):
+    """Descriptions as they are: in square brackets Typer would look for markup."""
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """`"--lr":"Learning rate"`."""
+        value = super().format_completion(CompletionItem(item.value))
+        return f"{value}:{super().format_completion(CompletionItem(item.help))}" if item.help else value
+
+
+class Fish(FishComplete):
+    """Descriptions as they are, likewise."""
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """The word and its description, with a tab between."""
+        return f"{item.value}\t{' '.join(item.help.split())}" if item.help else str(item.value)
+
+
+def register() -> None:
+    """Make the shells known to Typer: it answers when VARIABLE is set, before it parses the command line."""
+    for kind in (Bash, Zsh, Fish):
+        add_completion_class(kind, kind.name)
+
+
+def show(ctx: typer.Context, wanted: bool) -> None:
+    """Print the script that asks for completions, for the shell that runs this.
+
+    Raises:
+        ConfigError: it is none of SHELLS.
+    """
+    if wanted and not ctx.resilient_parsing:
+        typer.echo(script(_shell()))
+        raise typer.Exit()
+
+
+def script(shell: str) -> str:
+    """What a shell has to read at its start so that it asks aitrain for completions."""
+    return get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell)
+
+
+def install(ctx: typer.Context, wanted: bool) -> None:
+    """Write that script to where the shell that runs this looks for it.
+
+    Raises:
+        ConfigError: it is none of SHELLS, or its files cannot be written.
+    """
+    if wanted and not ctx.resilient_parsing:
+        try:
+            shell, path = write_script(_shell(), PROGRAM, VARIABLE)
+        except OSError as error:
+            raise ConfigError(f"--install-completion: cannot write {error.filename}: {error.strerror}") from None
+        typer.echo(f"Completion for {shell} is in {path}. It works in a new terminal.")
+        raise typer.Exit()
+
+
+def _shell() -> str:
+    """The shell that runs this; where that cannot be told, as in a container, the user's login shell."""
+    shell = _get_shell_name() or Path(os.environ.get("SHELL", "")).name
+    if shell not in SHELLS:
+        raise ConfigError(f"completion: there is none for {shell or 'this shell'}\nRun it from {', '.join(SHELLS)}.")
+    return shell
+
+
+def run_names() -> list[str]:
+    """The runs of the folder in which they are made by default."""
+    from aitrain.run_folder import RUNS
+
+    return sorted(status.parent.name for status in Path(RUNS).glob("*/status.json"))

@@ -1,0 +1,20 @@
+"""How much of a run its command shows: `--quiet`, `--verbose`, `--debug`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aitrain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How much of a run its command shows. Quiet and verbose at the same time raise ConfigError."""
+
+    quiet: bool = False
+    verbose: bool = False
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        if self.quiet and self.verbose:
+            raise ConfigError("--quiet and --verbose: give one of them")

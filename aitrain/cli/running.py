@@ -1,0 +1,99 @@
+"""A run in the terminal: started, shown while it lasts, and what is said at its end."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import suppress
+
+from rich.console import Console
+
+from aitrain.checkpoint import checkpoints_of, step_of
+from aitrain.cli.loudness import Wanted
+from aitrain.errors import AitrainError, Interrupted, RunFailed
+from aitrain.events import Announce, Ended, Failed, Note
+from aitrain.launch.preflight import Plan
+from aitrain.launch.processes import Processes
+from aitrain.report.log_tail import LogTail
+from aitrain.report.summary import scores
+from aitrain.report.terminal import Screen, last_line, show_result
+from aitrain.report.visible import visible
+from aitrain.report.writing import Reporting
+from aitrain.run_folder import Result, RunFolder, read_lines
+
+
+def start(plan: Plan, wanted: Wanted) -> int:
+    """Run the plan and show what came of it; returns the exit code.
+
+    Raises:
+        AitrainError: the run failed; what it left behind is said, and nothing is left of a run that never began.
+    """
+    folder = plan.open_folder()
+    report = Reporting(folder)
+    with _screen(folder, wanted) as screen:
+        announce = report.during(screen.start())
+        for note in plan.notes:
+            announce(Note(note))
+        end = _run(plan, folder, announce)
+        began = _began(end, folder, is_resumed=plan.folder is not None)
+        if began:
+            report.finish(screen)
+    if wanted.debug and folder.log.exists():
+        print(visible(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
+    if isinstance(end, Failed):
+        raise _failure(end, folder, began)
+    if wanted.quiet:
+        print(last_line(Result.read(folder.path)))
+    else:
+        show_result(Result.read(folder.path), scores(folder, report.rollouts), Console(highlight=False))
+    return _say_how_to_resume(end, folder)
+
+
+def _run(plan: Plan, folder: RunFolder, announce: Announce) -> Failed | Ended:
+    try:
+        end = Processes(plan, folder, announce).run()
+    except BaseException as error:
+        _note_end(folder, "stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
+    if isinstance(end, Failed):
+        _note_end(folder, "stopped" if end.exit_code == Interrupted.exit_code else end.status)
+    return end
+
+
+def _note_end(folder: RunFolder, status: str) -> None:
+    with suppress(OSError):  # which is perhaps what the run has failed of
+        folder.write_status(status)
+
+
+def _screen(folder: RunFolder, wanted: Wanted) -> Screen:
+    if wanted.quiet:
+        return Screen(Console(quiet=True))
+    return Screen(said=LogTail(folder.log)) if wanted.verbose else Screen()
+
+
+def _began(end: Failed | Ended, folder: RunFolder, is_resumed: bool) -> bool:
+    """Whether there is something to look at: not where a run was refused before its first step."""
+    was_refused = isinstance(end, Failed) and end.exit_code != RunFailed.exit_code
+    return not was_refused or is_resumed or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
+
+
+def _failure(end: Failed, folder: RunFolder, began: bool) -> AitrainError:
+    """The error to show; a run that never began leaves no folder."""
+    error = AitrainError(end.message)
+    error.exit_code = end.exit_code
+    if not began:
+        folder.discard()
+    elif str(folder.log) not in end.message:
+        saved = checkpoints_of(folder)
+        resume = f"; --resume goes on from step {step_of(saved[0])}" if saved else ""
+        error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details{resume})",)
+    return error
+
+
+def _say_how_to_resume(end: Ended, folder: RunFolder) -> int:
+    if end.status != "stopped":
+        return 0
+    command = f"aitrain grpo --config {shlex.quote(str(folder.config))} --resume"
+    why = f": {end.because}" if end.because else ""
+    print(f"stopped after step {end.step} and saved{why}; go on with:\n  {command}", file=sys.stderr)
+    return 0 if end.because else 130

@@ -1,0 +1,76 @@
+"""Copies of dataset rows for the environment's calls: what a call changes in place stays with that call."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+_IMMUTABLE = frozenset({str, int, float, bool, complex, bytes, type(None), type(Ellipsis), range, slice})
+
+Memo = dict[int, Any]
+"""By the id of an original, its copy: values that contain one another still do in the copy."""
+
+
+def copied_words(words: Mapping[str, Any], shared: Collection[str] = ()) -> dict[str, Any]:
+    """Deep copies of the values, except of those named in `shared`.
+
+    Callables (functions, bound methods, models) and objects that refuse to be copied (locks, clients, open files) are
+    shared. Lists, dicts and sets of immutable values are copied in one step, so that long ones cost little.
+    """
+    memo: Memo = {}
+    return {name: value if name in shared else _deep_copy(value, memo, _object_copy) for name, value in words.items()}
+
+
+def copied_rows(rows: list[Any]) -> list[Any]:
+    """The rows with lists, dicts and sets of their own; other objects in them are shared, as they may be large."""
+    memo: Memo = {}
+    return [_deep_copy(row, memo, _shared) for row in rows]
+
+
+def _deep_copy(value: Any, memo: Memo, copy_object: Callable[[Any, Memo], Any]) -> Any:
+    try:
+        return _copied(value, memo, copy_object)
+    except RecursionError:  # nested deeper than Python recurses
+        return value
+
+
+def _copied(value: Any, memo: Memo, copy_object: Callable[[Any, Memo], Any]) -> Any:
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    if kind is list:
+        items = memo[id(value)] = value.copy()
+        if not _are_immutable(value):
+            items[:] = [_copied(item, memo, copy_object) for item in value]
+        return items
+    if kind is dict:
+        fields = memo[id(value)] = value.copy()
+        if not _are_immutable(value.values()):
+            fields.update((key, _copied(item, memo, copy_object)) for key, item in value.items())
+        return fields
+    if kind is tuple:
+        return value if _are_immutable(value) else tuple(_copied(item, memo, copy_object) for item in value)
+    if kind in (set, frozenset):
+        return memo.setdefault(id(value), value.copy())  # its members are hashable, so not changed in place
+    return value if callable(value) else copy_object(value, memo)
+
+
+def _are_immutable(values: Collection[Any]) -> bool:
+    return set(map(type, values)) <= _IMMUTABLE
+
+
+def _object_copy(value: Any, memo: Memo) -> Any:
+    attempt = dict(memo)  # a copy that fails half-way leaves nothing behind
+    try:
+        copied = copy.deepcopy(value, attempt)
+    except Exception:
+        copied = value
+    memo[id(value)] = copied
+    return copied
+
+
+def _shared(value: Any, _: Memo) -> Any:
+    return value

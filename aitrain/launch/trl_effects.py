@@ -1,0 +1,120 @@
+"""Fields of TRL's GRPOConfig that `--trl` accepts by name and that would change nothing in this run: refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aitrain.config import TrainConfig
+from aitrain.errors import ConfigError
+
+_EVALUATION = "held-out cases are scored by aitrain: use --eval-cases, --eval-strategy and --eval-steps"
+_UPLOAD = "model/ is uploaded by aitrain, at the end: use --push-to-hub, --repo-id and --hub-private"
+_BEST = "use --save-best"
+_UNUSED = "GRPO does not use it: leave it out"
+
+WITHOUT_EFFECT = {
+    "generation_kwargs": (
+        "use --rl-min-p, --rl-stop, --rl-min-new-tokens, --rl-repetition-penalty,\n"
+        "--rl-presence-penalty and --rl-frequency-penalty, which mean the same on every engine"
+    ),
+    "vllm_structured_outputs_regex": (
+        "log-probabilities of restricted answers cannot be compared with the trainer's:\nlet the environment score the"
+        " format"
+    ),
+    "max_tool_calling_iterations": "use --rl-max-turns",
+    "resume_from_checkpoint": "use --resume or --resume-from-checkpoint",
+    "load_best_model_at_end": _BEST,
+    "metric_for_best_model": _BEST,
+    "greater_is_better": _BEST,
+    "push_to_hub": _UPLOAD,
+    "hub_model_id": _UPLOAD,
+    "hub_private_repo": _UPLOAD,
+    "hub_strategy": _UPLOAD,
+    "hub_always_push": _UPLOAD,
+    "hub_revision": _UPLOAD,
+    "hub_token": "tokens are taken from HF_TOKEN or the hub login only",
+    "do_eval": _EVALUATION,
+    "eval_steps": _EVALUATION,
+    "eval_delay": _EVALUATION,
+    "eval_on_start": _EVALUATION,
+    "eval_accumulation_steps": _EVALUATION,
+    "eval_do_concat_batches": _EVALUATION,
+    "eval_use_gather_object": _EVALUATION,
+    "batch_eval_metrics": _EVALUATION,
+    "include_for_metrics": _EVALUATION,
+    "num_generations_eval": _EVALUATION,
+    "per_device_eval_batch_size": _EVALUATION,
+    "prediction_loss_only": _EVALUATION,
+    "do_train": _UNUSED,
+    "do_predict": _UNUSED,
+    "label_names": _UNUSED,
+    "label_smoothing_factor": _UNUSED,
+    "length_column_name": _UNUSED,
+    "train_sampling_strategy": _UNUSED,
+}
+"""What to use in their place."""
+
+OF_GENERATE = (
+    "cache_implementation",
+    "use_transformers_continuous_batching",
+    "use_transformers_paged",
+    "transformers_continuous_batching_config",
+)
+"""How transformers generates."""
+
+OF_NCCL = ("vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port")
+"""TRL's own client of a vLLM server."""
+
+OPTION_FOR_LOADING = {
+    "dtype": "--dtype",
+    "torch_dtype": "--dtype",
+    "attn_implementation": "--attn-implementation",
+    "trust_remote_code": "--trust-remote-code",
+    "quantization_config": "--quantization",
+}
+"""What `model_init_kwargs` may not hold."""
+
+
+def check_trl_effects(config: TrainConfig) -> None:
+    """Refuse fields that this run would not use.
+
+    Raises:
+        ConfigError: for the first of them, with what to use in its place.
+    """
+    for name, what_to_do in _without_effect(config):
+        raise ConfigError(f"--trl {name}: has no effect here\n{what_to_do[0].upper()}{what_to_do[1:]}.")
+
+
+def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    given = [name for name, value in config.trl.items() if value is not None and value is not False]
+    yield from ((name, WITHOUT_EFFECT[name]) for name in config.trl if name in WITHOUT_EFFECT)
+    for name in given:
+        if name.startswith("vllm_") and not config.use_vllm:
+            yield name, "add --use-vllm, or leave it out"
+        if name in OF_GENERATE and config.use_vllm:
+            yield name, "it is for transformers, and here vLLM generates: leave it out"
+        if name in OF_NCCL and config.weight_sync != "nccl":
+            yield name, "it is for --vllm-sync nccl: use --vllm-server-url, or leave it out"
+        if name == "vllm_model_impl" and config.vllm_mode == "server":
+            yield name, "it is for --vllm-mode colocate; a server of yours takes --model-impl"
+    yield from _of_loading(config)
+    yield from _of_continuous_batching(config)
+
+
+def _of_loading(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    given = config.trl.get("model_init_kwargs") or {}
+    if given and config.use_vllm:
+        yield (
+            "model_init_kwargs",
+            "it would not reach vLLM: give a folder with the model as it should be",
+        )
+    for key in given:
+        if key in OPTION_FOR_LOADING:
+            yield f"model_init_kwargs: {key}", f"use {OPTION_FOR_LOADING[key]}"
+
+
+def _of_continuous_batching(config: TrainConfig) -> Iterator[tuple[str, str]]:
+    name = "use_transformers_continuous_batching"
+    flags = [*config.answer_sampling, *(["--rl-min-p"] if config.rl_min_p else [])]
+    if config.trl.get(name) and flags:
+        yield name, f"continuous batching cannot do {', '.join(flags)}: leave one of them out"

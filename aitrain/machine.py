@@ -1,0 +1,95 @@
+"""CPU cores and memory that this process may use: the machine's, less what affinity and containers leave out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+PARTS = ("quota", "period")
+"""Of a limit on CPU time."""
+
+# -- cores
+
+
+def usable_cores() -> int:
+    """Cores for the threads and processes of this run: at least 1, a quota of 2.5 cores counts as 2."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min([cores, *_quotas()])))
+
+
+def _quotas() -> Iterator[float]:
+    """CPU time per time, of each control group that this process is in and that has a limit."""
+    for folder in _groups("cpu"):
+        parts = _read(folder / "cpu.max").split() or [_read(folder / f"cpu.cfs_{part}_us") for part in PARTS]
+        try:
+            quota, period = map(int, parts)
+        except ValueError:  # `max 100000`: no limit
+            continue
+        if quota > 0 and period > 0:  # version 1 has -1 for no limit
+            yield quota / period
+
+
+# -- memory, in bytes
+
+
+def total_memory() -> int | None:
+    """Memory that this process may use at most; None where the system does not tell."""
+    total = _meminfo("MemTotal")
+    return None if total is None else min([total, *(limit for limit, _ in _memory_groups())])
+
+
+def free_memory() -> int | None:
+    """Memory that programs may still take: what the system can spare, within this container's limit."""
+    available = _meminfo("MemAvailable")
+    return None if available is None else min([available, *(max(0, limit - used) for limit, used in _memory_groups())])
+
+
+def _meminfo(name: str) -> int | None:
+    """One of the figures of /proc/meminfo, None where there is none."""
+    for line in _read(PROC / "meminfo").splitlines():
+        key, _, value = line.partition(":")
+        if key == name and value.split()[:1] and value.split()[0].isdecimal():
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _memory_groups() -> Iterator[tuple[int, int]]:
+    """Limit and use of each control group that has a limit; what its files merely cache is given up when needed."""
+    for folder in _groups("memory"):
+        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
+        stat = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
+        cached = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
+        if limit.isdecimal() and used.isdecimal():
+            yield int(limit), max(0, int(used) - int(cached))
+
+
+# -- control groups
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Folders of the groups that this process is in, the innermost first, in both versions of the kernel's interface.
+
+    A group's limit holds for the groups inside it. Where a container shows only its own group, that is the root.
+    """
+    for line in _read(PROC / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root = CGROUPS
+        elif controller in controllers.split(","):
+            root = next((one for one in (CGROUPS / controllers, CGROUPS / controller) if one.is_dir()), CGROUPS)
+        else:
+            continue
+        inner = PurePosixPath(os.path.relpath(path, "/"))
+        yield from dict.fromkeys(root / part for part in (inner, *inner.parents))
+
+
+def _read(file: Path) -> str:
+    """Empty where it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

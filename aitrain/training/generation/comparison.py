@@ -1,0 +1,124 @@
+"""Log-probabilities of an engine that samples from a part of the tokens, made comparable with the trainer's.
+
+vLLM's log-probabilities are those of the distribution that it samples from: after penalties, temperature and
+truncation, normalized over the tokens that are left. The trainer's are log_softmax(logits / temperature) over all
+tokens. Their difference is the log of the probability of the tokens that are left, not a difference of weights, and the
+product over an answer's tokens would scale its gradient. So the trainer computes that term with its own logits and adds
+it to the engine's log-probabilities: with equal weights the importance ratio is 1.
+
+Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
+
+    trl.trainer.utils._ChunkedLogProbFunction    replaced for one forward pass: the last function that sees hidden
+                                                 states and head, here with its nine arguments, five results
+    GRPOTrainer._get_per_token_logps_and_entropies(model, ids, mask, keep)    called: runs that forward pass
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from aitrain.training.generation.local import token_counts
+from aitrain.training.generation.sampling import Sampling
+
+POSITIONS = 64
+"""Tokens whose logits exist at a time: 64 of a vocabulary of 150,000 are 38 MB."""
+
+
+@dataclass(frozen=True)
+class SampledRow:
+    """A prompt, what follows it, and which of these tokens were sampled, in answers that begin at `answers`."""
+
+    prompt: list[int]
+    ids: list[int]
+    mask: list[int]
+    answers: list[int]
+
+    def sampled(self) -> list[int]:
+        """Places of the sampled tokens."""
+        return [place for place, is_sampled in enumerate(self.mask) if is_sampled]
+
+    def context(self, place: int) -> tuple[list[int], list[int]]:
+        """What came before a sampled token: everything, and of its own answer."""
+        begin = max(start for start in self.answers if start <= place)
+        return self.prompt + self.ids[:place], self.ids[begin:place]
+
+
+@dataclass
+class LogprobShift:
+    """Computes, for rows of one micro-batch, log p - log q of each sampled token: p over all tokens, q as sampled.
+
+    It stands in for TRL's function of hidden states and head, so that sharded weights are gathered as TRL does it.
+    """
+
+    sampling: Sampling
+    eos_ids: Sequence[int]
+    rows: Sequence[SampledRow]
+    shifts: list[list[float]] = field(default_factory=list)
+    """One value a token of each row, 0 where it was not sampled."""
+
+    def apply(
+        self,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        labels: torch.Tensor,
+        *settings: Any,
+    ) -> tuple[torch.Tensor, None, None, None, None]:
+        """`hidden`: (positions, width), see `_first_positions`; the results are not used."""
+        _temperature, _chunk_size, softcap, scale, _outputs = settings
+
+        weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+
+        def logits(positions: torch.Tensor) -> torch.Tensor:
+            values = linear(hidden[positions], weight, bias).float() * float(scale)
+            return float(softcap) * torch.tanh(values / softcap) if softcap else values
+
+        firsts = self._first_positions(len(hidden))
+        self.shifts = [self._of(row, first, logits) for row, first in zip(self.rows, firsts, strict=True)]
+        return torch.zeros(len(hidden), device=hidden.device), None, None, None, None
+
+    def _first_positions(self, count: int) -> list[int]:
+        """Where the first token after each prompt is predicted, in rows as `padded` makes them: TRL hands over the
+        positions of all tokens but each row's first one, on a GPU without the padding."""
+        lengths = [len(row.prompt) + len(row.ids) - 1 for row in self.rows]
+        rooms = lengths if count == sum(lengths) else [max(lengths)] * len(lengths)
+        return [sum(rooms[:number]) + len(row.prompt) - 1 for number, row in enumerate(self.rows)]
+
+    def _of(self, row: SampledRow, first: int, logits: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
+        shifts, places = [0.0] * len(row.ids), row.sampled()
+        for start in range(0, len(places), POSITIONS):
+            part = places[start : start + POSITIONS]
+            values = logits(torch.tensor(part) + first)
+            for place, shift in zip(part, self._shift(row, part, values).tolist(), strict=True):
+                shifts[place] = shift
+        return shifts
+
+    def _shift(self, row: SampledRow, places: list[int], logits: torch.Tensor) -> torch.Tensor:
+        sampling, tokens = self.sampling, torch.tensor([row.ids[place] for place in places], device=logits.device)
+        over_all = (logits / sampling.temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+        if sampling.counts_tokens or sampling.min_new_tokens:
+            contexts = [row.context(place) for place in places]
+            if sampling.min_new_tokens:
+                lengths = torch.tensor([len(answer) for _, answer in contexts], device=logits.device)
+                logits = sampling.without_ends(logits, lengths, self.eos_ids)
+            if sampling.counts_tokens:
+                logits = sampling.penalized(logits, *token_counts(contexts, logits))
+        shift: torch.Tensor = over_all - sampling.logprobs(logits, tokens)
+        return shift
+
+
+def padded(rows: Sequence[SampledRow], pad: int, device: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Token ids and attention mask of rows, and how many tokens are scored: all but the first. They are padded on
+    the right, so that each token has the position that it has without padding."""
+    width = max(len(row.prompt) + len(row.ids) for row in rows)
+    ids, mask = [], []
+    for row in rows:
+        tokens = row.prompt + row.ids
+        ids.append(tokens + [pad] * (width - len(tokens)))
+        mask.append([1] * len(tokens) + [0] * (width - len(tokens)))
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device), width - 1

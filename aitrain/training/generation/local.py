@@ -1,0 +1,152 @@
+"""Generation by transformers with the run's options only, whatever the model's generation_config says.
+
+Where we lean on the inside of transformers 5.17 (tests/training/test_upstream.py):
+
+    GenerationMixin.generate(logits_processor=, stopping_criteria=)    the first come before temperature, top_k, top_p
+    model.generation_config                    fills in what the given configuration leaves unset; the innermost
+                                               model's, where peft wraps it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
+
+from aitrain.training.generation.sampling import Sampling
+from aitrain.training.generation.stopping import StopStrings
+
+TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
+"""What stays of a model's own generation_config."""
+
+
+@contextmanager
+def own_defaults_only(model: Any) -> Iterator[None]:
+    """While this lasts, the model's generation_config names its special tokens and nothing else."""
+    innermost = model.get_base_model() if hasattr(model, "get_base_model") else model
+    before = innermost.generation_config
+    innermost.generation_config = GenerationConfig(**{name: getattr(before, name) for name in TOKENS})
+    try:
+        yield
+    finally:
+        innermost.generation_config = before
+
+
+@dataclass
+class LocalSampling:
+    """What transformers' `generate` is given for one batch of prompts beside its generation configuration."""
+
+    sampling: Sampling
+    eos_ids: Sequence[int]
+    stops: StopStrings | None
+    prompts: list[list[int]]
+    begun: Sequence[int]
+    """How many tokens at the end of each prompt belong to the answer."""
+    lengths: dict[int, int] = field(default_factory=dict)
+    """New tokens of the rows that a stop string has ended."""
+
+    @contextmanager
+    def applied(self, model: Any) -> Iterator[None]:
+        """While this lasts, `model.generate` samples this way."""
+        words: dict[str, Any] = {}
+        if self.sampling.needs_processor:
+            words["logits_processor"] = [_Processor(self)]
+        if self.stops is not None:
+            words["stopping_criteria"] = [_Criterion(self)]
+        with own_defaults_only(model):
+            if words:
+                model.generate = partial(model.generate, **words)
+            try:
+                yield
+            finally:
+                if words:
+                    del model.generate  # the class's own again
+
+    def cut(self, answers: list[list[int]]) -> list[list[int]]:
+        """The answers, less the padding behind a stop string."""
+        return [ids[: self.lengths.get(row, len(ids))] for row, ids in enumerate(answers)]
+
+    def answer(self, row: int, generated: list[int]) -> list[int]:
+        """All of a row's answer, with what earlier calls have generated of it."""
+        prompt = self.prompts[row]
+        return prompt[len(prompt) - self.begun[row] :] + generated
+
+
+class _Processor(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
+    """Logits as `Sampling` wants them before the temperature.
+
+    transformers' own repetition penalty also counts padding, its own min_p comes after top_p, and it has no presence
+    and frequency penalties.
+    """
+
+    def __init__(self, batch: LocalSampling) -> None:
+        self._batch = batch
+        self._width = 0
+        """Tokens of the padded prompts."""
+        self._counted = 0
+        self._seen = self._counts = torch.empty(0)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """`input_ids`: (rows, tokens so far), padded on the left; `scores`: (rows, vocabulary), float32."""
+        sampling, batch = self._batch.sampling, self._batch
+        if not self._width:
+            self._begin(input_ids, scores)
+        generated = input_ids[:, self._width :]
+        if sampling.min_new_tokens:
+            lengths = torch.tensor(batch.begun, device=scores.device) + generated.shape[1]
+            scores = sampling.without_ends(scores, lengths, batch.eos_ids)
+        if sampling.counts_tokens:
+            self._count(generated[:, self._counted :])
+            scores = sampling.penalized(scores, self._seen, self._counts)
+        return sampling.cut_by_min_p(scores)
+
+    def _begin(self, input_ids: torch.Tensor, scores: torch.Tensor) -> None:
+        self._width = input_ids.shape[1]
+        if self._batch.sampling.counts_tokens:
+            pairs = [(prompt, self._batch.answer(row, [])) for row, prompt in enumerate(self._batch.prompts)]
+            self._seen, self._counts = token_counts(pairs, scores)
+
+    def _count(self, new: torch.Tensor) -> None:
+        """Take the newest tokens into account; behind the end of a row it does not matter."""
+        self._counted += new.shape[1]
+        self._seen.scatter_(-1, new, True)
+        self._counts.scatter_add_(-1, new, torch.ones_like(new, dtype=self._counts.dtype))
+
+
+def token_counts(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], like: torch.Tensor) -> tuple[Any, Any]:
+    """For each pair of context and answer so far: which tokens the context has (the answer included), and how often
+    the answer has each; as large as `like`, shape (pairs, vocabulary)."""
+    seen = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
+    counts = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    for row, (context, answer) in enumerate(pairs):
+        seen[row, torch.tensor(context, dtype=torch.long, device=like.device)] = True
+        said = torch.tensor(answer, dtype=torch.long, device=like.device)
+        counts[row].scatter_add_(0, said, torch.ones_like(said, dtype=torch.float32))
+    return seen, counts
+
+
+class _Criterion(StoppingCriteria):  # type: ignore[misc]
+    """Ends the rows whose newest token completes a stop string."""
+
+    def __init__(self, batch: LocalSampling) -> None:
+        self._batch = batch
+        self._width = 0
+        self._live = set(range(len(batch.prompts)))
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        """Called after each token; True for each row that a stop string has ended."""
+        self._width = self._width or input_ids.shape[1] - 1
+        batch, generated = self._batch, input_ids[:, self._width :].tolist()
+        assert batch.stops is not None
+        for row in sorted(self._live):
+            if generated[row][-1] in batch.eos_ids:
+                self._live.discard(row)
+            elif batch.stops.ends(batch.answer(row, generated[row])):
+                self._live.discard(row)
+                batch.lengths[row] = len(generated[row])
+        return torch.tensor([row in batch.lengths for row in range(len(input_ids))], device=input_ids.device)

@@ -1,0 +1,156 @@
+"""How answers are sampled: the options once, in the words of each engine, and the distribution that they make.
+
+From a token's logits to its probability, in vLLM's order, on every engine:
+
+    1. below `min_new_tokens` the tokens that end an answer get -inf
+    2. repetition penalty: over the tokens of the whole context; frequency and presence penalty: over the answer's own
+    3. division by the temperature
+    4. min_p: tokens below that share of the most likely one's probability are cut off
+    5. top_k, then top_p over what top_k leaves; softmax over the tokens that are left
+
+A stop string ends an answer with the token that completes it, once there are more than `min_new_tokens` tokens. All
+tokens of it stay in the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aitrain.config import TrainConfig
+from aitrain.training.generation.stopping import StopStrings
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The options of one run that decide how a token is sampled."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Sampling:
+        """As the configuration has them."""
+        return cls(
+            config.rl_temperature,
+            config.rl_top_k,
+            config.rl_top_p,
+            config.rl_min_p,
+            config.rl_repetition_penalty,
+            config.rl_presence_penalty,
+            config.rl_frequency_penalty,
+            config.rl_min_new_tokens,
+            tuple(config.rl_stop or ()),
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a token's probability is softmax(logits / temperature)."""
+        cuts = self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+        return not (cuts or self.counts_tokens or self.min_new_tokens > 0)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a probability depends on which tokens came before, beside what the model makes of them."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def needs_processor(self) -> bool:
+        """Whether transformers' own top_k and top_p do not make the distribution."""
+        return self.min_p > 0.0 or self.counts_tokens or self.min_new_tokens > 0
+
+    def stop_strings(self, tokenizer: Any) -> StopStrings | None:
+        """What ends an answer beside tokens; None: nothing does."""
+        return StopStrings(tokenizer, self.stop, self.min_new_tokens) if self.stop else None
+
+    def vllm_extras(self, eos_ids: Sequence[int], limit: int) -> dict[str, Any]:
+        """The fields of vLLM's SamplingParams, and of its HTTP requests, beside temperature, top_k, top_p, min_p and
+        repetition_penalty, for answers of at most `limit` tokens."""
+        extras: dict[str, Any] = {"stop_token_ids": list(eos_ids)}
+        if self.presence_penalty:
+            extras["presence_penalty"] = self.presence_penalty
+        if self.frequency_penalty:
+            extras["frequency_penalty"] = self.frequency_penalty
+        if self.min_new_tokens:
+            extras["min_tokens"] = min(self.min_new_tokens, limit)  # vLLM refuses more than the limit
+        if self.stop:
+            # special tokens count as their text, as in StopStrings
+            extras |= {"stop": list(self.stop), "include_stop_str_in_output": True, "skip_special_tokens": False}
+            extras["spaces_between_special_tokens"] = False
+        return extras
+
+    # -- the distribution. Logits are float32, shape (rows, vocabulary), and not changed in place.
+
+    def penalized(self, logits: Tensor, seen: Tensor, counts: Tensor) -> Tensor:
+        """Logits less the penalties: `seen` (bool) are the tokens of the context, `counts` how often the answer has
+        each token; both as large as the logits."""
+        if self.repetition_penalty != 1.0:
+            penalty = torch.where(logits > 0, 1 / self.repetition_penalty, self.repetition_penalty)
+            logits = torch.where(seen, logits * penalty, logits)
+        return logits - self.frequency_penalty * counts - self.presence_penalty * (counts > 0)
+
+    def without_ends(self, logits: Tensor, lengths: Tensor, eos_ids: Sequence[int]) -> Tensor:
+        """Logits with -inf for what ends an answer, in rows whose answer is shorter than `min_new_tokens`."""
+        masked = logits.clone()
+        masked[:, list(eos_ids)] = -math.inf
+        return torch.where((lengths < self.min_new_tokens)[:, None], masked, logits)
+
+    def cut_by_min_p(self, logits: Tensor) -> Tensor:
+        """Logits before the temperature, -inf where `min_p` cuts off: p >= min_p * p_max, written in logits."""
+        if self.min_p <= 0.0:
+            return logits
+        bound = logits.amax(-1, keepdim=True) + self.temperature * math.log(self.min_p)
+        return logits.masked_fill(logits < bound, -math.inf)
+
+    def is_kept(self, scaled: Tensor) -> Tensor:
+        """Which tokens top_k and top_p leave, given logits after all that comes before them."""
+        kept = scaled > -math.inf
+        if 0 < self.top_k < scaled.shape[-1]:
+            kept &= scaled >= scaled.topk(self.top_k, dim=-1).values[:, -1:]
+        if self.top_p < 1.0:
+            ordered, places = scaled.masked_fill(~kept, -math.inf).sort(dim=-1)  # the least likely first
+            is_tail = ordered.softmax(-1).cumsum(-1) <= 1 - self.top_p
+            is_tail[:, -1] = False
+            kept &= ~torch.zeros_like(is_tail).scatter(-1, places, is_tail)
+        return kept
+
+    def logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Log-probabilities of sampled tokens, shape (rows,), given logits after penalties and `without_ends`.
+
+        A sampled token is always among those that are left: at the edge of a cut, where rounding decides, the engine
+        may have kept what these logits would cut off.
+        """
+        scaled = self.cut_by_min_p(logits) / self.temperature
+        kept = self.is_kept(scaled).scatter(-1, tokens[:, None], True)
+        scaled = (logits / self.temperature).masked_fill(~kept, -math.inf)
+        return scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
+
+
+def note_on_truncation(config: TrainConfig) -> str | None:
+    """What is exact and what is not when the sampling distribution is not the model's own; None where it is."""
+    flags = ", ".join(config.reshaped_sampling)
+    if not flags:
+        return None
+    compared = (
+        "vLLM's log-probabilities are compared with the trainer's under the same options, which is exact and costs"
+        " one more forward pass; "
+        if config.use_vllm
+        else ""
+    )
+    return (
+        f"Sampling with {flags}: {compared}the update itself uses log-probabilities over all tokens, so the gradient is"
+        " that of the model's own distribution on samples of another one. Leave them out for an exact update."
+    )

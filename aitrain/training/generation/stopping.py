@@ -1,0 +1,39 @@
+"""Stop strings: texts that end an answer with the token that completes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+EXTRA_TOKENS = 8
+"""Tokens decoded beside those that can hold a stop string: some tokenizers write the first ones another way."""
+
+
+@dataclass(frozen=True)
+class StopStrings:
+    """Finds stop strings at the end of an answer, as vLLM does: in the text of its tokens, special ones included."""
+
+    tokenizer: Any
+    texts: Sequence[str]
+    min_tokens: int = 0
+    """Answers of so many tokens or fewer are not ended."""
+
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Whether the newest token of an answer completes a stop string."""
+        if len(ids) <= self.min_tokens:
+            return False
+        tail = list(ids[-self._window :])
+        text = self._decode(tail)
+        before = len(self._decode(tail[:-1]))
+        return any(stop in text[max(0, before - len(stop) + 1) :] for stop in self.texts)
+
+    @property
+    def _window(self) -> int:
+        """Tokens that are enough for the longest stop string: each of them has a byte at least."""
+        return max(len(text.encode()) for text in self.texts) + EXTRA_TOKENS
+
+    def _decode(self, ids: list[int]) -> str:
+        """The text, less the beginnings of characters of several bytes."""
+        text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text).rstrip("\ufffd")

@@ -1,0 +1,11 @@
+"""The ranks of adapters that a vLLM server can be started for."""
+
+from __future__ import annotations
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of `--max-lora-rank`; tests/vllm/test_server.py keeps them equal to vLLM's."""
+
+
+def served_rank(rank: int) -> int | None:
+    """The smallest value of `--max-lora-rank` that an adapter of this rank fits in; None where it fits in none."""
+    return next((possible for possible in RANKS if possible >= rank), None)

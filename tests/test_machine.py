@@ -1,0 +1,105 @@
+"""Cores and memory of a process: its affinity, and the limits of containers as the kernel shows them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from aitrain import machine
+from aitrain.machine import free_memory, total_memory, usable_cores
+from tests.conftest import write
+
+MEMINFO = "MemTotal:       64000000 kB\nMemFree: 1 kB\nMemAvailable:   32000000 kB\n"
+Files = dict[str, str | bytes | None]
+
+
+@pytest.fixture(autouse=True)
+def eight_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    write(tmp_path, {"proc/meminfo": MEMINFO})
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": "250000 100000\n"}, 2),
+        ({"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": "50000 100000\n"}, 1),
+        ({"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": "max 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": "6400000 100000\n"}, 8),
+        # the limit of an outer group holds for the inner ones
+        ({"proc/self/cgroup": "0::/a/b\n", "cgroup/a/cpu.max": "400000 100000\n", "cgroup/a/b/cpu.max": "max 1\n"}, 4),
+        # a container whose group has another name outside than inside
+        ({"proc/self/cgroup": "0::/docker/4f\n", "cgroup/cpu.max": "300000 100000\n"}, 3),
+        ({"proc/self/cgroup": "0::/../../other\n", "cgroup/cpu.max": "300000 100000\n"}, 3),
+        (
+            {
+                "proc/self/cgroup": "5:memory:/m\n4:cpu,cpuacct:/docker/4f\n0::/\n",
+                "cgroup/cpu,cpuacct/docker/4f/cpu.cfs_quota_us": "500000\n",
+                "cgroup/cpu,cpuacct/docker/4f/cpu.cfs_period_us": "100000\n",
+                "cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+                "cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            5,
+        ),
+        ({"proc/self/cgroup": "4:cpu:/", "cgroup/cpu/cpu.cfs_quota_us": "-1", "cgroup/cpu/cpu.cfs_period_us": "0"}, 8),
+        ({"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": "nonsense\n"}, 8),
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_cores_are_those_of_the_affinity_within_every_quota(tmp_path: Path, files: Files, cores: int) -> None:
+    write(tmp_path, files)
+    assert usable_cores() == cores
+
+
+def test_the_affinity_counts_where_it_is_the_smaller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write(tmp_path, {"proc/self/cgroup": "0::/\n", "cgroup/cpu.max": "400000 100000\n"})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
+    assert usable_cores() == 2
+
+
+def test_memory_is_the_machines_without_a_limit(tmp_path: Path) -> None:
+    assert (total_memory(), free_memory()) == (64_000_000 * 1024, 32_000_000 * 1024)
+    (tmp_path / "proc" / "meminfo").unlink()
+    assert (total_memory(), free_memory()) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {
+            "proc/self/cgroup": "0::/a\n",
+            "cgroup/a/memory.max": "1000000\n",
+            "cgroup/a/memory.current": "900000\n",
+            "cgroup/a/memory.stat": "anon 5\ninactive_file 50000\n",
+            "cgroup/memory.max": "max\n",
+            "cgroup/memory.current": "7\n",
+        },
+        {
+            "proc/self/cgroup": "9:memory:/a\n",
+            "cgroup/memory/a/memory.limit_in_bytes": "1000000\n",
+            "cgroup/memory/a/memory.usage_in_bytes": "900000\n",
+            "cgroup/memory/a/memory.stat": "inactive_file 1\ntotal_inactive_file 50000\n",
+            "cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "cgroup/memory/memory.usage_in_bytes": "7\n",
+        },
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_a_containers_limit_counts_less_what_it_uses_and_not_what_it_caches(tmp_path: Path, files: Files) -> None:
+    write(tmp_path, files)
+    assert (total_memory(), free_memory()) == (1_000_000, 150_000)
+
+
+def test_nothing_counts_cores_by_itself() -> None:
+    """One place asks the system, so that no part of a run takes more cores than another."""
+    asking = [
+        file.name
+        for file in Path(machine.__file__).parent.rglob("*.py")
+        if "cpu_count" in file.read_text(encoding="utf-8") or "sched_getaffinity" in file.read_text(encoding="utf-8")
+    ]
+    assert asking == ["machine.py"]

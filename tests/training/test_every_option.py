@@ -1,0 +1,424 @@
+"""Every option does something: away from its default, what is made of the configuration differs.
+
+A configuration that merely holds another value proves nothing, so each entry names the function that hands the value
+on: to TRL, to peft, to an engine, to the environment's calls, to a file or to a process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerControl, TrainerState
+from trl import GRPOTrainer
+
+from aitrain import TrainConfig, activity
+from aitrain.batch import plan_batch
+from aitrain.environment.finding import find
+from aitrain.environment.loading import load
+from aitrain.environment.scoring import Host, Isolation, host_of
+from aitrain.errors import AitrainError
+from aitrain.knobs import as_help, knobs, resolve
+from aitrain.launch import preflight, processes, serving
+from aitrain.launch.processes import Processes
+from aitrain.run_folder import RunFolder
+from aitrain.training import hub, model, run, worker
+from aitrain.training.callbacks import Evaluator, Standing
+from aitrain.training.model import Precision, choose_precision
+from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.trl_arguments import grpo_arguments, grpo_config
+from tests.environments.vowels import Vowels
+
+CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
+Observe = Callable[[TrainConfig], object]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A value other than the default, where to look for its effect, and the other options that it takes."""
+
+    value: Any
+    observe: Observe
+    others: dict[str, Any]
+
+
+def seen(observe: Observe, value: Any, **others: Any) -> Effect:
+    """One entry of EFFECTS: `"lr": seen(arguments, 1e-4)`."""
+    return Effect(value, observe, others)
+
+
+# -- where effects are seen
+
+
+def arguments(config: TrainConfig) -> object:
+    """What TRL is given."""
+    return grpo_arguments(config, plan_batch(config, 1), CPU)
+
+
+def trl_config(config: TrainConfig) -> object:
+    """TRL's own configuration, `--trl` included."""
+    return str(grpo_config(grpo_arguments(config, plan_batch(config, 1), CPU), config, Path("checkpoints")))
+
+
+def lora(config: TrainConfig) -> object:
+    """The adapter that peft makes."""
+    return str(model.lora_config(config))
+
+
+def weights(config: TrainConfig) -> object:
+    """What transformers is asked to load, on a machine with a GPU and bitsandbytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.AutoModelForCausalLM, "from_pretrained", lambda path, **options: f"{path} {options}")
+        patch.setattr(model, "switch_off_noise", lambda _: None)
+        patch.setattr(model.importlib.util, "find_spec", lambda name: True)
+        patch.setattr(torch.cuda, "is_available", lambda: config.quantization is not None)
+        patch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+        return model.load_model(config, choose_precision(config).dtype)
+
+
+def precision(config: TrainConfig) -> object:
+    """Number formats of the training."""
+    return choose_precision(config)
+
+
+def template(config: TrainConfig) -> object:
+    """How the tokenizer writes conversations."""
+    return model.load_tokenizer(config).chat_template
+
+
+def context(config: TrainConfig) -> object:
+    """Most tokens of prompt and completion, of a model that states 4,096."""
+    text = SimpleNamespace(max_position_embeddings=4096)
+    return model.context_length(config, SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text)))  # type: ignore[arg-type]
+
+
+def environment(config: TrainConfig) -> object:
+    """The environment's object."""
+    made = load(find(config), config.rl_env_config or {})
+    return type(made).__qualname__, str(vars(made))
+
+
+def calls(config: TrainConfig) -> object:
+    """What the environment's calls run in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Isolation, "start", lambda *_: "processes")
+        host = host_of(Vowels(), config)
+    return host.isolation, vars(host.workers)["_count"], vars(host.workers)["_timeout"]
+
+
+def tries(config: TrainConfig) -> object:
+    """How often a call is made that always fails."""
+    made: list[int] = []
+    host = Host(Vowels(), config)
+    play = SimpleNamespace(failure=SimpleNamespace(kind="raised"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "_call", lambda plays, *_: [made.append(1) or _fail(play) for play in plays])
+        host._repeat([play], [len], "score_episode")  # type: ignore[list-item]
+    return len(made)
+
+
+def _fail(play: Any) -> None:
+    play.failure = SimpleNamespace(kind="raised")
+
+
+def folder(config: TrainConfig) -> object:
+    """The run folder that is made."""
+    made = RunFolder.create(config)
+    made.discard()
+    return made.path
+
+
+def plan(config: TrainConfig) -> object:
+    """What would be started on a machine with four GPUs, or why it is refused."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+        patch.setattr(preflight, "_check_packages", lambda _: None)
+        try:
+            made = preflight.check(config)
+        except AitrainError as error:
+            return str(error)
+    return {field.name: str(getattr(made, field.name)) for field in fields(made) if field.name != "config"}
+
+
+def workers(config: TrainConfig) -> object:
+    """The command and the variables of the training processes, of a run that goes on from a checkpoint."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", dict(os.environ))
+        patch.setattr(processes, "serving", lambda *_: nullcontext())
+        started: list[tuple[list[str], dict[str, str]]] = []
+        patch.setattr(Processes, "_start", lambda self, log: started.append((self._command(), self._environment())))
+        made = replace(preflight.check(config), checkpoint=Path("checkpoint-3"))
+        Path("run").mkdir(exist_ok=True)
+        with pytest.raises(AttributeError):  # there is no process to listen to
+            Processes(made, RunFolder(Path("run")), lambda _: None).run()
+    return [(command, {**given, activity.VARIABLE: ""}) for command, given in started]
+
+
+def server(config: TrainConfig) -> object:
+    """The command of the run's own vLLM server, and how often it is started again; nothing without one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+        patch.setattr(preflight, "_check_packages", lambda _: None)
+        started: list[object] = []
+        patch.setattr(serving.VllmServer, "start", lambda plan, _: started.append(str(plan)) or nullcontext(HERE))
+        watch = SimpleNamespace(watching=nullcontext)
+        patch.setattr(serving, "_Watch", lambda server, restarts, *_: started.append(restarts) or watch)
+        with serving.serving(preflight.check(config), RunFolder(Path("run")), lambda _: None):
+            return started
+
+
+HERE = SimpleNamespace(url="http://127.0.0.1:1")
+
+
+class _Begun(Exception):
+    """TRL's part of the trainer was about to be made."""
+
+
+@cache
+def tiny_weights() -> Any:
+    """The shipped model, loaded once."""
+    return model.load_model(TrainConfig(model="tiny"), torch.float32)
+
+
+def trainer(config: TrainConfig) -> object:
+    """What the trainer of a real run is made of: cases, limits, callbacks, and what it counts failures with."""
+    seen_of: dict[str, Any] = {}
+
+    def make(parts: Any, hooks: Any) -> Any:
+        begun = EpisodeTrainer.__new__(EpisodeTrainer)
+        with pytest.raises(_Begun):
+            EpisodeTrainer.__init__(begun, parts, hooks)
+        seen_of.update(cases=len(parts.cases), limits=parts.limits, failures=vars(begun.failures))
+        seen_of.update(callbacks=hooks.callbacks)
+        accelerator = SimpleNamespace(is_main_process=False)
+        return SimpleNamespace(flat=None, add_callback=hooks.callbacks.append, accelerator=accelerator)
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise _Begun
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GRPOTrainer, "__init__", stop)
+        patch.setattr(run, "EpisodeTrainer", make)
+        patch.setattr(run, "HeldOut", lambda cases, *_: seen_of.update(held_out=len(cases)))
+        patch.setattr(run, "load_model", lambda *_: tiny_weights())
+        Path("run").mkdir(exist_ok=True)
+        run.prepare(run.Job(config, RunFolder(Path("run")), Vowels(), lambda _: None), Host(Vowels(), config))
+    names = [(type(one).__name__, list(getattr(one, "trackers", ()))) for one in seen_of["callbacks"]]
+    return str({**seen_of, "callbacks": names})
+
+
+def watchdog(config: TrainConfig) -> object:
+    """What the watchdog of a training process is given."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "Watchdog", lambda timeout, *_: timeout)
+        return worker._own_watchdog(RunFolder(Path("run")), config)
+
+
+def warmed_up(config: TrainConfig) -> object:
+    """Whether a run on a GPU begins with its longest episodes."""
+    shapes: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "can_warm_up", lambda _: True)
+        patch.setattr(run, "warm_up", lambda _, *lengths: shapes.append(lengths))
+        prepared: Any = SimpleNamespace(trainer=None, longest=lambda: SimpleNamespace(prompt=3, completion=4))
+        run._warm_up(run.Job(config, RunFolder(Path("run")), None, lambda _: None), prepared)
+    return shapes
+
+
+def evaluations(config: TrainConfig) -> object:
+    """Steps at which held-out cases are scored, and those after which a checkpoint is due because of it."""
+    scored: list[int] = []
+    saved: list[int] = []
+    evaluator = Evaluator(
+        config, lambda step: (scored.append(step), (0.5, 0.5))[1], Standing(), lambda step: step % 4 == 0
+    )
+    for step in range(1, 11):
+        control = TrainerControl()
+        evaluator.on_step_end(None, TrainerState(global_step=step, max_steps=20, epoch=step / 4), control)  # type: ignore[arg-type]
+        saved += [step] if control.should_save else []
+    return scored, saved
+
+
+def saved(config: TrainConfig) -> object:
+    """What is written at the end."""
+    written: list[str] = []
+    accelerator = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
+    made = SimpleNamespace(state=SimpleNamespace(global_step=1), accelerator=accelerator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "size_of", lambda *_, **__: 0)
+        patch.setattr(run.saving, "save_model", lambda *_: written.append("model"))
+        patch.setattr(run.saving, "merge_adapter", lambda *_: written.append("merged"))
+        job = run.Job(config, RunFolder(Path("run")), None, lambda _: None)
+        run._save(job, SimpleNamespace(trainer=made, precision=CPU))  # type: ignore[arg-type]
+    return written
+
+
+def uploaded(config: TrainConfig) -> object:
+    """What the Hub is asked for."""
+    asked: list[object] = []
+    api = SimpleNamespace(
+        whoami=lambda: {"name": "somebody"},
+        create_repo=lambda name, **options: asked.append((name, options)) or SimpleNamespace(repo_id=name),
+        upload_folder=lambda **_: None,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "HfApi", lambda: api)
+        hub.push(config, Path("model"))
+    return asked
+
+
+def login(config: TrainConfig) -> object:
+    """Whether a login is asked for before the training."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "get_token", lambda: None)
+        try:
+            hub.check_hub(config)
+        except AitrainError as error:
+            return str(error)
+    return None
+
+
+# -- the table
+
+ENV = {"model": "tiny", "rl_env": "envs.arithmetic"}
+TINY = {"model": "tiny", "max_steps": 1, "eval_cases": 4}
+VLLM = {**ENV, "use_vllm": True}
+SERVER = {**VLLM, "vllm_mode": "server"}
+ADAPTER = {**SERVER, "peft": True}
+LORA = {"peft": True}
+
+EFFECTS = {
+    "model": seen(weights, "tiny"),
+    "dtype": seen(weights, "bfloat16", peft=True),
+    "attn_implementation": seen(weights, "eager"),
+    "chat_template": seen(template, "zephyr", model="tiny"),
+    "model_max_length": seen(context, 512),
+    "quantization": seen(weights, "int8", peft=True),
+    "trust_remote_code": seen(weights, True),
+    "rl_env": seen(environment, "tests/environments/vowels.py:ChatVowels", rl_env="envs.arithmetic"),
+    "rl_env_module": seen(environment, "envs.guess_number", rl_env_module="envs.arithmetic"),
+    "rl_env_class": seen(environment, "ChatVowels", rl_env="tests/environments/vowels.py", rl_env_class="Vowels"),
+    "rl_env_config": seen(environment, {"cases": 7}, **ENV),
+    "rl_env_workers": seen(calls, 3),
+    "rl_env_isolation": seen(calls, "process"),
+    "rl_env_timeout": seen(calls, 7.0),
+    "rl_env_retries": seen(tries, 2),
+    "rl_max_failed": seen(trainer, 0.25, **TINY),
+    "project_name": seen(folder, "other"),
+    "output_dir": seen(folder, "elsewhere"),
+    "seed": seen(arguments, 7),
+    "epochs": seen(arguments, 3),
+    "max_steps": seen(arguments, 3),
+    "stop_when_flat": seen(trainer, 3, **TINY),
+    "stall_timeout": seen(watchdog, 60.0),
+    "telemetry": seen(workers, True, **ENV),
+    "logging_steps": seen(arguments, 5),
+    "log": seen(trainer, "tensorboard", **TINY),
+    "resume_from_checkpoint": seen(plan, "no-such-checkpoint", **ENV),
+    "resume_anyway": seen(workers, True, **ENV),
+    "rl_prompts_per_step": seen(arguments, 6),
+    "batch_size": seen(arguments, 4),
+    "gradient_accumulation": seen(arguments, 8),
+    "rl_max_prompt_length": seen(server, 100, **SERVER, rl_max_episode_tokens=200),
+    "lr": seen(arguments, 1e-4),
+    "optimizer": seen(arguments, "sgd"),
+    "scheduler": seen(arguments, "cosine"),
+    "warmup_ratio": seen(arguments, 0.5),
+    "weight_decay": seen(arguments, 0.1),
+    "max_grad_norm": seen(arguments, 0.5),
+    "rl_num_generations": seen(arguments, 8),
+    "rl_kl_coef": seen(arguments, 0.0),
+    "rl_clip_range": seen(arguments, 0.3),
+    "rl_clip_range_high": seen(arguments, 0.3),
+    "rl_loss_type": seen(arguments, "dapo"),
+    "rl_importance_level": seen(arguments, "sequence"),
+    "rl_scale_rewards": seen(arguments, "none"),
+    "rl_mask_truncated_completions": seen(arguments, True),
+    "rl_max_new_tokens": seen(arguments, 64),
+    "rl_max_turns": seen(trainer, 3, **TINY),
+    "rl_max_episode_tokens": seen(trainer, 200, **TINY),
+    "rl_temperature": seen(arguments, 0.7),
+    "rl_top_k": seen(arguments, 20),
+    "rl_top_p": seen(arguments, 0.9),
+    "use_vllm": seen(arguments, True),
+    "vllm_mode": seen(server, "server", **VLLM),
+    "vllm_gpu_memory_utilization": seen(arguments, 0.5, **VLLM),
+    "vllm_sleep_mode": seen(arguments, True, **VLLM),
+    "vllm_server_url": seen(server, "http://127.0.0.1:1", **SERVER),
+    "vllm_tensor_parallel_size": seen(arguments, 2, **VLLM),
+    "vllm_server_gpus": seen(plan, 2, **SERVER),
+    "vllm_sync": seen(server, "disk", **ADAPTER),
+    "vllm_max_restarts": seen(server, 7, **SERVER),
+    "peft": seen(lora, True),
+    "lora_r": seen(lora, 8, **LORA),
+    "lora_alpha": seen(lora, 8, **LORA),
+    "lora_dropout": seen(lora, 0.1, **LORA),
+    "target_modules": seen(lora, "q_proj,v_proj", **LORA),
+    "merge_adapter": seen(saved, False, **LORA),
+    "eval_cases": seen(trainer, 2, **TINY),
+    "eval_strategy": seen(evaluations, "no"),
+    "eval_steps": seen(evaluations, 3, eval_strategy="steps"),
+    "save_strategy": seen(arguments, "no"),
+    "save_steps": seen(arguments, 7),
+    "save_total_limit": seen(arguments, 3),
+    "save_best": seen(evaluations, True),
+    "push_to_hub": seen(login, True),
+    "username": seen(uploaded, "someone"),
+    "repo_id": seen(uploaded, "some/thing"),
+    "hub_private": seen(uploaded, False),
+    "num_processes": seen(workers, 3, **ENV),
+    "mixed_precision": seen(precision, "bf16"),
+    "disable_gradient_checkpointing": seen(arguments, True),
+    "warm_up": seen(warmed_up, False),
+    "ddp_timeout": seen(arguments, 60),
+    "trl": seen(trl_config, {"delta": 2.0}),
+}
+"""By option: a value that is not its default, and where its effect is seen."""
+
+
+@pytest.fixture(autouse=True)
+def machine(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder to work in, no GPU, and the test environments where a user's would be."""
+    (here / "tests").symlink_to(Path(__file__).parents[1])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_every_option_has_an_entry() -> None:
+    names = {knob.name for knob in knobs()}
+    missing, gone = sorted(names - EFFECTS.keys()), sorted(EFFECTS.keys() - names)
+    assert not missing, (
+        f"{', '.join(missing)}: add one line for each to EFFECTS in {Path(__file__).name}, such as"
+        f' "{missing[0]}": seen(arguments, VALUE), with another value than the default and the function that shows what'
+        " it does. An option that no function shows does nothing: remove it."
+    )
+    assert not gone, f"{', '.join(gone)}: take the line out of EFFECTS, as there is no such option"
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_an_option_does_something(name: str) -> None:
+    effect = EFFECTS[name]
+    without = TrainConfig(**effect.others)
+    assert getattr(without, name) != effect.value
+    with_it = TrainConfig(**effect.others | {name: effect.value})
+    shown = effect.observe(without)
+    assert not isinstance(shown, TrainConfig)
+    assert shown == effect.observe(without), "what is observed differs by itself"
+    assert shown != effect.observe(with_it), f"{name} changes nothing: remove it, or let it do what its sentence says"
+
+
+@pytest.mark.parametrize("knob", knobs(), ids=lambda knob: knob.name)
+def test_an_option_is_read_from_a_file_and_is_in_the_help(knob: Any, here: Path) -> None:
+    effect = EFFECTS[knob.name]
+    (here / "run.yaml").write_text(json.dumps({**effect.others, knob.name: effect.value}))
+    read = resolve(here / "run.yaml", {}, [])
+    assert read == TrainConfig(**effect.others | {knob.name: effect.value})
+    assert knob.flag + " " in as_help().replace("\n", " \n")

@@ -1,0 +1,321 @@
+"""How answers are sampled: by the run's options only, with one meaning, and compared like with like."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from trl.trainer import utils as trl_utils
+from trl.trainer.utils import add_fused_lm_head
+
+from aitrain import Result, TrainConfig
+from aitrain.run_folder import read_lines
+from aitrain.training.generation.comparison import LogprobShift, SampledRow, padded
+from aitrain.training.generation.local import LocalSampling
+from aitrain.training.generation.sampling import Sampling, note_on_truncation
+from aitrain.training.generation.stopping import StopStrings
+from aitrain.training.trainer import replaced
+from tests.environments.vowels import Vowels
+
+Train = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def model(small_model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(small_model, padding_side="left")
+
+
+# -- the distribution
+
+
+def by_hand(logits: Sequence[float], sampling: Sampling, context: Sequence[int], answer: Sequence[int]) -> list[float]:
+    """The probabilities that the docstring of sampling.py describes, one token at a time."""
+    values = list(logits)
+    for token in set(context):
+        factor = 1 / sampling.repetition_penalty if values[token] > 0 else sampling.repetition_penalty
+        values[token] *= factor
+    for token in set(answer):
+        values[token] -= sampling.frequency_penalty * answer.count(token) + sampling.presence_penalty
+    weights = {token: math.exp(value / sampling.temperature) for token, value in enumerate(values)}
+    weights = {token: weight for token, weight in weights.items() if weight >= sampling.min_p * max(weights.values())}
+    ordered = sorted(weights, key=lambda token: -weights[token])[: sampling.top_k or None]
+    total, kept, mass = sum(weights[token] for token in ordered), [], 0.0
+    for token in ordered:
+        if mass < sampling.top_p * total:
+            kept.append(token)
+            mass += weights[token]
+    return [weights[token] / mass if token in kept else 0.0 for token in range(len(values))]
+
+
+SHAPES = [
+    Sampling(),
+    Sampling(top_k=4),
+    Sampling(top_p=0.7, temperature=0.8),
+    Sampling(min_p=0.2, temperature=1.5),
+    Sampling(top_k=9, top_p=0.8, min_p=0.05, temperature=0.7),
+    Sampling(repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=-0.3),
+    Sampling(repetition_penalty=0.8, top_k=6, top_p=0.9, min_p=0.02, frequency_penalty=1.5, temperature=1.3),
+]
+
+
+@pytest.mark.parametrize("sampling", SHAPES, ids=str)
+def test_log_probabilities_are_those_of_the_described_distribution(sampling: Sampling) -> None:
+    torch.manual_seed(1)
+    logits, context, answer = 2 * torch.randn(12), [3, 5, 5, 7, 1, 5], [7, 1, 5]
+    seen, counts = torch.zeros(12, 12, dtype=torch.bool), torch.zeros(12, 12)
+    seen[:, context] = True
+    for token in answer:
+        counts[:, token] += 1
+
+    expected = by_hand(logits.tolist(), sampling, context, answer)
+    processed = sampling.penalized(logits.expand(12, -1), seen, counts)
+    said = sampling.logprobs(processed, torch.arange(12)).exp().tolist()
+    kept = [token for token, probability in enumerate(expected) if probability > 0]
+    assert [said[token] for token in kept] == pytest.approx([expected[token] for token in kept], rel=1e-5)
+
+
+def test_a_sampled_token_at_the_edge_of_a_cut_counts_as_kept() -> None:
+    """Rounding decides there: the engine kept it."""
+    sampling = Sampling(top_k=1)
+    logits = torch.tensor([[1.0, 1.0 - 1e-6, -9.0]])
+
+    assert sampling.logprobs(logits, torch.tensor([1])).item() == pytest.approx(math.log(0.5), abs=1e-3)
+
+
+# -- generate
+
+
+def sample(
+    model: Any, tokenizer: Any, sampling: Sampling, prompts: list[list[int]], begun: list[int], **words: Any
+) -> Any:
+    """Answers of transformers' generate, as the trainer asks for them."""
+    ends = [tokenizer.eos_token_id]
+    local = LocalSampling(sampling, ends, sampling.stop_strings(tokenizer), prompts, begun)
+    width, pad = max(map(len, prompts)), tokenizer.pad_token_id
+    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    config = GenerationConfig(
+        do_sample=True, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, pad_token_id=pad,
+        eos_token_id=ends, max_new_tokens=words.pop("max_new_tokens", 1), disable_compile=True, **words,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with local.applied(model):
+        answers = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
+    return local.cut(answers)
+
+
+@pytest.mark.parametrize("sampling", SHAPES, ids=str)
+def test_generate_samples_from_that_distribution_whatever_the_padding_and_the_models_own_settings(
+    model: Any, tokenizer: Any, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scores that transformers draws from, of a padded row that is in the middle of its answer."""
+    own = {"min_p": 0.5, "no_repeat_ngram_size": 1, "suppress_tokens": [5, 6], "repetition_penalty": 3.0,
+           "typical_p": 0.5, "forced_eos_token_id": 1, "top_k": 3}  # fmt: skip
+    monkeypatch.setattr(model, "generation_config", GenerationConfig(**own))
+    prompts, begun, drawn = [tokenizer("say 2: aab").input_ids, tokenizer("a longer prompt").input_ids], [3, 0], []
+    monkeypatch.setattr(torch, "multinomial", lambda probabilities, **_: drawn.append(probabilities.clone()) or
+                        probabilities.argmax(-1, keepdim=True))  # fmt: skip
+
+    sample(model, tokenizer, sampling, prompts, begun)
+
+    logits = [model(torch.tensor([prompt])).logits[0, -1].float().tolist() for prompt in prompts]
+    for row, prompt in enumerate(prompts):
+        expected = by_hand(logits[row], sampling, prompt, prompt[len(prompt) - begun[row] :])
+        assert drawn[0][row].tolist() == pytest.approx(expected, abs=1e-5)
+    assert model.generation_config.min_p == 0.5  # its own again
+    assert "generate" not in vars(model)
+
+
+def test_answers_have_their_fewest_tokens_also_in_pieces(
+    model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, prompt = tokenizer.eos_token_id, tokenizer("say 2:").input_ids
+    forward = type(model).forward
+
+    def wants_to_end(self: Any, *arguments: Any, **words: Any) -> Any:
+        output = forward(self, *arguments, **words)
+        output.logits[..., end] += 1000.0
+        return output
+
+    monkeypatch.setattr(type(model), "forward", wants_to_end)
+    prompts, begun = [prompt, [*prompt, 7, 7], prompt], [0, 2, 0]
+    answers = sample(model, tokenizer, Sampling(min_new_tokens=3), prompts, begun, max_new_tokens=6)
+
+    assert [answer.index(end) for answer in answers] == [3, 1, 3]
+
+
+# -- stop strings
+
+
+def test_a_stop_string_is_found_when_its_last_token_comes_and_not_before(tokenizer: Any) -> None:
+    stops = StopStrings(tokenizer, ["</a>", "é!"])
+    ids = tokenizer("x<b></a>y</a>", add_special_tokens=False).input_ids
+    text = [tokenizer.decode(ids[: count + 1]) for count in range(len(ids))]
+    hits = [count for count in range(len(ids)) if stops.ends(ids[: count + 1])]
+    assert [text[count] for count in hits] == ["x<b></a>", "x<b></a>y</a>"]
+    accented = tokenizer("caféé!", add_special_tokens=False).input_ids
+    assert [stops.ends(accented[: count + 1]) for count in range(len(accented))][-1]
+    assert not any(stops.ends(accented[:count]) for count in range(len(accented)))
+
+
+def test_a_stop_string_counts_from_the_fewest_tokens_on(tokenizer: Any) -> None:
+    ids = tokenizer("ab", add_special_tokens=False).input_ids * 3
+    stops = StopStrings(tokenizer, ["ab"], min_tokens=len(ids) // 3)
+    assert [count for count in range(1, len(ids) + 1) if stops.ends(ids[:count])] == [2 * len(ids) // 3, len(ids)]
+
+
+class SaysStop(Vowels):
+    """Two turns; remembers what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    score_episode = None  # type: ignore[assignment]
+
+    def episode(self, case_idx: int) -> Any:
+        first = yield None
+        second = yield "more: "
+        self.told += [first, second]
+        return len(first) / 1000
+
+
+STOPS = ["e", "a", "t", "0", "#", "i o"]
+
+
+@pytest.fixture(scope="module")
+def stopped(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, SaysStop, str]:
+    """A run with stop strings, its environment, and what it printed."""
+    import aitrain
+
+    environment = SaysStop()
+    config = TrainConfig(
+        model=str(small_model), output_dir=str(tmp_path_factory.mktemp("stopped")), max_steps=2, rl_max_new_tokens=60,
+        rl_kl_coef=0.0, save_strategy="no", rl_stop=STOPS, rl_min_new_tokens=2, eval_cases=2, rl_prompts_per_step=8,
+    )  # fmt: skip
+    with redirect_stderr(io.StringIO()) as printed:
+        result = aitrain.train(config, environment=environment)
+    return result, environment, printed.getvalue()
+
+
+def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(stopped: tuple[Result, SaysStop, str]) -> None:
+    _, environment, _ = stopped
+    ended = [text for text in environment.told if text.endswith(tuple(STOPS))]
+    assert len(ended) > len(environment.told) / 3
+    for text in ended:
+        assert not any(stop in text[2:-1] for stop in STOPS if len(stop) == 1), text
+
+
+def test_an_episode_that_a_stop_string_ends_is_done_and_not_cut_off(stopped: tuple[Result, SaysStop, str]) -> None:
+    result, _, _ = stopped
+    records = [r for r in read_lines(result.folder / "rollouts" / "rank0.jsonl") if "when" not in r and r["step"] == 1]
+    by_stop = [r["messages"][-1]["content"].endswith(tuple(STOPS)) for r in records]
+    assert sum(by_stop) > len(records) / 3
+    assert {r["stop"] for r, is_ended in zip(records, by_stop, strict=True) if is_ended} == {"done"}
+    cut = sum(r["stop"] == "max_tokens" for r in records) / len(records)
+    assert result.history[0]["completions/clipped_ratio"] == pytest.approx(cut)
+
+
+# -- the model's own settings
+
+
+def test_a_models_own_sampling_settings_change_nothing_and_are_saved_with_it(
+    train: Train, small_model: Path, tmp_path: Path
+) -> None:
+    plain = train(Vowels(), max_steps=1, eval_cases=3)
+    other = tmp_path / "other"
+    model = AutoModelForCausalLM.from_pretrained(small_model)
+    settings = {"min_p": 0.9, "no_repeat_ngram_size": 2, "suppress_tokens": [5, 6, 7], "repetition_penalty": 2.0,
+                "do_sample": True, "max_new_tokens": 3}  # fmt: skip
+    model.generation_config.update(**settings)
+    model.save_pretrained(other)
+    AutoTokenizer.from_pretrained(small_model).save_pretrained(other)
+    run = train(Vowels(), max_steps=1, eval_cases=3, model=str(other), project_name="other")
+
+    said = [
+        [(r["case_idx"], r["completion"]) for r in read_lines(result.folder / "rollouts" / "rank0.jsonl")]
+        for result in (plain, run)
+    ]
+    assert said[0] == said[1]
+    written = json.loads((run.folder / "model" / "generation_config.json").read_text())
+    assert {name: written.get(name) for name in settings} == settings
+
+
+# -- like with like
+
+
+@pytest.mark.parametrize("compact", [False, True], ids=["padded", "without padding"])
+@pytest.mark.parametrize("sampling", [*SHAPES, Sampling(min_new_tokens=2)], ids=str)
+def test_the_shift_makes_an_engines_log_probabilities_those_over_all_tokens(sampling: Sampling, compact: bool) -> None:
+    """Random hidden states and a random head, with a softcap and a scale; both ways in which TRL hands them over."""
+    torch.manual_seed(2)
+    vocabulary, width = 12, 5
+    rows = [
+        SampledRow([1, 2, 3], [4, 5, 0, 6, 5], [1, 1, 0, 1, 1], [0, 3]),
+        SampledRow([7], [5, 5], [1, 1], [0]),
+    ]
+    head, hidden = torch.randn(vocabulary, width), torch.randn(2, 3 + 5 - 1, width)
+    valid = torch.tensor([[at < len(row.prompt) + len(row.ids) - 1 for at in range(7)] for row in rows])
+    given = hidden[valid] if compact else hidden.reshape(-1, width)
+
+    shift = LogprobShift(sampling, [0], rows)
+    shift.apply(given, head, None, torch.empty(0), sampling.temperature, 1024, 30.0, 1.5, ("log_probs",))
+
+    for number, row in enumerate(rows):
+        for place, shifted in enumerate(shift.shifts[number]):
+            if not row.mask[place]:
+                assert shifted == 0.0
+                continue
+            logits = 30 * torch.tanh(1.5 * (head @ hidden[number, len(row.prompt) - 1 + place]) / 30)
+            p = (logits / sampling.temperature).softmax(-1)
+            context, answer = row.context(place)
+            if len(answer) < sampling.min_new_tokens:
+                logits = logits.index_fill(0, torch.tensor([0]), -1e9)
+            q = by_hand(logits.tolist(), sampling, context, answer)[row.ids[place]]
+            if q > 0:
+                assert shifted == pytest.approx(math.log(p[row.ids[place]] / q), abs=1e-4)
+
+
+def test_the_shift_is_computed_in_the_place_of_trls_own_log_probabilities(small_model: Path) -> None:
+    """TRL's real fused head on padded rows: log p from it, log q by hand from the model's logits."""
+    model = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32).eval()
+    add_fused_lm_head(model, temperature=0.8)
+    rows = [SampledRow([1, 2, 3], [4, 5, 6], [1, 1, 1], [0]), SampledRow([7], [8, 9], [1, 1], [0])]
+    ids, mask, kept = padded(rows, 0, "cpu")
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, :-kept] = -100
+    sampling = Sampling(temperature=0.8, top_k=20)
+    shift = LogprobShift(sampling, [0], rows)
+    with torch.no_grad():
+        over_all = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
+        with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
+            model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+        for number, row in enumerate(rows):
+            logits = model(input_ids=torch.tensor([row.prompt + row.ids])).logits[0, len(row.prompt) - 1 : -1]
+            q = sampling.logprobs(logits.float(), torch.tensor(row.ids))
+            p = over_all[number, len(row.prompt) - 1 :][: len(row.ids)]
+            assert torch.tensor(shift.shifts[number]) == pytest.approx((p - q).numpy(), abs=1e-4)
+
+
+def test_a_run_says_before_training_what_a_reshaped_distribution_leaves_inexact(
+    stopped: tuple[Result, SaysStop, str],
+) -> None:
+    _, _, printed = stopped
+    assert printed.count("Sampling with --rl-min-new-tokens 2: the update itself uses") == 1
+    assert note_on_truncation(TrainConfig(rl_stop="x", rl_temperature=0.7)) is None
+    plain = note_on_truncation(TrainConfig(rl_top_k=50, rl_min_p=0.1)) or ""
+    assert plain.startswith("Sampling with --rl-top-k 50, --rl-min-p 0.1: the update")
+    assert "exact and costs" in (note_on_truncation(TrainConfig(rl_top_p=0.9, use_vllm=True)) or "")
