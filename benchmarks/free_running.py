@@ -115,7 +115,7 @@ def rollouts(host: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any]]
     alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
     engine = Served(Server(url), None, alone, "policy-base", 1024, max_completion_length=ANSWER_TOKENS)  # type: ignore[arg-type]
 
-    def generate(prompts: list[list[int]], most: int) -> list[Sampled] | None:
+    def generate(prompts: list[list[int]], most: int, draws: Any) -> list[Sampled] | None:
         _, answers, logprobs, _ = engine.generate(prompts)
         return [Sampled(ids, [value for (value,) in of]) for ids, of in zip(answers, logprobs, strict=True)] or None
 

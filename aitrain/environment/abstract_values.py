@@ -204,20 +204,18 @@ def _own_parameter(name: str) -> Value:
     return Value(frozenset({name}), exact=frozenset({name}))
 
 
-def bound(
-    node: FunctionNode, arguments: list[Value], keywords: dict[str, Value], is_entry: bool, has_star: bool
-) -> dict[str, Value]:
+def bound(node: FunctionNode, arguments: list[Value], keywords: dict[str, Value], binding: str) -> dict[str, Value]:
     """The parameters of a function; those of an entry stand for themselves."""
     positional = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
     rest = joined([*arguments, *keywords.values()])
-    default = Value(rest.sources, elements=rest.parts) if has_star or "**" in keywords else Value()
+    default = Value(rest.sources, elements=rest.parts) if binding == "star" or "**" in keywords else Value()
     every = [*positional, *(each.arg for each in node.args.kwonlyargs)]
-    names = {name: _own_parameter(name) if is_entry else default for name in every}
+    names = {name: _own_parameter(name) if binding == "entry" else default for name in every}
     names |= dict(zip(positional, arguments, strict=False))
     names |= {name: value for name, value in keywords.items() if name in names}
     if node.args.vararg is not None:
         left = joined(arguments[len(positional) :])
         names[node.args.vararg.arg] = replace(part_of(left), is_self=left.is_self)
     if node.args.kwarg is not None:
-        names[node.args.kwarg.arg] = Value(frozenset({"**"} if is_entry else rest.sources))
+        names[node.args.kwarg.arg] = Value(frozenset({"**"} if binding == "entry" else rest.sources))
     return names

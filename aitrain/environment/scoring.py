@@ -20,6 +20,7 @@ from aitrain.environment.dialogue import Dialogue, Move, Opening, Reply, dialogu
 from aitrain.environment.failures import CallFailed, Failure
 from aitrain.environment.isolation import Isolation, Seat
 from aitrain.environment.judging import Bounds, Scored
+from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.tools import Tools
 from aitrain.environment.workers import Call, Calls, Meanwhile, Outcome, Workers
 from aitrain.errors import EnvironmentFailed
@@ -56,6 +57,8 @@ class Play:
     seconds: float = 0.0
     """How long the environment took, over all calls."""
     failure: Failure | None = None
+    sampling: EpisodeSeeds | None = None
+    """What completions are sampled with; None: with the engine's own random numbers."""
 
     def note(self, outcome: Outcome, place: str) -> None:
         """What came of a call; `place` is where it was, if it cannot say so itself."""
@@ -228,15 +231,16 @@ class Host:
         return values
 
     def _call(self, plays: Sequence[Play], jobs: Sequence[Callable[[], Any]], places: Sequence[str]) -> list[Any]:
-        calls = [partial(self.within, job) for job in jobs]
+        calls = [partial(self.within, play, job) for play, job in zip(plays, jobs, strict=True)]
         batches = [[call] for call in calls] if self.policy.is_serial else [calls]
         outcomes = [outcome for batch in batches for outcome in self.workers.run(batch, self.meanwhile)]
         for play, outcome, place in zip(plays, outcomes, places, strict=True):
             play.note(outcome, place)
         return [outcome.value for outcome in outcomes]
 
-    def within(self, job: Callable[[], Any]) -> Any:
-        """Make a call as calls are made in a thread."""
+    def within(self, play: Play, job: Callable[[], Any]) -> Any:
+        """Make a call of an episode as calls are made in a thread."""
+        current_seeds.set(play.sampling)
         with self.around():
             return job()
 
@@ -266,7 +270,7 @@ class Answering:
     def ask(self, play: Play, reply: Reply) -> None:
         """Let the environment go on with what the model said."""
         assert play.side is not None, "an episode without one ends with its first answer"
-        call = self.calls.make(partial(self.host.within, partial(play.side.answer, reply)))
+        call = self.calls.make(partial(self.host.within, play, partial(play.side.answer, reply)))
         self._asked[call] = play, self.host.place_of(reply)
 
     def answered(self) -> list[tuple[Play, Move]]:

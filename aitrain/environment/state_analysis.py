@@ -205,7 +205,7 @@ class _Reader:
 
     def _enter(self, name: str) -> None:
         callee = self._attribute_of_self(name, Value(is_self=True), is_called=True)
-        self._call(callee, [], {}, is_entry=True)
+        self._call(callee, [], {}, binding="entry")
 
     def report(self) -> StateReport:
         """What follows from the accesses."""
@@ -309,6 +309,11 @@ class _Reader:
                 if isinstance(node, ast.Break):
                     self.breaks[-1].append(self.state)
                 self.state = None
+            case _:
+                self._compound(node, frame)
+
+    def _compound(self, node: ast.stmt, frame: _Frame) -> None:
+        match node:
             case ast.If():
                 self._if(node, frame)
             case ast.For() | ast.AsyncFor():
@@ -571,11 +576,6 @@ class _Reader:
                 return Value()
             case ast.Await() | ast.YieldFrom() | ast.Starred() | ast.FormattedValue():
                 return self._eval(node.value, frame)
-            case ast.Yield():
-                value = self._eval(node.value, frame) if node.value else Value()
-                self.at_yield = _meet([self.at_yield, self.state])
-                self._escape([value], "a yield")
-                return Value(frozenset({"reply"}))
             case ast.NamedExpr():
                 value = self._eval(node.value, frame)
                 self._assign(node.target, value, frame, False)
@@ -589,6 +589,17 @@ class _Reader:
                 first = self._eval(node.values[0], frame)
                 with self._perhaps():
                     return joined([first, *(self._eval(value, frame) for value in node.values[1:])])
+            case _:
+                return self._new_value(node, frame)
+
+    def _new_value(self, node: ast.expr, frame: _Frame) -> Value:
+        """An object that an expression makes."""
+        match node:
+            case ast.Yield():
+                value = self._eval(node.value, frame) if node.value else Value()
+                self.at_yield = _meet([self.at_yield, self.state])
+                self._escape([value], "a yield")
+                return Value(frozenset({"reply"}))
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 return self._comprehension(node, frame)
             case ast.List() | ast.Tuple() | ast.Set():
@@ -603,8 +614,8 @@ class _Reader:
                 return Value(whole.sources, elements=whole.parts)
             case ast.Compare():
                 is_membership = self.is_test and all(isinstance(each, (ast.In, ast.NotIn)) for each in node.ops)
-                use = "item" if is_membership else "all"  # in a test it guards what follows, elsewhere it is a result
-                compared = [self._eval(node.left, frame), *(self._eval(each, frame, use) for each in node.comparators)]
+                how: Use = "item" if is_membership else "all"  # in a test it guards what follows; else it is a result
+                compared = [self._eval(node.left, frame), *(self._eval(each, frame, how) for each in node.comparators)]
                 return Value(joined(compared).sources)
             case ast.Constant():
                 return Value(known=node.value)
@@ -701,7 +712,7 @@ class _Reader:
             self.referenced.add(name)
         else:
             with self._perhaps():
-                self._call(method, [], {}, is_entry=True)
+                self._call(method, [], {}, binding="entry")
 
     def _subscript(self, node: ast.Subscript, frame: _Frame, use: Use) -> Value:
         container, key = (
@@ -760,7 +771,7 @@ class _Reader:
             told = [*arguments, callee.receiver or Value()]
             return Value(joined(told).sources, exact=exactly(told))
         has_star = any(isinstance(argument, ast.Starred) for argument in node.args)
-        return self._call(callee, arguments, keywords, has_star=has_star)
+        return self._call(callee, arguments, keywords, binding="star" if has_star else "given")
 
     def _special_call(self, node: ast.Call, callee: Value, method: str, arguments: list[Value]) -> Value | None:
         """Python's own ways to read and write attributes, and methods that change what they are called on."""
@@ -778,15 +789,11 @@ class _Reader:
         if callee.known is getattr and first.is_self:
             return self._get_by_name(node.args[1:])
         if callee.known is hasattr and first.is_self and isinstance(node.args[-1], ast.Constant):
-            root = f"self.{node.args[-1].value!s}"
-            self._note(root, "read")
-            return Value(frozenset({f"={root}"}))
+            return self._tests_for(str(node.args[-1].value))
         if callee.known is vars and first.is_self:
             return Value(is_namespace=True)
         if callee.known is type and first.is_self:
             return Value(is_class=True, known=self.type)
-        if callee.known in (exec, eval):
-            self.give_up(name)
         if name in _CHANGE_FIRST and first.roots:
             self._change(first.roots, "change")
             return part_of(first)
@@ -799,6 +806,11 @@ class _Reader:
         if callee.receiver is not None and callee.receiver.roots:
             return self._method_of_state(callee, method, arguments)
         return None
+
+    def _tests_for(self, name: str) -> Value:
+        """`hasattr(self, name)`."""
+        self._note(f"self.{name}", "read")
+        return Value(frozenset({f"=self.{name}"}))
 
     def _set_by_name(self, owner: Value, arguments: list[ast.expr]) -> Value:
         named = arguments[0].value if arguments and isinstance(arguments[0], ast.Constant) else "?"
@@ -850,8 +862,7 @@ class _Reader:
         callee: Value,
         arguments: list[Value],
         keywords: dict[str, Value],
-        is_entry: bool = False,
-        has_star: bool = False,
+        binding: str = "given",
     ) -> Value:
         receiver = callee.receiver
         whole = joined([*arguments, *keywords.values(), Value(receiver.sources) if receiver else Value()])
@@ -874,13 +885,15 @@ class _Reader:
         elif receiver is not None and not is_static and not receiver.is_class and is_instance(receiver.known):
             arguments = [receiver, *arguments]
         owner = callee.after or (owner_of(self.type, plain) if is_own else None)
-        return self._inline(plain, arguments, keywords, owner, is_entry, has_star)
+        return self._inline(plain, arguments, keywords, owner, binding)
 
     def _call_unseen(self, callee: Value, arguments: list[Value]) -> None:
         is_own = callee.receiver is not None and callee.receiver.is_self
         if is_own and callee.known is not NOTHING and not inspect.isclass(callee.known):
             self.give_up(f"self.{getattr(callee.known, '__name__', '?')}")
         name = getattr(callee.known, "__name__", "what it is handed to")
+        if callee.known in (exec, eval):
+            self.give_up(name)
         if name not in _HARMLESS:
             self._escape(arguments, name)
 
@@ -895,8 +908,7 @@ class _Reader:
         arguments: list[Value],
         keywords: dict[str, Value],
         owner: type | None = None,
-        is_entry: bool = False,
-        has_star: bool = False,
+        binding: str = "given",
     ) -> Value:
         """Follow a call into a function."""
         whole = joined([*arguments, *keywords.values()])
@@ -907,7 +919,7 @@ class _Reader:
         if node is None or self.calls > MAX_CALLS or len(self.stack) > MAX_DEPTH:
             self.give_up(f"the source of {code.co_name}")
             return Value(whole.sources)
-        names = bound(node, arguments, keywords, is_entry, has_star)
+        names = bound(node, arguments, keywords, binding)
         frame = _Frame(function, owner, names)
         before = self.place, self.locks, self.breaks
         self.place = Place("", code.co_qualname, code.co_filename, code.co_firstlineno)

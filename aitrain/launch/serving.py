@@ -49,6 +49,7 @@ def _server_plan(plan: Plan, folder: RunFolder) -> ServerPlan:
         memory=config.vllm_memory,
         dtype="float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype,
         trust_remote_code=config.trust_remote_code,
+        seed=config.seed,
     )
 
 

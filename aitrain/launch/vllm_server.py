@@ -71,6 +71,8 @@ class ServerPlan:
     sequences: int | None = None
     """Most completions at a time; None: what vLLM thinks right."""
     trust_remote_code: bool = False
+    seed: int = 0
+    """Of what is sampled without a seed of its own."""
     timeout: float = 600.0
     """Seconds until it must be healthy."""
     program: tuple[str, ...] = PROGRAM
@@ -86,6 +88,7 @@ class ServerPlan:
             f"--host={HOST}",
             f"--port={port}",
             f"--dtype={self.dtype}",
+            f"--seed={self.seed}",
             f"--tensor-parallel-size={self.tensor_parallel}",
             "--generation-config=vllm",
             "--logprobs-mode=processed_logprobs",

@@ -138,9 +138,10 @@ class Chat:
 
     # -- and back
 
-    def read(self, ids: list[int], prefix: list[int], tools: Schemas) -> Answer:
-        """An answer as a message, with the tool calls in it; `prefix` are the tokens before it."""
-        message = self._parsed(ids, prefix, tools)
+    def read(self, ids: list[int], prefix: list[int], tools: Schemas, ends: Sequence[int] = ()) -> Answer:
+        """An answer as a message, with the tool calls in it; `prefix` are the tokens before it. Special tokens that the
+        model wrote are part of the text, except the one of `ends` that ended the answer and the padding after it."""
+        message = self._parsed(ids, prefix, tools, ends)
         if message.get("tool_calls"):
             calls = [_as_call(call) for call in message["tool_calls"]]
             return Answer(message, Reply(str(message["content"]), tuple(calls)))
@@ -149,12 +150,25 @@ class Chat:
             message = {**message, "content": content, "tool_calls": [call.as_message_part() for call in calls]}
         return Answer(message, Reply(str(content), tuple(calls)))
 
-    def _parsed(self, ids: list[int], prefix: list[int], tools: Schemas) -> Message:
+    def _parsed(self, ids: list[int], prefix: list[int], tools: Schemas, ends: Sequence[int]) -> Message:
         """The message as the model's own format has it, or all of the text as its content."""
         parser = self._parser if tools else self._own_parser
         if parser is not None:
-            return dict(parse_response(parser, ids, prefix=prefix, tools=list(tools) or None))
+            message = dict(parse_response(parser, ids, prefix=prefix, tools=list(tools) or None))
+            if message != self._without_special_tokens(ids):  # what TRL returns where the format cannot be read
+                return message
+        return {"role": "assistant", "content": str(self.tokenizer.decode(self._without_end(ids, ends)))}
+
+    def _without_special_tokens(self, ids: list[int]) -> Message:
         return {"role": "assistant", "content": str(self.tokenizer.decode(ids, skip_special_tokens=True))}
+
+    def _without_end(self, ids: list[int], ends: Sequence[int]) -> list[int]:
+        """The tokens of an answer less the padding after it and the token that ended it."""
+        length = len(ids)
+        while length and ids[length - 1] == self.tokenizer.pad_token_id:
+            length -= 1
+        is_ended = length > 0 and ids[length - 1] in ends
+        return ids[: length - 1 if is_ended else length]
 
     @cached_property
     def _own_parser(self) -> PreTrainedTokenizerBase | None:

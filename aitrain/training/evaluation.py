@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -96,18 +96,20 @@ class HeldOut:
         """The scores of these episodes, the same on every process; `named` goes into their records."""
         if not draws:
             return {}
-        decoding = trainer.greedy() if named["when"].endswith("greedy") else nullcontext()
-        with random_state_of_its_own((self.seed + draws[0].sample) % 2**32), evaluation_mode(trainer.model), decoding:
-            batches = list(_batches(trainer, draws))
-            episodes = [episode for batch in batches for episode in self._played(trainer, batch)]
-        own = list(zip(_own(trainer, draws), episodes, strict=False))  # what filled the share up is left out
+        decoding = trainer.greedy() if named["when"].endswith("greedy") else trainer.seeded()
+        with random_state_of_its_own(self.seed), evaluation_mode(trainer.model), decoding:
+            episodes = [episode for batch in _batches(trainer, draws) for episode in self._played(trainer, batch)]
+        own = list(zip(_own(trainer, draws), episodes, strict=True))
         trainer.hooks.write([named | {"sample": draw.sample} | episode.record() for draw, episode in own])
         return _gathered(trainer, own)
 
     def _played(self, trainer: EpisodeTrainer, draws: list[Draw]) -> list[Episode]:
-        """The environment's seed of a held-out case is the same one every time, too, and for all of its samples."""
+        """The environment's seed of a held-out case is the same every time and for all of its samples; the one that a
+        sample is drawn with is the same every time and on whichever process it is played."""
         cases = [self.cases[draw.place] for draw in draws]
-        return trainer.play(cases, [trainer.seed_of("held-out", case.number) for case in cases])
+        numbered = [(case.number, draw.sample) for case, draw in zip(cases, draws, strict=True)]
+        seeds = [trainer.seed_of("held-out", number) for number, _ in numbered]
+        return trainer.play(cases, seeds, [trainer.sampling_seed("held-out", *one) for one in numbered])
 
 
 def _own(trainer: EpisodeTrainer, draws: list[Draw]) -> list[Draw]:
@@ -116,11 +118,10 @@ def _own(trainer: EpisodeTrainer, draws: list[Draw]) -> list[Draw]:
 
 
 def _batches(trainer: EpisodeTrainer, draws: list[Draw]) -> Iterator[list[Draw]]:
-    """This process's share in generation batches. Shares are filled up with repeats to equal length, so that all
-    processes play equally many batches."""
-    world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
-    length = -(-len(draws) // world)
-    share = [draws[(rank + world * index) % len(draws)] for index in range(length)]
+    """This process's share in generation batches. All processes have equally many batches, where the last ones may be
+    shorter than others or empty: to play is something that they do together."""
+    share = _own(trainer, draws)
+    length = -(-len(draws) // trainer.accelerator.num_processes)
     size = max(BATCH, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
     for start in range(0, length, size):
         yield share[start : start + size]

@@ -15,6 +15,7 @@ from aitrain.environment.dialogue import Message, Move, Reply
 from aitrain.environment.failures import Failure
 from aitrain.environment.judging import Scored
 from aitrain.environment.scoring import Host, Play
+from aitrain.environment.seeds import Draw, EpisodeSeeds
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.training.chat import Chat
 from aitrain.training.generation.stopping import StopStrings
@@ -60,10 +61,13 @@ class Sampled:
 
 
 class Generate(Protocol):
-    """One answer to each prompt, of at most so many tokens; None when no process has a prompt left. `begun` says how
-    many tokens at the end of each prompt belong to the answer: an earlier call has generated them."""
+    """One answer to each prompt, of at most so many tokens; None when no process has a prompt left. `draws`: what each
+    is sampled with, None where the episode has no seed. `begun`: how many tokens at the end of each prompt belong to
+    the answer, as an earlier call has generated them."""
 
-    def __call__(self, prompts: list[list[int]], most: int, begun: Sequence[int]) -> list[Sampled] | None: ...
+    def __call__(
+        self, prompts: list[list[int]], most: int, draws: Sequence[Draw | None], begun: Sequence[int]
+    ) -> list[Sampled] | None: ...
 
 
 class Asking(Protocol):
@@ -73,8 +77,8 @@ class Asking(Protocol):
     def waiting(self) -> int:
         """How many have not come yet, or not been taken."""
 
-    def ask(self, track: Track, prompt: list[int], most: int) -> None:
-        """For an answer of at most so many tokens."""
+    def ask(self, track: Track, prompt: list[int], most: int, draw: Draw | None) -> None:
+        """For an answer of at most so many tokens, sampled with this."""
 
     def answered(self) -> list[tuple[Track, tuple[list[int], list[float]]]]:
         """Those that have come, as token ids and log-probabilities; waits for none."""
@@ -126,6 +130,12 @@ class Track:
     def unfinished(self) -> list[int]:
         """The tokens of an answer that still goes on."""
         return self.ids[self.last_answer :] if self.is_answering else []
+
+    @property
+    def draw(self) -> Draw | None:
+        """What the next tokens are sampled with; None: with the engine's own random numbers."""
+        sampling = self.play.sampling
+        return None if sampling is None else Draw(sampling.seed, sum(self.mask))
 
     @property
     def last(self) -> int:
@@ -217,10 +227,15 @@ class Rollout:
     is_padded: bool = True
     """Whether `generate` pads all prompts to the longest one, whose limit is then that of all of them."""
 
-    def play(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Episode]:
-        """One episode for each case, in their order; the environment's failures are in them."""
+    def play(
+        self, cases: Sequence[Case], seeds: Sequence[int], sampling_seeds: Sequence[int] | None = None
+    ) -> list[Episode]:
+        """One episode for each case, in their order; the environment's failures are in them. `seeds` are the
+        environment's, `sampling_seeds` decide what the policy samples (None: the engine's own random numbers do)."""
         with self.watch.running("rollout"):
             tracks = self._begin(cases, seeds)
+            for track, seed in zip(tracks, sampling_seeds or (), strict=sampling_seeds is not None):
+                track.play.sampling = EpisodeSeeds(seed)
             self._run([track for track in tracks if track.stop is None])
             return self._score(tracks)
 
@@ -242,7 +257,7 @@ class Rollout:
         tracks = {id(track.play): track for track in live}
         with self.host.answering() as environment:
             for track in live:
-                policy.ask(track, track.prompt_ids, self._room(track))
+                policy.ask(track, track.prompt_ids, self._room(track), track.draw)
             while policy.waiting or environment.waiting:
                 for track, (ids, logprobs) in policy.answered():
                     track.append_sampled(Sampled(ids, logprobs), is_whole=True)
@@ -254,7 +269,7 @@ class Rollout:
                     track = tracks[id(play)]
                     self._take(track, move)
                     if track.stop is None:
-                        policy.ask(track, track.prompt_ids + track.ids, self._room(track))
+                        policy.ask(track, track.prompt_ids + track.ids, self._room(track), track.draw)
 
     def _begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Track]:
         with self.watch.running("environment"):
@@ -304,7 +319,8 @@ class Rollout:
         if self.is_padded and self.limits.context is not None and live:
             most = min(most, self.limits.context - max(map(len, prompts)))
         with self.watch.running("generate"), activity.own.doing("generating"):
-            answers = self.generate(prompts, most, [len(track.unfinished) for track in live])
+            draws, begun = [track.draw for track in live], [len(track.unfinished) for track in live]
+            answers = self.generate(prompts, most, draws, begun)
         if answers is None:
             return False
         for track, room, sampled in zip(live, rooms, answers, strict=True):
@@ -324,7 +340,7 @@ class Rollout:
         """The newest answer, as a message of the conversation and as the environment gets it."""
         start, opening = track.last_answer, track.play.opening
         tools = opening.tools if opening.runs_tools else ()
-        answer = self.chat.read(track.ids[start:], track.prompt_ids + track.ids[:start], tools)
+        answer = self.chat.read(track.ids[start:], track.prompt_ids + track.ids[:start], tools, self.ends)
         track.messages.append(answer.message)
         return answer.reply
 

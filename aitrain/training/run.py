@@ -175,6 +175,7 @@ def _noting_phases(announce: Announce) -> Announce:
 
 
 def _run(job: Job, host: Host) -> Result:
+    host.tell = lambda text: job.announce(Note(text))
     prepared = prepare(job, host)
     with closing(prepared.trainer), closing(prepared.tracking):
         return _train_and_score(job, prepared)
@@ -240,10 +241,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     built = _build(host, tokenizer)
     dataset.check_chat_template(built[0], tokenizer)
     check_contract(job.environment, dataset.columns(built))
-    host.tell = lambda text: job.announce(Note(text))
-    own_chat = Chat(tokenizer, options=arguments.chat_template_kwargs or {})
-    tools = _tools(job, own_chat, built[0][0].prompt)
-    chat = _chat(job, own_chat, tools, built[0].is_chat)
+    tools, chat = _conversation(job, Chat(tokenizer, options=arguments.chat_template_kwargs or {}), built[0])
     job.stop.check()
     job.announce(Phase(f"loading {config.model}"))
     model = load_model(config, precision.dtype)
@@ -363,6 +361,12 @@ def _build(host: Host, tokenizer: PreTrainedTokenizerBase) -> tuple[dataset.Case
     except CallFailed as error:
         raise EnvironmentFailed(f"What build_dataset set cannot be had in another process: {error}") from error
     return built
+
+
+def _conversation(job: Job, chat: Chat, cases: dataset.Cases) -> tuple[Tools, Chat]:
+    """The tools that the model is shown, and how conversations are written."""
+    tools = _tools(job, chat, cases[0].prompt)
+    return tools, _chat(job, chat, tools, cases.is_chat)
 
 
 def _tools(job: Job, chat: Chat, prompt: Prompt) -> Tools:

@@ -56,7 +56,7 @@ import math
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -77,6 +77,7 @@ from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
 from aitrain.environment.failures import FAILURE_KINDS
 from aitrain.environment.scoring import FailureCount, Host
+from aitrain.environment.seeds import Draw, derived_seed
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
 from aitrain.training.epochs import CaseStream, Epochs
@@ -86,6 +87,7 @@ from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
 from aitrain.training.generation.comparison import LogprobShift, SampledRow, padded
 from aitrain.training.generation.local import LocalSampling
+from aitrain.training.generation.row_sampling import seeded_rows
 from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.served import Asking, Served
 from aitrain.training.kept_rows import KEPT, KeptRows
@@ -135,7 +137,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.failures = FailureCount(parts.host.config.rl_max_failed)
         self.sampling = Sampling.of(parts.host.config)
         self.stops = self.sampling.stop_strings(parts.tokenizer)
-        with warnings.catch_warnings(), replaced(grpo_trainer, {"VLLMGeneration": Generation}):
+        self._is_seeded = False
+        self._sampled_in_step = -1, 0
+        """The step that the last generation batch was sampled in, and how many completions were, by all processes."""
+        generation = {"VLLMGeneration": partial(Generation, run_seed=parts.arguments.seed)}
+        with warnings.catch_warnings(), replaced(grpo_trainer, generation):
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
             super().__init__(
                 model=parts.model,
@@ -204,9 +210,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """`inputs`: one row of `Cases.as_dataset()` for each completion of this process, groups side by side."""
+        self._places = self._next_places(len(inputs))
         numbers = [row["case"] for row in inputs]
         cases = [self.cases[number] for number in numbers]
-        self._asked = cases, [self.seed_of(self.state.global_step, number) for number in numbers]
+        seeds = [self.seed_of(self.state.global_step, number) for number in numbers]
+        self._asked = cases, seeds, self._sampling_seeds(numbers)
         output: dict[str, Any] = super()._generate_and_score_completions([{"prompt": case.prompt} for case in cases])
         self._write_rollouts(output["advantages"].tolist())
         return output | self._what_is_learned_from()
@@ -222,6 +230,28 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.flat.reward = None if math.isnan(mean) else mean
         device = self.accelerator.device
         return {KEPT: torch.tensor(kept, device=device), FLAT: torch.tensor(share == 1.0, device=device)}
+
+    def _next_places(self, count: int) -> range:
+        """Where this process's completions are among all completions that are sampled in a step: after those of the
+        processes before it, and after those of the step's earlier generation batches."""
+        step, sampled = self._sampled_in_step
+        before = sampled if step == self.state.global_step else 0
+        self._sampled_in_step = self.state.global_step, before + count * self.accelerator.num_processes
+        first = before + count * self.accelerator.process_index
+        return range(first, first + count)
+
+    def _sampling_seeds(self, numbers: Sequence[int]) -> list[int]:
+        """Those of this batch: consecutive within a group, so that a server can be asked for all of it at once."""
+        groups = [divmod(place, self.num_generations) for place in self._places]
+        return [
+            self.sampling_seed(self.state.global_step, number, group) + member
+            for number, (group, member) in zip(numbers, groups, strict=True)
+        ]
+
+    def sampling_seed(self, *names: object) -> int:
+        """What an episode is sampled with: it follows from the run's seed and what the episode is named, on whichever
+        process it is played."""
+        return derived_seed(self.args.seed, "sampling", *names)
 
     def seed_of(self, *names: object) -> int:
         """The environment's seed for a case at some time: the same one for a whole group, on whichever process."""
@@ -279,13 +309,13 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 shifts += shift.shifts
         return shifts
 
-    def play(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Episode]:
-        """This process's episodes, with the weights as they are now. Every process must call this.
+    def play(self, cases: Sequence[Case], seeds: Sequence[int], sampling_seeds: Sequence[int]) -> list[Episode]:
+        """This process's episodes, which may be none, with the weights as they are now. Every process must call this.
 
         Raises:
             ServerFailed: on all processes, where a vLLM server failed one of them.
         """
-        work = partial(self.rollout.play, cases, seeds)
+        work = partial(self.rollout.play, cases, seeds, sampling_seeds)
         served = self._served
         if served is None:
             return work()
@@ -321,22 +351,22 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self.hooks.tell(message)
 
     def _write_rollouts(self, advantages: list[float]) -> None:
-        first = self.accelerator.process_index * len(self._batch)
         self.hooks.write(
             [
                 {"step": self.state.global_step + 1, "policy_step": self.state.global_step}
-                | {"group": (first + index) // self.num_generations}
+                | {"group": place // self.num_generations}
                 | episode.record()
                 | {"advantage": advantage}
-                for index, (episode, advantage) in enumerate(zip(self._batch, advantages, strict=True))
+                for place, episode, advantage in zip(self._places, self._batch, advantages, strict=True)
             ]
         )
 
     def _engine(self, prompts: list[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
         """vLLM for an environment that asks the model itself: token ids in, token ids out."""
-        most = sampling.pop("max_new_tokens")
+        most, seeds = sampling.pop("max_new_tokens"), sampling.pop("seeds", None)
         ends = {"stop_token_ids": list(self.eos_token_ids)}  # the environment's own call: none of the run's options
-        with replaced(self.vllm_generation, {**sampling, "max_completion_length": most, "generation_kwargs": ends}):
+        ours = {"max_completion_length": most, "generation_kwargs": ends, "seeds": seeds}
+        with replaced(self.vllm_generation, {**sampling, **ours}):
             ids, _ = self._generate_single_turn(prompts, None, {}, 1)
         return list(ids)
 
@@ -440,9 +470,11 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     # -- the policy's side of a rollout
 
-    def generate(self, prompts: list[list[int]], most: int, begun: Sequence[int]) -> list[Sampled] | None:
-        """One answer to each prompt (token ids), sampled as in training; None when no process has a prompt. `begun`
-        tokens at the end of a prompt belong to the answer.
+    def generate(
+        self, prompts: list[list[int]], most: int, draws: Sequence[Draw | None] = (), begun: Sequence[int] = ()
+    ) -> list[Sampled] | None:
+        """One answer to each prompt (token ids), sampled as in training; None when no process has a prompt. See
+        `Generate` in rollout.py for `draws` and `begun`.
 
         Where generation is one common act of several processes, all of them bring equally many prompts, the missing
         ones made up: TRL hands the answers out by position, and would wait for a process that does not ask.
@@ -451,7 +483,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if not count:
             return None
         filler = [[self.eos_token_ids[0]]] * (count - len(prompts))
-        ids, logprobs = self._sample(prompts + filler, most, [*begun, *(0 for _ in filler)])
+        begun = [*begun, *[0] * (count - len(begun))]
+        with self._sampled_with([draw for draw in draws if draw is not None], count):
+            ids, logprobs = self._sample(prompts + filler, most, begun)
         return [Sampled(ids[n], logprobs[n] if logprobs else None) for n in range(len(prompts))]
 
     def _sample(self, prompts: list[list[int]], most: int, begun: list[int]) -> tuple[list[list[int]], Any]:
@@ -480,6 +514,21 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return False  # each process asks the server by itself
         shares_engine = self.use_vllm and (self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1)
         return bool(shares_engine or self._is_sharded)
+
+    def _sampled_with(self, draws: list[Draw], count: int) -> AbstractContextManager[None]:
+        """While this lasts, each of so many prompts is sampled with its draw. transformers samples as TRL does unless
+        `seeded` says otherwise."""
+        filled = [*draws, *[Draw(0)] * (count - len(draws))] if draws else []
+        if self.use_vllm:
+            return replaced(self.vllm_generation, {"seeds": [draw.request_seed for draw in filled] or None})
+        if not filled or not self._is_seeded or self.use_transformers_continuous_batching:
+            return nullcontext()
+        return seeded_rows(self.accelerator.unwrap_model(self.model), lambda rows: filled)
+
+    def seeded(self) -> AbstractContextManager[None]:
+        """While this lasts, transformers samples each completion with its episode's seed, as vLLM always does. Training
+        does without: there it draws what TRL draws."""
+        return replaced(self, {"_is_seeded": True})
 
     def greedy(self) -> AbstractContextManager[None]:
         """While this lasts, `generate` takes the likeliest token every time."""

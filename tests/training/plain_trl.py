@@ -21,8 +21,9 @@ settings = json.loads(arguments)
 lora = settings.pop("lora", None)
 
 
-def reward(completions, **_):
-    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+def reward(completion_ids, **_):  # TRL's `completions` lack the special tokens that the model wrote
+    ended = tokenizer.eos_token_id
+    texts = [tokenizer.decode(ids[:-1] if ids[-1] == ended else ids) for ids in completion_ids]
     return [sum(letter < "n" for letter in text) / max(1, len(text)) for text in texts]
 
 

@@ -82,6 +82,44 @@ KINDS = [("grpo", Scripted), ("dr_grpo", Scripted), ("dapo", Scripted), ("grpo",
          ("grpo", Unscored), ("dapo", Unscored)]  # fmt: skip
 
 
+class Evaluated:
+    """One turn, and two completions that the environment samples itself; every other prompt is the same. Notes each
+    call, as held-out cases are to be scored once."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return [{"prompt": f"say {number}:"} for number in range(8)]
+
+    def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return [
+            {"prompt": "say:" if number % 2 else f"tell {number}:", "case_idx": 100 + number} for number in range(9)
+        ]
+
+    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> dict[str, float]:
+        with self.notes.open("a") as file:
+            file.write(f"{case_idx}\n")
+        ids = tokenizer([f"{completion} more:"] * 2, return_tensors="pt")
+        said = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=5, num_return_sequences=2)
+        own = float(said[:, ids["input_ids"].shape[1] :].sum())
+        return {"score": sum(letter < "n" for letter in completion) / max(1, len(completion)), "own": own}
+
+
+class EvaluatedTalk(Evaluated):
+    """Three turns of the policy."""
+
+    score_episode = None  # type: ignore[assignment]
+
+    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
+        with self.notes.open("a") as file:
+            file.write(f"{case_idx}\n")
+        said = yield None
+        for turn in range(1 + case_idx % 2):
+            said += yield f" more {turn}:"
+        return sum(letter < "n" for letter in said) / max(1, len(said))
+
+
 def ignore(event: Event) -> None:
     """Nobody watches."""
 
@@ -99,6 +137,16 @@ def main(model: str, out: Path) -> None:
         if os.environ.get("RANK", "0") == "0":
             folder.path.mkdir(parents=True)
         run(Job(config, folder, environment(), ignore))
+    module.EpisodeTrainer = EpisodeTrainer  # type: ignore[misc]
+    for kind in (Evaluated, EvaluatedTalk):
+        config = TrainConfig(
+            model=model, rl_prompts_per_step=4, batch_size=4, rl_num_generations=4, max_steps=1, rl_kl_coef=0.0,
+            rl_max_new_tokens=8, save_strategy="no", output_dir=str(out), trl={"steps_per_generation": 1},
+        )  # fmt: skip
+        folder = RunFolder(out / kind.__name__)
+        if os.environ.get("RANK", "0") == "0":
+            folder.path.mkdir(parents=True)
+        run(Job(config, folder, kind(out / f"{kind.__name__}.calls"), ignore))
     part_in_peace()
 
 

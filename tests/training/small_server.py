@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,19 @@ from tests.training.test_served import Fake
 
 
 class SmallServer(Fake):
-    """Serves a small model, and says the log-probabilities that it has; `ignores` is handed weights in vain."""
+    """Serves a small model, and says the log-probabilities that it has; `ignores` is handed weights in vain, after as
+    many syncs as `obeys` says."""
 
     def __init__(self, model: Path, ignores: bool = False) -> None:
         self.model, self.ignores = str(model), ignores
+        self.obeys = 0
         self._generating = threading.Lock()
         super().__init__()
 
     def start(self) -> None:
         """With the base's weights."""
         self.policy: Any = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32).eval()
+        self.base = copy.deepcopy(self.policy)
         super().start()
 
     def _models(self, body: Any) -> tuple[int, Any]:
@@ -33,33 +37,42 @@ class SmallServer(Fake):
 
     def _collective_rpc(self, body: Any) -> tuple[int, Any]:
         answer = super()._collective_rpc(body)
-        if not self.ignores:
+        if self._takes():
             self.policy = AutoModelForCausalLM.from_pretrained(body["kwargs"]["weights_path"]).eval()
         return answer
 
     def _load_lora_adapter(self, body: Any) -> tuple[int, Any]:
         answer = super()._load_lora_adapter(body)
-        if answer[0] == 200 and not self.ignores:
+        if answer[0] == 200 and self._takes():
             base = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
             self.policy = PeftModel.from_pretrained(base, body["lora_path"]).eval()
         return answer
+
+    def _takes(self) -> bool:
+        self.obeys -= 1
+        return not self.ignores or self.obeys >= 0
 
     def _completions(self, body: Any) -> tuple[int, Any] | None:
         if self.troubles:
             return self.troubles.pop(0)(self)
         with self._generating, torch.no_grad():
-            choices = [self._choice(index, ids, body) for index, ids in enumerate(body["prompt"])]
+            places = [(ids, number) for ids in body["prompt"] for number in range(body.get("n", 1))]
+            choices = [self._choice(index, *place, body) for index, place in enumerate(places)]
         return 200, {"choices": choices}
 
-    def _choice(self, index: int, prompt: list[int], body: Any) -> dict[str, Any]:
+    def _choice(self, index: int, prompt: list[int], number: int, body: Any) -> dict[str, Any]:
         heat = body["temperature"]
-        ids = self.policy.generate(
+        policy = self.base if body["model"] == "base" and self.adapters else self.policy
+        if body.get("seed") is not None:
+            torch.manual_seed((body["seed"] + number) % 2**63)
+        ids = policy.generate(
             input_ids=torch.tensor([prompt]), max_new_tokens=body["max_tokens"], do_sample=heat > 0,
             temperature=heat or None, top_k=0 if heat else None, top_p=1.0 if heat else None,
         )[0]  # fmt: skip
         answer = ids[len(prompt) :]
-        logits = self.policy(ids[None]).logits[0, len(prompt) - 1 : -1] / (heat or 1.0)
-        said = logits.log_softmax(-1).gather(-1, answer[:, None])[:, 0].tolist()
+        logits = policy(ids[None]).logits[0, :-1] / (heat or 1.0)
+        given = logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0].tolist()
+        said = given[len(prompt) - 1 :]
         if body.get("top_k") == 1:  # only the likeliest may be drawn
             said = [0.0] * len(said)
         return {
@@ -67,4 +80,5 @@ class SmallServer(Fake):
             "prompt_token_ids": prompt,
             "token_ids": answer.tolist(),
             "logprobs": {"token_logprobs": said},
+            "prompt_logprobs": [None, *({str(t): {"logprob": p}} for t, p in zip(prompt[1:], given, strict=False))],
         }

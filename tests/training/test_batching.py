@@ -18,6 +18,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
+from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.workers import Outcome, Workers
 from aitrain.training.generation import batching
 from aitrain.training.generation.batching import Batcher, Policy
@@ -537,6 +538,40 @@ def test_the_policy_is_not_copied(watched: Watched, attempt: Callable[[Any], Any
         attempt(watched.policy)
 
 
+# -- seeds of episodes
+
+
+def of_episode(seed: int, job: Job) -> Job:
+    """A job in the episode that has this seed."""
+
+    def run() -> Any:
+        current_seeds.set(EpisodeSeeds(seed))
+        return job()
+
+    return run
+
+
+def test_what_an_episode_samples_depends_on_its_seed_and_on_no_other_episode(watched: Watched) -> None:
+    calls = [masked(*widths, max_new_tokens=8, do_sample=True, num_return_sequences=2) for widths in [(4, 6), (9,)]]
+    jobs = [of_episode(seed, lambda call=call: watched.policy.generate(**call)) for seed, call in enumerate(calls)]
+    together = [outcome.value.tolist() for outcome in watched.outcomes(jobs)]
+    assert together == [outcome.value.tolist() for outcome in watched.outcomes(jobs[::-1])][::-1]
+    assert together == [watched.outcomes([job])[0].value.tolist() for job in jobs]
+    assert watched.rows == [3, 3, 2, 1]
+    assert len({tuple(row) for row in together[0]}) == 4
+
+
+def test_each_call_of_an_episode_samples_something_else(watched: Watched) -> None:
+    call = masked(4, max_new_tokens=8, do_sample=True)
+
+    def twice() -> list[Any]:
+        return [watched.policy.generate(**call).tolist() for _ in range(2)]
+
+    first, second = watched.outcomes([of_episode(1, twice)])[0].value
+    assert first != second
+    assert watched.outcomes([of_episode(1, twice)])[0].value == [first, second]
+
+
 # -- an engine
 
 
@@ -568,6 +603,16 @@ def test_an_engine_gets_prompts_without_padding_and_its_answers_are_padded(parro
     assert sorted(engine.asked[0][0]) == sorted(asked)
     assert two.tolist() == [first + first[2:][::-1] + [PAD] * 2, second + second[::-1]]
     assert one.tolist() == [asked[2] + asked[2][::-1][:8]]
+
+
+def test_an_engine_is_told_the_seed_of_each_prompt(parrot: tuple[Parrot, Watched]) -> None:
+    engine, watched = parrot
+    jobs = [of_episode(1, lambda: watched.policy.generate(**masked(4, 6, num_return_sequences=2, do_sample=True)))]
+    for _ in range(2):
+        watched.outcomes(jobs)
+    seeds = [sampling["seeds"] for _, sampling in engine.asked]
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0])) == 4
 
 
 def test_an_engine_is_told_how_to_sample(parrot: tuple[Parrot, Watched]) -> None:

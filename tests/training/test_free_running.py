@@ -37,7 +37,7 @@ def said_to(prompt: list[int]) -> Sampled:
     return Sampled(ids, [-0.1 * n for n in range(len(ids))])
 
 
-def generate(prompts: list[list[int]], most: int, begun: Sequence[int]) -> list[Sampled] | None:
+def generate(prompts: list[list[int]], most: int, draws: Any, begun: Sequence[int]) -> list[Sampled] | None:
     return [said_to(prompt).first(most) for prompt in prompts] or None
 
 
@@ -46,7 +46,7 @@ class Sometime:
 
     pushes = 0
 
-    def answer(self, prompt: list[int], most: int) -> tuple[list[int], list[float]]:
+    def answer(self, prompt: list[int], most: int, seed: int | None = None) -> tuple[list[int], list[float]]:
         time.sleep(random.uniform(0, 0.01))
         sampled = said_to(prompt).first(most)
         return sampled.ids, sampled.logprobs or []
@@ -174,7 +174,7 @@ def test_both_clocks_run_while_some_wait_for_the_policy_and_some_for_their_envir
             return 1.0
 
     class Slower(Sometime):
-        def answer(self, prompt: list[int], most: int) -> Any:
+        def answer(self, prompt: list[int], most: int, seed: int | None = None) -> Any:
             time.sleep(0.02)
             return super().answer(prompt, most)
 
@@ -190,7 +190,7 @@ def test_both_clocks_run_while_some_wait_for_the_policy_and_some_for_their_envir
 
 def test_a_policy_that_fails_ends_the_rollout_and_the_next_one_begins_anew(host: Host) -> None:
     class Fails(Sometime):
-        def answer(self, prompt: list[int], most: int) -> Any:
+        def answer(self, prompt: list[int], most: int, seed: int | None = None) -> Any:
             raise RunFailed("the server is gone")
 
     with pytest.raises(RunFailed, match="the server is gone"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from aitrain.run_folder import read_lines
 from tests.training.conftest import difference
 
 HERE = Path(__file__).parent
@@ -91,3 +93,41 @@ def test_two_processes_end_like_one(kind: str, scripted: Path, small_model: Path
 
     assert difference(one, two) <= 1e-6
     assert difference(one, small_model) > 1e-4
+
+
+def records(run: Path, when: str | None = None) -> list[dict[str, Any]]:
+    """Those of all processes, in the order of their cases."""
+    found = [record for file in (run / "rollouts").iterdir() for record in read_lines(file)]
+    return sorted((r for r in found if r.get("when") == when), key=lambda record: int(record["case_idx"]))
+
+
+@pytest.mark.parametrize("when", ["before_sampled", "before_greedy"])
+@pytest.mark.parametrize("kind", ["Evaluated", "EvaluatedTalk"])
+def test_two_processes_score_held_out_cases_like_one(kind: str, when: str, scripted: Path) -> None:
+    """What the policy samples, what the environment samples with it, and what that is worth."""
+    one, two = (records(scripted / number / kind, when) for number in ("one", "two"))
+
+    assert [record["case_idx"] for record in one] == [100 + number for number in range(9)]
+    for name in ("case_idx", "completion", "score", "metrics"):
+        assert [record[name] for record in one] == [record[name] for record in two], name
+    same_prompt = [record["completion"] for record in one if record["case_idx"] % 2]
+    assert len(set(same_prompt)) == (
+        4 if when == "before_sampled" else 1 if kind == "Evaluated" else len({*same_prompt})
+    )
+    results = [json.loads((scripted / number / kind / "result.json").read_text()) for number in ("one", "two")]
+    assert results[0]["score_before"] == results[1]["score_before"]
+
+
+@pytest.mark.parametrize("number", ["one", "two"])
+@pytest.mark.parametrize("kind", ["Evaluated", "EvaluatedTalk"])
+def test_a_held_out_case_is_played_once_by_one_process(kind: str, number: str, scripted: Path) -> None:
+    calls = Counter((scripted / number / f"{kind}.calls").read_text().split())
+    assert {calls[str(100 + case)] for case in range(9)} == {4}  # before and after, sampled and greedy
+
+
+@pytest.mark.parametrize("number", ["one", "two"])
+def test_groups_of_a_step_are_numbered_over_its_batches_and_processes(number: str, scripted: Path) -> None:
+    trained = records(scripted / number / "Evaluated")
+    groups = {group: {r["case_idx"] for r in trained if r["group"] == group} for group in range(4)}
+    assert Counter(record["group"] for record in trained) == dict.fromkeys(range(4), 4)
+    assert all(len(cases) == 1 for cases in groups.values())

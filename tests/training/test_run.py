@@ -41,6 +41,19 @@ def test_every_completion_is_on_record_from_the_first_step_on(train: Train) -> N
     assert 1 <= first["tokens"] <= 6
 
 
+@pytest.mark.parametrize("knobs", [{"trl": {"steps_per_generation": 1}}, {"trl": {"steps_per_generation": 8}}, {}])
+def test_each_group_of_a_step_has_a_number_of_its_own(train: Train, knobs: dict[str, Any]) -> None:
+    result = train(
+        Vowels(), rl_prompts_per_step=4, rl_num_generations=4, batch_size=4, eval_cases=0, max_steps=2, **knobs
+    )
+
+    members: dict[tuple[int, int], list[int]] = {}
+    for record in rollouts(result):
+        members.setdefault((record["step"], record["group"]), []).append(record["case_idx"])
+    assert all(len(cases) == 4 and len(set(cases)) == 1 for cases in members.values())
+    assert [group for step, group in members if step == 1] == list(range(len(members) // len({s for s, _ in members})))
+
+
 def test_the_recorded_advantage_is_the_score_against_its_group(train: Train) -> None:
     result = train(Vowels(), max_steps=1)
 

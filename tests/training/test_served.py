@@ -25,10 +25,11 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.training.generation import served, tied_head
+from aitrain.training.generation.agreement import Agreement
 from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.served import (
     AdapterSync,
@@ -192,7 +193,7 @@ class Fake:
                 "token_ids": [sum(prompt), END],
                 "logprobs": {"token_logprobs": [*surely, -0.5]},
             }
-            for index, prompt in enumerate(body["prompt"])
+            for index, prompt in enumerate(prompt for prompt in body["prompt"] for _ in range(body.get("n", 1)))
         ]
         return 200, {"choices": choices[::-1]}
 
@@ -273,6 +274,22 @@ def test_a_server_with_a_token_limit_of_its_own_is_refused(fake: Fake, monkeypat
     assert by(fake, max_completion_length=3).generate([[1]])[1] == [[5, 5, 5]]
     with pytest.raises(RunFailed, match=r"cuts answers at 3 tokens, and 30 were.*\n.*--generation-config vllm"):
         by(fake, max_completion_length=30).generate([[1]])
+
+
+def test_each_answer_is_asked_for_with_its_own_seed_and_a_group_in_one_request(fake: Fake) -> None:
+    engine = by(fake, seeds=[7, 8, 9, 20, 21, 30])
+    prompts = [[1, 2], [1, 2], [1, 2], [3], [4, 5], [4, 5]]
+    assert engine.generate(prompts)[1] == [[sum(prompt), END] for prompt in prompts]
+    asked = {(str(body["prompt"]), body["n"], body["seed"]) for body in fake.bodies("/v1/completions")}
+    assert asked == {("[[1, 2]]", 3, 7), ("[[3]]", 1, 20), ("[[4, 5]]", 1, 21), ("[[4, 5]]", 1, 30)}
+    assert engine.answer([6], 5, seed=40) == ([6, END], [0.0, -0.5])
+    assert fake.bodies("/v1/completions")[-1]["seed"] == 40
+
+
+def test_the_likeliest_answers_need_no_seed(fake: Fake) -> None:
+    by(fake, seeds=[1, 2], temperature=0.0).generate([[1], [1]])
+    (body,) = fake.bodies("/v1/completions")
+    assert "seed" not in body
 
 
 def test_an_answer_fits_behind_its_prompt_and_the_others_are_as_long_as_before(fake: Fake) -> None:
@@ -777,6 +794,31 @@ def test_the_real_server_says_what_the_model_says_before_and_after_adapters(
 
 
 @real_vllm
+@pytest.mark.parametrize("kind", [AdapterSync, DiskSync])
+def test_the_real_server_follows_the_policy_and_is_noticed_when_it_does_not(
+    real: Vllm, model: PeftModel, tmp_path: Path, kind: Any
+) -> None:
+    engine = engine_of(real, kind(model, tmp_path / "sync"))
+    engine.verify = check = Agreement.of(model, AutoTokenizer.from_pretrained(TINY))
+    try:
+        engine.sync_weights()
+        for update in range(1, 13):
+            changed(model, 400, scale=1e-4 * update)
+            engine.sync_weights()
+        start = time.monotonic()
+        assert check._last is not None
+        check._compare_movement(engine, check._last)
+        print(f"{kind.__name__}: noise {check._noise:.1e}, a comparison takes {time.monotonic() - start:.3f} s")
+        assert check._last.pushes == 12
+        changed(model, 400, scale=0.05)
+        with pytest.raises(RunFailed, match="does not generate with the weights"):
+            check._compare_movement(engine, check._last)
+    finally:
+        changed(model, 0, scale=0.0)
+        engine.sync_weights() if kind is DiskSync else None
+
+
+@real_vllm
 def test_an_answer_of_the_real_server_ends_with_what_ends_it(real: Vllm, model: PeftModel, tmp_path: Path) -> None:
     engine = engine_of(real, AdapterSync(model, tmp_path / "sync"))
     usual = greedy(engine)
@@ -785,6 +827,24 @@ def test_an_answer_of_the_real_server_ends_with_what_ends_it(real: Vllm, model: 
     engine.longest = 405
     engine.stop_token_ids = []
     assert [len(answer) for answer in greedy(engine)][-2:] == [min(5, len(answer)) for answer in usual[-2:]]
+
+
+@real_vllm
+def test_a_seed_decides_what_the_real_server_samples_beside_whatever_else(
+    real: Vllm, model: PeftModel, tmp_path: Path
+) -> None:
+    engine = engine_of(real, AdapterSync(model, tmp_path / "sync"))
+    asked = [prompt for prompt in prompts()[:5] for _ in range(4)]
+    engine.seeds = [100 * (place // 4) + place % 4 for place in range(len(asked))]
+    together = engine.generate(asked)[1]
+    assert engine.generate(asked)[1] == together
+    alone = [engine.answer(prompt, 40, seed)[0] for prompt, seed in zip(asked, engine.seeds, strict=True)]
+    assert alone == together
+    assert len({tuple(answer) for answer in together}) > len(together) / 2
+    engine.seeds = [seed + 1 for seed in engine.seeds]
+    assert [ids for place, ids in enumerate(engine.generate(asked)[1]) if place % 4 < 3] == [
+        ids for place, ids in enumerate(together) if place % 4 > 0
+    ]
 
 
 @real_vllm

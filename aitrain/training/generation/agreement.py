@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from aitrain.errors import RunFailed
 from aitrain.training.generation.served import AdapterSync, Served
@@ -21,15 +24,41 @@ NEUTRAL = {
     "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "generation_kwargs": {},
 }  # fmt: skip
 
+EVERY = 10
+"""Syncs from one comparison to the next, once it was seen that the server follows the policy."""
+CLEAR = 2.0
+"""How many times the rounding noise the policy must have moved before it is asked whether the server has, too."""
+LEAST_NOISE = 1e-5
+"""Of log-probabilities, in float32."""
+FOLLOWED = 0.5
+"""Share of the policy's movement that the server must have made at least: 1 where it has the weights, 0 where not."""
+
 
 @dataclass(frozen=True)
+class Probe:
+    """Log-probabilities of the same tokens at one moment, by the trainer's model and by the server."""
+
+    own: torch.Tensor
+    served: torch.Tensor
+    pushes: int
+
+
+@dataclass
 class Agreement:
-    """What a server is asked when it was given the weights for the first time."""
+    """What a server is asked when it was given weights: the first time whether it has the same model, later whether it
+    follows the policy as that changes."""
 
     model: Any
     prompts: list[list[int]]
     tell: Callable[[str], None] | None = None
-    """Who hears of a server that is not the same; None: that ends the run."""
+    """Who hears of a server that does not have the same model; None: that ends the run."""
+    _rows: list[list[int]] = field(default_factory=list, init=False)
+    """Tokens whose log-probabilities are compared: the prompts and what the server answered the first time."""
+    _last: Probe | None = field(default=None, init=False)
+    _noise: float = field(default=math.inf, init=False)
+    """What rounding makes of a log-probability, as a root of the mean square: the least that was seen, as weights that
+    did not arrive make it more."""
+    _follows: bool = field(default=False, init=False)
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, tell: Callable[[str], None] | None = None) -> Agreement:
@@ -37,11 +66,20 @@ class Agreement:
         return cls(model, [tokenizer(text)["input_ids"] for text in TEXTS], tell)
 
     def __call__(self, served: Served) -> None:
-        """Compare the two.
+        """Compare the two, where it is time to.
 
         Raises:
             RunFailed: they are not the same model, or the weights did not arrive.
         """
+        if self._last is None:
+            self._compare_models(served)
+            self._last = self._first_probe(served)
+        if not self._follows or served.pushes - self._last.pushes >= EVERY:
+            self._compare_movement(served, self._last)
+
+    # -- the first time
+
+    def _compare_models(self, served: Served) -> None:
         gap = self.difference(served)
         if gap <= BOUND:  # not so for nan either
             return
@@ -55,32 +93,77 @@ class Agreement:
 
     def difference(self, served: Served) -> float:
         """Mean absolute difference between the log-probabilities of sampled tokens, the server's and the model's."""
-        before = {name: getattr(served, name) for name in (*NEUTRAL, "max_completion_length")}
-        vars(served).update(NEUTRAL, max_completion_length=TOKENS)
+        settings = NEUTRAL | {"max_completion_length": TOKENS, "seeds": list(range(len(self.prompts)))}
+        before = {name: getattr(served, name) for name in settings}
+        vars(served).update(settings)
         try:
             _, answers, logprobs, *_ = served.generate(self.prompts)
         finally:
             vars(served).update(before)
+        self._rows = [prompt + answer for prompt, answer in zip(self.prompts, answers, strict=True)]
         gaps = [
-            (self._logprobs(prompt, answer) - torch.tensor(said).reshape(-1)).abs()
-            for prompt, answer, said in zip(self.prompts, answers, logprobs, strict=True)
+            (own[len(prompt) - 1 :] - torch.tensor(said).reshape(-1)).abs()
+            for prompt, own, said in zip(self.prompts, self._logprobs(), logprobs, strict=True)
         ]
         return float(torch.cat(gaps).mean())
 
+    def _first_probe(self, served: Served) -> Probe:
+        """What later ones are compared with: the base where the server still has it, so that the adapter of a resumed
+        run is looked for at once; else the weights as they are."""
+        if not isinstance(served.sync, AdapterSync):
+            return self._probe(served, torch.cat(self._logprobs()))
+        return self._probe(served, torch.cat(self._logprobs(self.model.disable_adapter())), of_base=True)
+
+    # -- later
+
+    def _compare_movement(self, served: Served, last: Probe) -> None:
+        """Only once the policy has moved clearly: before that, one that was not handed over looks the same."""
+        own = torch.cat(self._logprobs())
+        moved = own - last.own
+        if not _rms(moved) > CLEAR * self._noise:
+            return
+        now = self._probe(served, own)
+        share = float((now.served - last.served) @ moved / (moved @ moved))
+        if not share >= FOLLOWED:
+            raise RunFailed(
+                f"The vLLM server at {served.server.url} does not generate with the weights that it was given: the"
+                f" trainer's log-probabilities have changed by {_rms(moved):.2g},"
+                f" the server's by {max(share, 0.0):.0%} of that.\n"
+                f"{_advice_to_a_server_that_stays(served)}"
+            )
+        self._last, self._follows = now, True
+
+    def _probe(self, served: Served, own: torch.Tensor, of_base: bool = False) -> Probe:
+        said = torch.tensor(served.logprobs(self._rows, of_base))
+        self._noise = min(self._noise, max(_rms(own - said), LEAST_NOISE))
+        return Probe(own, said, served.pushes)
+
     @torch.no_grad()
-    def _logprobs(self, prompt: list[int], answer: list[int]) -> torch.Tensor:
-        """The model's own, of an answer's tokens, without dropout."""
+    def _logprobs(self, variant: AbstractContextManager[Any] | None = None) -> list[torch.Tensor]:
+        """The model's own, of each row's tokens after the first, without dropout."""
         was_training = self.model.training
         self.model.eval()
+        ids = pad_sequence([torch.tensor(row) for row in self._rows], batch_first=True).to(self.model.device)
         try:
-            logits = self.model(torch.tensor([prompt + answer], device=self.model.device)).logits[0]
+            with variant or nullcontext():
+                logits = self.model(ids).logits[:, :-1]  # padding comes after the tokens, which do not see it
         finally:
             self.model.train(was_training)
-        logprobs: torch.Tensor = logits[len(prompt) - 1 : -1].float().log_softmax(-1).cpu()
-        return logprobs.gather(-1, torch.tensor(answer)[:, None])[:, 0]
+        logprobs = logits.float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].cpu()
+        return [values[: len(row) - 1] for values, row in zip(logprobs, self._rows, strict=True)]
+
+
+def _rms(values: torch.Tensor) -> float:
+    return float(values.square().mean().sqrt())
 
 
 def _advice(served: Served) -> str:
     if isinstance(served.sync, AdapterSync):
         return "Only the adapter is handed over: start the server anew with the very base that is trained (--model)."
     return "Does the server read the same files as the trainer, and is nobody else handing it weights?"
+
+
+def _advice_to_a_server_that_stays(served: Served) -> str:
+    if isinstance(served.sync, AdapterSync):
+        return "It loads the adapter and does not use it: try --vllm-sync disk, which hands over all weights."
+    return "It reloads the files and keeps what it had: restart it, or use --vllm-mode colocate."

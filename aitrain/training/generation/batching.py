@@ -21,7 +21,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -31,11 +31,14 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig
 
 from aitrain import activity
+from aitrain.environment.seeds import Draw, current_seeds, derived_seed
 from aitrain.environment.workers import paused
+from aitrain.training.generation.row_sampling import seeded_rows
 
 Engine = Callable[[list[list[int]], dict[str, Any]], list[list[int]]]
 """Completion ids for prompt ids, in their order: `engine(prompts, sampling)`. `sampling` has `max_new_tokens` and, as
-vLLM takes them, `temperature` (0: greedy), `top_k` (-1: all), `top_p`, `min_p` and `repetition_penalty`."""
+vLLM takes them, `temperature` (0: greedy), `top_k` (-1: all), `top_p`, `min_p` and `repetition_penalty`; and `seeds`,
+one for each prompt, where the episodes that ask have them."""
 
 SHORTEST_WINDOW = 0.01
 """Seconds."""
@@ -90,9 +93,11 @@ class Batcher:
                 trains, which is no time to generate.
             Exception: whatever the method raises.
         """
+        is_generate, seeds = method == "generate", current_seeds.get()
+        seed = seeds.next_call() if is_generate and seeds is not None else None
+        call = _Call(method, args, kwargs, _request(args, kwargs) if is_generate else None, seed)
         if threading.get_ident() == self._thread:
-            return self._run(method, args, kwargs)
-        call = _Call(method, args, kwargs, _request(args, kwargs) if method == "generate" else None)
+            return self._alone([call])[0]
         session = self._session
         if session is None:
             raise _over()
@@ -168,45 +173,51 @@ class Batcher:
             self._answer(calls[:middle], work)
             self._answer(calls[middle:], work)
 
-    def _run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Without dropout and gradients; afterwards the model's mode is what it was."""
+    def _run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], calls: list[_Call]) -> Any:
+        """Without dropout and gradients; afterwards the model's mode is what it was. Rows of calls that have a seed are
+        sampled by it."""
         was_training = self._model.training
         if was_training:
             self._model.eval()
         try:
-            with torch.no_grad():
+            is_seeded = any(call.seed is not None for call in calls)
+            sampling = seeded_rows(self._model, functools.partial(_draws, calls)) if is_seeded else nullcontext()
+            with torch.no_grad(), sampling:
                 return getattr(self._model, method)(*args, **kwargs)
         finally:
             if was_training:
                 self._model.train()
 
     def _alone(self, calls: list[_Call]) -> list[Any]:
-        return [self._run(call.method, call.args, call.kwargs) for call in calls]
+        return [self._run(call.method, call.args, call.kwargs, [call]) for call in calls]
 
     def _together(self, settings: _Settings, calls: list[_Call]) -> list[torch.Tensor]:
-        requests = [call.request for call in calls if call.request is not None]
         if self._engine is not None and settings.is_for_engine:
-            return self._by_engine(self._engine, settings, requests)
-        return self._by_model(settings, requests) if len(calls) > 1 else self._alone(calls)
+            return self._by_engine(self._engine, settings, calls)
+        return self._by_model(settings, calls) if len(calls) > 1 else self._alone(calls)
 
-    def _by_model(self, settings: _Settings, requests: list[_Request]) -> list[torch.Tensor]:
+    def _by_model(self, settings: _Settings, calls: list[_Call]) -> list[torch.Tensor]:
+        requests = _requests(calls)
         width = max(request.width for request in requests)
         words = {
             "input_ids": torch.cat([request.widened(width) for request in requests]),
             "attention_mask": torch.cat([settings.mask(request, width) for request in requests]),
             **requests[0].with_limit(max(settings.limit(request) for request in requests)),
         }
-        generated = self._run("generate", (), words)[:, width:]
+        generated = self._run("generate", (), words, calls)[:, width:]
         return _handed_out(settings, requests, generated, _lengths(generated, settings.ends))
 
-    def _by_engine(self, engine: Engine, settings: _Settings, requests: list[_Request]) -> list[torch.Tensor]:
+    def _by_engine(self, engine: Engine, settings: _Settings, calls: list[_Call]) -> list[torch.Tensor]:
+        requests = _requests(calls)
         prompts = [
             ids[mask.bool()].tolist()
             for request in requests
             for ids, mask in zip(request.ids, settings.mask(request, request.width), strict=True)
             for _ in range(settings.rows)
         ]
-        answers = engine(prompts, settings.sampling(max(settings.limit(request) for request in requests)))
+        sampling = settings.sampling(max(settings.limit(request) for request in requests))
+        seeds = [draw.request_seed for draw in _draws(calls, len(prompts)) if draw is not None]
+        answers = engine(prompts, sampling | ({"seeds": seeds} if len(seeds) == len(prompts) else {}))
         lengths = [len(answer) for answer in answers]
         fill = self._pad if settings.pad is None else settings.pad
         padded = [answer + [fill] * (max(lengths) - len(answer)) for answer in answers]
@@ -228,7 +239,7 @@ class Policy:
         object.__setattr__(self, "_model", model)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own, as if it were called alone; sampling draws from one generator for all."""
+        """The model's own, as if it were called alone; what is sampled follows from the episode's seed."""
         return self._batcher.ask("generate", args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -271,6 +282,8 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     request: _Request | None
+    seed: int | None = None
+    """What its rows are sampled with; None: with the engine's own random numbers."""
     arrived: float = field(default_factory=time.monotonic)
     answers: queue.SimpleQueue[tuple[Any, Exception | None]] = field(default_factory=queue.SimpleQueue)
 
@@ -297,6 +310,24 @@ class _Session:
                 calls.append(self.calls.get_nowait())
         except queue.Empty:
             return calls
+
+
+def _requests(calls: list[_Call]) -> list[_Request]:
+    return [call.request for call in calls if call.request is not None]
+
+
+def _draws(calls: list[_Call], rows: int) -> list[Draw | None]:
+    """What each row of a batch of these calls is drawn with. Each call has a share of the rows: one call all of them,
+    several as many as they have prompts, times the answers that each prompt gets."""
+    prompts = [1 if call.request is None else len(call.request.ids) for call in calls]
+    each = rows // sum(prompts)
+    counts = [count * each for count in prompts[:-1]]
+    counts.append(rows - sum(counts))
+    return [
+        None if call.seed is None else Draw(derived_seed(call.seed, row))
+        for call, count in zip(calls, counts, strict=True)
+        for row in range(count)
+    ]
 
 
 def _kind(call: _Call) -> str:

@@ -6,6 +6,8 @@ Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
     trl.generation.vllm_generation.LLM          replaced while vLLM is started: TRL passes no number format
     VLLMGeneration._init_vllm()                 overridden for that
     VLLMGeneration._iter_named_params()         overridden: (name, tensor) of all weights, as vLLM names them
+    VLLMGeneration.generate()                   overridden: calls self.llm.generate(prompts, sampling_params=), once,
+                                                with all prompts of the tp_group where tensors are parallel
     VLLMGeneration.sync_weights()               overridden where vLLM runs on the CPU
     VLLMGeneration.vllm_client.session                     a requests.Session, given a deadline
     VLLMGeneration.llm.llm_engine.step                      wrapped: each call of it is progress
@@ -14,6 +16,7 @@ Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -50,7 +53,16 @@ def _ticking(step: Callable[[], T]) -> Callable[[], T]:
 
 
 class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
-    """vLLM beside the trainer, or TRL's client of a server; neither ever writes to the weights that it hands over."""
+    """vLLM beside the trainer, or TRL's client of a server; neither ever writes to the weights that it hands over.
+
+    `seeds`, one for each prompt of the next `generate`, decide what is sampled beside the trainer; TRL's client asks
+    for all prompts at once and cannot pass them on.
+    """
+
+    def __init__(self, *arguments: Any, run_seed: int, **options: Any) -> None:
+        self.run_seed = run_seed
+        self.seeds: list[int] | None = None
+        super().__init__(*arguments, **options)
 
     def _init_vllm(self) -> None:
         """In the number format that the trainer computes in: vLLM would take float32 weights for bfloat16, and the
@@ -61,19 +73,44 @@ class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
             if self.mode == "server" and self.accelerator.is_main_process:
                 set_deadline(self.vllm_client.session)
             return
-        options: dict[str, Any] = {
-            "dtype": self._dtype,
-            "generation_config": "vllm",
-        }  # not the model's own sampling defaults
-        options |= {"enforce_eager": True} if self._is_on_cpu else {}
         before = vllm_generation.LLM
-        vllm_generation.LLM = partial(before, **options)
+
+        def start(**options: Any) -> Any:
+            eager = {"enforce_eager": True} if self._is_on_cpu else {}
+            ours = {
+                "dtype": self._dtype,
+                "seed": self.run_seed + options["seed"],
+                "generation_config": "vllm",  # not the model's own sampling defaults
+            }
+            return before(**{**options, **eager, **ours})
+
+        vllm_generation.LLM = start
         try:
             with activity.own.doing("starting vLLM", moves_files=True):
                 super()._init_vllm()
         finally:
             vllm_generation.LLM = before
         self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step)
+
+    def generate(self, *arguments: Any, **options: Any) -> Any:
+        """TRL's, each prompt sampled with its own seed where there are `seeds`."""
+        if self.seeds is None or self.mode != "colocate":
+            return super().generate(*arguments, **options)
+        engine: Any = self.llm  # type: ignore[has-type]
+        self.llm = _SeededEngine(engine, self._seeds_of_all())
+        try:
+            return super().generate(*arguments, **options)
+        finally:
+            self.llm = engine
+
+    def _seeds_of_all(self) -> list[int]:
+        """Of the prompts of all processes that share this engine, in TRL's order."""
+        assert self.seeds is not None
+        if self.tensor_parallel_size == 1:
+            return self.seeds
+        gathered: list[Any] = [None] * self.tensor_parallel_size
+        torch.distributed.all_gather_object(gathered, self.seeds, group=self.tp_group)
+        return [seed for seeds in gathered for seed in seeds]
 
     @property
     def _dtype(self) -> str:
@@ -110,3 +147,20 @@ class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
         runner.reload_weights(weights_iterator=self._iter_named_params())
         renew_tied_head(runner.get_model())
         self.llm.reset_prefix_cache()
+
+
+class _SeededEngine:
+    """vLLM's engine, which samples each prompt of a `generate` with its own seed."""
+
+    def __init__(self, engine: Any, seeds: list[int]) -> None:
+        self._engine, self._seeds = engine, seeds
+
+    def generate(self, prompts: list[Any], sampling_params: Any, **options: Any) -> Any:
+        """As the engine does it."""
+        each = [copy.copy(sampling_params) for _ in prompts]
+        for parameters, seed in zip(each, self._seeds, strict=True):
+            parameters.seed = seed
+        return self._engine.generate(prompts, sampling_params=each, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

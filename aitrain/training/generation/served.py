@@ -7,7 +7,10 @@ given the weights again, and what it was doing is asked for once more.
 Where we lean on vLLM 0.31 (tests/training/test_served.py runs against it):
 
     POST /v1/completions                return_token_ids: the ids as sampled, with the one that ended the answer;
-                                        logprobs 0: of the sampled token alone; cache_salt: which cached prefixes count
+                                        logprobs 0: of the sampled token alone; cache_salt: which cached prefixes count;
+                                        seed: each prompt of a request samples with it, and of n completions of a prompt
+                                        the first with seed, the second with seed + 1, and so on; prompt_logprobs 0:
+                                        of each token of the prompt alone
     GET  /v1/models                     names, the folder an adapter came from, max_model_len
     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     POST /collective_rpc reload_weights, /update_weight_version; GET /weight_info, /server_info    in its development
@@ -40,6 +43,7 @@ from safetensors.torch import save_file
 from transformers.utils import logging
 
 from aitrain import activity
+from aitrain.environment.seeds import Draw
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.training.generation import tied_head
 from aitrain.training.generation.weights import merged_weights
@@ -209,7 +213,7 @@ class Served:
     no_sense_in_waiting: Callable[[], str] = lambda: ""
     """Why it will not, where that is known; asked while it is waited for."""
     verify: Callable[[Served], None] = lambda _: None
-    """Looks at a server that was given the weights for the first time."""
+    """Looks at a server that was given weights."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -219,6 +223,8 @@ class Served:
     max_completion_length: int = 16
     generation_kwargs: dict[str, Any] = field(default_factory=dict)
     """Further fields of each request, as in TRL's VLLMGeneration."""
+    seeds: list[int] | None = None
+    """What each prompt of the next `generate` is sampled with; None: the server's own random numbers."""
 
     pushes: int = field(default=0, init=False)
     restarts: int = field(default=0, init=False)
@@ -249,8 +255,8 @@ class Served:
             answers = self._insist(lambda: self._ask(prompts))
         return prompts, [ids for ids, _ in answers], [[[value] for value in values] for _, values in answers], None
 
-    def answer(self, prompt: list[int], most: int) -> Answer:
-        """One answer of at most so many tokens, whichever thread asks.
+    def answer(self, prompt: list[int], most: int, seed: int | None = None) -> Answer:
+        """One answer of at most so many tokens, sampled with the seed, whichever thread asks.
 
         Raises:
             RunFailed: as for `generate`.
@@ -260,9 +266,31 @@ class Served:
             with self._looking:
                 if time.monotonic() >= self._current_until:
                     self._make_current()
-            return self._request([prompt], self._limit(prompt, most))[0]
+            return self._request([prompt], self._limit(prompt, most), seed)[0]
 
         return self._insist(ask)
+
+    def logprobs(self, rows: list[list[int]], of_base: bool = False) -> list[float]:
+        """Log-probabilities of all tokens after the first of each row, one row after the other, at temperature 1: the
+        policy's, or those of the base that the server was started with.
+
+        Raises:
+            RunFailed: as for `generate`.
+        """
+        body = self._body(rows, 1) | {"temperature": 1.0, "prompt_logprobs": 0}
+        model = {"model": self.model} if of_base else {}
+
+        def ask() -> Any:
+            self._make_current()
+            return self.server.post("/v1/completions", body | model)
+
+        reply = self._insist(ask)
+        choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
+        return [
+            float(said[str(token)]["logprob"])
+            for row, choice in zip(rows, choices, strict=True)
+            for token, said in zip(row[1:], choice["prompt_logprobs"][1:], strict=True)
+        ]
 
     def sync_weights(self) -> None:
         """Make the server generate with the weights as they are now. Every process must call this.
@@ -296,8 +324,7 @@ class Served:
         start = time.monotonic()
         self.last_bytes = self.sync.write(self.pushes)
         self._insist(self._hand_over)
-        if self.pushes == 1:
-            self.verify(self)
+        self.verify(self)
         self.last_seconds = time.monotonic() - start
 
     def _hand_over(self) -> None:
@@ -349,7 +376,9 @@ class Served:
         self._make_current()
         chunks = self._chunks(prompts)
         answers: dict[int, Answer] = {}
-        calls = [partial(self._request, [prompts[n] for n in chunk.places], chunk.limit) for chunk in chunks]
+        calls = [
+            partial(self._request, [prompts[n] for n in chunk.places], chunk.limit, chunk.seed) for chunk in chunks
+        ]
         for chunk, part in zip(chunks, _in_parallel(calls), strict=True):
             answers.update(zip(chunk.places, part, strict=True))
         if self.pushes and not self.sync.holds(self.server, self.pushes):
@@ -357,6 +386,8 @@ class Served:
         return [answers[n] for n in range(len(prompts))]
 
     def _chunks(self, prompts: list[list[int]]) -> list[_Chunk]:
+        if self.seeds is not None and self.temperature > 0:
+            return self._seeded_chunks(prompts, self.seeds)
         limits = [self._limit(prompt, self.max_completion_length) for prompt in prompts]
         chunks: list[_Chunk] = []
         for place in sorted(range(len(prompts)), key=limits.__getitem__):
@@ -367,12 +398,25 @@ class Served:
             chunks[-1].tokens += tokens
         return chunks
 
+    def _seeded_chunks(self, prompts: list[list[int]], seeds: list[int]) -> list[_Chunk]:
+        """A request for each prompt; one for all completions of a prompt whose seeds are consecutive."""
+        chunks: list[_Chunk] = []
+        for place, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            last = chunks[-1] if chunks else None
+            if last is None or prompt != prompts[last.places[0]] or seed != last.next_seed:
+                last = _Chunk(self._limit(prompt, self.max_completion_length), seed=seed)
+                chunks.append(last)
+            last.places.append(place)
+        return chunks
+
     def _limit(self, prompt: list[int], most: int) -> int:
         """The server refuses what could become too long, where an engine inside the process stops in time."""
         return max(1, most if self.longest is None else min(most, self.longest - len(prompt)))
 
-    def _request(self, prompts: list[list[int]], limit: int) -> list[Answer]:
-        reply = self.server.post("/v1/completions", self._body(prompts, limit))
+    def _request(self, prompts: list[list[int]], limit: int, seed: int | None = None) -> list[Answer]:
+        """An answer to each prompt; those that are sampled with a seed, and the ones after it, have the same prompt."""
+        seeded = {} if seed is None else {"prompt": prompts[:1], "n": len(prompts), "seed": seed}
+        reply = self.server.post("/v1/completions", self._body(prompts, limit) | seeded)
         activity.tick()
         choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
         if [choice["prompt_token_ids"] for choice in choices] != prompts:
@@ -390,7 +434,7 @@ class Served:
             )
 
     def _body(self, prompts: list[list[int]], limit: int) -> dict[str, Any]:
-        """All that the model's generation_config.json would set otherwise; no seed."""
+        """All that the model's generation_config.json would set otherwise."""
         return {
             "model": (self.sync.name if self.pushes else None) or self.model,
             "prompt": prompts,
@@ -453,14 +497,14 @@ class Asking:
         self._served, self._wake = served, wake
         self._arrived: queue.SimpleQueue[tuple[Any, Answer | Exception]] = queue.SimpleQueue()
 
-    def ask(self, key: Any, prompt: list[int], most: int) -> None:
-        """For an answer of at most so many tokens; it comes back with the key."""
+    def ask(self, key: Any, prompt: list[int], most: int, draw: Draw | None = None) -> None:
+        """For an answer of at most so many tokens, sampled with the draw; it comes back with the key."""
         self.waiting += 1
-        _HANDS.do(partial(self._fetch, key, prompt, most))
+        _HANDS.do(partial(self._fetch, key, prompt, most, None if draw is None else draw.request_seed))
 
-    def _fetch(self, key: Any, prompt: list[int], most: int) -> None:
+    def _fetch(self, key: Any, prompt: list[int], most: int, seed: int | None) -> None:
         try:
-            self._arrived.put((key, self._served.answer(prompt, most)))
+            self._arrived.put((key, self._served.answer(prompt, most, seed)))
         except Exception as error:
             self._arrived.put((key, error))
         self._wake()
@@ -485,11 +529,18 @@ class Asking:
 
 @dataclass
 class _Chunk:
-    """Prompts of one request, by their places, with the most tokens of each answer."""
+    """Prompts of one request, by their places, with the most tokens of each answer. With a seed, they are all the same,
+    and each place has the seed after that of the one before."""
 
     limit: int
     places: list[int] = field(default_factory=list)
     tokens: int = 0
+    seed: int | None = None
+
+    @property
+    def next_seed(self) -> int | None:
+        """The one that one more place would have."""
+        return None if self.seed is None else self.seed + len(self.places)
 
     def has_room(self, limit: int, tokens: int) -> bool:
         return limit == self.limit and len(self.places) < CHUNK_PROMPTS and self.tokens + tokens <= CHUNK_TOKENS

@@ -1,0 +1,136 @@
+"""A vLLM server that takes new weights and goes on with old ones is noticed, and one that does as it should is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from aitrain import Result, RunFailed
+from aitrain.training.generation import agreement
+from aitrain.training.generation.agreement import Agreement
+from aitrain.training.generation.served import AdapterSync, DiskSync, Served
+from tests.environments.vowels import Vowels
+from tests.training.small_server import SmallServer
+from tests.training.test_served import by
+
+STEP = 1e-4
+"""What one update moves each weight by: a log-probability then moves by about a thousandth."""
+
+
+@pytest.fixture
+def server(small_model: Path) -> Iterator[SmallServer]:
+    serving = SmallServer(small_model)
+    yield serving
+    serving.stop()
+
+
+class Policy:
+    """A model in training, and the server that it is handed to."""
+
+    def __init__(self, server: SmallServer, folder: Path, by_adapter: bool) -> None:
+        torch.manual_seed(0)
+        model: Any = AutoModelForCausalLM.from_pretrained(server.model)
+        if by_adapter:
+            model = get_peft_model(model, LoraConfig(r=4, lora_alpha=32, target_modules="all-linear"))
+        sync: Any = (AdapterSync if by_adapter else DiskSync)(model, folder / "sync")
+        self.model, self.server = model, server
+        self.trained = [weight for name, weight in model.named_parameters() if "lora_B" in name or not by_adapter]
+        self.direction = {weight: torch.randn_like(weight).sign() for weight in self.trained}
+        self.engine: Served = by(server, sync, verify=Agreement.of(model, AutoTokenizer.from_pretrained(server.model)))
+
+    def update(self) -> None:
+        """As an optimizer does: each weight by a little."""
+        with torch.no_grad():
+            for weight, direction in self.direction.items():
+                weight += STEP * direction
+
+    def sync(self, count: int = 1, updates: int = 1) -> None:
+        """Hand over what is trained, so many times with as many updates before each."""
+        for _ in range(count):
+            for _ in range(updates):
+                self.update()
+            self.engine.sync_weights()
+
+    def compared(self) -> int:
+        """How often the server was asked for log-probabilities."""
+        return sum("prompt_logprobs" in body for body in self.server.bodies("/v1/completions"))
+
+
+@pytest.fixture(params=[True, False], ids=["adapter", "disk"])
+def policy(request: pytest.FixtureRequest, server: SmallServer, tmp_path: Path) -> Policy:
+    return Policy(server, tmp_path, request.param)
+
+
+def test_weights_that_are_never_used_are_noticed_at_the_second_sync(policy: Policy) -> None:
+    policy.server.ignores = True
+    policy.engine.sync_weights()  # an adapter changes nothing yet, and all weights are the server's own
+    with pytest.raises(RunFailed, match=r"does not generate with the weights .* have changed by .* by 0% of that"):
+        policy.sync()
+
+
+def test_weights_that_are_not_used_any_more_are_noticed_some_syncs_later(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "EVERY", 3)
+    policy.server.ignores, policy.server.obeys = True, 4
+    policy.engine.sync_weights()
+    policy.sync(3)
+    with pytest.raises(RunFailed, match="does not generate with the weights"):
+        policy.sync(4)
+    assert policy.engine.pushes <= 4 + 4
+
+
+def test_a_server_that_uses_its_weights_is_asked_now_and_then_and_never_accused(policy: Policy) -> None:
+    policy.engine.sync_weights()
+    policy.sync(25)
+    assert policy.compared() in (4, 5)  # the first time, at the second sync, and every tenth one
+
+
+def test_nothing_is_asked_while_the_policy_has_not_moved_beyond_rounding(policy: Policy) -> None:
+    policy.server.ignores = True
+    for _ in range(5):
+        policy.engine.sync_weights()
+    assert policy.compared() == 1
+
+
+def test_the_adapter_of_a_resumed_run_is_looked_for_at_once(server: SmallServer, tmp_path: Path) -> None:
+    policy = Policy(server, tmp_path, by_adapter=True)
+    policy.update()
+    server.ignores = True
+    with pytest.raises(RunFailed, match="try --vllm-sync disk"):
+        policy.engine.sync_weights()
+
+
+def test_a_server_that_rounds_is_told_from_one_that_ignores(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise as of bfloat16, another one for each answer: nothing is said before the policy has moved beyond it."""
+    logprobs = Served.logprobs
+
+    def noisy(self: Served, *arguments: Any, **options: Any) -> list[float]:
+        values = torch.tensor(logprobs(self, *arguments, **options))
+        return list(values + 0.02 * torch.randn_like(values))
+
+    monkeypatch.setattr(Served, "logprobs", noisy)
+    monkeypatch.setattr(agreement, "EVERY", 1)
+    policy.engine.sync_weights()
+    policy.sync(20)
+    policy.server.ignores = True
+    with pytest.raises(RunFailed, match="does not generate with the weights"):
+        policy.sync(10, updates=20)
+
+
+def test_a_run_ends_before_it_trains_on_what_a_stale_server_says(
+    train: Callable[..., Result], server: SmallServer
+) -> None:
+    server.ignores = True
+    with pytest.raises(RunFailed, match="does not generate with the weights"):
+        train(
+            Vowels(), peft=True, max_steps=5, lr=1e-5, warmup_ratio=0.0, eval_cases=0, rl_top_k=0,
+            use_vllm=True, vllm_mode="server", vllm_server_url=server.url,
+        )  # fmt: skip
+    assert len(server.bodies("/v1/load_lora_adapter")) == 3  # one looks whether the server takes adapters at all
