@@ -26,6 +26,7 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.memory --pairs 1
 	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.intervals
 	$(BIN)/python -m benchmarks.properties
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.torture --kills 10
 

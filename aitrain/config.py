@@ -352,6 +352,12 @@ class TrainConfig(BaseModel):
         "Evaluation",
         may_change=True,
     )
+    eval_samples: PositiveInt = knob(
+        1,
+        "Samples of each held-out case: their mean is the case's score; with several, pass@K is reported besides.",
+        "Evaluation",
+        may_change=True,
+    )
     eval_strategy: Literal["no", "steps", "epoch"] = knob(
         "epoch", "When to score the held-out cases during training as well.", "Evaluation", may_change=True
     )
@@ -371,7 +377,8 @@ class TrainConfig(BaseModel):
     )
     save_best: bool = knob(
         False,
-        "Keep the checkpoint with the best held-out score besides, and let model/ be the best one at the end.",
+        "Keep the checkpoint with the best held-out score besides, and let model/ be the best one at the end,"
+        " scored once more with new samples for the score that is reported.",
         "Saving",
         may_change=True,
     )

@@ -29,7 +29,7 @@ FLOORS = {
 
 HEAVY_FLOORS = {
     "model": 1, "chat": 1, "dataset": 1.5, "trl_arguments": 2, "hub": 1, "provenance": 1, "tiny_model": 1,
-    "stopwatch": 2, "tracking": 5, "warm_up": 5,
+    "holding_out": 1, "stopwatch": 2, "tracking": 5, "warm_up": 5,
     "finite": 1, "flat": 1, "kept_rows": 1, "padding": 1, "epochs": 1, "generation": 2, "rollout": 3, "trainer": 4,
     "evaluation": 5, "alarms": 5, "saving": 5,
     "joining": 2, "history": 4, "callbacks": 5.1, "checkpoints": 5.2,
@@ -44,7 +44,7 @@ WITHIN = {
     "shape": 0, "room": 0.3, "capacity": 0.6,
     "preflight": 1, "serving": 2, "processes": 3,
     "visible": 0, "duration": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
-    "intervals": 0, "rollouts": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
+    "intervals": 0, "held_out": 0.5, "rollouts": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
     "picture": 2, "shelf": 2, "card": 3, "shown": 3, "server": 3, "writing": 3,
     "tied_head": 0, "weights": 0, "row_sampling": 0, "batching": 1, "colocated": 1, "served": 1, "agreement": 2,
     "stopping": 0, "local": 3, "comparison": 4,

@@ -45,7 +45,7 @@ def start(plan: Plan, wanted: Wanted) -> int:
     if wanted.quiet:
         print(last_line(Result.read(folder.path)))
     else:
-        show_result(Result.read(folder.path), scores(report.rollouts.entries), Console(highlight=False))
+        show_result(Result.read(folder.path), scores(folder, report.rollouts), Console(highlight=False))
     return _say_how_to_resume(end, folder)
 
 

@@ -43,7 +43,9 @@ def show(
     ],
     *,
     step: Annotated[int | None, typer.Option(help="The rollouts of this step, group by group.")] = None,
-    case: Annotated[str | None, typer.Option(help="All episodes of this case, training and held out.")] = None,
+    case: Annotated[
+        str | None, typer.Option(help="All episodes of this case: the number of its row, or its case_idx.")
+    ] = None,
     worst: Annotated[bool, typer.Option("--worst", help="From the lowest score on.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="Episodes that the environment failed on.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="So many episodes at most.")] = None,

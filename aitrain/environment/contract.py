@@ -46,11 +46,13 @@ class Score:
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the dataset, with the number that the environment knows it by."""
+    """One row of the dataset. `case_idx` is what the environment knows it by, which several rows may have in common;
+    `number` is the row's own: its place in the dataset, where held-out rows are numbered on from the last one."""
 
     case_idx: Any
     prompt: Prompt
     row: Mapping[str, Any]
+    number: int = 0
 
     @property
     def is_chat(self) -> bool:

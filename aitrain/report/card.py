@@ -19,6 +19,7 @@ from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.knobs import as_command, read_file
 from aitrain.privacy import masked, without_secrets
+from aitrain.report.held_out import shown
 from aitrain.report.picture import draw_curve
 from aitrain.report.plot import curve
 from aitrain.report.rollouts import Rollouts
@@ -75,7 +76,7 @@ def _sections(folder: RunFolder, config: TrainConfig, rollouts: Rollouts) -> Ite
     if config.peft:
         merged = ", `merged/` holds base and adapter as one model" if config.merge_adapter else ""
         yield f"The LoRA adapter lies here{merged}."
-    yield _scores(scores(rollouts.entries), result)
+    yield _scores(result.get("scores") or scores(folder, rollouts), result)
     yield from _curve(folder)
     yield "## How it was made"
     yield table([("", ""), *_facts(config, result, made)])
@@ -83,19 +84,30 @@ def _sections(folder: RunFolder, config: TrainConfig, rollouts: Rollouts) -> Ite
 
 
 def _scores(found: Values, result: Values) -> str:
-    rows: list[tuple[str, ...]] = [(f"held-out score, {result.get('eval_cases')} cases", "before", "after", "change")]
-    rows += [(name, *map(_interval, row.items())) for name, row in found.items() if row["before"] or row["after"]]
+    samples = result.get("eval_samples") or 1
+    each = f", {samples} samples each" if samples > 1 else ""
+    rows: list[tuple[str, ...]] = [
+        (f"held-out score, {result.get('eval_cases')} cases{each}", "before", "after", "change")
+    ]
+    for name, row in found.items():
+        if row["before"] or row["after"]:
+            rows.append((name, *(shown(value, when == "change") for when, value in row.items())))
     if len(rows) == 1:
         return "No held-out cases were scored."
-    return table(rows) + "\n\nIn brackets: 95% intervals over the held-out cases."
+    notes = "In brackets: 95% intervals over the held-out cases."
+    return "\n\n".join([table(rows), " ".join([notes, *_about_scores(result)])])
 
 
-def _interval(of: tuple[str, Values | None]) -> str:
-    name, value = of
-    if value is None:
-        return "-"
-    sign = "+" if name == "change" else ""
-    return f"{value['mean']:{sign}.3f} [{value['low']:{sign}.3f}, {value['high']:{sign}.3f}]"
+def _about_scores(result: Values) -> Iterator[str]:
+    """What a reader of the scores should know."""
+    if result.get("selection_score") is not None:
+        yield (
+            f"This is the model after step {result.get('model_step')}, chosen by its held-out score,"
+            f" {result['selection_score']:.3f}, the best of {result.get('selection_scorings')}."
+            " The score after training in the table is of new samples, taken when it was chosen."
+        )
+    if result.get("eval_overlap"):
+        yield f"{result['eval_overlap']} of the held-out cases have the same prompt as a training case."
 
 
 def _curve(folder: RunFolder) -> Iterator[str]:

@@ -11,9 +11,11 @@ from aitrain.report.rollouts import Entry, Rollouts
 
 @dataclass(frozen=True)
 class CaseRow:
-    """One case. Scores are 0 to 1, None where nothing was scored; `variance` is that of all its scores."""
+    """One case, by its row. Scores are None where nothing was scored; `variance` is that of all its scores."""
 
     case: str
+    case_idx: str
+    """What the environment knows it by."""
     is_held_out: bool
     prompt: str
     episodes: int
@@ -38,6 +40,7 @@ def _row(key: tuple[bool, str], entries: list[Entry], prompt: str) -> CaseRow:
     scores = [entry.score for entry in entries if entry.score is not None]
     return CaseRow(
         case=key[1],
+        case_idx=entries[0].case_idx,
         is_held_out=key[0],
         prompt=prompt,
         episodes=len(entries),

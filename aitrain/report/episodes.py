@@ -34,7 +34,8 @@ Values = dict[str, Any]
 class Query:
     """Which episodes; what is None or empty does not matter.
 
-    `when` is `training`, `held-out`, or one scoring such as `before_sampled`; `failure` is a kind, or `any`.
+    `when` is `training`, `held-out`, or one scoring such as `before_sampled`; `case` is the number of a row, or where
+    no row has that number, a `case_idx`; `failure` is a kind, or `any`.
     """
 
     when: str = ""
@@ -47,12 +48,12 @@ class Query:
     text: str = ""
     order: str = "training"
 
-    def takes(self, entry: Entry) -> bool:
-        """Whether an episode is asked for, but for its text."""
+    def takes(self, entry: Entry, by_case_idx: bool = False) -> bool:
+        """Whether an episode is asked for, but for its text; `case` names the row, or its `case_idx`."""
         return (
             self._takes_when(entry)
             and self.step in (None, entry.step)
-            and self.case in ("", entry.case)
+            and self.case in ("", entry.case_idx if by_case_idx else entry.case)
             and self._takes_score(entry.score)
             and (not self.failure or entry.failure == self.failure or (self.failure == "any" and bool(entry.failure)))
             and self.stop in ("", entry.stop)
@@ -78,14 +79,15 @@ class Found:
 
 
 def group_of(entry: Entry) -> tuple[int, str, int, str]:
-    """What an episode's group is known by; held-out cases have one episode each."""
+    """What an episode's group is known by; of held-out cases, the samples of one case in one scoring."""
     return entry.step, entry.when, entry.group, entry.case if entry.when else ""
 
 
 def find(rollouts: Rollouts, query: Query) -> Found:
     """All episodes that a query asks for."""
     entries = rollouts.entries
-    numbers = [number for number, entry in enumerate(entries) if query.takes(entry)]
+    by_case_idx = query.case != "" and all(entry.case != query.case for entry in entries)
+    numbers = [number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx)]
     is_complete = True
     if query.text:
         hits = list(_searched(rollouts, numbers, query.text))
@@ -172,7 +174,7 @@ def row(rollouts: Rollouts, number: int) -> Values:
 
 
 def _facts(entry: Entry, number: int) -> Values:
-    names = ("step", "when", "group", "case", "score", "advantage", "stop", "failure", "turns", "tokens")
+    names = ("step", "when", "group", "case", "case_idx", "score", "advantage", "stop", "failure", "turns", "tokens")
     return {"n": number} | {name: getattr(entry, name) for name in names}
 
 

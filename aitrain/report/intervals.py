@@ -1,50 +1,218 @@
-"""How sure a mean score is: 95% intervals.
+"""How sure a mean score is: 95% intervals over cases.
 
-A mean of scores between 0 and 1 gets Wilson's interval, which is right for right-or-wrong scores, wider than needed for
-scores in between, and no point where all scores are equal. A change on the same cases gets the interval of Bonett and
-Price (2012): that of the cases' own differences, with two more, one case that became right and one that became wrong.
-Cases are what differs between two samples, so both treat them as drawn from many; they do not know how much another
-training run would differ.
+The case is the unit: cases are drawn from the many that could have been asked, and all samples of one case count as one
+value, their mean. So the intervals hold for one sample per case and for several, however much those are alike.
+
+A mean of scores between two bounds, mapped to 0 and 1, gets a score interval: all means m with
+(mean - m)^2 <= a m (1 - m). With a = z^2 / n that is Wilson's interval, which is right where every case is at a bound;
+there, the limits next to the bounds are moved out (Brown, Cai and DasGupta 2001), because Wilson's cover too seldom
+there. Other case means vary less than that, so a = t^2 d / n, with Student's t and d the share that their variance is
+of m (1 - m): the design effect of a survey. For symmetric scores that is about the t interval; near a bound it leans
+away from it, as the data do. It is never wider than Wilson's, and never a point.
+
+A change between two scorings of the same cases, with every case at a bound, gets Newcombe's (1998) square-and-add
+interval, made of the two intervals above and the correlation of the cases. Other changes get the score interval of the
+cases' own differences, widened to where Student's interval reaches when it is shifted by their skewness (Hall 1992): a
+change is often large for a few cases and small for the rest.
+
+Scores without bounds get Student's t interval, widened by the shifted one. There is none of one case, nor of equal
+ones.
+
+The intervals tell how much other cases would differ. How much another training run would differ, they do not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, pstdev
+from functools import cache
+from statistics import NormalDist, fmean, variance
+from typing import TypeAlias
 
-Z = NormalDist().inv_cdf(0.975)
+Bounds: TypeAlias = tuple[float, float]
+"""The lowest and the highest score that there can be."""
+UNIT: Bounds = (0.0, 1.0)
+
+Limits: TypeAlias = tuple[float, float]
+
+LEVEL = 0.95
+Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+POISSON_LIMITS = (0.0512933, 0.3553615, 0.8176914)
+"""The mean of a Poisson variable that is at least 1, 2, 3 with a chance of 1 - LEVEL."""
+MANY_CASES = 50
+"""With more cases than this, three limits next to a bound are moved out; with fewer, two."""
+EQUAL = 1e-12
+"""Variances below this, of values between 0 and 1, are rounding."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95% interval, over so many cases."""
+    """A mean over `count` cases with the limits of its 95% interval, None where there is none."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     count: int
 
 
-def of_mean(scores: Collection[float]) -> Interval | None:
-    """The mean of scores from 0 to 1; None of none."""
+def of_mean(scores: Collection[float], bounds: Bounds | None = UNIT) -> Interval | None:
+    """The mean of the scores of cases, one value a case: the mean of its samples. None without a case."""
     if not scores:
         return None
-    count, mean = len(scores), fmean(scores)
-    share = min(1.0, max(0.0, mean))
-    weight = Z * Z / count
-    middle = (share + weight / 2) / (1 + weight)
-    half = Z / (1 + weight) * math.sqrt(share * (1 - share) / count + weight / (4 * count))
-    return Interval(mean, max(0.0, min(mean, middle - half)), min(1.0, max(mean, middle + half)), count)
+    mean = fmean(scores)
+    if bounds is None:
+        low, high = _student(list(scores))
+        return Interval(mean, low, high, len(scores))
+    below, above = _limits(_between_0_and_1(scores, bounds))
+    size = bounds[1] - bounds[0]
+    return Interval(mean, min(mean, bounds[0] + below * size), max(mean, bounds[0] + above * size), len(scores))
 
 
-def of_change(before: Mapping[str, float], after: Mapping[str, float]) -> Interval | None:
+def of_change(before: Mapping[str, float], after: Mapping[str, float], bounds: Bounds | None = UNIT) -> Interval | None:
     """The mean change of the cases that have a score before and after; None when there is none."""
-    changes = [after[case] - score for case, score in before.items() if case in after]
-    if not changes:
+    cases = [case for case in before if case in after]
+    if not cases:
         return None
-    mean, adjusted = fmean(changes), [*changes, 1.0, -1.0]
-    half = Z * pstdev(adjusted) / math.sqrt(len(adjusted))
-    middle = fmean(adjusted)
-    return Interval(mean, max(-1.0, min(mean, middle - half)), min(1.0, max(mean, middle + half)), len(changes))
+    differences = [after[case] - before[case] for case in cases]
+    mean = fmean(differences)
+    if bounds is None:
+        low, high = _student(differences)
+        return Interval(mean, low, high, len(cases))
+    first = _between_0_and_1([before[case] for case in cases], bounds)
+    second = _between_0_and_1([after[case] for case in cases], bounds)
+    below, above = _change_limits(first, second)
+    size = bounds[1] - bounds[0]
+    return Interval(mean, min(mean, below * size), max(mean, above * size), len(cases))
+
+
+def _between_0_and_1(scores: Collection[float], bounds: Bounds) -> list[float]:
+    low, high = bounds
+    return [min(1.0, max(0.0, (score - low) / (high - low))) for score in scores]
+
+
+# -- a mean
+
+
+def _limits(values: Sequence[float]) -> Limits:
+    """Of the mean of values from 0 to 1."""
+    count, mean = len(values), fmean(values)
+    spread = variance(values) if count > 1 else 0.0
+    if spread < EQUAL:
+        return _around_equal(count, mean)
+    if set(values) <= {0.0, 1.0}:
+        return _of_share(count, round(count * mean))
+    square = student_quantile(count - 1) ** 2 * spread / (mean * (1 - mean))
+    return _score_limits(min(square, Z * Z) / count, mean)
+
+
+def _score_limits(a: float, mean: float) -> Limits:
+    """All m with (mean - m)^2 <= a m (1 - m)."""
+    middle = (mean + a / 2) / (1 + a)
+    half = math.sqrt(a * mean * (1 - mean) + a * a / 4) / (1 + a)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def _around_equal(count: int, mean: float) -> Limits:
+    """Equal values say nothing about how others vary: as far towards either bound as Wilson's interval of values that
+    are all at one goes."""
+    share = Z * Z / (count + Z * Z)
+    return mean * (1 - share), mean + (1 - mean) * share
+
+
+def _of_share(count: int, ones: int) -> Limits:
+    """Wilson's interval, moved out where few values are at one of the bounds."""
+    low, high = _score_limits(Z * Z / count, ones / count)
+    limits = POISSON_LIMITS[: 3 if count > MANY_CASES else 2]
+    if 1 <= ones <= len(limits):
+        low = min(low, limits[ones - 1] / count)
+    if 1 <= count - ones <= len(limits):
+        high = max(high, 1 - limits[count - ones - 1] / count)
+    return low, high
+
+
+# -- a change
+
+
+def _change_limits(before: Sequence[float], after: Sequence[float]) -> Limits:
+    if {*before, *after} <= {0.0, 1.0}:
+        return _square_and_add(before, after)
+    differences = [new - old for old, new in zip(before, after, strict=True)]
+    low, high = _limits([(1 + difference) / 2 for difference in differences])
+    shifted = _shifted(differences) or (1.0, -1.0)
+    return max(-1.0, min(2 * low - 1, shifted[0])), min(1.0, max(2 * high - 1, shifted[1]))
+
+
+def _square_and_add(before: Sequence[float], after: Sequence[float]) -> Limits:
+    old, new = fmean(before), fmean(after)
+    (old_low, old_high), (new_low, new_high) = _limits(before), _limits(after)
+    alike = _correlation(before, after)
+    down, up = (new - new_low, old_high - old), (old - old_low, new_high - new)
+    return new - old - _hypotenuse(*down, alike), new - old + _hypotenuse(*up, alike)
+
+
+def _hypotenuse(one: float, other: float, alike: float) -> float:
+    return math.sqrt(max(0.0, one * one - 2 * alike * one * other + other * other))
+
+
+def _correlation(before: Sequence[float], after: Sequence[float]) -> float:
+    """Of the cases; for values at the bounds with Newcombe's correction, which takes one half of a case off a positive
+    one."""
+    count, old, new = len(before), fmean(before), fmean(after)
+    together = sum((x - old) * (y - new) for x, y in zip(before, after, strict=True))
+    if {*before, *after} <= {0.0, 1.0} and together > 0:
+        together = max(0.0, together - 0.5)
+    spreads = sum((x - old) ** 2 for x in before) * sum((y - new) ** 2 for y in after)
+    return together / math.sqrt(spreads) if spreads > (EQUAL * count) ** 2 else 0.0
+
+
+# -- Student's t
+
+
+def _student(values: Sequence[float]) -> Limits | tuple[None, None]:
+    """Of the mean of values of any size; none where they do not show how they vary."""
+    shifted = _shifted(values)
+    if shifted is None:
+        return None, None
+    mean, half = fmean(values), (shifted[1] - shifted[0]) / 2
+    return min(mean - half, shifted[0]), max(mean + half, shifted[1])
+
+
+def _shifted(values: Sequence[float]) -> Limits | None:
+    """Student's interval of the mean, moved by the skewness of the values; None where they do not vary."""
+    count, mean = len(values), fmean(values)
+    spread = variance(values) if count > 1 else 0.0
+    if spread <= EQUAL * max(mean * mean, 1e-6):
+        return None
+    quantile = student_quantile(count - 1)
+    skewness = fmean((value - mean) ** 3 for value in values) / spread**1.5
+    shift = skewness * math.sqrt(spread) * (2 * quantile**2 + 1) / (6 * count)
+    half = quantile * math.sqrt(spread / count)
+    return mean + shift - half, mean + shift + half
+
+
+@cache
+def student_quantile(freedom: int) -> float:
+    """What a variable of Student's t with so many degrees of freedom exceeds in either direction with a chance of
+    1 - LEVEL, together; by halving."""
+    low, high = Z, 13.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_within(middle, freedom) < LEVEL else (low, middle)
+    return high
+
+
+def _student_within(t: float, freedom: int) -> float:
+    """The chance that a variable of Student's t is between -t and t: the finite sum over powers of a cosine."""
+    if freedom > 1_000:
+        return 1 - 2 * NormalDist().cdf(-t * (1 - 1 / (4 * freedom)) / math.sqrt(1 + t * t / (2 * freedom)))
+    angle = math.atan2(t, math.sqrt(freedom))
+    is_odd = freedom % 2
+    term = math.cos(angle) if is_odd else 1.0
+    total = 0.0
+    for power in range(2 + is_odd, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (power - 1) / power
+    if not is_odd:
+        return math.sin(angle) * total
+    return 2 / math.pi * (angle + math.sin(angle) * total)

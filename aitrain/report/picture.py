@@ -27,7 +27,7 @@ def draw_curve(folder: RunFolder, rollouts: Rollouts) -> Path | None:
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
     _draw(axes, drawn["step"], rewards)
-    if held_out := [point for point in held_out_curve(rollouts.entries) if point["sampled"]]:
+    if held_out := [point for point in held_out_curve(folder, rollouts) if point["sampled"]]:
         steps, scores = [point["step"] for point in held_out], [point["sampled"]["mean"] for point in held_out]
         axes.plot(steps, scores, "o--", color="#d1690e", markersize=5, label="held-out score")
     axes.set(xlabel="step", ylabel="score", title=folder.path.name)

@@ -32,10 +32,15 @@ class Entry:
     offset: int
     length: int
     step: int
+    policy_step: int
+    """Which step the weights are of."""
     when: str
     """Which scoring of the held-out cases, such as `before_sampled`; empty for training."""
     group: int
     case: str
+    """The number of the case's row; in records without one, what the environment knows the case by."""
+    case_idx: str
+    """What the environment knows the case by, which several rows may have in common."""
     score: float | None
     advantage: float | None
     stop: str
@@ -168,14 +173,16 @@ def parse(line: bytes) -> Record | None:
 
 def entry_of(record: Record, place: tuple[int, int, int]) -> Entry:
     """The index's view of a record; what is missing or of a wrong type is 0, empty or None."""
-    error = record.get("error")
+    error, case_idx, step = record.get("error"), record.get("case_idx"), _whole(record.get("step"))
     failure = str(error.get("kind") or "raised") if isinstance(error, dict) else ("raised" if error else "")
     return Entry(
         *place,
-        step=_whole(record.get("step")),
+        step=step,
+        policy_step=_whole(record.get("policy_step", step)),
         when=_word(record.get("when")),
         group=_whole(record.get("group")),
-        case=_word(record.get("case_idx")),
+        case=_word(record.get("row", case_idx)),
+        case_idx=_word(case_idx),
         score=finite(record.get("score")),
         advantage=finite(record.get("advantage")),
         stop=_word(record.get("stop")),

@@ -54,6 +54,9 @@ def overview(folder: Path, rollouts: Rollouts, console: Console) -> Iterator[Ren
     yield Text(visible(_what(found)), style="dim")
     yield Text()
     yield score_table(found["scores"])
+    if chosen := found["selection"]:
+        text = f"model/ is of step {chosen['step']}, whose score of {number(chosen['score'])} was the best of"
+        yield Text(f"{text} {chosen['scorings']}; after: its score with new samples", style="dim")
     rewards = [value for value in found["curves"]["series"].get("reward", []) if value is not None]
     if len(rewards) > 1:
         yield Text(f"\nreward, {number(rewards[0])} in the first step, {number(rewards[-1])} in the last")
@@ -107,7 +110,8 @@ def _heading(told: list[Values]) -> Text:
     first = told[0]
     what = visible(first["when"]).replace("_", ", ") or f"group {first['group']}"
     scores = "  ".join(number(one["score"]) for one in told) if len(told) > 1 else ""
-    return Text.assemble((f"step {first['step']}, {what}, case {visible(first['case'])}", "bold"), f"  {scores}")
+    named = f" (case_idx {visible(first['case_idx'])})" if first["case_idx"] != first["case"] else ""
+    return Text.assemble((f"step {first['step']}, {what}, case {visible(first['case'])}{named}", "bold"), f"  {scores}")
 
 
 def _facts(one: Values) -> Text:

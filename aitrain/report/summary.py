@@ -12,13 +12,24 @@ import yaml
 
 from aitrain.config import TrainConfig
 from aitrain.privacy import without_secrets
-from aitrain.report.intervals import Interval, of_change, of_mean
+from aitrain.report.held_out import (
+    DECODINGS,
+    Scoring,
+    as_values,
+    before_and_after,
+    bounds_of,
+    by_case,
+    case_means,
+)
+from aitrain.report.intervals import Bounds, of_mean
 from aitrain.report.rollouts import Entry, Rollouts, finite, parse, whole_lines
 from aitrain.run_folder import RunFolder
 
 POINTS = 1_000
 """Most points of a curve; of a longer run, neighbouring steps are averaged."""
-DECODINGS = ("sampled", "greedy")
+
+RESULTS = ("steps", "seconds", "eval_cases", "eval_samples", "eval_overlap", "train_cases")
+"""What of result.json a page shows as it is."""
 
 Values = dict[str, Any]
 
@@ -26,7 +37,7 @@ Values = dict[str, Any]
 def summary(folder: Path, rollouts: Rollouts | None) -> Values:
     """All that a page shows above the cases and rollouts, in JSON's own types.
 
-    Without rollouts, as they take a while to read, scores are result.json's and have no intervals.
+    Without rollouts, as they take a while to read, the curve of held-out scores has no intervals.
     """
     run = RunFolder(folder)
     result, status = read_object(run.result), read_object(run.status)
@@ -36,12 +47,14 @@ def summary(folder: Path, rollouts: Rollouts | None) -> Values:
         "status": _text(status.get("status")) or _text(result.get("status")) or "unknown",
         "step": finite(status.get("step")) or _last_step(lines),
         "heartbeat": finite(status.get("heartbeat")),
-        "result": {name: result.get(name) for name in ("steps", "seconds", "eval_cases", "train_cases")},
+        "result": {name: result.get(name) for name in RESULTS},
         "environment": read_object(run.environment),
         "knobs": knob_rows(run.config),
         "curves": curves(lines),
-        "scores": scores(rollouts.entries) if rollouts else _recorded_scores(result),
-        "held_out": held_out_curve(rollouts.entries) if rollouts else _recorded_curve(lines, result),
+        "scores": scores(run, rollouts),
+        "selection": _selection(result),
+        "bounds": _bounds(_options(run.config)),
+        "held_out": held_out_curve(run, rollouts) if rollouts else _recorded_curve(lines, result),
         "episodes": count(rollouts) if rollouts else None,
     }
 
@@ -66,14 +79,18 @@ def metric_lines(path: Path) -> Iterable[Values]:
         return
 
 
-def knob_rows(path: Path) -> list[Values]:
-    """The run's knobs as config.yaml has them, with their defaults, in the order of the config."""
+def _options(path: Path) -> Values:
+    """config.yaml, empty where it cannot be read."""
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, yaml.YAMLError):
-        return []
-    if not isinstance(given, dict):
-        return []
+        return {}
+    return given if isinstance(given, dict) else {}
+
+
+def knob_rows(path: Path) -> list[Values]:
+    """The run's knobs as config.yaml has them, with their defaults, in the order of the config."""
+    given = _options(path)
     fields = TrainConfig.model_fields
     names = [*(name for name in fields if name in given), *(name for name in given if name not in fields)]
     return [_knob_row(str(name), without_secrets(given[name])) for name in names]
@@ -124,27 +141,41 @@ def _last_step(lines: list[Values]) -> float | None:
 # -- scores before and after
 
 
-def scores(entries: Iterable[Entry]) -> Values:
-    """`{"sampled": {"before": interval, "after": interval, "change": interval}, "greedy": ...}`."""
-    by_case: dict[str, dict[str, list[float]]] = {}
-    for entry in entries:
-        if entry.when.startswith(("before", "after")) and entry.score is not None:
-            by_case.setdefault(entry.when, {}).setdefault(entry.case, []).append(entry.score)
-    means = {when: {case: sum(some) / len(some) for case, some in cases.items()} for when, cases in by_case.items()}
-    return {decoding: _before_and_after(means, decoding) for decoding in DECODINGS}
+def scores(run: RunFolder, rollouts: Rollouts | None) -> Values:
+    """`{"sampled": {"before": interval, "after": interval, "change": interval}, "greedy": ...}`, with `pass@K` where
+    cases have several samples: result.json's, and those of the rollouts while there is no result."""
+    result = read_object(run.result)
+    recorded = result.get("scores")
+    is_going_on = read_object(run.status).get("status") == "running"
+    if isinstance(recorded, dict) and not is_going_on:
+        return recorded
+    if rollouts is None:
+        return _recorded_scores(result)
+    options = _options(run.config)
+    tries = options.get("eval_samples")
+    return before_and_after(_ends(rollouts.entries), _bounds(options), tries if isinstance(tries, int) else 1)
 
 
-def _before_and_after(means: Mapping[str, Mapping[str, float]], decoding: str) -> Values:
-    before, after = means.get(f"before_{decoding}", {}), means.get(f"after_{decoding}", {})
+def _ends(entries: Iterable[Entry]) -> dict[str, Scoring]:
+    """The scorings before and after; before, of the cases that were played after as well, where there is an after."""
+    ends = [entry for entry in entries if entry.when.startswith(("before", "after"))]
+    played = {entry.case for entry in ends if entry.when.startswith("after")} or {entry.case for entry in ends}
     return {
-        "before": _plain(of_mean(before.values())),
-        "after": _plain(of_mean(after.values())),
-        "change": _plain(of_change(before, after)),
+        when: by_case((e.case, e.score) for e in ends if e.when == when and e.score is not None and e.case in played)
+        for when in {entry.when for entry in ends}
     }
 
 
-def _plain(interval: Interval | None) -> Values | None:
-    return asdict(interval) if interval else None
+def _bounds(options: Values) -> Bounds | None:
+    return bounds_of(options.get("rl_score_range"))
+
+
+def _selection(result: Values) -> Values | None:
+    """What --save-best chose, and by which score, of how many."""
+    score = finite(result.get("selection_score"))
+    if score is None:
+        return None
+    return {"score": score, "step": result.get("model_step"), "scorings": result.get("selection_scorings")}
 
 
 def _recorded_scores(result: Values) -> Values:
@@ -160,17 +191,27 @@ def _bare(value: Any) -> Values | None:
     return None if mean is None else {"mean": mean, "low": None, "high": None, "count": None}
 
 
-def held_out_curve(entries: Iterable[Entry]) -> list[Values]:
-    """`{"step", "sampled": interval, "greedy": interval}` for each scoring of the held-out cases, in their order."""
-    by_time: dict[tuple[int, bool], dict[str, list[float]]] = {}
-    for entry in entries:
-        if entry.when and entry.score is not None:
-            time = entry.step, entry.when.startswith("after")
-            by_time.setdefault(time, {}).setdefault(entry.when.rpartition("_")[2], []).append(entry.score)
-    return [
-        {"step": time[0], **{decoding: _plain(of_mean(some.get(decoding, []))) for decoding in DECODINGS}}
-        for time, some in sorted(by_time.items())
-    ]
+def held_out_curve(run: RunFolder, rollouts: Rollouts) -> list[Values]:
+    """`{"step", "sampled": interval, "greedy": interval}` for each policy of which held-out cases were scored, by its
+    step. What the policy that is model/ came to at the end stands in for earlier scorings of the same step."""
+    bounds = _bounds(_options(run.config))
+    points: dict[int, dict[str, list[Entry]]] = {}
+    for entry in rollouts.entries:
+        if entry.when:
+            points.setdefault(entry.policy_step, {}).setdefault(entry.when, []).append(entry)
+    return [{"step": step, **_point(scorings, bounds)} for step, scorings in sorted(points.items())]
+
+
+def _point(scorings: Mapping[str, list[Entry]], bounds: Bounds | None) -> Values:
+    values: Values = {}
+    for decoding in DECODINGS:
+        names = sorted(
+            (name for name in scorings if name.endswith(decoding)), key=lambda name: name.startswith("after")
+        )
+        entries = scorings[names[-1]] if names else []
+        scored = by_case((entry.case, entry.score) for entry in entries if entry.score is not None)
+        values[decoding] = as_values(of_mean(case_means(scored).values(), bounds))
+    return values
 
 
 def _recorded_curve(lines: Iterable[Values], result: Values) -> list[Values]:
@@ -180,10 +221,11 @@ def _recorded_curve(lines: Iterable[Values], result: Values) -> list[Values]:
         if "eval_score" in line and finite(line.get("step")) is not None
     ]
     ends = _recorded_scores(result)
-    for place, when, step in ((0, "before", 0), (len(points) + 1, "after", result.get("steps"))):
+    for when, step in (("before", 0), ("after", result.get("model_step", result.get("steps")))):
         if any(ends[decoding][when] for decoding in DECODINGS) and finite(step) is not None:
-            points.insert(place, {"step": step, **{decoding: ends[decoding][when] for decoding in DECODINGS}})
-    return points
+            points = [point for point in points if point["step"] != step]
+            points.append({"step": step, **{decoding: ends[decoding][when] for decoding in DECODINGS}})
+    return sorted(points, key=lambda point: point["step"])
 
 
 # -- episodes

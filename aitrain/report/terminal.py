@@ -18,6 +18,7 @@ from aitrain.privacy import masked
 from aitrain.report.block import Block, can_be_drawn_over
 from aitrain.report.dashboard import Dashboard, evaluated_line, number, step_line
 from aitrain.report.duration import duration
+from aitrain.report.held_out import shown
 from aitrain.report.plot import ASCII, BLOCKS, curve
 from aitrain.report.visible import visible
 from aitrain.run_folder import Result, RunFolder
@@ -152,7 +153,7 @@ def show_result(result: Result, scores: Values, console: Console) -> None:
 
 
 def score_table(scores: Values) -> RenderableType:
-    """Held-out scores before and after with their 95% intervals, as `summary.scores` has them."""
+    """Held-out scores before and after with their 95% intervals, as result.json has them."""
     rows = {decoding: row for decoding, row in scores.items() if row["before"] or row["after"]}
     if not rows:
         return Text("no held-out cases were scored")
@@ -160,12 +161,5 @@ def score_table(scores: Values) -> RenderableType:
     for name in ("held-out", "before", "after", "change"):
         table.add_column(name)
     for decoding, row in rows.items():
-        table.add_row(decoding, *(_interval(row[when], when == "change") for when in ("before", "after", "change")))
+        table.add_row(decoding, *(shown(row[when], when == "change") for when in ("before", "after", "change")))
     return table
-
-
-def _interval(value: Values | None, is_change: bool) -> str:
-    if value is None:
-        return "-"
-    sign = "+" if is_change else ""
-    return f"{value['mean']:{sign}.3f} [{value['low']:{sign}.3f}, {value['high']:{sign}.3f}]"

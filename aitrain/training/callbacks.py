@@ -157,7 +157,8 @@ class Stopper(TrainerCallback):  # type: ignore[misc]
 
 
 class Evaluator(TrainerCallback):  # type: ignore[misc]
-    """Scores the held-out cases during training; the end of training has its own evaluation.
+    """Scores the held-out cases during training. The end of training has its own evaluation, and with --save-best one
+    more before it, in which the last step competes with the others.
 
     It comes before the checkpoint of the same step, also at the end of an epoch: a run that is killed meanwhile goes on
     from before it.
@@ -182,10 +183,17 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Where it is due and the run is not being stopped; the best score so far is saved when that is wanted."""
-        self.standing.owes_evaluation = self._is_due(state) and control.should_training_stop
+        is_last = state.global_step >= state.max_steps
+        self.standing.owes_evaluation = (
+            self.config.save_best if is_last else self._is_due(state) and control.should_training_stop
+        )
         if self._is_due(state) and not control.should_training_stop:
             is_best = self._evaluate(state.global_step)
             control.should_save |= is_best and self.config.save_best
+
+    def score_last_step(self, step: int) -> None:
+        """After the training, with --save-best: the last step is a candidate as well."""
+        self._evaluate(step)
 
     def _is_due(self, state: TrainerState) -> bool:
         if state.global_step >= state.max_steps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from aitrain.environment.loading import failure
 from aitrain.environment.row_copies import copied_rows
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.training.chat import Chat
+from aitrain.training.holding_out import HeldOutRows, hold_out
 
 DEFAULT_EVAL_SHARE = 10
 DEFAULT_EVAL_CASES = 64
@@ -33,7 +34,7 @@ class Cases(Sequence[Case]):
     numbers: Sequence[int]
     """Which rows, and in which order."""
     offset: int = 0
-    """Added to the row number where a row has no case_idx of its own: held-out rows are numbered on."""
+    """Added to the number of a row: held-out rows of a dataset of their own are numbered on."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -41,9 +42,8 @@ class Cases(Sequence[Case]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        number = self.numbers[index]
-        row = self.rows[number]
-        return Case(row.get("case_idx", number + self.offset), row["prompt"], row)
+        row, number = self.rows[self.numbers[index]], self.numbers[index] + self.offset
+        return Case(row.get("case_idx", number), row["prompt"], row, number)
 
     @property
     def is_chat(self) -> bool:
@@ -90,6 +90,10 @@ class Split:
     held_out: Cases
     dropped: int
     dropped_held_out: int = 0
+    left_out: int = 0
+    """Cases that are neither: the model is shown the same for them as for held-out ones."""
+    overlap: int = 0
+    """Held-out cases for which the model is shown the same as for a training case."""
 
 
 def build(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[Cases, Cases | None]:
@@ -262,36 +266,60 @@ def check_chat_template(cases: Cases, tokenizer: PreTrainedTokenizerBase) -> Non
         )
 
 
-def split(
-    built: tuple[Cases, Cases | None], config: TrainConfig, fits: Callable[[Prompt], bool], needed: int = 0
-) -> Split:
+def split(built: tuple[Cases, Cases | None], config: TrainConfig, limit: PromptLimit, needed: int = 0) -> Split:
     """Drop prompts that are too long and hold cases out, by the seed; unasked, only what training does not need.
 
     Raises:
         ConfigError: nothing fits, or more is to be held out than there is.
     """
     everything, own_eval = built
-    train = everything.only([n for n, case in zip(everything.numbers, everything, strict=True) if fits(case.prompt)])
+    train, shown = _usable(everything, limit)
     dropped = len(everything) - len(train)
     if own_eval is None:
-        train, held_out = _hold_out(train, config, needed)
-        return Split(train, held_out, dropped)
-    usable = own_eval.only([n for n, case in zip(own_eval.numbers, own_eval, strict=True) if fits(case.prompt)])
+        rows = _hold_out(train, shown, config, needed)
+        held, gone = set(rows.held_out), {*rows.held_out, *rows.left_out}
+        trained = {key for place, key in enumerate(shown) if place not in gone}
+        return Split(
+            train.only([number for place, number in enumerate(train.numbers) if place not in gone]),
+            train.only([number for place, number in enumerate(train.numbers) if place in held]),
+            dropped,
+            left_out=len(rows.left_out),
+            overlap=sum(shown[place] in trained for place in held),
+        )
+    usable, shown_held_out = _usable(own_eval, limit)
     count = len(usable) if config.eval_cases is None else min(config.eval_cases, len(usable))
-    return Split(train, usable.only(_chosen(usable, count, config.seed)), dropped, len(own_eval) - len(usable))
+    held_out = usable.only(_chosen(usable, count, config.seed))
+    key_of = dict(zip(usable.numbers, shown_held_out, strict=True))
+    trained = set(shown)
+    overlap = sum(key_of[number] in trained for number in held_out.numbers)
+    return Split(train, held_out, dropped, len(own_eval) - len(usable), overlap=overlap)
 
 
-def _hold_out(cases: Cases, config: TrainConfig, needed: int) -> tuple[Cases, Cases]:
-    count = config.eval_cases
+def _usable(cases: Cases, limit: PromptLimit) -> tuple[Cases, list[bytes]]:
+    """Those whose prompt is short enough, and for each of them what stands for what the model is shown."""
+    found = {
+        number: key for number, case in zip(cases.numbers, cases, strict=True) if (key := limit.shown(case.prompt))
+    }
+    return cases.only(list(found)), list(found.values())
+
+
+def _hold_out(cases: Cases, shown: list[bytes], config: TrainConfig, needed: int) -> HeldOutRows:
+    """Cases with the same prompt stay on one side. Where all prompts are the same, whole rows that are, do; and where
+    these are, too, there is nothing to go by."""
+    count, most = config.eval_cases, len(cases) - 1
     if count is None:
-        to_spare = max(0, len(cases) - needed)
-        count = min(len(cases) // DEFAULT_EVAL_SHARE, DEFAULT_EVAL_CASES, to_spare)
+        most = max(0, len(cases) - needed)
+        count = min(len(cases) // DEFAULT_EVAL_SHARE, DEFAULT_EVAL_CASES, most)
     if count and count >= len(cases):
         raise ConfigError(
             f"eval_cases: cannot hold out {count} of {len(cases)} cases: nothing would be left to train on"
         )
-    held = set(_chosen(cases, count, config.seed))
-    return cases.only([n for n in cases.numbers if n not in held]), cases.only(sorted(held))
+    keys: Sequence[Hashable] = shown
+    if len(set(keys)) < 2:
+        keys = [_stable(case.row) for case in cases]
+    if len(set(keys)) < 2:
+        keys = range(len(cases))
+    return hold_out(keys, count, most, config.seed)
 
 
 def _chosen(cases: Cases, count: int, seed: int) -> list[int]:
@@ -307,13 +335,14 @@ class PromptLimit:
     tokens: int | None
     tools: Sequence[dict[str, Any]] = ()
 
-    def __call__(self, prompt: Prompt) -> bool:
-        """Rendered text of n bytes has at most n tokens, so most prompts need not be tokenized to know."""
-        if self.tokens is None:
-            return True
-        if len(self.chat.prompt_text(prompt, self.tools).encode(errors="replace")) < self.tokens:
-            return True
-        return len(self.chat.prompt_ids(prompt, self.tools)) <= self.tokens
+    def shown(self, prompt: Prompt) -> bytes:
+        """A hash of what the model is shown, the same for prompts that look the same to it; empty for one that is too
+        long. Text of n bytes has at most n tokens, so most prompts need not be tokenized to know."""
+        text = self.chat.prompt_text(prompt, self.tools).encode(errors="surrogatepass")
+        if self.tokens is None or len(text) < self.tokens:
+            return hashlib.sha256(text).digest()
+        is_too_long = len(self.chat.prompt_ids(prompt, self.tools)) > self.tokens
+        return b"" if is_too_long else hashlib.sha256(text).digest()
 
 
 def prompt_limit(config: TrainConfig, context: int | None) -> int | None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object, set_seed
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
 from aitrain.errors import EnvironmentFailed
+from aitrain.report.held_out import Scoring, by_case, mean_score
+from aitrain.run_folder import RunFolder, plain, read_lines
 from aitrain.training.dataset import Cases
 from aitrain.training.rollout import Episode
 from aitrain.training.trainer import EpisodeTrainer, evaluation_mode
@@ -21,63 +23,155 @@ from aitrain.training.trainer import EpisodeTrainer, evaluation_mode
 BATCH = 32
 """Completions generated at a time, where training does not take more anyway: without gradients there is room."""
 
-SAMPLE = 0
-"""The number of the sample of a held-out case: there is one."""
+
+@dataclass(frozen=True)
+class Draw:
+    """One episode of a scoring: the held-out case, by its place among them, and the number of the case's sample."""
+
+    place: int
+    sample: int
+
+
+@dataclass(frozen=True)
+class Scorings:
+    """One scoring with sampled and one with greedy completions."""
+
+    sampled: Scoring = field(default_factory=dict)
+    greedy: Scoring = field(default_factory=dict)
+
+    @property
+    def means(self) -> tuple[float | None, float | None]:
+        """Mean score of sampled and of greedy completions, None where nothing was scored."""
+        return mean_score(self.sampled), mean_score(self.greedy)
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The held-out cases and the seed that their completions are sampled with: the same one every time, so that two
-    scores differ by the policy and not by the dice."""
+    """The held-out cases, how often each is sampled, and the seed of that: the same one every time, so that two scores
+    differ by the policy and not by the dice."""
 
     cases: Cases
     seed: int
+    samples: int = 1
 
-    def scores(self, trainer: EpisodeTrainer, when: str) -> tuple[float | None, float | None]:
-        """Mean score of sampled and of greedy completions, 0 to 1; None where there is no case or no score."""
-        if not len(self.cases):
-            return None, None
-        return self._score(trainer, f"{when}_sampled"), self._score(trainer, f"{when}_greedy")
-
-    def _score(self, trainer: EpisodeTrainer, when: str) -> float | None:
-        decoding = trainer.greedy() if when.endswith("greedy") else trainer.seeded()
-        with random_state_of_its_own(self.seed), evaluation_mode(trainer.model), decoding:
-            own = [episode for batch in self._batches(trainer) for episode in self._played(trainer, batch)]
+    def scores(
+        self, trainer: EpisodeTrainer, when: str, policy_step: int | None = None, fresh: bool = False
+    ) -> Scorings:
+        """Every case, `samples` times sampled and once greedily. `policy_step`: the step that the weights are of, where
+        it is not the last one. `fresh`: with samples that no other scoring has had."""
+        first = self.samples if fresh else 0
         step = trainer.state.global_step
-        named = {"step": step, "policy_step": step, "when": when}
-        trainer.hooks.write([named | episode.record() for episode in own])
-        return _mean(trainer, own)
+        named = {"step": step, "policy_step": step if policy_step is None else policy_step, "when": when}
+        return self._scorings(trainer, named, self._draws(first, self.samples), self._draws(first, 1))
 
-    def _played(self, trainer: EpisodeTrainer, numbers: list[int]) -> list[Episode]:
-        """The seeds of a held-out case, the environment's and the one that it is sampled with, are the same every time
-        and on whichever process it is played."""
-        seeds = [trainer.seed_of("held-out", number) for number in numbers]
-        sampling_seeds = [trainer.sampling_seed("held-out", number, SAMPLE) for number in numbers]
-        return trainer.play([self.cases[number] for number in numbers], seeds, sampling_seeds)
+    def scores_before(self, trainer: EpisodeTrainer, recorded: Recorded) -> Scorings:
+        """Every case with the initial policy, which must be the present one; what is on record is not played again."""
+        named = {"step": 0, "policy_step": 0, "when": "before"}
+        missing = [
+            [draw for draw in self._draws(0, samples) if self._key(draw) not in recorded[decoding]]
+            for decoding, samples in (("sampled", self.samples), ("greedy", 1))
+        ]
+        new = self._scorings(trainer, named, *missing)
+        known = {
+            decoding: [(str(row), score) for (row, _), score in found.items() if score is not None]
+            for decoding, found in recorded.items()
+        }
+        return Scorings(_joined(known["sampled"], new.sampled), _joined(known["greedy"], new.greedy))
 
-    def _batches(self, trainer: EpisodeTrainer) -> Iterator[list[int]]:
-        """This process's share, as numbers of cases, in generation batches. All processes have equally many batches,
-        where the last ones may be shorter than others or empty: to play is something that they do together."""
-        world, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
-        share = range(rank, len(self.cases), world)
-        length = -(-len(self.cases) // world)
-        size = max(BATCH, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
-        for start in range(0, length, size):
-            yield list(share[start : start + size])
+    def _draws(self, first: int, samples: int) -> list[Draw]:
+        return [Draw(place, first + sample) for place in range(len(self.cases)) for sample in range(samples)]
+
+    def _key(self, draw: Draw) -> tuple[int, int]:
+        return self.cases[draw.place].number, draw.sample
+
+    def _scorings(
+        self, trainer: EpisodeTrainer, named: dict[str, Any], sampled: list[Draw], greedy: list[Draw]
+    ) -> Scorings:
+        return Scorings(
+            self._score(trainer, named | {"when": f"{named['when']}_sampled"}, sampled),
+            self._score(trainer, named | {"when": f"{named['when']}_greedy"}, greedy),
+        )
+
+    def _score(self, trainer: EpisodeTrainer, named: dict[str, Any], draws: list[Draw]) -> Scoring:
+        """The scores of these episodes, the same on every process; `named` goes into their records."""
+        if not draws:
+            return {}
+        decoding = trainer.greedy() if named["when"].endswith("greedy") else trainer.seeded()
+        with random_state_of_its_own(self.seed), evaluation_mode(trainer.model), decoding:
+            episodes = [episode for batch in _batches(trainer, draws) for episode in self._played(trainer, batch)]
+        own = list(zip(_own(trainer, draws), episodes, strict=True))
+        trainer.hooks.write([named | {"sample": draw.sample} | episode.record() for draw, episode in own])
+        return _gathered(trainer, own)
+
+    def _played(self, trainer: EpisodeTrainer, draws: list[Draw]) -> list[Episode]:
+        """The environment's seed of a held-out case is the same every time and for all of its samples; the one that a
+        sample is drawn with is the same every time and on whichever process it is played."""
+        cases = [self.cases[draw.place] for draw in draws]
+        numbered = [(case.number, draw.sample) for case, draw in zip(cases, draws, strict=True)]
+        seeds = [trainer.seed_of("held-out", number) for number, _ in numbered]
+        return trainer.play(cases, seeds, [trainer.sampling_seed("held-out", *one) for one in numbered])
 
 
-def _mean(trainer: EpisodeTrainer, episodes: list[Episode]) -> float | None:
-    """Over all processes; nothing scored at all means that the environment does not work."""
-    scores = gather_object([e.scored.score for e in episodes if e.scored.score is not None])
-    failures = gather_object([e.scored.failure.kind for e in episodes if e.scored.failure is not None])
+def _own(trainer: EpisodeTrainer, draws: list[Draw]) -> list[Draw]:
+    """This process's share."""
+    return draws[trainer.accelerator.process_index :: trainer.accelerator.num_processes]
+
+
+def _batches(trainer: EpisodeTrainer, draws: list[Draw]) -> Iterator[list[Draw]]:
+    """This process's share in generation batches. All processes have equally many batches, where the last ones may be
+    shorter than others or empty: to play is something that they do together."""
+    share = _own(trainer, draws)
+    length = -(-len(draws) // trainer.accelerator.num_processes)
+    size = max(BATCH, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
+    for start in range(0, length, size):
+        yield share[start : start + size]
+
+
+def _gathered(trainer: EpisodeTrainer, own: list[tuple[Draw, Episode]]) -> Scoring:
+    """Of all processes, in the order of the draws; nothing scored at all means that the environment does not work."""
+    scores = gather_object(
+        [((d.place, d.sample), e.case.number, e.scored.score) for d, e in own if e.scored.score is not None]
+    )
+    failures = gather_object([e.scored.failure.kind for _, e in own if e.scored.failure is not None])
     if failures:
-        trainer.tell_failures(episodes)
+        trainer.tell_failures([episode for _, episode in own])
     if failures and not scores:
         raise EnvironmentFailed(
             f"The environment failed on all {len(failures)} held-out cases ({', '.join(sorted(set(failures)))}).\n"
             "The first failure is shown above; --debug shows all that the run printed."
         )
-    return math.fsum(scores) / len(scores) if scores else None  # the same sum in whatever order processes have them
+    return by_case((str(row), score) for _, row, score in sorted(scores))
+
+
+def _joined(known: list[tuple[str, float]], new: Scoring) -> Scoring:
+    return by_case([*known, *((case, score) for case, scores in new.items() for score in scores)])
+
+
+# -- what a resumed run has on record
+
+Recorded: TypeAlias = Mapping[str, Mapping[tuple[int, int], float | None]]
+"""By decoding: the scores before training by row and sample, None for those that could not be scored."""
+
+
+def recorded_before(folder: RunFolder, cases: Cases) -> Recorded:
+    """What the first part of a run recorded of these held-out cases, the same on every process. A row with another
+    prompt is another case."""
+    parcel: list[Any] = [_read_before(folder, cases) if PartialState().is_main_process else None]
+    broadcast_object_list(parcel)
+    found: Recorded = parcel[0]
+    return found
+
+
+def _read_before(folder: RunFolder, cases: Cases) -> Recorded:
+    prompts = {case.number: plain(case.prompt) for case in cases}
+    found: dict[str, dict[tuple[int, int], float | None]] = {"sampled": {}, "greedy": {}}
+    for file in sorted(folder.rollouts.glob("*.jsonl")):
+        for record in read_lines(file):
+            when, _, decoding = str(record.get("when")).rpartition("_")
+            row = record.get("row")
+            if when == "before" and row in prompts and record.get("prompt") == prompts[row]:
+                found[decoding][row, record.get("sample", 0)] = record.get("score")
+    return found
 
 
 @contextmanager

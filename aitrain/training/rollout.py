@@ -191,6 +191,7 @@ class Episode:
             "message": failure.trace or failure.message,
         }
         return {
+            "row": self.case.number,
             "case_idx": self.case.case_idx,
             "seed": play.seed,
             "prompt": self.case.prompt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,6 +23,7 @@ from aitrain import activity
 from aitrain.batch import BatchPlan, CaseSchedule, plan_batch, schedule_cases
 from aitrain.checkpoint import (
     PREFIX,
+    Best,
     Manifest,
     changed,
     check_whole,
@@ -42,13 +43,14 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFail
 from aitrain.events import Announce, Ended, Evaluated, Event, Note, Phase
 from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
+from aitrain.report.held_out import before_and_after, bounds_of
 from aitrain.run_folder import Result, RunFolder, read_lines, write_json
 from aitrain.training import dataset, saving
 from aitrain.training.alarms import Alarms, OffPolicy
 from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
 from aitrain.training.chat import Chat, chat_for_episodes
 from aitrain.training.checkpoints import CannotWrite, Checkpoints, Return, saying_what_room_it_needs, size_of
-from aitrain.training.evaluation import HeldOut
+from aitrain.training.evaluation import HeldOut, Scorings, recorded_before
 from aitrain.training.finite import Diverged, check_weights
 from aitrain.training.flat import StopWhenFlat
 from aitrain.training.generation.agreement import Agreement
@@ -118,8 +120,11 @@ class Prepared:
     precision: Precision
     stopper: Stopper
     standing: Standing
+    evaluator: Evaluator
     tracking: Tracking
     longest: Callable[[], Longest]
+    overlap: int
+    """Held-out cases with the prompt of a training case."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,7 @@ def _train_and_score(job: Job, prepared: Prepared) -> Result:
         outcome = Outcome("stopped" if prepared.stopper.stopped else "finished", time.monotonic() - start, before)
         _save(job, prepared)
         if outcome.status == "finished" or job.stop.because is not None:
-            outcome = _take_best(job, prepared, _score_after(job, prepared, outcome))
+            outcome = _score_after(job, prepared, outcome)
     except AitrainError as error:
         if _is_everywhere(error) and not isinstance(error, CannotWrite):
             _go_back(job, prepared.trainer, error)
@@ -251,7 +256,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     schedule = _schedule(job, arguments, batch, len(split.train))
     lora, serve = lora_config(config), _serving(job, limits)
     parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, schedule, lora, serve)
-    return _assemble(job, parts, HeldOut(split.held_out, config.seed), precision)
+    return _assemble(job, parts, split, precision)
 
 
 def _note_on_sampling(job: Job) -> None:
@@ -396,19 +401,31 @@ def _chat(job: Job, chat: Chat, tools: Tools, is_chat: bool) -> Chat:
 
 
 def _split(
-    job: Job, built: tuple[dataset.Cases, dataset.Cases | None], fits: dataset.PromptLimit, needed: int
+    job: Job, built: tuple[dataset.Cases, dataset.Cases | None], limit: dataset.PromptLimit, needed: int
 ) -> dataset.Split:
-    limit = fits.tokens
-    split = dataset.split(built, job.config, fits, needed)
-    dataset.check_enough(split, needed, limit)
-    if dropped := split.dropped + split.dropped_held_out:
-        job.announce(Note(f"{dropped} cases dropped: their prompt has more than {limit} tokens."))
-    if not len(split.held_out):
-        job.announce(Note("No held-out cases: there will be no score before and after (--eval-cases)."))
+    split = dataset.split(built, job.config, limit, needed)
+    dataset.check_enough(split, needed, limit.tokens)
+    for text in _about_split(split, limit.tokens):
+        job.announce(Note(text))
     return split
 
 
-def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -> Prepared:
+def _about_split(split: dataset.Split, limit: int | None) -> Iterator[str]:
+    if dropped := split.dropped + split.dropped_held_out:
+        yield f"{dropped} cases dropped: their prompt has more than {limit} tokens."
+    if split.left_out:
+        yield f"{split.left_out} cases are not trained on: they have the same prompt as held-out cases."
+    if split.overlap:
+        yield (
+            f"{split.overlap} of {len(split.held_out)} held-out cases have the same prompt as a training case:"
+            " their score does not show what was learned for new ones."
+        )
+    if not len(split.held_out):
+        yield "No held-out cases: there will be no score before and after (--eval-cases)."
+
+
+def _assemble(job: Job, parts: Parts, split: dataset.Split, precision: Precision) -> Prepared:
+    held_out = HeldOut(split.held_out, job.config.seed, job.config.eval_samples)
     stopper, history = Stopper(job.stop), History(job.folder, job.checkpoint)
 
     def tell(text: str) -> None:
@@ -429,17 +446,17 @@ def _assemble(job: Job, parts: Parts, held_out: HeldOut, precision: Precision) -
     if job.config.stop_when_flat is not None:
         trainer.add_callback(StopWhenFlat(job.config.stop_when_flat, trainer.flat, job.stop.want))
     trainer.add_callback(stopper)
-    trainer.add_callback(
-        Evaluator(
-            job.config, partial(_evaluate_at, job, trainer, held_out, records), standing, parts.schedule.ends_epoch
-        )
-    )
+    evaluate = partial(_evaluate_at, job, trainer, held_out, records)
+    evaluator = Evaluator(job.config, evaluate, standing, parts.schedule.ends_epoch)
+    trainer.add_callback(evaluator)
     if job.checkpoint is not None:
         trainer.add_callback(Return(job.checkpoint, trainer, standing.is_same))
     job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(job.folder.environment, about.environment)
-    return Prepared(trainer, held_out, precision, stopper, standing, records.tracking, partial(longest_shapes, parts))
+    longest = partial(longest_shapes, parts)
+    tracking = records.tracking
+    return Prepared(trainer, held_out, precision, stopper, standing, evaluator, tracking, longest, split.overlap)
 
 
 def _describe(job: Job, cases: dataset.Cases, processes: int) -> Manifest:
@@ -493,26 +510,22 @@ def _out_of_memory(where: str, error: torch.OutOfMemoryError) -> RunFailed:
     )
 
 
-def _score_before(job: Job, prepared: Prepared) -> dict[str, float | None]:
+def _score_before(job: Job, prepared: Prepared) -> Scorings:
+    """Of the initial policy. A resumed run has it still, and plays what is not on record: other cases, more samples."""
     job.stop.check()
-    if job.checkpoint is not None and (recorded := _recorded_before(job.folder)):
-        return recorded
-    job.announce(Phase(f"scoring {len(prepared.held_out.cases)} held-out cases"))
-    sampled, greedy = prepared.held_out.scores(prepared.trainer, "before")
-    _tell_scores(job, prepared.tracking, Evaluated("before", sampled, greedy))
+    held_out = prepared.held_out
+    if job.checkpoint is not None:
+        return held_out.scores_before(prepared.trainer, recorded_before(job.folder, held_out.cases))
+    _say_scoring(job, held_out)
+    scorings = held_out.scores(prepared.trainer, "before")
+    _tell_scores(job, prepared.tracking, Evaluated("before", *scorings.means))
     job.stop.check()
-    return {"score_before": sampled, "greedy_before": greedy}
+    return scorings
 
 
-def _recorded_before(folder: RunFolder) -> dict[str, float | None]:
-    """The scores before training as the first part of a resumed run recorded them."""
-    scores: dict[str, list[float]] = {}
-    for file in folder.rollouts.glob("*.jsonl"):
-        for record in read_lines(file):
-            if str(record.get("when")).startswith("before") and record["score"] is not None:
-                scores.setdefault(record["when"], []).append(record["score"])
-    names = {"before_sampled": "score_before", "before_greedy": "greedy_before"}
-    return {names[when]: sum(values) / len(values) for when, values in scores.items()}
+def _say_scoring(job: Job, held_out: HeldOut) -> None:
+    samples = f", {held_out.samples} samples each" if held_out.samples > 1 else ""
+    job.announce(Phase(f"scoring {len(held_out.cases)} held-out cases{samples}"))
 
 
 # -- during
@@ -565,8 +578,8 @@ def _check_work(job: Job, trainer: EpisodeTrainer) -> None:
 
 
 def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, records: Records, step: int) -> Scores:
-    job.announce(Phase(f"scoring {len(held_out.cases)} held-out cases"))
-    sampled, greedy = held_out.scores(trainer, f"step{step}")
+    _say_scoring(job, held_out)
+    sampled, greedy = held_out.scores(trainer, f"step{step}").means
     if trainer.accelerator.is_main_process and sampled is not None:
         records.history.add_metrics({"step": step, "eval_score": sampled, "eval_greedy": greedy})
         _tell_scores(job, records.tracking, Evaluated(f"step {step}", sampled, greedy))
@@ -584,13 +597,14 @@ def _tell_scores(job: Job, tracking: Tracking, scores: Evaluated) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended; `scores` grows from before to after."""
+    """How a run ended, with the scores of the initial policy and of model/."""
 
     status: str
     seconds: float
-    scores: dict[str, float | None]
-    model_step: int | None = None
-    """The step that model/ is of, where that is not the last one."""
+    before: Scorings
+    after: Scorings = field(default_factory=Scorings)
+    best: Best | None = None
+    """With --save-best: the step that model/ is of, and the scores that it was chosen by."""
 
 
 def _save(job: Job, prepared: Prepared) -> None:
@@ -607,24 +621,30 @@ def _save(job: Job, prepared: Prepared) -> None:
 
 
 def _score_after(job: Job, prepared: Prepared, outcome: Outcome) -> Outcome:
-    job.announce(Phase(f"scoring {len(prepared.held_out.cases)} held-out cases"))
-    sampled, greedy = prepared.held_out.scores(prepared.trainer, "after")
-    _tell_scores(job, prepared.tracking, Evaluated("after", sampled, greedy))
-    return Outcome(outcome.status, outcome.seconds, outcome.scores | {"score_after": sampled, "greedy_after": greedy})
+    """Of model/. The best of several scorings is higher than the policy's score is, by luck: so what --save-best has
+    chosen is scored with new samples."""
+    best = _take_best(job, prepared) if job.config.save_best else None
+    _say_scoring(job, prepared.held_out)
+    policy_step = None if best is None else best.step
+    scorings = prepared.held_out.scores(prepared.trainer, "after", policy_step, fresh=best is not None)
+    _tell_scores(job, prepared.tracking, Evaluated("after", *scorings.means))
+    return replace(outcome, after=scorings, best=best)
 
 
-def _take_best(job: Job, prepared: Prepared, outcome: Outcome) -> Outcome:
-    """With --save-best, model/ becomes the first one with the highest score, where that is not the last one."""
-    best, after = prepared.standing.best, outcome.scores.get("score_after")
-    if not job.config.save_best or best is None or (after is not None and after > best.score):
-        return outcome
-    checkpoint = job.folder.checkpoints / f"{PREFIX}{best.step}"
-    check_whole(checkpoint)
+def _take_best(job: Job, prepared: Prepared) -> Best | None:
+    """With --save-best, model/ becomes the first step with the highest score, where that is not the last one."""
+    last = prepared.trainer.state.global_step
+    prepared.evaluator.score_last_step(last)
+    best = prepared.standing.best
+    if best is None:
+        return None
     job.announce(Note(f"The best held-out score was {best.score:.3f} after step {best.step}: model/ is of that step."))
-    prepared.trainer.take_weights(checkpoint)
-    _save(job, prepared)
-    scores = outcome.scores | {"score_after": best.score, "greedy_after": best.greedy}
-    return Outcome(outcome.status, outcome.seconds, scores, best.step)
+    if best.step != last:
+        checkpoint = job.folder.checkpoints / f"{PREFIX}{best.step}"
+        check_whole(checkpoint)
+        prepared.trainer.take_weights(checkpoint)
+        _save(job, prepared)
+    return best
 
 
 def _finish(job: Job, prepared: Prepared, outcome: Outcome) -> Result:
@@ -648,22 +668,41 @@ def _finish(job: Job, prepared: Prepared, outcome: Outcome) -> Result:
 
 
 def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
-    unscored = dict.fromkeys(("score_before", "score_after", "greedy_before", "greedy_after"))
+    steps = prepared.trainer.state.global_step
     return {
         "status": outcome.status,
         "stopped_because": _why_stopped(job.stop) if outcome.status == "stopped" else None,
-        "steps": prepared.trainer.state.global_step,
-        "model_step": outcome.model_step or prepared.trainer.state.global_step,
+        "steps": steps,
+        "model_step": steps if outcome.best is None else outcome.best.step,
         "seconds": round(outcome.seconds, 3),
-        **unscored,
-        **outcome.scores,
+        **_score_values(job, outcome),
         "eval_cases": len(prepared.held_out.cases),
+        "eval_samples": prepared.held_out.samples,
+        "eval_overlap": prepared.overlap,
         "train_cases": len(prepared.trainer.cases),
         "model": str(job.folder.model.resolve()),
         "base_model": job.config.model,
         "environment": type(job.environment).__qualname__,
         "seed": job.config.seed,
         "vllm_restarts": prepared.trainer.vllm_restarts,
+    }
+
+
+def _score_values(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """The scores before and after, those that --save-best chose by, and all with their intervals."""
+    (score_before, greedy_before), (score_after, greedy_after) = outcome.before.means, outcome.after.means
+    scorings = {"before_sampled": outcome.before.sampled, "before_greedy": outcome.before.greedy}
+    scorings |= {"after_sampled": outcome.after.sampled, "after_greedy": outcome.after.greedy}
+    best = outcome.best
+    return {
+        "score_before": score_before,
+        "score_after": score_after,
+        "greedy_before": greedy_before,
+        "greedy_after": greedy_after,
+        "selection_score": best and best.score,
+        "selection_greedy": best and best.greedy,
+        "selection_scorings": best and sum("eval_score" in line for line in read_lines(job.folder.metrics)),
+        "scores": before_and_after(scorings, bounds_of(job.config.rl_score_range), job.config.eval_samples),
     }
 
 

@@ -332,8 +332,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def score(self, completions: list[Any], **rest: Any) -> list[float | None]:
         """TRL's reward function: the environment's score for each completion, None where there is none."""
         self._note_failures(self._batch)
-        for name, value in _batch_metrics(self._batch).items():
-            rest["log_metric"](name, value)
+        for episode in self._batch:
+            for name, value in _episode_metrics(episode).items():
+                rest["log_metric"](name, value)  # each episode's own: TRL takes the mean of all, over processes
         return [episode.scored.score for episode in self._batch]
 
     def _note_failures(self, episodes: list[Episode]) -> None:
@@ -602,6 +603,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def take_weights(self, checkpoint: Path) -> None:
         """The weights of a checkpoint, for the model as it is; every process must call this."""
         self._load_from_checkpoint(str(checkpoint))
+        self._last_loaded_step = -1  # an engine of its own gets them before it generates again
 
     @property
     def has_moved_reference(self) -> bool:
@@ -681,20 +683,16 @@ def _length_metrics(episodes: list[tuple[int, bool]]) -> dict[str, float]:
     }
 
 
-def _batch_metrics(episodes: list[Episode]) -> dict[str, float]:
-    """Means over a batch: the environment's own metrics, turns and tool calls, and shares of how episodes ended."""
-    values: dict[str, list[float]] = {}
-    for episode in episodes:
-        for name, value in episode.scored.metrics.items():
-            values.setdefault(f"env/{name}", []).append(value)
-    kinds = [episode.scored.failure.kind for episode in episodes if episode.scored.failure]
-    count = len(episodes)
+def _episode_metrics(episode: Episode) -> dict[str, float]:
+    """What an episode adds to the means of its batch: the environment's own metrics, turns and tool calls, and how it
+    ended."""
+    kind = episode.scored.failure.kind if episode.scored.failure else None
     return {
-        "unscored": sum(episode.scored.score is None for episode in episodes) / count,
-        "turns": sum(episode.track.turns for episode in episodes) / count,
-        "tools/calls": sum(episode.track.calls for episode in episodes) / count,
-        "tools/wrong_calls": sum(episode.track.wrong_calls for episode in episodes) / count,
-        **{name: sum(numbers) / len(numbers) for name, numbers in values.items()},
-        **{f"failed/{kind}": kinds.count(kind) / count for kind in FAILURE_KINDS},
-        **{f"stopped/{stop}": sum(episode.stop == stop for episode in episodes) / count for stop in STOPS},
+        "unscored": float(episode.scored.score is None),
+        "turns": float(episode.track.turns),
+        "tools/calls": float(episode.track.calls),
+        "tools/wrong_calls": float(episode.track.wrong_calls),
+        **{f"env/{name}": value for name, value in episode.scored.metrics.items()},
+        **{f"failed/{one}": float(kind == one) for one in FAILURE_KINDS},
+        **{f"stopped/{stop}": float(episode.stop == stop) for stop in STOPS},
     }

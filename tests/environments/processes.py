@@ -21,7 +21,8 @@ class Shared:
         return [{"prompt": f"say {answer}", "answer": answer} for answer in self.answers]
 
     def score_episode(self, completion: str, case_idx: int, answer: int) -> dict[str, float]:
-        return {"score": len(completion) % 7 / 7, "same": float(self.answers[case_idx] == answer)}
+        some = {"some": float(len(completion))} if os.environ["RANK"] == "0" or len(completion) % 3 == 0 else {}
+        return {"score": len(completion) % 7 / 7, "same": float(self.answers[case_idx] == answer), **some}
 
 
 class Slow:

@@ -111,6 +111,27 @@ def sums(request: pytest.FixtureRequest, real_runs: Path, visit: Callable[..., T
     return tab
 
 
+def test_the_scores_of_the_result_are_shown_with_what_a_reader_should_know(
+    tmp_path: Path, visit: Callable[..., Tab]
+) -> None:
+    """Of several samples, chosen with --save-best, with held-out cases that were trained on."""
+    one = {"mean": 0.25, "low": 0.125, "high": 0.5625, "count": 4}
+    row = {"before": one, "after": {**one, "mean": 0.5}, "change": {**one, "low": None, "high": None}}
+    result = {"scores": {"sampled": row, "pass@3": row, "greedy": row}, "selection_score": 0.75, "model_step": 2}
+    result |= {"selection_scorings": 5, "eval_overlap": 3, "eval_cases": 4, "status": "finished"}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    tab = visit(reported(tmp_path, [record(row=3, case_idx="a", when="after_sampled"), record(row=0)]))
+
+    assert tab.texts(".scores h3") == ["Held-out score, sampled", "Held-out pass@3", "Held-out score, greedy"]
+    assert tab.texts(".scores.pass .big b") == ["0.250", "0.500"]
+    assert tab.texts(".scores.pass .interval") == ["0.125 to 0.562"] * 2  # as Python writes 0.5625
+    assert tab.texts(".scores.pass .change") == ["+0.250 change on the same 4 cases"]
+    chosen, overlap = tab.texts(".selection")
+    assert "its score of 0.750 was the best of 5 scorings" in chosen
+    assert overlap.startswith("3 of 4 held-out cases have the same prompt")
+    assert tab.texts("table.cases td.case") == ["3 (case_idx a)"]
+
+
 def test_scores_are_shown_with_their_intervals(sums: Tab, real_runs: Path) -> None:
     result = json.loads((real_runs / "sums" / "result.json").read_text())
     big = sums.texts(".scores.sampled .big b")

@@ -75,7 +75,8 @@ def workers_in(folder: Path) -> list[int]:
 
 def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Command) -> None:
     notes = json.dumps({"notes": str(command.folder)})
-    done = command.run("Shared", "--num-processes=2", "--max-steps=2", f"--rl-env-config={notes}")
+    samples = ["--eval-cases=3", "--eval-samples=3"]
+    done = command.run("Shared", "--num-processes=2", "--max-steps=2", f"--rl-env-config={notes}", *samples)
 
     assert done.returncode == 0, done.stderr
     assert len(list(command.folder.glob("built-by-*"))) == 1
@@ -87,6 +88,28 @@ def test_two_processes_train_on_the_rows_that_the_first_one_built(command: Comma
         members = [r for r in command.records() if (r["step"], r["group"]) == group]
         assert len(members) == 4
         assert len({member["prompt"] for member in members}) == 1
+    check_means_over_episodes(command)
+    check_samples_of_held_out_cases(command)
+
+
+def check_means_over_episodes(command: Command) -> None:
+    """One process has `some` in every episode, and the other one in few: the mean is that of all these episodes."""
+    for line in read_lines(command.folder / "run" / "metrics.jsonl"):
+        values = [
+            r["metrics"]["some"] for r in command.records() if r["step"] == line["step"] and "some" in r["metrics"]
+        ]
+        assert len(values) != 16
+        assert line["env/some"] == pytest.approx(sum(values) / len(values))
+
+
+def check_samples_of_held_out_cases(command: Command) -> None:
+    """Each of the nine is played once, on whichever process, and all of them make the score."""
+    files = (command.folder / "run" / "rollouts").glob("*.jsonl")
+    played = [r for file in files for r in read_lines(file) if r.get("when") == "after_sampled"]
+    assert len({(r["row"], r["sample"]) for r in played}) == len(played) == 9
+    result = read_object(command.folder / "run" / "result.json")
+    assert result["score_after"] == pytest.approx(sum(r["score"] for r in played) / 9)
+    assert result["scores"]["sampled"]["after"]["count"] == 3
 
 
 @pytest.mark.parametrize(("number", "processes"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])

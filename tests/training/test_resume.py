@@ -190,7 +190,7 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
 
 def test_the_best_checkpoint_is_kept_besides_and_is_the_model_at_the_end(train: Train) -> None:
     """The scores of the held-out cases are told beforehand: the second one is the best."""
-    scores = iter([0.1, 0.1, 0.2, 0.2, 0.9, 0.9, 0.3, 0.3, 0.4, 0.4])
+    scores = iter([0.1, 0.1, 0.2, 0.2, 0.9, 0.9, 0.3, 0.3, 0.4, 0.4, 0.8, 0.8])
 
     class Told(Vowels):
         def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
@@ -208,7 +208,7 @@ def test_the_best_checkpoint_is_kept_besides_and_is_the_model_at_the_end(train: 
     assert all(torch.equal(best[name], tensor) for name, tensor in tensors(result.model).items())
     assert any(not torch.equal(last[name], tensor) for name, tensor in tensors(result.model).items())
     written = json.loads((result.folder / "result.json").read_text())
-    assert (written["model_step"], written["steps"], written["score_after"]) == (2, 4, 0.9)
+    assert (written["model_step"], written["steps"], written["selection_score"]) == (2, 4, 0.9)
 
 
 class Fills(Vowels):

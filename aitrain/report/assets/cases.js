@@ -29,7 +29,7 @@ class CaseTable {
 
   get columns() {
     const columns = [
-      ["case", "Case", "the row of the dataset"],
+      ["case", "Case", "the row of the dataset, and its case_idx where that is something else"],
       ["prompt", "Prompt", "the beginning of what was asked"],
       ["first", "First", this.isHeldOut ? "score before training" : "mean score of its first group"],
       ["last", "Last", this.isHeldOut ? "score at the last scoring" : "mean score of its last group"],
@@ -44,7 +44,7 @@ class CaseTable {
 
   show(changes) {
     Object.assign(this, changes);
-    const rows = this.cases.filter((row) => row.is_held_out === this.isHeldOut && (!this.text || row.case.toLowerCase() === this.text || row.prompt.toLowerCase().includes(this.text)));
+    const rows = this.cases.filter((row) => row.is_held_out === this.isHeldOut && (!this.text || row.case.toLowerCase() === this.text || row.case_idx.toLowerCase() === this.text || row.prompt.toLowerCase().includes(this.text)));
     rows.sort((one, other) => this.compare(one, other));
     replaceChildren(this.head, this.columns.map((column) => this.heading(column)), el("th", {}, el("span", { class: "unseen" }, "Look closer")));
     replaceChildren(this.body, rows.slice(0, this.most).map((row) => this.line(row)));
@@ -76,7 +76,7 @@ class CaseTable {
   line(row) {
     const change = row.change === null || row.change === 0 ? "" : row.change > 0 ? "better" : "worse";
     const cells = {
-      case: isolated(row.case, "case"),
+      case: isolated(caseName(row), "case"),
       prompt: isolated(row.prompt, "prompt"),
       episodes: count(row.episodes),
       first: [scoreBar(row.first), score(row.first)],
@@ -86,7 +86,7 @@ class CaseTable {
       variance: score(row.variance),
       failed: row.failed ? el("span", { class: "worse" }, count(row.failed)) : "0",
     };
-    const look = el("button", { type: "button", class: "quiet", "aria-label": `Compare the first and last episodes of case ${row.case}`, onclick: () => this.compareCase(row) }, "Compare");
+    const look = el("button", { type: "button", class: "quiet", "aria-label": `Compare the first and last episodes of case ${caseName(row)}`, onclick: () => this.compareCase(row) }, "Compare");
     return el("tr", {}, this.columns.map(([key]) => el("td", { class: key }, cells[key])), el("td", {}, look));
   }
 
@@ -105,7 +105,7 @@ class CaseTable {
       others.sort((one, other) => place(one.members[0]) - place(other.members[0]));
       columns.push(column(others[others.length - 1], this.other.id, `${this.other.name}, last`));
     }
-    sideBySide(`Case ${row.case}`, columns, this.source);
+    sideBySide(`Case ${caseName(row)}`, columns, this.source);
   }
 
   /** All episodes of a query, which are few for one case. */

@@ -2,8 +2,8 @@
 // The curves, drawn by uPlot. A chart is described by what it shows; series that a run does not have are left out.
 
 const CHARTS = [
-  { id: "reward", title: "Reward", hint: "Mean score of a step's episodes", series: [["reward", "reward"]], smooth: true, unit: true },
-  { id: "held-out", title: "Held-out score", hint: "Mean score of cases that are not trained on", heldOut: true, unit: true },
+  { id: "reward", title: "Reward", hint: "Mean score of a step's episodes", series: [["reward", "reward"]], smooth: true, isScore: true },
+  { id: "held-out", title: "Held-out score", hint: "Mean score of cases that are not trained on", heldOut: true, isScore: true },
   {
     id: "spread",
     title: "Spread of scores",
@@ -186,7 +186,7 @@ class Drawn {
   }
 
   range(low, high) {
-    if (this.chart.unit) return [0, 1];
+    if (this.chart.unit || (this.chart.isScore && scoreBounds)) return this.chart.unit ? [0, 1] : scoreBounds;
     if (low === null) return [0, 1];
     const bottom = low >= 0 && low < high * 0.7 ? 0 : low;
     const room = (high - bottom) * 0.08 || Math.abs(high) * 0.1 || 1;
@@ -240,7 +240,7 @@ class Drawn {
       const mark = el("span", { class: dash ? "mark dashed" : "mark" });
       mark.style.color = stroke;
       const name = this.isComparison ? (this.isSingle() ? line.name : `${line.label}, ${line.name}`) : line.label;
-      return el("span", { class: "item" }, mark, isolated(name), " ", el("b", {}, this.chart.unit ? score(values[at]) : short(values[at])));
+      return el("span", { class: "item" }, mark, isolated(name), " ", el("b", {}, this.chart.unit || this.chart.isScore ? score(values[at]) : short(values[at])));
     });
     const band = !this.isComparison && this.lines.find((line) => line.between);
     if (band) items.push(el("span", { class: "item" }, el("span", { class: "mark band" }), band.between));

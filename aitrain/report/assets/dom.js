@@ -84,7 +84,14 @@ function plural(value, word) {
 }
 
 function score(value, digits = 3) {
-  return value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "\u2212");
+  return value === null || value === undefined ? "–" : rounded(value, digits).toFixed(digits).replace("-", "\u2212");
+}
+
+/** Halves go to the even neighbour, as in the terminal and the model card, which show the same numbers. */
+function rounded(value, digits) {
+  const scaled = value * 10 ** digits;
+  const isHalf = Math.abs(scaled) % 1 === 0.5 && Number.isInteger(value * 2 ** 20);
+  return isHalf ? (2 * Math.round(scaled / 2)) / 10 ** digits : value;
 }
 
 function signed(value, digits = 3) {
@@ -126,10 +133,19 @@ function section(id, title, hint, ...children) {
   return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), hint && el("p", { class: "hint" }, hint), ...children);
 }
 
-/** A bar from 0 to 1 that is filled as far as a score, for the eye; the number stands beside it. */
+let scoreBounds = [0, 1]; // the lowest and the highest score of the run; null where scores have no bounds
+
+/** Where a score is between the bounds, from 0 to 1; 0 where there are no bounds. */
+function placeOf(value) {
+  if (!scoreBounds || value === null || value === undefined) return 0;
+  const [low, high] = scoreBounds;
+  return Math.min(1, Math.max(0, (value - low) / (high - low)));
+}
+
+/** A bar that is filled as far as a score is between the bounds, for the eye; the number stands beside it. */
 function scoreBar(value) {
   const fill = el("span", { class: "fill" });
-  fill.style.width = `${100 * Math.min(1, Math.max(0, value ?? 0))}%`;
+  fill.style.width = `${100 * placeOf(value)}%`;
   return el("span", { class: "score-bar", "aria-hidden": "true" }, fill);
 }
 

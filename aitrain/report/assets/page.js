@@ -83,10 +83,24 @@ function progress(summary) {
 }
 
 function results(summary) {
-  const { sampled, greedy } = summary.scores;
-  const rows = [["sampled", "sampled as in training", sampled], ["greedy", "the likeliest answer", greedy]].filter(([, , one]) => one.before || one.after);
+  const hints = { sampled: "sampled as in training", greedy: "the likeliest answer" };
+  const rows = Object.entries(summary.scores)
+    .map(([name, one]) => [name, hints[name] ?? "the share of cases solved by one of so many samples", one])
+    .filter(([, , one]) => one.before || one.after);
   if (!rows.length) return el("div", { class: "card empty" }, note("No held-out score yet: it is taken before and after training, of cases that are not trained on (--eval-cases)."));
-  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), intervalNote(rows));
+  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), selectionNote(summary), overlapNote(summary.result), intervalNote(rows));
+}
+
+/** Which step --save-best chose, as the score it was chosen by is not the score after. */
+function selectionNote({ selection }) {
+  if (!selection) return null;
+  return el("p", { class: "hint selection" }, `The model is that of step ${count(selection.step)}: its score of ${score(selection.score)} was the best of ${plural(selection.scorings, "scoring")}. The best of several is high by luck as well, so the score after training is of new samples.`);
+}
+
+/** How many held-out cases were seen in training. */
+function overlapNote(result) {
+  if (!result.eval_overlap) return null;
+  return el("p", { class: "hint selection" }, `${count(result.eval_overlap)} of ${plural(result.eval_cases, "held-out case")} have the same prompt as a training case: their score does not show what was learned for new ones.`);
 }
 
 /** The last scoring of a run that has not come to its end. */
@@ -100,12 +114,12 @@ function resultRow(name, hint, one, [when, last]) {
   const change = one.change;
   return el(
     "div",
-    { class: `scores ${name}` },
-    el("div", { class: "what" }, el("h3", {}, `Held-out score, ${name}`), el("p", { class: "hint" }, hint)),
+    { class: `scores ${name.split("@")[0]}` },
+    el("div", { class: "what" }, el("h3", {}, name.startsWith("pass@") ? `Held-out ${name}` : `Held-out score, ${name}`), el("p", { class: "hint" }, hint)),
     el("div", { class: "figures" }, bigScore("before", one.before), el("span", { class: "arrow", "aria-hidden": "true" }, "→"), bigScore(now, after)),
     el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("before", one.before), rangeBar("after", after)),
     change &&
-      el("p", { class: "change" }, el("b", { class: change.low > 0 ? "better" : change.high < 0 ? "worse" : "" }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
+      el("p", { class: "change" }, el("b", { class: change.low !== null && change.low > 0 ? "better" : change.high !== null && change.high < 0 ? "worse" : "" }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}`, change.low === null ? "" : `, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
   );
 }
 
@@ -114,22 +128,23 @@ function bigScore(when, value) {
   return el("div", { class: `big ${when}` }, el("span", { class: "label" }, when), el("b", {}, value ? score(value.mean) : "–"), el("span", { class: "interval" }, range));
 }
 
-/** A score on a line from 0 to 1, with its interval. */
+/** A score on a line between the bounds, with its interval. */
 function rangeBar(when, value) {
   const bar = el("div", { class: `range ${when}` });
-  if (!value) return bar;
+  if (!value || !scoreBounds) return bar;
   const span = el("span", { class: "span" });
   const point = el("span", { class: "point" });
-  span.style.left = `${100 * (value.low ?? value.mean)}%`;
-  span.style.width = `${100 * ((value.high ?? value.mean) - (value.low ?? value.mean))}%`;
-  point.style.left = `${100 * value.mean}%`;
+  const [low, high] = [placeOf(value.low ?? value.mean), placeOf(value.high ?? value.mean)];
+  span.style.left = `${100 * low}%`;
+  span.style.width = `${100 * (high - low)}%`;
+  point.style.left = `${100 * placeOf(value.mean)}%`;
   bar.append(span, point);
   return bar;
 }
 
 function intervalNote(rows) {
   if (!rows.some(([, , one]) => one.before?.low !== null && one.before)) return null;
-  return el("p", { class: "hint intervals" }, "Intervals are 95%: Wilson’s for a score, Bonett and Price’s for a change on the same cases. They say how much other cases might differ, not how much another training run would.");
+  return el("p", { class: "hint intervals" }, "Intervals are 95%, over cases: all samples of a case count as one value. They say how much other cases might differ, not how much another training run would.");
 }
 
 function facts(summary) {
@@ -190,7 +205,7 @@ function comparison(runs) {
   const cell = (text) => el("td", {}, text === "" ? el("span", { class: "hint" }, "unset") : isolated(text, "value"));
   const scoreText = (one) => (one ? `${score(one.mean)}${one.low !== null ? ` (${score(one.low)} to ${score(one.high)})` : ""}` : "–");
   const rows = [
-    ...["sampled", "greedy"].flatMap((decoding) => ["before", "after"].map((when) => [`${decoding}, ${when}`, ...runs.map(({ summary }) => scoreText(summary.scores[decoding][when]))])),
+    ...[...new Set(runs.flatMap(({ summary }) => Object.keys(summary.scores)))].flatMap((name) => ["before", "after"].map((when) => [`${name}, ${when}`, ...runs.map(({ summary }) => scoreText(summary.scores[name]?.[when]))])),
     ["steps", ...runs.map(({ summary }) => count(summary.step))],
   ];
   const head = el("thead", {}, el("tr", {}, el("th"), runs.map(({ name }, index) => el("th", { scope: "col" }, el("span", { class: `mark run-${index}` }), isolated(name)))));
@@ -243,6 +258,7 @@ class Page {
   /** Read the run, or two, and draw everything. */
   async open() {
     this.summary = await this.source.run(this.run);
+    scoreBounds = this.summary.bounds;
     this.other = this.otherRun ? beside(this.otherRun, await this.source.run(this.otherRun)) : null;
     this.draw();
     await this.drawCases();

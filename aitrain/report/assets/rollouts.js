@@ -30,6 +30,7 @@ class RolloutList {
     const set = (name) => (value) => this.change({ [name]: value });
     const { whens, failures, stops } = this.counted;
     const query = this.query;
+    const range = scoreBounds ? { min: scoreBounds[0], max: scoreBounds[1] } : {};
     const box = (label, name, properties) => input(label, { ...properties, value: query[name] }, set(name));
     const whenOptions = [["", "all episodes"], ["training", "training"], ["held-out", "all held-out scorings"], ...whens.map((when) => [when, `held-out, ${moment({ when, step: Number(when.match(/\d+/)?.[0] ?? 0) })}`])];
     const failureOptions = [["", "any or none"], ["any", "failed ones"], ...Object.entries(failures).map(([kind, number]) => [kind, `${failed(kind)} (${count(number)})`])];
@@ -41,7 +42,7 @@ class RolloutList {
       select("Episodes", whenOptions, query.when, (when) => this.change({ when, ...(when && when !== "training" ? { step: "" } : {}) })),
       this.stepField(),
       box("Case", "case", { type: "text", size: 6, autocomplete: "off" }),
-      el("div", { class: "pair" }, box("Score from", "low", { type: "number", min: 0, max: 1, step: "any" }), box("to", "high", { type: "number", min: 0, max: 1, step: "any" })),
+      el("div", { class: "pair" }, box("Score from", "low", { type: "number", ...range, step: "any" }), box("to", "high", { type: "number", ...range, step: "any" })),
       select("Failure", failureOptions, query.failure, set("failure")),
       select("Ended", stopOptions, query.stop, set("stop")),
       select("Order", orderOptions, query.order, set("order")),
@@ -115,7 +116,7 @@ class RolloutList {
   card(group) {
     const [first] = group.members;
     const scores = group.members.map((episode) => episode.score).filter((value) => value !== null);
-    const what = [el("b", {}, moment(first)), first.when ? null : ` · group ${count(first.group)}`, " · case ", isolated(first.case, "case")];
+    const what = [el("b", {}, moment(first)), first.when ? null : ` · group ${count(first.group)}`, " · case ", isolated(caseName(first), "case")];
     const pin = el("button", { type: "button", class: "quiet", "aria-pressed": "false", onclick: () => this.pin(group, pin) }, "Compare");
     return el(
       "article",
@@ -141,7 +142,7 @@ class RolloutList {
     button.textContent = at < 0 ? "Choose another to compare" : "Compare";
     if (this.pinned.length < 2) return;
     const columns = this.pinned.map(({ group: { members } }) => ({
-      heading: [`${moment(members[0])}${members[0].when ? "" : ` · group ${count(members[0].group)}`} · case `, isolated(members[0].case)],
+      heading: [`${moment(members[0])}${members[0].when ? "" : ` · group ${count(members[0].group)}`} · case `, isolated(caseName(members[0]))],
       run: this.run,
       rows: members,
     }));

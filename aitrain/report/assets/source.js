@@ -49,7 +49,8 @@ class Embedded {
 
   async episodes(run, query, start = 0) {
     const wanted = query.text.toLowerCase();
-    const matches = this.data.episodes.filter((episode) => takes(query, episode) && (!wanted || holds(episode, wanted)));
+    const isRow = this.data.episodes.some((episode) => episode.case === query.case);
+    const matches = this.data.episodes.filter((episode) => takes(query, episode, isRow) && (!wanted || holds(episode, wanted)));
     const rows = sorted(matches, query.order);
     const end = start + 48;
     return { rows: rows.slice(start, end), total: rows.length, next: end < rows.length ? end : null, is_complete: true };
@@ -60,12 +61,13 @@ class Embedded {
   }
 }
 
-function takes(query, episode) {
+/** `isRow`: whether the case asked for is the number of a row, or else a case_idx. */
+function takes(query, episode, isRow) {
   const kind = episode.when ? "held-out" : "training";
   return (
     ["", kind, episode.when].includes(query.when) &&
     (query.step === "" || Number(query.step) === episode.step) &&
-    (query.case === "" || query.case === episode.case) &&
+    (query.case === "" || query.case === (isRow ? episode.case : episode.case_idx)) &&
     ((query.low === "" && query.high === "") ||
       (episode.score !== null && (query.low === "" || episode.score >= Number(query.low)) && (query.high === "" || episode.score <= Number(query.high)))) &&
     (query.failure === "" || query.failure === episode.failure || (query.failure === "any" && episode.failure !== "")) &&

@@ -36,6 +36,11 @@ function moment(episode) {
   return `${words[time] ?? `at step ${count(episode.step)}`}, ${decoding}`;
 }
 
+/** A case by its row, with what the environment knows it by where that is something else. */
+function caseName(one) {
+  return one.case_idx === one.case ? one.case : `${one.case} (case_idx ${one.case_idx})`;
+}
+
 function fact(name, value) {
   return el("div", { class: "fact" }, el("dt", {}, name), el("dd", {}, value));
 }

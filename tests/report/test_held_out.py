@@ -1,0 +1,60 @@
+"""Scores of held-out cases from the scores of their samples."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from aitrain.report.held_out import before_and_after, bounds_of, case_means, mean_score, pass_at, shown
+
+
+def test_the_mean_is_that_of_the_cases_however_many_samples_each_has() -> None:
+    scoring = {"1": [1.0, 1.0, 1.0], "2": [0.0], "3": []}
+    assert case_means(scoring) == {"1": 1.0, "2": 0.0}
+    assert mean_score(scoring) == 0.5
+    assert mean_score({"3": []}) is None
+
+
+@pytest.mark.parametrize("tries", [1, 2, 3, 5])
+def test_pass_at_is_the_mean_over_all_choices_of_so_many_samples(tries: int) -> None:
+    samples = [1.0, 0.2, 0.0, 1.0, 0.99]
+    chances = [float(any(score == 1.0 for score in chosen)) for chosen in combinations(samples, tries)]
+    assert pass_at({"1": samples}, tries, (0, 1)) == {"1": pytest.approx(fmean(chances))}
+
+
+def test_cases_with_too_few_scored_samples_have_no_pass_at() -> None:
+    assert pass_at({"1": [1.0], "2": [0.0, 0.5]}, 2, (0, 1)) == {"2": 0.0}
+
+
+def test_a_case_is_solved_at_the_highest_score() -> None:
+    assert pass_at({"1": [5.0, -5.0]}, 2, (-5, 5)) == {"1": 1.0}
+    assert pass_at({"1": [4.9, -5.0]}, 2, (-5, 5)) == {"1": 0.0}
+
+
+def test_pass_at_is_there_with_several_samples_and_a_highest_score() -> None:
+    scorings = {"before_sampled": {"1": [0.0, 1.0]}, "after_sampled": {"1": [1.0, 1.0]}}
+    table = before_and_after(scorings, (0, 1), 2)
+    assert list(table) == ["sampled", "pass@2", "greedy"]
+    assert (table["sampled"]["change"]["mean"], table["pass@2"]["change"]["mean"]) == (0.5, 0.0)
+    assert table["greedy"] == {"before": None, "after": None, "change": None}
+    assert list(before_and_after(scorings, None, 2)) == ["sampled", "greedy"]
+    assert list(before_and_after(scorings, (0, 1), 1)) == ["sampled", "greedy"]
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds"),
+    [(None, (0, 1)), ("any", None), ("0,1", (0, 1)), ("-1,2.5", (-1, 2.5)), (7, (0, 1))],
+)
+def test_the_bounds_of_scores_are_what_the_option_says(given: Any, bounds: Any) -> None:
+    assert bounds_of(given) == bounds
+
+
+def test_an_interval_as_text() -> None:
+    value = {"mean": 0.5, "low": 0.25, "high": 0.75, "count": 4}
+    assert shown(value, False) == "0.500 [0.250, 0.750]"
+    assert shown(value, True) == "+0.500 [+0.250, +0.750]"
+    assert shown(value | {"low": None, "high": None}, False) == "0.500"
+    assert shown(None, True) == "-"

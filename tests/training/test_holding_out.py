@@ -1,0 +1,121 @@
+"""Held-out cases are not trained on: what looks the same to the model stays on one side of the split."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aitrain import Result, TrainConfig
+from aitrain.run_folder import read_lines
+from aitrain.training.chat import Chat
+from aitrain.training.dataset import Cases, PromptLimit, Split, split
+from aitrain.training.holding_out import hold_out
+from aitrain.training.model import load_tokenizer
+from tests.training.test_evaluation import result_of
+
+
+def chat(text: str, **extra: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text, **extra}]
+
+
+@pytest.fixture(scope="module")
+def limit() -> PromptLimit:
+    return PromptLimit(Chat(load_tokenizer(TrainConfig(model="tiny"))), 60)
+
+
+def made(rows: list[dict[str, Any]], limit: PromptLimit, **options: Any) -> Split:
+    return split((Cases(rows, range(len(rows))), None), TrainConfig(**options), limit)
+
+
+def prompts(cases: Cases) -> set[str]:
+    return {str(case.prompt) for case in cases}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("repeats", "asked"), [(3, 6), (3, 7), (3, 1), (25, 10), (25, None), (1, 8)])
+def test_rows_with_the_same_prompt_stay_on_one_side(
+    seed: int, repeats: int, asked: int | None, limit: PromptLimit
+) -> None:
+    rows = [{"prompt": f"say {n % (100 // repeats)}", "answer": n} for n in range(100)]
+    found = made(rows, limit, seed=seed, eval_cases=asked)
+
+    wanted = 10 if asked is None else asked
+    assert prompts(found.train).isdisjoint(prompts(found.held_out))
+    assert wanted - repeats < len(found.held_out) <= wanted
+    assert len(found.train) + len(found.held_out) + found.left_out == 100
+    assert found.left_out < repeats
+    assert found.overlap == 0
+
+
+def test_rows_without_a_repeat_are_drawn_as_ever(limit: PromptLimit) -> None:
+    """Checkpoints of runs that began before prompts were compared can be resumed."""
+    found = made([{"prompt": f"say {n}"} for n in range(30)], limit)
+    assert [case.number for case in found.held_out] == [0, 3, 20]
+
+
+def test_prompts_are_the_same_when_the_model_is_shown_the_same(limit: PromptLimit) -> None:
+    rows = [{"prompt": chat(f"say {n // 2}", id=n)} for n in range(20)]
+    found = made(rows, limit, eval_cases=6)
+
+    numbers = Counter(case.number // 2 for case in found.held_out)
+    assert sorted(numbers.values()) == [2, 2, 2]
+
+
+def test_a_dataset_of_one_prompt_is_split_by_its_rows_and_says_so(limit: PromptLimit) -> None:
+    found = made([{"prompt": "guess", "number": n // 2} for n in range(20)], limit, eval_cases=4)
+
+    assert {case.row["number"] for case in found.train}.isdisjoint(case.row["number"] for case in found.held_out)
+    assert (len(found.train), len(found.held_out), found.overlap) == (16, 4, 4)
+
+
+def test_equal_rows_can_only_be_split_as_they_are(limit: PromptLimit) -> None:
+    found = made([{"prompt": "guess"}] * 20, limit)
+    assert (len(found.train), len(found.held_out), found.overlap) == (18, 2, 2)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 50, [2, 60, 60], [40, 41, 42], [1, 1, 99], [7, 3, 3, 20, 1, 16], [50, 50]])
+@pytest.mark.parametrize("count", [1, 5, 20, 45])
+def test_the_size_is_near_what_was_asked_for(sizes: list[int], count: int) -> None:
+    keys = [key for key, size in enumerate(sizes) for _ in range(size)]
+    for seed in range(10):
+        found = hold_out(keys, count, len(keys) - 1, seed)
+        held = {keys[place] for place in found.held_out}
+        trained = {keys[place] for place in range(len(keys)) if place not in {*found.held_out, *found.left_out}}
+
+        assert count / 2 <= len(found.held_out) <= count or sizes == [1, 1, 99]
+        assert held.isdisjoint(trained)
+        assert trained
+        assert found == hold_out(keys, count, len(keys) - 1, seed)
+
+
+def test_what_training_needs_is_not_taken_from_it_unasked(limit: PromptLimit) -> None:
+    rows = [{"prompt": f"say {n % 2}"} for n in range(40)]
+    found = split((Cases(rows, range(40)), None), TrainConfig(), limit, needed=30)
+    assert (len(found.train), len(found.held_out), found.left_out) == (40, 0, 0)
+
+
+class Overlaps:
+    """Its eval dataset has prompts that are trained on."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"say {n}"} for n in range(8)]
+
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": "say 1"}, {"prompt": "say 1", "other": 1}, {"prompt": "tell"}]
+
+    def score_episode(self, completion: str) -> float:
+        return len(completion) % 5 / 5
+
+
+def test_an_overlap_with_the_eval_dataset_is_reported_with_its_count(
+    train: Callable[..., Result], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train(Overlaps(), max_steps=1)
+
+    assert "2 of 3 held-out cases have the same prompt as a training case" in capsys.readouterr().err
+    assert result_of(result)["eval_overlap"] == 2
+    assert "2 of the held\\-out cases" in (result.model / "README.md").read_text().replace("held-out", "held\\-out")
+    assert len(list(read_lines(result.folder / "rollouts" / "rank0.jsonl"))) > 0
