@@ -37,7 +37,7 @@ HEAVY_FLOORS = {
 }  # fmt: skip
 WITHIN = {
     "contract": 0, "seeds": 0, "row_copies": 0, "source_code": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3,
-    "abstract_values": 2.5, "state_analysis": 3, "call_policy": 4,
+    "abstract_values": 2.6, "watching": 2.5, "state_analysis": 3, "call_policy": 4,
     "workers": 4, "judging": 4, "tools": 4, "isolation": 5,
     "dialogue": 5, "scoring": 6,
     "trl_fields": 0, "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,

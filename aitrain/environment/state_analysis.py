@@ -11,12 +11,13 @@ import ast
 import builtins
 import functools
 import inspect
+import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from aitrain.environment.abstract_values import (
@@ -29,6 +30,7 @@ from aitrain.environment.abstract_values import (
     exactly,
     expressions,
     imported,
+    is_data,
     is_drawn_from,
     is_instance,
     is_library_object,
@@ -43,12 +45,14 @@ from aitrain.environment.abstract_values import (
     names_self,
     owner_of,
     part_of,
+    sample_of,
     static_attribute,
     unwrapped,
     use_of,
 )
 from aitrain.environment.loading import is_users_file
 from aitrain.environment.source_code import FunctionNode, function_node
+from aitrain.environment.watching import is_users_module, is_users_object
 
 MAX_CALLS = 2000
 """Calls that are followed; an environment with more of them counts as one whose source says nothing."""
@@ -145,6 +149,21 @@ _PER_CALL = (threading.local, ContextVar)
 _CONTAINERS = (list, dict, set, bytearray)
 _OF_ONE_CALL = {"model", "tokenizer", "completion", "messages", "text", "reply", "seed"}
 """Parameters that case_idx does not determine."""
+_VIEWS = {
+    "reshape", "view", "ravel", "squeeze", "unsqueeze", "transpose", "swapaxes", "permute", "T", "flat", "data",
+    "expand", "select", "narrow", "detach", "numpy", "diagonal", "getbuffer",
+}  # fmt: skip
+_CHANGE_FIRST_OF_ARRAYS = {"copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis"}
+_OF_THE_PROCESS = {
+    ("os", "chdir"): "the working directory", ("posix", "chdir"): "the working directory",
+    ("os", "putenv"): "os.environ", ("os", "umask"): "the umask",
+    ("random", "seed"): "Python's random numbers", ("random", "setstate"): "Python's random numbers",
+    ("numpy.random", "seed"): "numpy's random numbers", ("numpy.random", "set_state"): "numpy's random numbers",
+    ("torch.random", "manual_seed"): "torch's random numbers", ("torch", "manual_seed"): "torch's random numbers",
+    ("contextlib", "redirect_stdout"): "sys.stdout", ("contextlib", "redirect_stderr"): "sys.stderr",
+    ("contextlib", "chdir"): "the working directory", ("locale", "setlocale"): "the locale",
+}  # fmt: skip
+"""What a call of these functions changes for all threads."""
 _TELLING = {"str", "repr", "tuple", "dumps", "sha256", "sha1", "md5", "blake2b", "encode", "hexdigest", "digest"}
 """Calls whose result tells what they were given, as far as keys of a cache go."""
 
@@ -157,6 +176,26 @@ def analyze_state(environment: Any, level: str) -> StateReport:
     except RecursionError:
         reader.give_up("the source is nested too deep")
     return reader.report()
+
+
+def _process_wide(callee: Value) -> str | None:
+    """What a function changes for the whole process."""
+    known = callee.known
+    if known is NOTHING or not callable(known):
+        return None
+    owner = getattr(known, "__self__", None)
+    module = getattr(known, "__module__", None) or ""
+    if owner is not None and not isinstance(owner, ModuleType):  # random.seed is a method of a hidden generator
+        module = "random" if owner is getattr(random, "_inst", None) else type(owner).__module__
+        module = "numpy.random" if module.startswith("numpy.random") and callee.roots == NONE else module
+    name = getattr(known, "__name__", "")
+    return _OF_THE_PROCESS.get((module, name)) if not callee.roots else None
+
+
+def _is_query(arguments: list[Value]) -> bool:
+    """Whether a statement of SQL only reads."""
+    text = arguments[0].known if arguments else NOTHING
+    return isinstance(text, str) and text.lstrip().lower().startswith(("select", "with", "explain"))
 
 
 class _Reader:
@@ -179,6 +218,7 @@ class _Reader:
         self.breaks: list[list[State]] = []
         self.referenced: set[str] | None = None
         self.is_test = False
+        self.paths: dict[int, str] = {}
 
     # -- episodes
 
@@ -224,7 +264,8 @@ class _Reader:
         is_locked = all(access.is_locked for access in writes)
         is_read = bool(reads) or self.unclear is not None
         if not changes and not first_reads and is_read:  # a class or a module is one, of which no call can have its own
-            (report.scratch if root.startswith("self.") else report.carried)[root] = place
+            is_own = root.startswith("self.") and root.count(".") == 1  # what helpers hold is not copied
+            (report.scratch if is_own else report.carried)[root] = place
         elif not is_read and not any(access.kind == "change" for access in changes):
             report.shared.add(root)  # a log
         elif is_locked and (in_place or all(read.is_locked for read in reads)):
@@ -340,6 +381,8 @@ class _Reader:
                     self._delete(target, frame)
             case ast.Global():
                 frame.declared_global.update(node.names)
+            case ast.Nonlocal():  # of a function that is followed, and not nested in one that is
+                frame.declared_global.update(set(node.names) - set(frame.names))
             case ast.Import() | ast.ImportFrom():
                 self._import(node, frame)
             case _:
@@ -407,11 +450,28 @@ class _Reader:
         for item in node.items:
             value = self._eval(item.context_expr, frame)
             locks += is_lock(item.context_expr, value)
+            value = self._entered(value)
             if item.optional_vars is not None:
                 self._assign(item.optional_vars, value, frame, True)
         self.locks += locks
         self._block(node.body, frame)
         self.locks -= locks
+
+    def _entered(self, manager: Value) -> Value:
+        """What a context manager of the user's own returns; leaving it is followed right away."""
+        if not (manager.is_self or is_users_object(manager.known)):
+            return manager
+        entered = manager
+        for name in ("__enter__", "__aenter__", "__exit__", "__aexit__"):
+            kind = self.type if manager.is_self else type(manager.known)
+            _, method = looked_up(kind, name, None)
+            if isinstance(method, FunctionType):
+                if "exit" in name:
+                    with self._perhaps():
+                        self._inline(method, [manager], {}, owner=kind)
+                else:
+                    entered = self._inline(method, [manager], {}, owner=kind)
+        return entered
 
     def _match(self, node: ast.Match, frame: _Frame) -> None:
         subject = self._eval(node.subject, frame)
@@ -464,7 +524,7 @@ class _Reader:
 
     def _assign_name(self, name: str, value: Value, frame: _Frame) -> None:
         if name in frame.declared_global:
-            self._note(name, "store")
+            self._note(name, "store", self._when_first_needed(name, value))
             return
         symbol = f"{name}#{len(self.computed_from)}"
         self.computed_from[symbol] = value.sources
@@ -478,9 +538,29 @@ class _Reader:
             else:
                 self._store(f"self.{name}", value, is_new)
         elif owner.is_class:
-            self._note(f"{self.type.__name__}.{name}", "store")
+            root = f"{self.type.__name__}.{name}"
+            self._note(root, "store", self._when_first_needed(root, value))
+        elif self._is_shared_namespace(owner.known):
+            root = f"{owner.known.__name__}.{name}"
+            self._note(root, "store", self._when_first_needed(root, value))
+        elif isinstance(owner.known, ModuleType):  # such as sys.stdout, which Python itself reads
+            self._change_process(f"{owner.known.__name__}.{name}")
+        elif is_users_object(owner.known):
+            self._store_held(owner, name, value, is_new)
         elif not isinstance(owner.known, _PER_CALL):
             self._change(owner.roots, "change")
+
+    def _store_held(self, owner: Value, name: str, value: Value, is_new: bool) -> None:
+        setter = getattr(inspect.getattr_static(type(owner.known), name, None), "fset", None)
+        if isinstance(setter, FunctionType):
+            self._inline(setter, [owner, value], {})
+        else:
+            self._store(f"{self._path_of(owner)}.{name}", value, is_new)
+
+    def _change_process(self, root: str) -> None:
+        """Change something that the whole process has once."""
+        self._note(root, "read")
+        self._note(root, "change")
 
     def _store_item(self, container: Value, key: Value, value: Value, written: ast.expr) -> None:
         if container.is_namespace:
@@ -524,7 +604,9 @@ class _Reader:
         value = self._eval(node.value, frame)
         before = self._eval(node.target, frame)
         if isinstance(node.target, ast.Name) and node.target.id not in frame.declared_global:
-            if isinstance(before.known, _CONTAINERS) or before.known is NOTHING:
+            if is_data(before.known):
+                self._change(before.roots, "change")
+            elif isinstance(before.known, _CONTAINERS) or before.known is NOTHING:
                 self._change(before.roots, "append")
             frame.names[node.target.id] = replace(before, sources=before.sources | value.sources)
         elif isinstance(node.target, ast.Name):
@@ -631,7 +713,7 @@ class _Reader:
         cells = dict(zip(frame.function.__code__.co_freevars, frame.function.__closure__ or (), strict=False))
         if name in cells:
             try:
-                return self._of_object(cells[name].cell_contents)
+                return self._enclosed(name, cells[name].cell_contents, use)
             except ValueError:
                 return Value()
         if name in frame.function.__globals__:
@@ -639,13 +721,28 @@ class _Reader:
             if value is self.environment:
                 return Value(is_self=True)
             if is_plain(value) or inspect.isclass(value) or inspect.isroutine(value):
-                if name in frame.declared_global:
-                    self._note(name, "read")
-                return self._of_object(value)
+                if inspect.isclass(value) or inspect.isroutine(value) or isinstance(value, ModuleType):
+                    return self._of_object(value)
+                return self._plain_variable(name, value)
             if not isinstance(value, _PER_CALL) and use != "none":
                 self._note(name, "look" if use == "all" else "read")
             return Value(frozenset({f"={name}"}), roots=frozenset({name}), known=value)
         return Value(known=getattr(builtins, name, NOTHING))
+
+    def _plain_variable(self, name: str, value: Any) -> Value:
+        """A global, or a variable of an enclosing function, whose value cannot be changed in place."""
+        self._note(name, "read")
+        return Value(frozenset({f"={name}"}), known=NOTHING if value is None else value)
+
+    def _enclosed(self, name: str, value: Any, use: Use) -> Value:
+        """A variable of an enclosing function that has returned."""
+        if value is self.environment or inspect.isclass(value) or inspect.isroutine(value):
+            return self._of_object(value)
+        if is_plain(value):
+            return self._plain_variable(name, value)
+        if not isinstance(value, _PER_CALL) and use != "none":
+            self._note(name, "look" if use == "all" else "read")
+        return Value(frozenset({f"={name}"}), roots=frozenset({name}), known=value)
 
     def _of_object(self, value: Any) -> Value:
         if value is self.environment:
@@ -666,8 +763,43 @@ class _Reader:
             return self._attribute_of_self(node.attr, base, is_called, use)
         if base.is_class:
             return self._attribute_of_class(node.attr, base)
+        if self._is_shared_namespace(base.known):
+            return self._attribute_of_namespace(base, node.attr, use)
         found = static_attribute(base.known, node.attr)
+        if found is self.environment:  # a helper that holds the environment
+            return Value(is_self=True)
+        if is_users_object(base.known):
+            return self._attribute_of_held(node.attr, base, is_called, use)
         return replace(base, known=found, receiver=base)
+
+    def _attribute_of_held(self, name: str, base: Value, is_called: bool, use: Use) -> Value:
+        """An attribute of an object of the user's own that calls share: state with a path of its own."""
+        _, found = looked_up(type(base.known), name, None)
+        own = vars(base.known)
+        if isinstance(found, property) and isinstance(found.fget, FunctionType):
+            return self._inline(found.fget, [base], {})
+        if isinstance(found, functools.cached_property):
+            return Value(base.sources, known=own.get(name, NOTHING))
+        if name not in own and is_method(found):
+            return replace(base, known=found, receiver=base)
+        return self._state_at(f"{self._path_of(base)}.{name}", own.get(name, found), is_called, use)
+
+    def _path_of(self, held: Value) -> str:
+        """One name for an object, by whatever way it is reached."""
+        return self.paths.setdefault(id(held.known), "|".join(sorted(held.roots)) or type(held.known).__name__)
+
+    def _is_shared_namespace(self, known: Any) -> bool:
+        """Whether this is a class, module or function of the user's, whose attributes all calls share."""
+        if isinstance(known, ModuleType):
+            return is_users_module(known.__name__)
+        return isinstance(known, (type, FunctionType)) and is_users_module(known.__module__)
+
+    def _attribute_of_namespace(self, base: Value, name: str, use: Use) -> Value:
+        found = static_attribute(base.known, name)
+        if inspect.isclass(base.known) or isinstance(base.known, ModuleType):
+            if inspect.isclass(found) or isinstance(found, ModuleType) or is_method(found) or inspect.isroutine(found):
+                return replace(base, known=found, receiver=base)
+        return self._state_at(f"{base.known.__name__}.{name}", found, False, use)
 
     def _attribute_of_self(self, name: str, base: Value, is_called: bool, use: Use = "all") -> Value:
         owner, found = looked_up(self.type, name, base.after)
@@ -686,9 +818,13 @@ class _Reader:
         return Value(known=found, receiver=replace(base, is_self=True), after=owner)
 
     def _state_of_self(self, name: str, value: Any, is_called: bool, use: Use) -> Value:
-        root = f"self.{name}"
         for held in methods_in(value, self.environment):
             self._refer(held.__name__, Value(known=held.__func__, receiver=Value(is_self=True)))
+        if name in vars(self.type) or name not in getattr(self.environment, "__dict__", {}):
+            self._note(f"{self.type.__name__}.{name}", "look" if use == "all" else "read")
+        return self._state_at(f"self.{name}", value, is_called, use)
+
+    def _state_at(self, root: str, value: Any, is_called: bool, use: Use) -> Value:
         if use != "none" and not (is_called and is_plain(value)):
             self._note(root, "look" if use == "all" else "read")
         if value is None:  # something is to be there later
@@ -722,7 +858,7 @@ class _Reader:
         if container.is_namespace:
             name = node.slice.value if isinstance(node.slice, ast.Constant) else "?"
             return self._state_of_self(str(name), getattr(self.environment, str(name), NOTHING), False, use)
-        return Value(container.sources | key.sources, roots=container.parts)
+        return Value(container.sources | key.sources, roots=container.parts, known=sample_of(container.known))
 
     def _comprehension(
         self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, frame: _Frame
@@ -764,6 +900,8 @@ class _Reader:
             callee, method = self._eval(node.func, frame), ""
         arguments = [self._eval(argument, frame) for argument in node.args]
         keywords = {each.arg or "**": self._eval(each.value, frame) for each in node.keywords}
+        if "out" in keywords:
+            self._change(keywords["out"].roots, "change")
         special = self._special_call(node, callee, method, arguments)
         if special is not None:
             return special
@@ -794,6 +932,12 @@ class _Reader:
             return Value(is_namespace=True)
         if callee.known is type and first.is_self:
             return Value(is_class=True, known=self.type)
+        process_wide = _process_wide(callee)
+        if process_wide is not None:
+            self._change_process(process_wide)
+            return Value()
+        if name in _CHANGE_FIRST_OF_ARRAYS and callee.receiver is not None and not callee.roots:
+            self._change(first.roots, "change")
         if name in _CHANGE_FIRST and first.roots:
             self._change(first.roots, "change")
             return part_of(first)
@@ -842,6 +986,10 @@ class _Reader:
             return None
         if is_drawn_from(held) or (method in _CHANGES_OF_OBJECTS and not isinstance(held, _CONTAINERS)):
             self._change(receiver.roots, "change")
+        elif is_data(held):
+            return self._method_of_data(receiver, method, whole)
+        elif method in ("execute", "executemany", "executescript") and not _is_query(arguments):
+            self._change(receiver.roots, "change")
         elif held is not NOTHING and not isinstance(held, _CONTAINERS) and is_library_object(held):
             return Value(whole.sources)
         elif method == "setdefault" and len(arguments) == 2:
@@ -856,6 +1004,14 @@ class _Reader:
             roots=receiver.parts if method in _PARTS else NONE,
             elements=receiver.parts,
         )
+
+    def _method_of_data(self, receiver: Value, method: str, whole: Value) -> Value:
+        """A method of an array, a tensor or a buffer."""
+        in_place = method.endswith("_") and not method.startswith("_")
+        if in_place or method in _CHANGES | APPENDS:
+            self._change(receiver.roots, "change")
+        is_view = in_place or method in _VIEWS
+        return replace(receiver, receiver=None) if is_view else Value(whole.sources)
 
     def _call(
         self,
@@ -881,11 +1037,20 @@ class _Reader:
             bound = self._of_object(callee.known.__self__)
             arguments = [replace(bound, roots=receiver.roots if receiver else NONE), *arguments]
         elif receiver is not None and not is_static and (receiver.is_self or of_class):
-            arguments = [Value(is_class=True, known=self.type) if of_class else Value(is_self=True), *arguments]
+            arguments = [self._bound_to(receiver, of_class), *arguments]
         elif receiver is not None and not is_static and not receiver.is_class and is_instance(receiver.known):
             arguments = [receiver, *arguments]
         owner = callee.after or (owner_of(self.type, plain) if is_own else None)
         return self._inline(plain, arguments, keywords, owner, binding)
+
+    def _bound_to(self, receiver: Value, of_class: bool) -> Value:
+        """What a method gets as its first argument."""
+        if not of_class:
+            return Value(is_self=True)
+        kind = receiver.known if inspect.isclass(receiver.known) else type(receiver.known)
+        if receiver.is_self or receiver.is_class or kind is object:
+            return Value(is_class=True, known=self.type)
+        return self._of_object(kind)
 
     def _call_unseen(self, callee: Value, arguments: list[Value]) -> None:
         is_own = callee.receiver is not None and callee.receiver.is_self
