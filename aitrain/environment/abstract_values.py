@@ -54,6 +54,8 @@ class Value:
     """The object itself, where it is known."""
     receiver: Value | None = None
     """What a method is called on."""
+    made: type | None = None
+    """The class, where it is a new object of one."""
 
     @property
     def parts(self) -> frozenset[str]:

@@ -11,6 +11,7 @@ import ast
 import builtins
 import functools
 import inspect
+import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -149,6 +150,8 @@ _PER_CALL = (threading.local, ContextVar)
 _CONTAINERS = (list, dict, set, bytearray)
 _OF_ONE_CALL = {"model", "tokenizer", "completion", "messages", "text", "reply", "seed"}
 """Parameters that case_idx does not determine."""
+_OF_BUILTINS = {name for kind in (str, bytes, int, float, list, dict, set, tuple) for name in dir(kind)}
+_MESSAGES = {"debug", "info", "warning", "warn", "error", "log"}
 _VIEWS = {
     "reshape", "view", "ravel", "squeeze", "unsqueeze", "transpose", "swapaxes", "permute", "T", "flat", "data",
     "expand", "select", "narrow", "detach", "numpy", "diagonal", "getbuffer",
@@ -192,10 +195,34 @@ def _process_wide(callee: Value) -> str | None:
     return _OF_THE_PROCESS.get((module, name)) if not callee.roots else None
 
 
+def _is_display(node: ast.expr) -> bool:
+    """Whether an expression is a container, so that `x += ...` changes x in place and x is no number."""
+    return isinstance(node, (ast.List, ast.ListComp, ast.Tuple, ast.Set, ast.SetComp, ast.Dict, ast.DictComp))
+
+
 def _is_query(arguments: list[Value]) -> bool:
     """Whether a statement of SQL only reads."""
     text = arguments[0].known if arguments else NOTHING
     return isinstance(text, str) and text.lstrip().lower().startswith(("select", "with", "explain"))
+
+
+def _is_notice(node: ast.If) -> bool:
+    """Whether a block only says something once: `if not self.told: print(...); self.told = True`."""
+    flag = ast.unparse(node.test.operand) if isinstance(node.test, ast.UnaryOp) else ""
+    sets = [each for each in node.body if isinstance(each, ast.Assign)]
+    says = [each for each in node.body if isinstance(each, ast.Expr) and _says(each.value)]
+    is_flag_only = [ast.unparse(target) for each in sets for target in each.targets] == [flag]
+    is_constant = all(isinstance(each.value, ast.Constant) for each in sets)
+    return is_flag_only and is_constant and not node.orelse and len(sets) + len(says) == len(node.body)
+
+
+def _says(node: ast.expr) -> bool:
+    name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    return name == "print" or name.rpartition(".")[2] in _MESSAGES
+
+
+def _of_a_notice(access: _Access) -> _Access:
+    return replace(access, hangs_on=NONE) if access.kind == "store" else access
 
 
 class _Reader:
@@ -219,6 +246,8 @@ class _Reader:
         self.referenced: set[str] | None = None
         self.is_test = False
         self.paths: dict[int, str] = {}
+        self.made: dict[str, type | None] = {}
+        self.stand_ins: dict[str, Any] = {}
 
     # -- episodes
 
@@ -262,7 +291,7 @@ class _Reader:
         place = (changes or writes)[0].place
         in_place = all(access.kind != "store" for access in writes)
         is_locked = all(access.is_locked for access in writes)
-        is_read = bool(reads) or self.unclear is not None
+        is_read = bool(reads) or self.unclear is not None or self._is_read_unseen(root)
         if not changes and not first_reads and is_read:  # a class or a module is one, of which no call can have its own
             is_own = root.startswith("self.") and root.count(".") == 1  # what helpers hold is not copied
             (report.scratch if is_own else report.carried)[root] = place
@@ -278,12 +307,18 @@ class _Reader:
         else:
             report.carried[root] = place
 
-    def _is_cache(self, access: _Access) -> bool:
+    def _is_read_unseen(self, root: str) -> bool:
+        above = {access.root[:-1] for access in self.accesses if access.root.endswith(".*")}
+        return any(root.startswith(each) for each in above)
+
+    def _is_cache(self, access: _Access, above: frozenset[str] = NONE) -> bool:
         """Whether each call stores the same there: then it does not matter which is the first."""
-        written = {each.root for each in self.accesses if each.kind not in _READS and each.root != access.root}
-        return access.hangs_on is not None and all(
-            source.startswith("=") and source[1:] not in written for source in access.hangs_on
-        )
+        if access.hangs_on is None or not all(source.startswith("=") for source in access.hangs_on):
+            return False
+        above |= {access.root}
+        used = {source[1:] for source in access.hangs_on}
+        writes = [each for each in self.accesses if each.kind not in _READS and each.root in used - {access.root}]
+        return all(each.root not in above and self._is_cache(each, above) for each in writes)
 
     # -- notes
 
@@ -304,6 +339,7 @@ class _Reader:
         self._note(root, "store", self._when_first_needed(root, value))
         if self.state is not None:
             self.stored_from[root] = value.roots
+            self.made[root] = value.made or self.made.get(root)
             self.state = (self.state - {root + "!"}) | {root} | ({root + "!"} if is_new else NONE)
 
     def _change(self, roots: Iterable[str], kind: str, hangs_on: frozenset[str] | None = None) -> None:
@@ -394,9 +430,12 @@ class _Reader:
         self.is_test = False
         self.conditions.append(condition.sources)
         begin, ends, names, outcomes = self.state, [], frame.names, []
+        is_notice = _is_notice(node)
         for block in (node.body, node.orelse):
             self.state, first, frame.names = begin, len(self.accesses), dict(names)
             self._block(block, frame)
+            if is_notice:
+                self.accesses[first:] = [_of_a_notice(access) for access in self.accesses[first:]]
             ends.append(self.state)
             outcomes += [frame.names] if self.state is not None else []
             if self.state is None:  # the call ends here, so that it matters which one came here
@@ -449,11 +488,11 @@ class _Reader:
         locks = 0
         for item in node.items:
             value = self._eval(item.context_expr, frame)
-            locks += is_lock(item.context_expr, value)
+            held = is_lock(item.context_expr, value)
+            locks, self.locks = locks + held, self.locks + held
             value = self._entered(value)
             if item.optional_vars is not None:
                 self._assign(item.optional_vars, value, frame, True)
-        self.locks += locks
         self._block(node.body, frame)
         self.locks -= locks
 
@@ -567,6 +606,8 @@ class _Reader:
             name = written.value if isinstance(written, ast.Constant) and isinstance(written.value, str) else "?"
             self._store(f"self.{name}", value, False)
             return
+        if container.known is os.environ and value.known is NOTHING:
+            self._change_process("os.environ")
         self._change(container.roots, "item", self._hangs_on(container, key, value))
 
     def _when_first_needed(self, root: str, value: Value) -> frozenset[str] | None:
@@ -606,7 +647,7 @@ class _Reader:
         if isinstance(node.target, ast.Name) and node.target.id not in frame.declared_global:
             if is_data(before.known):
                 self._change(before.roots, "change")
-            elif isinstance(before.known, _CONTAINERS) or before.known is NOTHING:
+            elif isinstance(before.known, _CONTAINERS) or (before.known is NOTHING and _is_display(node.value)):
                 self._change(before.roots, "append")
             frame.names[node.target.id] = replace(before, sources=before.sources | value.sources)
         elif isinstance(node.target, ast.Name):
@@ -796,9 +837,8 @@ class _Reader:
 
     def _attribute_of_namespace(self, base: Value, name: str, use: Use) -> Value:
         found = static_attribute(base.known, name)
-        if inspect.isclass(base.known) or isinstance(base.known, ModuleType):
-            if inspect.isclass(found) or isinstance(found, ModuleType) or is_method(found) or inspect.isroutine(found):
-                return replace(base, known=found, receiver=base)
+        if isinstance(found, (type, ModuleType)) or is_method(found) or inspect.isroutine(found):
+            return replace(base, known=found, receiver=base)
         return self._state_at(f"{base.known.__name__}.{name}", found, False, use)
 
     def _attribute_of_self(self, name: str, base: Value, is_called: bool, use: Use = "all") -> Value:
@@ -808,7 +848,10 @@ class _Reader:
             return self._inline(found.fget, [Value(is_self=True)], {}, owner=owner)
         if isinstance(found, functools.cached_property):
             value = self._inline(found.func, [Value(is_self=True)], {}, owner=owner)  # type: ignore[arg-type]
-            return Value(value.sources, known=own.get(name, NOTHING))
+            root = f"self.{name}"
+            self._note(root, "look" if use == "all" else "read")
+            known = own.get(name, self._stand_in(root, value.made))
+            return Value(value.sources, roots=NONE if is_plain(known) else frozenset({root}), known=known)
         if name in own and isinstance(own[name], MethodType) and own[name].__self__ is self.environment:
             found = own[name].__func__
         elif name in own or not is_method(found):
@@ -828,11 +871,17 @@ class _Reader:
         if use != "none" and not (is_called and is_plain(value)):
             self._note(root, "look" if use == "all" else "read")
         if value is None:  # something is to be there later
-            value = NOTHING
+            value = self._stand_in(root, self.made.get(root))
         if is_plain(value) and self.state is not None and root not in self.state:
             return Value(frozenset({f"={root}"}), known=value)
         is_own = self.state is not None and root in self.state
-        return Value(frozenset({f"={root}"}), roots=frozenset({root}), known=NOTHING if is_own else value)
+        roots = frozenset({root, *self._aliases(value)})
+        return Value(frozenset({f"={root}"}), roots=roots, known=NOTHING if is_own else value)
+
+    def _aliases(self, value: Any) -> list[str]:
+        """Attributes that hold the same container."""
+        own = getattr(self.environment, "__dict__", {})
+        return [f"self.{name}" for name, held in own.items() if held is value] if isinstance(value, _CONTAINERS) else []
 
     def _attribute_of_class(self, name: str, base: Value) -> Value:
         owner, found = looked_up(self.type, name, base.after)
@@ -998,6 +1047,9 @@ class _Reader:
             self._change(receiver.roots, "append")
         elif method in _CHANGES:
             self._change(receiver.roots, "change")
+        elif held is NOTHING and method not in _OF_BUILTINS:  # it may read whatever the object holds
+            for root in receiver.roots:
+                self._note(f"{root}.*", "read")
         return Value(
             whole.sources,
             exact=receiver.exact if method in _TELLING else NONE,
@@ -1028,7 +1080,7 @@ class _Reader:
             if isinstance(call, FunctionType) and is_users_file(call.__code__.co_filename):
                 return self._inline(call, [callee, *arguments], keywords)  # an object of the user's that is called
             self._call_unseen(callee, [*arguments, *keywords.values()])
-            return Value(whole.sources)
+            return Value(whole.sources, made=callee.known if inspect.isclass(callee.known) else None)
         is_own = receiver is not None and (receiver.is_self or receiver.is_class)
         if not is_own and not is_users_file(plain.__code__.co_filename):
             self._escape([*arguments, *keywords.values()], plain.__name__)
@@ -1041,7 +1093,24 @@ class _Reader:
         elif receiver is not None and not is_static and not receiver.is_class and is_instance(receiver.known):
             arguments = [receiver, *arguments]
         owner = callee.after or (owner_of(self.type, plain) if is_own else None)
-        return self._inline(plain, arguments, keywords, owner, binding)
+        value = self._inline(plain, arguments, keywords, owner, binding)
+        if isinstance(callee.known, functools._lru_cache_wrapper):  # all calls get the same object
+            root = f"{plain.__name__}()"
+            self._note(root, "read")
+            return replace(value, roots=frozenset({root}), known=self._stand_in(root, value.made))
+        return value
+
+    def _stand_in(self, root: str, kind: type | None) -> Any:
+        """An empty object of a class, for a shared one that a call makes later: its methods are looked up there."""
+        if kind is None or not is_users_module(kind.__module__) or hasattr(kind, "__del__"):
+            return NOTHING
+        if root not in self.stand_ins:
+            try:
+                self.stand_ins[root] = object.__new__(kind)
+            except TypeError:
+                return NOTHING
+        known = self.stand_ins[root]
+        return known if is_users_object(known) else NOTHING
 
     def _bound_to(self, receiver: Value, of_class: bool) -> Value:
         """What a method gets as its first argument."""
@@ -1067,6 +1136,19 @@ class _Reader:
         if any(value.is_self or value.is_namespace for value in values):
             self.give_up(f"self, which {where} holds")
 
+    def _shared_defaults(self, function: FunctionType, names: dict[str, Value]) -> dict[str, Value]:
+        """Containers that are defaults of parameters, and so the same ones in each call."""
+        positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+        defaults = dict(zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False))
+        defaults |= function.__kwdefaults__ or {}
+        shared = {}
+        for name, value in defaults.items():
+            if isinstance(value, _CONTAINERS) and names.get(name) == Value():
+                root = f"{function.__name__}.{name}"
+                self._note(root, "read")
+                shared[name] = Value(frozenset({f"={root}"}), roots=frozenset({root}), known=value)
+        return shared
+
     def _inline(
         self,
         function: FunctionType,
@@ -1085,6 +1167,7 @@ class _Reader:
             self.give_up(f"the source of {code.co_name}")
             return Value(whole.sources)
         names = bound(node, arguments, keywords, binding)
+        names |= self._shared_defaults(function, names)
         frame = _Frame(function, owner, names)
         before = self.place, self.locks, self.breaks
         self.place = Place("", code.co_qualname, code.co_filename, code.co_firstlineno)
@@ -1098,8 +1181,12 @@ class _Reader:
             if self.state is not None:
                 frame.returned.append((Value(), self.state))
             self.state = _meet([state for _, state in frame.returned])
-            value = joined([value for value, _ in frame.returned])
+            values = [value for value, _ in frame.returned]
+            value = values[0] if len(values) == 1 else joined(values)
         self.stack.pop()
         self.place, self.locks, self.breaks = before
         read = {f"={access.root}" for access in self.accesses[read_before:]}
-        return replace(value, sources=value.sources | read, known=NOTHING)
+        known = value.known if value.roots and is_users_object(value.known) else NOTHING
+        return Value(
+            value.sources | read, value.exact, value.roots, value.elements, value.is_self, known=known, made=value.made
+        )

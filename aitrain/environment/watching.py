@@ -138,7 +138,8 @@ class Watch:
         elif isinstance(value, tuple):
             for item in value[: max(self._left, 0)]:
                 self._follow(f"{path}[]", item)
-        elif (_is_array(value) or _is_tensor(value)) and value.nbytes <= MAX_ARRAY_BYTES:
+        elif (_is_array(value) or _is_tensor(value)) and value.nbytes <= min(MAX_ARRAY_BYTES, self._left * 1024):
+            self._left -= value.nbytes // 1024
             copied = value.copy() if _is_array(value) else value.detach().clone()
             self._held.append(_Held(path, value, copied))
         elif is_users_object(value) and len(vars(value)) <= self._left:
