@@ -20,7 +20,8 @@ import pytest
 
 from aitrain.environment.contract import level_of
 from aitrain.environment.finding import bundled_modules
-from aitrain.environment.state_analysis import StateReport, analyze_state
+from aitrain.environment.state_analysis import analyze_state
+from aitrain.environment.state_report import StateReport
 
 COUNT = 0
 SEEN: dict[Any, Any] = {}

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.state_analysis import Place, StateReport, analyze_state
+from aitrain.environment.state_analysis import analyze_state
+from aitrain.environment.state_report import Place, StateReport
 from aitrain.environment.watching import Watch, closes_over, is_small_container, leads_to
 
 Tell = Callable[[str], None]
@@ -164,7 +165,7 @@ class CallPolicy:
     def _copy_for_episodes(self, report: StateReport) -> None:
         place = next(iter({**report.carried, **report.scratch}.values()), report.unclear)
         assert place is not None
-        own = _names(set(report.carried)) | (_small_containers(self.environment) if report.unclear else frozenset())
+        own = _holders(set(report.carried)) | (_small_containers(self.environment) if report.unclear else frozenset())
         plan = CopyPlan(own | _leading_back(self.environment), _names(report.guarded))
         problem = plan.problem_with(self.environment)
         if problem is not None:
@@ -216,7 +217,14 @@ class CallPolicy:
 
 
 def _names(roots: set[str]) -> frozenset[str]:
-    return frozenset(root.removeprefix("self.") for root in roots if root.startswith("self.") and root != "self.?")
+    """Attributes of the environment itself among paths such as `self.case`."""
+    return frozenset(root.removeprefix("self.") for root in roots if root.count(".") == 1) & _holders(roots)
+
+
+def _holders(roots: set[str]) -> frozenset[str]:
+    """The attributes that lead to them: `game` for `self.game.moves`."""
+    paths = [root.removeprefix("self.") for root in roots if root.startswith("self.") and root != "self.?"]
+    return frozenset(path.partition(".")[0].partition("|")[0].removesuffix("[]") for path in paths)
 
 
 def _small_containers(environment: Any) -> frozenset[str]:
