@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -30,6 +31,9 @@ CLIENT: Any = None
 LIMITS = {str(number): number for number in range(100)}
 LOGGER = logging.getLogger(__name__)
 MODULES = {"random": random, "numpy.random": np.random}
+
+
+DATASET = datasets.Dataset.from_list([{"answer": number} for number in range(100)])
 
 
 def set_current(value: Any) -> None:
@@ -136,6 +140,8 @@ class Holds(Rows):
         self.judge, self.told = Judge(), False
         self.vectors, self.weights = np.ones((100, 2)), {"a": [0.5]}
         self.made: Any = None
+        self.by_number, self.board = {1: 2.0}, [[0, 0], [0, 0]]
+        self.dataset = DATASET
         box: dict[str, int] = {}
         self.put, self.get = functools.partial(box.__setitem__, "n"), lambda: box["n"]
         self.fill = _filling(box)
@@ -202,6 +208,9 @@ STATELESS = {
     "module random": "wait() or float(random.random() < 2)",
     "logger and global table": "wait() or logged(text)",
     "context manager": "measured(n)",
+    "an item of a copied dict is added to": "wait() or weighted(env)",
+    "rows of a board are copied by slices": "wait() or boarded(env, n)",
+    "a row of a dataset gets a column": "wait() or extended(env, n)",
     "stdout under a lock": "wait() or printed(env, n)",
 }
 
@@ -230,6 +239,24 @@ def noticed(env: Holds) -> float:
 def logged(text: str) -> float:
     LOGGER.debug("scoring %s", text)
     return LIMITS.get(text, 0) / 100
+
+
+def weighted(env: Holds) -> float:
+    weights = dict(env.by_number)
+    weights[1] -= 1
+    return float(weights[1] + env.by_number[1])
+
+
+def boarded(env: Holds, number: int) -> float:
+    board = [row[:] for row in env.board]
+    board[0][0] += number
+    return board[0][0] / 100
+
+
+def extended(env: Holds, number: int) -> float:
+    row = env.dataset[number]
+    row["seen"] = True
+    return row["answer"] / 100
 
 
 def measured(number: int) -> float:

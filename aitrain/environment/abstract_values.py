@@ -9,6 +9,7 @@ import io
 import random
 import re
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FunctionType, MethodType, ModuleType
@@ -164,6 +165,13 @@ def is_data(held: Any) -> bool:
     is_array = kind.__module__ == "numpy" and hasattr(held, "tobytes") and hasattr(held, "flags")
     is_tensor = kind.__module__ == "torch" and kind.__name__ == "Tensor"
     return is_array or is_tensor or isinstance(held, (io.StringIO, io.BytesIO, array.array))
+
+
+def makes_items(held: Any) -> bool:
+    """Whether a library's object makes its items when they are asked for, as datasets do."""
+    is_store = isinstance(held, (list, tuple, dict, set, deque)) or is_data(held) or is_users_object(held)
+    is_table = type(held).__module__.partition(".")[0] == "pandas"  # its items may be views
+    return held is not NOTHING and not is_store and not is_table and is_library_object(held)
 
 
 def is_lock(node: ast.expr | None, value: Value) -> bool:

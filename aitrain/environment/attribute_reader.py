@@ -16,10 +16,12 @@ from aitrain.environment.abstract_values import (
     NOTHING,
     Use,
     Value,
+    is_data,
     is_method,
     is_plain,
     is_super,
     looked_up,
+    makes_items,
     methods_in,
     sample_of,
     static_attribute,
@@ -204,7 +206,12 @@ class AttributeReader(AccessLog):
         if container.is_namespace:
             name = node.slice.value if isinstance(node.slice, ast.Constant) else "?"
             return self._state_of_self(str(name), getattr(self.environment, str(name), NOTHING), False, use)
-        return Value(container.sources | key.sources, roots=container.parts, known=sample_of(container.known))
+        sources = container.sources | key.sources
+        if isinstance(node.slice, ast.Slice) and not is_data(container.known):  # a new list or string
+            return Value(sources, elements=container.parts)
+        if makes_items(container.known):
+            return Value(sources)
+        return Value(sources, roots=container.parts, known=sample_of(container.known))
 
     # -- writes
 

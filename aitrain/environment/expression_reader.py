@@ -104,7 +104,7 @@ class ExpressionReader(CallReader):
             made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
             values = [self._eval(value, frame) for value in made]
         whole = joined(values)
-        return Value(whole.sources | joined(sources).sources, elements=whole.parts)
+        return Value(whole.sources | joined(sources).sources, elements=whole.roots)
 
     def _nested(self, node: FunctionNode, frame: Frame) -> None:
         """A function inside of a function: it may be called from here on, as often as it likes."""

@@ -294,7 +294,9 @@ class _EpisodeReader(ExpressionReader):
         elif isinstance(node.target, ast.Attribute):
             self._store_attribute(self._eval(node.target.value, frame), node.target.attr, value, False)
         else:
-            self._change(before.roots or self._eval(node.target.value, frame).roots, "change")
+            assert isinstance(node.target, ast.Subscript)
+            container = self._eval(node.target.value, frame)
+            self._change(container.roots | (before.roots if is_display(node.value) else NONE), "change")
 
     def _delete(self, target: ast.expr, frame: Frame) -> None:
         if isinstance(target, ast.Attribute):
