@@ -62,7 +62,8 @@ class AttributeReader(AccessLog):
         cells = dict(zip(frame.function.__code__.co_freevars, frame.function.__closure__ or (), strict=False))
         if name in cells:
             try:
-                return self._enclosed(name, cells[name].cell_contents, use)
+                value = cells[name].cell_contents
+                return self._enclosed(name, value, use) if frame.owner is None else self._of_object(value)
             except ValueError:
                 return Value()
         if name in frame.function.__globals__:
