@@ -56,7 +56,7 @@ class Tab:
         pytest.fail(f"it never came to this: {expression}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it lasts, this thread runs a loop of asyncio
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
         launched = started.chromium.launch(executable_path=CHROMIUM)
