@@ -146,7 +146,7 @@ class TrainConfig(BaseModel):
     max_steps: PositiveInt | None = knob(None, "Stop after this many optimizer steps, whatever the epochs.", "Run")
     stop_when_flat: PositiveInt | None = knob(
         None,
-        "Stop after so many steps in a row in which the completions of no group differed in score: nothing is learned.",
+        "Stop after this many steps in a row in which no group's completions differed in score: nothing is learned.",
         "Run",
         may_change=True,
     )
