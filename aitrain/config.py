@@ -595,7 +595,7 @@ NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
 
 def _build() -> None:
-    """Build the validator of TrainConfig, once, without plugins of pydantic: to look for them would read the metadata of
+    """Build the validator of TrainConfig, once, without pydantic's plugins: to look for them would read the metadata of
     every installed package, a fifth of what `aitrain plan` costs."""
     if TrainConfig.__pydantic_complete__:
         return
