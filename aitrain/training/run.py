@@ -435,7 +435,7 @@ def _assemble(job: Job, parts: Parts, split: dataset.Split, precision: Precision
     standing = _compare(job, about)
     checkpoints = Checkpoints(job.folder, history, about, standing, job.config.save_total_limit)
     records = Records(history, Tracking(About(job.folder, job.config), tell))
-    alarms = Alarms(tell, OffPolicy.of(job.config, parts.arguments))
+    alarms = Alarms(tell, OffPolicy.of(job.config, parts.arguments), bounds_of(job.config.rl_score_range))
     callbacks = [records.tracking, Reporter(history, job.progress, job.announce), alarms]
     hooks = Hooks(records.add_rollouts, tell, callbacks, checkpoints.save)
     try:

@@ -476,7 +476,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     # -- the policy's side of a rollout
 
     def generate(
-        self, prompts: list[list[int]], most: int, begun: Sequence[int], draws: Sequence[Draw | None] = ()
+        self, prompts: list[list[int]], most: int, begun: Sequence[int], draws: Sequence[Draw | None]
     ) -> list[Sampled] | None:
         """One answer to each prompt (token ids), sampled as in training; None when no process has a prompt. `begun`
         tokens at the end of a prompt belong to the answer.
@@ -488,7 +488,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if not count:
             return None
         filler = [[self.eos_token_ids[0]]] * (count - len(prompts))
-        with self._sampled_with([draw for draw in draws if draw is not None], count):
+        with self._sampled_with(draws, count):
             ids, logprobs = self._sample(prompts + filler, most, [*begun, *(0 for _ in filler)])
         return [Sampled(ids[n], logprobs[n] if logprobs else None) for n in range(len(prompts))]
 
@@ -519,10 +519,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         shares_engine = self.use_vllm and (self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1)
         return bool(shares_engine or self._is_sharded)
 
-    def _sampled_with(self, draws: list[Draw], count: int) -> AbstractContextManager[None]:
-        """While this lasts, each of so many prompts is sampled with its draw. transformers samples as TRL does unless
-        `seeded` says otherwise."""
-        filled = [*draws, *[Draw(0)] * (count - len(draws))] if draws else []
+    def _sampled_with(self, draws: Sequence[Draw | None], count: int) -> AbstractContextManager[None]:
+        """While this lasts, each of so many prompts is sampled with its draw, those made up with any. transformers
+        samples as TRL does unless `seeded` says otherwise.
+
+        A process whose prompts are all made up has seeds as well: processes that share an engine exchange theirs.
+        """
+        given = [draw for draw in draws if draw is not None]
+        filled = [*given, *[Draw(0)] * (count - len(given))] if len(given) == len(draws) else []
         if self.use_vllm:
             return replaced(self.vllm_generation, {"seeds": [draw.request_seed for draw in filled] or None})
         if not filled or not self._is_seeded or self.use_transformers_continuous_batching:

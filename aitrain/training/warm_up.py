@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from aitrain.environment.tools import Tools
-from aitrain.training.trainer import EpisodeTrainer, Parts
+from aitrain.training.trainer import EpisodeTrainer, Parts, replaced
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ def _optimizer_state(trainer: EpisodeTrainer) -> list[torch.Tensor]:
 
 @contextmanager
 def _no_trace(trainer: EpisodeTrainer) -> Iterator[None]:
-    """Metrics and random states are afterwards what they were."""
+    """Metrics, random states and TRL's adaptive entropy coefficient are afterwards what they were."""
     metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), replaced(trainer, {"use_adaptive_entropy": False}):
         try:
             yield
         finally:
