@@ -54,7 +54,6 @@ from aitrain.training.evaluation import HeldOut, Scorings, recorded_before
 from aitrain.training.finite import Diverged, check_weights
 from aitrain.training.flat import StopWhenFlat
 from aitrain.training.generation.agreement import Agreement
-from aitrain.training.generation.sampling import note_on_truncation
 from aitrain.training.generation.served import (
     AdapterSync,
     Base,
@@ -234,7 +233,6 @@ def prepare(job: Job, host: Host) -> Prepared:
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
     refuse_sharded(arguments, config)
     check_hub(config)
-    _note_on_sampling(job)
     job.announce(Phase("building the dataset"))
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
@@ -257,11 +255,6 @@ def prepare(job: Job, host: Host) -> Prepared:
     lora, serve = lora_config(config), _serving(job, limits)
     parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, schedule, lora, serve)
     return _assemble(job, parts, split, precision)
-
-
-def _note_on_sampling(job: Job) -> None:
-    if note := note_on_truncation(job.config):
-        job.announce(Note(note))
 
 
 def _precision(job: Job) -> Precision:

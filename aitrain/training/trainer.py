@@ -163,12 +163,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
         self.flat = FlatSteps()
         self._add_callbacks(parts)
-        if parts.serve is not None:
-            self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
-            self.vllm_generation = parts.serve(self)
-        if not self.use_vllm and self.sampling.needs_processor:  # which LocalSampling brings
-            self.generation_config.update(min_p=None, repetition_penalty=1.0)
-            self.generation_kwargs |= {"min_p": None, "repetition_penalty": 1.0}
+        self._set_up_generation(parts)
         self.rollout = self._make_rollout(parts)
         self.context = parts.limits.context
         self.aligns_rows = self._is_sharded or self._depends_on_padding()
@@ -180,6 +175,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.add_callback(Epochs(parts.schedule))
         self.add_callback(self.finite)
         self.add_callback(self.watch)
+
+    def _set_up_generation(self, parts: Parts) -> None:
+        if parts.serve is not None:
+            self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
+            self.vllm_generation = parts.serve(self)
+        if not self.use_vllm and self.sampling.needs_processor:  # which LocalSampling brings
+            self.generation_config.update(min_p=None, repetition_penalty=1.0)
+            self.generation_kwargs |= {"min_p": None, "repetition_penalty": 1.0}
 
     def _make_rollout(self, parts: Parts) -> Rollout:
         policy = self.accelerator.unwrap_model(self.model)
