@@ -91,7 +91,7 @@ from aitrain.training.generation.row_sampling import seeded_rows
 from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.served import Asking, Served
 from aitrain.training.kept_rows import KEPT, KeptRows
-from aitrain.training.model import keep_adapter_precise
+from aitrain.training.model import keep_adapter_precise, tick_in_forward_passes
 from aitrain.training.padding import LeftAligned, depends_on_padding
 from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled, Track
 from aitrain.training.stopwatch import Stopwatch
@@ -186,7 +186,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _make_rollout(self, parts: Parts) -> Rollout:
         policy = self.accelerator.unwrap_model(self.model)
-        policy.register_forward_pre_hook(activity.tick)  # a token of each completion, or a micro-batch
+        tick_in_forward_passes(policy)
         shared = not self.use_vllm or self._generates_in_common
         batcher = Batcher(policy, parts.tokenizer.pad_token_id, None if shared else self._engine)
         batcher.wake = parts.host.workers.wake
