@@ -71,14 +71,18 @@ class SmallServer(Fake):
         )[0]  # fmt: skip
         answer = ids[len(prompt) :]
         logits = policy(ids[None]).logits[0, :-1] / (heat or 1.0)
-        given = logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0].tolist()
-        said = given[len(prompt) - 1 :]
+        logprobs = logits[len(prompt) - 1 :].log_softmax(-1)
+        said = logprobs.gather(-1, answer[:, None])[:, 0].tolist()
+        likeliest = [dict(zip(*map(torch.Tensor.tolist, (top.indices, top.values)), strict=True))
+                     for top in (row.topk(max(1, body["logprobs"])) for row in logprobs)]  # fmt: skip
         if body.get("top_k") == 1:  # only the likeliest may be drawn
             said = [0.0] * len(said)
         return {
             "index": index,
             "prompt_token_ids": prompt,
             "token_ids": answer.tolist(),
-            "logprobs": {"token_logprobs": said},
-            "prompt_logprobs": [None, *({str(t): {"logprob": p}} for t, p in zip(prompt[1:], given, strict=False))],
+            "logprobs": {
+                "token_logprobs": said,
+                "top_logprobs": [{f"token_id:{token}": value for token, value in top.items()} for top in likeliest],
+            },
         }

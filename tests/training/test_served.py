@@ -809,7 +809,7 @@ def test_the_real_server_follows_the_policy_and_is_noticed_when_it_does_not(
         assert check._last is not None
         check._compare_movement(engine, check._last)
         print(f"{kind.__name__}: noise {check._noise:.1e}, a comparison takes {time.monotonic() - start:.3f} s")
-        assert check._last.pushes == 12
+        assert check._last.pushes == 13
         changed(model, 400, scale=0.05)
         with pytest.raises(RunFailed, match="does not generate with the weights"):
             check._compare_movement(engine, check._last)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,12 +34,16 @@ FOLLOWED = 0.5
 """Share of the policy's movement that the server must have made at least: 1 where it has the weights, 0 where not."""
 
 
+Place = tuple[int, int]
+"""A token after one of the contexts: (number of the context, token id)."""
+
+
 @dataclass(frozen=True)
 class Probe:
     """Log-probabilities of the same tokens at one moment, by the trainer's model and by the server."""
 
-    own: torch.Tensor
-    served: torch.Tensor
+    own: dict[Place, float]
+    served: dict[Place, float]
     pushes: int
 
 
@@ -53,7 +57,7 @@ class Agreement:
     tell: Callable[[str], None] | None = None
     """Who hears of a server that does not have the same model; None: that ends the run."""
     _rows: list[list[int]] = field(default_factory=list, init=False)
-    """Tokens whose log-probabilities are compared: the prompts and what the server answered the first time."""
+    """The prompts and what the server answered the first time."""
     _last: Probe | None = field(default=None, init=False)
     _noise: float = field(default=math.inf, init=False)
     """What rounding makes of a log-probability, as a root of the mean square: the least that was seen, as weights that
@@ -101,29 +105,28 @@ class Agreement:
         finally:
             vars(served).update(before)
         self._rows = [prompt + answer for prompt, answer in zip(self.prompts, answers, strict=True)]
-        gaps = [
-            (own[len(prompt) - 1 :] - torch.tensor(said).reshape(-1)).abs()
-            for prompt, own, said in zip(self.prompts, self._logprobs(), logprobs, strict=True)
-        ]
-        return float(torch.cat(gaps).mean())
+        own = self._logprobs()
+        sampled = torch.tensor([token for answer in answers for token in answer])
+        said = torch.tensor(_flat(logprobs))
+        return float((own.gather(-1, sampled[:, None])[:, 0] - said).abs().mean())
 
     def _first_probe(self, served: Served) -> Probe:
         """What later ones are compared with: the base where the server still has it, so that the adapter of a resumed
         run is looked for at once; else the weights as they are."""
         if not isinstance(served.sync, AdapterSync):
-            return self._probe(served, torch.cat(self._logprobs()))
-        return self._probe(served, torch.cat(self._logprobs(self.model.disable_adapter())), of_base=True)
+            return self._probe(served, self._logprobs())
+        return self._probe(served, self._logprobs(self.model.disable_adapter()), of_base=True)
 
     # -- later
 
     def _compare_movement(self, served: Served, last: Probe) -> None:
         """Only once the policy has moved clearly: before that, one that was not handed over looks the same."""
-        own = torch.cat(self._logprobs())
-        moved = own - last.own
-        if not _rms(moved) > CLEAR * self._noise:
+        logprobs = self._logprobs()
+        if not _rms(_differences(_at(logprobs, last.own), last.own)) > CLEAR * self._noise:
             return
-        now = self._probe(served, own)
-        share = float((now.served - last.served) @ moved / (moved @ moved))
+        now = self._probe(served, logprobs)
+        moved, followed = _differences(now.own, last.own), _differences(now.served, last.served)
+        share = float(followed @ moved / (moved @ moved))
         if not share >= FOLLOWED:
             raise RunFailed(
                 f"The vLLM server at {served.server.url} does not generate with the weights that it was given: the"
@@ -133,24 +136,49 @@ class Agreement:
             )
         self._last, self._follows = now, True
 
-    def _probe(self, served: Served, own: torch.Tensor, of_base: bool = False) -> Probe:
-        said = torch.tensor(served.logprobs(self._rows, of_base))
-        self._noise = min(self._noise, max(_rms(own - said), LEAST_NOISE))
+    def _probe(self, served: Served, logprobs: torch.Tensor, of_base: bool = False) -> Probe:
+        """`logprobs`: the model's own, of shape (contexts, vocabulary)."""
+        contexts = [
+            row[:length]
+            for prompt, row in zip(self.prompts, self._rows, strict=True)
+            for length in range(len(prompt), len(row))
+        ]
+        likeliest = served.likeliest(contexts, of_base)
+        said = {(number, token): value for number, said in enumerate(likeliest) for token, value in said.items()}
+        own = _at(logprobs, said)
+        self._noise = min(self._noise, max(_rms(_differences(own, said)), LEAST_NOISE))
         return Probe(own, said, served.pushes)
 
     @torch.no_grad()
-    def _logprobs(self, variant: AbstractContextManager[Any] | None = None) -> list[torch.Tensor]:
-        """The model's own, of each row's tokens after the first, without dropout."""
+    def _logprobs(self, variant: AbstractContextManager[Any] | None = None) -> torch.Tensor:
+        """The model's own, of every token at each place of the answers, without dropout: (places, vocabulary)."""
         was_training = self.model.training
         self.model.eval()
         ids = pad_sequence([torch.tensor(row) for row in self._rows], batch_first=True).to(self.model.device)
         try:
             with variant or nullcontext():
-                logits = self.model(ids).logits[:, :-1]  # padding comes after the tokens, which do not see it
+                logits = self.model(ids).logits  # padding comes after the tokens, which do not see it
         finally:
             self.model.train(was_training)
-        logprobs = logits.float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0].cpu()
-        return [values[: len(row) - 1] for values, row in zip(logprobs, self._rows, strict=True)]
+        answers = [
+            each[len(prompt) - 1 : len(row) - 1]
+            for prompt, row, each in zip(self.prompts, self._rows, logits, strict=True)
+        ]
+        return torch.cat(answers).float().log_softmax(-1).cpu()
+
+
+def _flat(answers: list[list[list[float]]]) -> list[float]:
+    """Of all sampled tokens, one answer after the other."""
+    return [value for answer in answers for (value,) in answer]
+
+
+def _at(logprobs: torch.Tensor, places: Iterable[Place]) -> dict[Place, float]:
+    return {place: float(logprobs[place]) for place in places}
+
+
+def _differences(values: dict[Place, float], others: dict[Place, float]) -> torch.Tensor:
+    """Where both have one."""
+    return torch.tensor([values[place] - others[place] for place in sorted(values.keys() & others.keys())])
 
 
 def _rms(values: torch.Tensor) -> float:

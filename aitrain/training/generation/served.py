@@ -9,8 +9,9 @@ Where we lean on vLLM 0.31 (tests/training/test_served.py runs against it):
     POST /v1/completions                return_token_ids: the ids as sampled, with the one that ended the answer;
                                         logprobs 0: of the sampled token alone; cache_salt: which cached prefixes count;
                                         seed: each prompt of a request samples with it, and of n completions of a prompt
-                                        the first with seed, the second with seed + 1, and so on; prompt_logprobs 0:
-                                        of each token of the prompt alone
+                                        the first with seed, the second with seed + 1, and so on; logprobs 5:
+                                        of the likeliest tokens, too (prompt_logprobs would do more, and ends the engine
+                                        of a server on the CPU that has an adapter)
     GET  /v1/models                     names, the folder an adapter came from, max_model_len
     POST /v1/load_lora_adapter, /v1/unload_lora_adapter
     POST /collective_rpc reload_weights, /update_weight_version; GET /weight_info, /server_info    in its development
@@ -66,6 +67,9 @@ TRIES = 3
 
 CHUNK_PROMPTS, CHUNK_TOKENS = 64, 200_000
 """The most in one request, a few megabytes; all requests are in flight at the same time."""
+
+LIKELIEST = 5
+"""Tokens whose log-probabilities are asked for; a server allows 20 unless it was started otherwise."""
 
 IN_MEMORY = "aitrain-weights-"
 """What folders of weights in memory are called."""
@@ -270,26 +274,25 @@ class Served:
 
         return self._insist(ask)
 
-    def logprobs(self, rows: list[list[int]], of_base: bool = False) -> list[float]:
-        """Log-probabilities of all tokens after the first of each row, one row after the other, at temperature 1: the
+    def likeliest(self, contexts: list[list[int]], of_base: bool = False) -> list[dict[int, float]]:
+        """The likeliest next tokens after each of these tokens, with their log-probabilities at temperature 1: the
         policy's, or those of the base that the server was started with.
 
         Raises:
             RunFailed: as for `generate`.
         """
-        body = self._body(rows, 1) | {"temperature": 1.0, "prompt_logprobs": 0}
+        neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        body = self._body(contexts, 1) | neutral | {"logprobs": LIKELIEST}
         model = {"model": self.model} if of_base else {}
 
         def ask() -> Any:
             self._make_current()
             return self.server.post("/v1/completions", body | model)
 
-        reply = self._insist(ask)
-        choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
+        choices = sorted(self._insist(ask)["choices"], key=lambda choice: int(choice["index"]))
         return [
-            float(said[str(token)]["logprob"])
-            for row, choice in zip(rows, choices, strict=True)
-            for token, said in zip(row[1:], choice["prompt_logprobs"][1:], strict=True)
+            {int(name.removeprefix("token_id:")): float(value) for name, value in said.items()}
+            for said in (choice["logprobs"]["top_logprobs"][0] for choice in choices)
         ]
 
     def sync_weights(self) -> None:
