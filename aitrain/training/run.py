@@ -561,11 +561,12 @@ def _check_work(job: Job, trainer: EpisodeTrainer) -> None:
         raise RunFailed("There was no optimizer step: nothing was trained\nSee train.log in the run folder.")
     if not trainer.updates:
         since = f" after {job.checkpoint.name}" if job.checkpoint else ""
+        masked = ", or were truncated (--rl-mask-truncated-completions)" if trainer.masks_truncated else ""
         skipped = f", and {trainer.finite.skipped} steps were skipped" if trainer.finite.skipped else ""
         job.announce(
             Note(
                 f"No step{since} had anything to learn from: in every group all completions scored the same, or had no"
-                f" score{skipped}."
+                f" score{masked}{skipped}."
             )
         )
 

@@ -1,14 +1,11 @@
-"""The GRPOTrainer subclass, and every place where we lean on the inside of TRL 1.16.
+"""The GRPOTrainer subclass, and where we lean on the inside of TRL 1.16; for log-probabilities see logprobs.py.
 
-tests/test_upstream.py checks each of them by name:
+tests/training/test_upstream.py checks each of them by name:
 
     GRPOTrainer._generate_and_score_completions(inputs)     overridden: rows come in, advantages go out
     GRPOTrainer(rollout_func=)                              one episode for each prompt, repeats included; env_mask
                                                             becomes tool_mask, the tokens that are in the loss
     GRPOTrainer._generate_single_turn(ids, images, fields, n)   called, for each round of a rollout
-    GRPOTrainer._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, ...)   overridden:
-                                                            each log-probability of the policy and of the reference
-                                                            model comes from it, and it hands the model no positions
     GRPOTrainer.generation_config.max_new_tokens            replaced for each round
     GRPOTrainer.generation_config, .generation_kwargs       replaced while decoding greedily
     GRPOTrainer.eos_token_ids                               read: what ends an answer
@@ -19,7 +16,6 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer.vllm_generation.generation_kwargs           replaced likewise: further fields of vLLM's SamplingParams
     GRPOTrainer._generate(prompts)                          overridden: which episodes its metrics take for cut off;
                                                             it appends to ._metrics["train"], lengths included
-    GRPOTrainer._get_per_token_logps_and_entropies(...)     called, see generation/comparison.py
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
     Trainer.training_step(...)                              overridden: seen is the loss of each forward pass
     GRPOTrainer._prepare_inputs(generation_batch)           overridden: it replaces ._buffered_inputs by the
@@ -68,32 +64,31 @@ from transformers import GenerationConfig, PreTrainedModel, TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback, TrainerState
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 from trl.trainer import grpo_trainer
-from trl.trainer import utils as trl_utils
 
 from aitrain import activity
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
-from aitrain.environment.failures import FAILURE_KINDS
 from aitrain.environment.scoring import FailureCount, Host
 from aitrain.environment.seeds import Draw, derived_seed
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
+from aitrain.training.episode_metrics import episode_metrics, length_metrics
 from aitrain.training.epochs import CaseStream, Epochs
 from aitrain.training.finite import Finite
 from aitrain.training.flat import FlatSteps, flat_share
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
-from aitrain.training.generation.comparison import LogprobShift, SampledRow, padded
 from aitrain.training.generation.local import LocalSampling
 from aitrain.training.generation.row_sampling import seeded_rows
 from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.served import Asking, Served
 from aitrain.training.kept_rows import KEPT, KeptRows
+from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.model import keep_adapter_precise, tick_in_forward_passes
-from aitrain.training.padding import LeftAligned, depends_on_padding
-from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled, Track
+from aitrain.training.rollout import Episode, Limits, Rollout, Sampled
+from aitrain.training.scopes import evaluation_mode, replaced
 from aitrain.training.stopwatch import Stopwatch
 
 FLAT = "flat"
@@ -128,7 +123,7 @@ class Hooks:
     """Writes a checkpoint of the trainer, given TRL's own way to do it."""
 
 
-class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
+class EpisodeTrainer(LogProbTrainer):
     """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
     _is_seeded = False
@@ -166,7 +161,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._set_up_generation(parts)
         self.rollout = self._make_rollout(parts)
         self.context = parts.limits.context
-        self.aligns_rows = self._is_sharded or self._depends_on_padding()
+        self.aligns_rows = self._is_sharded or self.depends_on_left_padding()
 
     def _add_callbacks(self, parts: Parts) -> None:
         self.finite = Finite(self.accelerator, self.hooks.tell)
@@ -273,7 +268,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "prompt_ids": [track.prompt_ids for track in tracks],
             "completion_ids": [track.ids for track in tracks],
             "env_mask": [track.mask for track in tracks],
-            "logprobs": self._comparable_logprobs(tracks) if self.use_vllm else None,
+            "logprobs": self.comparable_logprobs(tracks) if self.use_vllm else None,
         }
 
     def _generate(self, prompts: list[Any]) -> Any:
@@ -283,39 +278,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             lengths = [sum(episode.track.mask) for episode in self._batch]
             is_cut_off = [not self.rollout.is_ended(episode.track) for episode in self._batch]
             episodes = gather_object(list(zip(lengths, is_cut_off, strict=True)))
-            for name, value in _length_metrics(episodes).items():
+            for name, value in length_metrics(episodes).items():
                 self._metrics["train"][name][-1] = value
         return output
-
-    # -- an engine's log-probabilities next to the trainer's
-
-    def _comparable_logprobs(self, tracks: list[Track]) -> list[list[float | None]]:
-        """vLLM's log-probabilities, as they would be if it sampled from all tokens. Every process must call this."""
-        said: list[list[float | None]] = [list(track.logprobs) for track in tracks]
-        if self.sampling.is_plain:
-            return said
-        rows = [SampledRow(track.prompt_ids, track.ids, track.mask, track.answers) for track in tracks]
-        shifts = self._logprob_shifts(rows)
-        of_sampled = [shifts[number][place] for number, row in enumerate(rows) for place in row.sampled()]
-        everywhere = gather_object(of_sampled) or [0.0]
-        self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
-        return [
-            [None if value is None else value + shift for value, shift in zip(*pair, strict=True)]
-            for pair in zip(said, shifts, strict=True)
-        ]
-
-    def _logprob_shifts(self, rows: list[SampledRow]) -> list[list[float]]:
-        """See LogprobShift; in micro-batches, without dropout and gradients."""
-        size, pad = self.args.per_device_train_batch_size, self.processing_class.pad_token_id
-        shifts: list[list[float]] = []
-        with evaluation_mode(self.model):
-            for start in range(0, len(rows), size):
-                shift = LogprobShift(self.sampling, self.eos_token_ids, rows[start : start + size])
-                with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
-                    inputs = padded(shift.rows, pad, self.accelerator.device)
-                    self._get_per_token_logps_and_entropies(self.model, *inputs)
-                shifts += shift.shifts
-        return shifts
 
     def play(self, cases: Sequence[Case], seeds: Sequence[int], sampling_seeds: Sequence[int]) -> list[Episode]:
         """This process's episodes, which may be none, with the weights as they are now. Every process must call this.
@@ -336,7 +301,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """TRL's reward function: the environment's score for each completion, None where there is none."""
         self._note_failures(self._batch)
         for episode in self._batch:
-            for name, value in _episode_metrics(episode).items():
+            for name, value in episode_metrics(episode).items():
                 rest["log_metric"](name, value)  # each episode's own: TRL takes the mean of all, over processes
         return [episode.scored.score for episode in self._batch]
 
@@ -377,49 +342,6 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         with replaced(self.vllm_generation, asked):
             ids, _ = self._generate_single_turn(prompts, None, {}, 1)
         return list(ids)
-
-    # -- log-probabilities
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        *rest: Any,
-        **more: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Of the last `logits_to_keep` tokens, with every token at the position that it has without padding; also where
-        the padded batch is wider than the model's context, though none of its rows is longer."""
-        compute = super()._get_per_token_logps_and_entropies
-        too_wide = self.context is not None and input_ids.shape[1] > self.context
-        if not (self.aligns_rows or too_wide):
-            plain: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = compute(
-                model, input_ids, attention_mask, logits_to_keep, *rest, **more
-            )
-            return plain
-        rows = LeftAligned.of(input_ids, attention_mask)
-        logps, entropies, loss = compute(model, rows.ids, rows.mask, rows.ids.shape[1] - 1, *rest, **more)
-        entropies = None if entropies is None else rows.moved_back(entropies, logits_to_keep)
-        return rows.moved_back(logps, logits_to_keep), entropies, loss
-
-    def _depends_on_padding(self) -> bool:
-        def log_probs(ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
-            device = self.accelerator.device
-            compute = super(EpisodeTrainer, self)._get_per_token_logps_and_entropies
-            values: torch.Tensor = compute(self.model, ids.to(device), mask.to(device), count)[0]
-            return values
-
-        model = self.accelerator.unwrap_model(self.model)
-        is_precise = model.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
-        with evaluation_mode(self.model):
-            vocabulary = model.get_input_embeddings().weight.shape[0]
-            return depends_on_padding(log_probs, self.context, vocabulary, is_precise)
-
-    @property
-    def _is_sharded(self) -> bool:
-        """Whether no process has the whole model to compute with before training starts."""
-        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
     # -- a step of the optimizer
 
@@ -654,52 +576,3 @@ def _scale_gradients(model: torch.nn.Module, ratio: float) -> None:
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.mul_(ratio)
-
-
-@contextmanager
-def replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
-    """Other values for some attributes, while this lasts."""
-    before = {name: getattr(owner, name) for name in attributes}
-    vars(owner).update(attributes)
-    try:
-        yield
-    finally:
-        vars(owner).update(before)
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """No dropout, no gradients; afterwards as before."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
-
-
-def _length_metrics(episodes: list[tuple[int, bool]]) -> dict[str, float]:
-    """TRL's metrics of a batch in which each episode has a length and is cut off or not."""
-    ended = [length for length, is_cut_off in episodes if not is_cut_off] or [0]
-    return {
-        "completions/clipped_ratio": sum(is_cut_off for _, is_cut_off in episodes) / len(episodes),
-        "completions/mean_terminated_length": sum(ended) / len(ended),
-        "completions/min_terminated_length": float(min(ended)),
-        "completions/max_terminated_length": float(max(ended)),
-    }
-
-
-def _episode_metrics(episode: Episode) -> dict[str, float]:
-    """What an episode adds to the means of its batch: the environment's own metrics, turns and tool calls, and how it
-    ended."""
-    kind = episode.scored.failure.kind if episode.scored.failure else None
-    return {
-        "unscored": float(episode.scored.score is None),
-        "turns": float(episode.track.turns),
-        "tools/calls": float(episode.track.calls),
-        "tools/wrong_calls": float(episode.track.wrong_calls),
-        **{f"env/{name}": value for name, value in episode.scored.metrics.items()},
-        **{f"failed/{one}": float(kind == one) for one in FAILURE_KINDS},
-        **{f"stopped/{stop}": float(episode.stop == stop) for stop in STOPS},
-    }

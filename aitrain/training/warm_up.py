@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from aitrain.environment.tools import Tools
-from aitrain.training.trainer import EpisodeTrainer, Parts, replaced
+from aitrain.training.scopes import replaced
+from aitrain.training.trainer import EpisodeTrainer, Parts
 
 
 @dataclass(frozen=True)

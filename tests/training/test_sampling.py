@@ -24,7 +24,7 @@ from aitrain.training.generation.comparison import LogprobShift, SampledRow, pad
 from aitrain.training.generation.local import LocalSampling
 from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.stopping import StopStrings
-from aitrain.training.trainer import replaced
+from aitrain.training.scopes import replaced
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
