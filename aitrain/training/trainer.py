@@ -1,4 +1,4 @@
-"""The GRPOTrainer subclass, and where we lean on the inside of TRL 1.16; for log-probabilities see logprobs.py.
+"""The GRPOTrainer subclass, and where we lean on the inside of TRL 1.16; see also logprobs.py and optimizing.py.
 
 tests/training/test_upstream.py checks each of them by name:
 
@@ -17,19 +17,9 @@ tests/training/test_upstream.py checks each of them by name:
     GRPOTrainer._generate(prompts)                          overridden: which episodes its metrics take for cut off;
                                                             it appends to ._metrics["train"], lengths included
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
-    Trainer.training_step(...)                              overridden: seen is the loss of each forward pass
-    GRPOTrainer._prepare_inputs(generation_batch)           overridden: it replaces ._buffered_inputs by the
-                                                            micro-batches of each new generation batch, and returns one
-    GRPOTrainer._compute_loss(model, inputs)                overridden: rows are left out of it, see kept_rows.py; it
-                                                            averages by .beta, inputs["advantages"],
-                                                            inputs["num_items_in_batch"], inputs["tool_mask"] and
-                                                            .current_gradient_accumulation_steps, which it only reads
     GRPOTrainer.mask_truncated_completions                  set to False: it knows the last token, not what ended an
                                                             episode
     GRPOTrainer._metrics["train"]["frac_reward_zero_std"]   replaced: it does not count groups without two scores
-    accelerator.sync_gradients                              true in the last forward pass of an optimizer step
-    Trainer._get_grad_norm(model, grad_norm)                overridden: called once a step, after backward and clipping
-                                                            and before optimizer.step, which skips what has no gradient
     GRPOTrainer.log(logs, start_time)                       overridden: called once a logging step, before the callbacks
     GRPOTrainer._save_checkpoint(model, trial)              wrapped: it fills args.output_dir/checkpoint-<step>, and
                                                             deletes nothing where that is the only one
@@ -56,7 +46,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -67,7 +57,6 @@ from transformers.trainer_callback import PrinterCallback, TrainerState
 from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
-from aitrain import activity
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
 from aitrain.environment.scoring import FailureCount, Host
@@ -77,7 +66,7 @@ from aitrain.training.dataset import Cases
 from aitrain.training.episode_metrics import episode_metrics, length_metrics
 from aitrain.training.epochs import CaseStream, Epochs
 from aitrain.training.finite import Finite
-from aitrain.training.flat import FlatSteps, flat_share
+from aitrain.training.flat import FLAT, FlatSteps, flat_share
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
 from aitrain.training.generation.local import LocalSampling
@@ -85,14 +74,11 @@ from aitrain.training.generation.row_sampling import seeded_rows
 from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.served import Asking, Served
 from aitrain.training.kept_rows import KEPT, KeptRows
-from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.model import keep_adapter_precise, tick_in_forward_passes
+from aitrain.training.optimizing import OptimizingTrainer
 from aitrain.training.rollout import Episode, Limits, Rollout, Sampled
 from aitrain.training.scopes import evaluation_mode, replaced
 from aitrain.training.stopwatch import Stopwatch
-
-FLAT = "flat"
-"""Of a micro-batch: whether its generation batch has no advantages on any process."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +109,7 @@ class Hooks:
     """Writes a checkpoint of the trainer, given TRL's own way to do it."""
 
 
-class EpisodeTrainer(LogProbTrainer):
+class EpisodeTrainer(OptimizingTrainer):
     """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
     _is_seeded = False
@@ -343,61 +329,6 @@ class EpisodeTrainer(LogProbTrainer):
             ids, _ = self._generate_single_turn(prompts, None, {}, 1)
         return list(ids)
 
-    # -- a step of the optimizer
-
-    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-        """One forward and backward pass; its loss is looked at."""
-        with activity.own.doing("forward and backward pass"):
-            loss: torch.Tensor = super().training_step(*arguments, **keywords)
-        self.finite.see_loss(loss)
-        self.rows.end_pass(self._piece, is_last=self.accelerator.sync_gradients)
-        self.flat.see(bool(self._piece[FLAT]))
-        if self.accelerator.sync_gradients:
-            self.flat.end_step()
-        return loss
-
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """The micro-batch of this forward pass; a new generation batch, of which it may be the first, is complete."""
-        before = self._buffered_inputs
-        piece: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is not None and self._buffered_inputs is not before:
-            self.rows.begin_window(self._buffered_inputs)
-        self._piece = piece
-        return piece
-
-    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """The loss of a micro-batch, as if the optimizer step had the kept rows only."""
-        if KEPT not in inputs:  # a warm-up pass, which is part of no step
-            return cast(torch.Tensor, super()._compute_loss(model, inputs))
-        passes = self.current_gradient_accumulation_steps
-        ratio = self.rows.expect(self._pieces_of_step(passes), passes)
-        if ratio != 1.0:
-            _scale_gradients(model, ratio)
-        changes = self.rows.changes(inputs, self.loss_type, self.beta, passes)
-        if changes is None:
-            return cast(torch.Tensor, super()._compute_loss(model, inputs))
-        settings = {"beta": changes["beta"], "current_gradient_accumulation_steps": changes["passes"]}
-        with replaced(self, settings):
-            weighted = inputs | {"advantages": inputs["advantages"] * changes["rows"]}
-            return cast(torch.Tensor, super()._compute_loss(model, weighted))
-
-    def _pieces_of_step(self, passes: int) -> list[dict[str, Any]]:
-        """What is known of the rest of an optimizer step: its micro-batches of this generation batch, this one
-        first."""
-        pieces: list[dict[str, Any]] = self._buffered_inputs or []
-        left = len(pieces) * self.num_iterations - self._step % (len(pieces) * self.num_iterations)
-        count = min(left, passes - len(self.rows.done))
-        return [pieces[(self._step + n) % len(pieces)] for n in range(count)]
-
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """The last moment before the optimizer's step at which the gradient's norm is known."""
-        norm = super()._get_grad_norm(model, grad_norm)
-        self.finite.before_step(model, norm, self.state.global_step + 1)
-        if self.rows.has_none:
-            model.zero_grad(set_to_none=True)  # no momentum and no decay either: there is nothing to learn from
-        self.updates += norm is None or (math.isfinite(norm) and norm > 0 and self._get_learning_rate() > 0)
-        return norm
-
     # -- the policy's side of a rollout
 
     def generate(
@@ -568,11 +499,3 @@ class EpisodeTrainer(LogProbTrainer):
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Nothing: the card of a run is written by saving.py."""
-
-
-@torch.no_grad()
-def _scale_gradients(model: torch.nn.Module, ratio: float) -> None:
-    """Of the forward passes of this step so far."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(ratio)

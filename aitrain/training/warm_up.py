@@ -2,6 +2,10 @@
 
 Episodes get longer while a model learns. Without the warm-up a run that has too little memory for its longest ones may
 find out after hours.
+
+Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
+
+    GRPOTrainer.use_adaptive_entropy    False during the pass: else the loss moves the entropy coefficient
 """
 
 from __future__ import annotations
