@@ -168,7 +168,7 @@ def test_processes_that_learn_nothing_stop_together_and_that_is_no_failure(comma
     done = command.run("Level", "--num-processes=2", "--max-steps=50", "--stop-when-flat=3")
 
     assert done.returncode == 0, done.stderr
-    assert "stopped after step 4 and saved: in 3 steps no group's scores differed" in done.stderr
+    assert "stopped after step 3 and saved: in 3 steps no group's scores differed" in done.stderr
     assert "--config run/config.yaml --resume" in done.stderr
     assert json.loads((command.folder / "run" / "status.json").read_text())["status"] == "stopped"
 
