@@ -23,6 +23,7 @@ from typing import Any
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.knobs import knobs
+from aitrain.privacy import without_secrets
 from aitrain.run_folder import RunFolder, forget, plain, sync, write_json
 
 MANIFEST = "manifest.json"
@@ -255,7 +256,7 @@ def changed_knobs(before: Manifest, config: TrainConfig, processes: int) -> list
     names = [name for name in {**old, **new} if name.partition(".")[0] not in free]
     in_both = {"gradient_accumulation"}  # derived, where it is not written
     return [
-        f"{name}: {_shown(old.get(name))} -> {_shown(new.get(name))}"
+        f"{name}: {_shown(name, old.get(name))} -> {_shown(name, new.get(name))}"
         for name in names
         if old.get(name) != new.get(name) and not (name in in_both and (name not in old or name not in new))
     ]
@@ -272,7 +273,11 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     if old["config"] != new["config"]:
         changes.append(f"rl_env_config: {old['config']} -> {new['config']}")
     if before.dataset != now.dataset:
-        changes.append("dataset: the environment builds other training cases than it did")
+        held_out = [_shown("eval_cases", count) for count in (before.config.get("eval_cases"), config.eval_cases)]
+        is_split_alike = held_out[0] == held_out[1]
+        why = "the environment builds other training cases than it did"
+        other_split = f"other training cases, with eval_cases {' -> '.join(held_out)}"
+        changes.append(f"dataset: {why if is_split_alike else other_split}")
     return changes
 
 
@@ -283,8 +288,8 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**knobs_alone, **{f"trl.{name}": value for name, value in fields_of_trl.items()}}
 
 
-def _shown(value: Any) -> str:
-    return "unset" if value is None else str(value)
+def _shown(name: str, value: Any) -> str:
+    return "unset" if value is None else str(without_secrets({name: value})[name])
 
 
 def refuse_changes(checkpoint: Path, changes: list[str]) -> None:

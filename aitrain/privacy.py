@@ -13,24 +13,28 @@ from urllib.parse import quote
 
 SECRET_NAME = re.compile(
     r"token(?!i[zs])|key(?!board|word)|secret|credential|bearer|cookie|passw|passphrase|passcode|"
-    r"(?:^|_)(?:o?auth(?:orization|entication)?|pass|pwd|pin|pat|jwt|dsn|login|private)(?:_|$)"
+    r"(?:^|_)(?:o?auth(?:orization|entication)?|pass|pwd|pin|pat|jwt|dsn|login|private|sig|signature)(?:_|$)"
 )
 """Names of secrets, in lower case with underscores: of environment variables and of keywords of environments."""
+ABOUT_SECRET = re.compile(r"_(?:columns?|fields?|names?|paths?|files?|dir|folder|policy|types?|length|limit|count)$")
+"""Ends of names of what is known about a secret, or about a key of a table: `key_column`, `password_policy`."""
 NO_SECRET = ("pwd", "oldpwd")
 """Names that only look like those of secrets: the shell's own."""
 SECRET_VALUE = re.compile(
     r"""(?x)
-    \b(?: hf_ | sk-(?:ant-|proj-)? | gh[opsu]_ | github_pat_ | glpat- | xox[abprs]- | r8_ | nvapi- )[\w-]{16,}
+    \b(?: hf_ | sk- | [sr]k_(?:live|test)_ | gh[oprsu]_ | github_pat_ | glpat- | xox[abeprs]- | r8_ | nvapi- | gsk_
+         | xai- | npm_ | pypi- | AIza | ya29\. )[\w-]{16,}
     | \b(?: AKIA | ASIA )[A-Z0-9]{16}\b
     | \beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*                # a JSON web token
     | (?i:\bbearer\s+)[\w.~+/-]{8,}=*
+    | (?i:(?<=authorization:)\s*[a-z]+\s+\S+)
     | (?<=://)[^\s/@:]*:[^\s/@]+(?=@)                    # user and password in an address
     | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----[\s\S]*
     """
 )
 """Values that are secrets by their form, whatever they are called."""
-PARAMETER = re.compile(r"(?<=[?&;])([^=&;\s]+)=([^&;\s#]+)")
-"""One of an address."""
+PARAMETER = re.compile(r"(?<![^?&;\s])([\w.-]+)=([^&;\s#]+)")
+"""One of an address or of a connection string: `?api_key=...`, `Password=...;`, `host=db password=...`."""
 SHORTEST = 8
 """Letters of a secret, at least: `false` and `1` are none, and would be found everywhere."""
 MASK = "***"
@@ -66,14 +70,14 @@ def secrets() -> dict[str, str]:
 def is_secret_name(name: str) -> bool:
     """Whether what has this name is a secret: `HF_TOKEN`, `apiKey`, `db-password`, `credentials`."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name).strip("_").lower()
-    return words not in NO_SECRET and SECRET_NAME.search(words) is not None
+    is_other = words in NO_SECRET or ABOUT_SECRET.search(words) is not None
+    return not is_other and SECRET_NAME.search(words) is not None
 
 
 def without_secrets(value: Any) -> Any:
     """A value as JSON has it, with *** for what is a secret by its name or its form, at any depth."""
     if isinstance(value, str):
-        shown = PARAMETER.sub(lambda found: f"{found[1]}={MASK}" if is_secret_name(found[1]) else found[0], value)
-        return masked(SECRET_VALUE.sub(MASK, shown))
+        return masked(SECRET_VALUE.sub(MASK, PARAMETER.sub(_parameter, value)))
     if isinstance(value, Mapping):
         named = str(value.get("name", ""))  # {"name": "token", "value": ...}
         return {
@@ -82,6 +86,11 @@ def without_secrets(value: Any) -> Any:
             for secret in [named if name == "value" and named else str(name)]
         }
     return [without_secrets(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _parameter(found: re.Match[str]) -> str:
+    is_count = found[2].isdecimal() and len(found[2]) < SHORTEST  # max_tokens=64
+    return f"{found[1]}={MASK}" if is_secret_name(found[1]) and not is_count else found[0]
 
 
 def _hidden(name: str, value: Any) -> Any:

@@ -117,6 +117,11 @@ def partial_credit(rng: random.Random, count: int) -> tuple[list[Scores], float]
     return [[rng.random() if rng.random() < 0.5 else 0.0 for _ in range(count)]], 0.25
 
 
+def mostly_none(rng: random.Random, count: int) -> tuple[list[Scores], float]:
+    """Nine tenths of the cases at 0, the others with any score."""
+    return [[rng.random() if rng.random() < 0.1 else 0.0 for _ in range(count)]], 0.05
+
+
 def samples(one: float, other: float, each: int) -> Callable[[random.Random, int], tuple[list[Scores], float]]:
     """Scores of 0 or 1, several samples of each case, whose chances differ."""
 
@@ -167,6 +172,8 @@ POPULATIONS = [
     Population("continuous, skewed", betas(2, 6), student),
     Population("continuous, mostly at the ends", betas(0.5, 0.5), student),
     Population("continuous, half of them 0", partial_credit, student),
+    Population("continuous, mostly near 0", betas(0.1, 0.4), student, is_near_a_bound=True),
+    Population("continuous, nine tenths of them 0", mostly_none, student, is_near_a_bound=True),
     Population("4 samples of 0/1, alike", samples(0.5, 0.5, 4), student),
     Population("8 samples of 0/1", samples(2, 2, 8), student),
     Population("8 samples of 0/1, near a bound", samples(9, 0.3, 8), student, is_near_a_bound=True),

@@ -23,8 +23,11 @@ def main(arguments_file: str, clock: str, output_dir: str) -> None:
     arguments = json.loads(Path(arguments_file).read_text(encoding="utf-8"))
     task = Letters(clock, **arguments["task"])
 
-    def reward(completions: list[list[dict[str, Any]]], **_: Any) -> list[float]:
-        return [task.score_episode(completion) for completion in completions]
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        tokenizer = trainer.processing_class  # TRL's `completions` lack the special tokens that the model wrote
+        ends = set(trainer.eos_token_ids)
+        texts = [tokenizer.decode(ids[:-1] if ids[-1] in ends else ids) for ids in completion_ids]
+        return [task.score_episode([{"role": "assistant", "content": text}]) for text in texts]
 
     trainer = GRPOTrainer(
         model=arguments["model"],

@@ -367,6 +367,27 @@ class NeverResets(Rows):
         return float(self.log == [str(case_idx)] and self.count == 1)
 
 
+class Moves:
+    """A helper that keeps state of its own."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+class PlaysOnAHelper(Rows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves = Moves()
+
+    def episode(self, case_idx: int) -> Generator[Any, str, float]:
+        reply = yield None
+        self.moves.say(reply)
+        return float(self.moves.said == [str(case_idx)])
+
+
 class Basket(Rows):
     def get_tools(self) -> list[Any]:
         return [self.put]
@@ -409,7 +430,7 @@ def played(environment: Any, isolation: str) -> tuple[list[float | None], list[s
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-@pytest.mark.parametrize("kind", [Plays, StartsItself, StartsWithItself, NeverResets, Basket])
+@pytest.mark.parametrize("kind", [Plays, StartsItself, StartsWithItself, NeverResets, PlaysOnAHelper, Basket])
 def test_an_episode_sees_nothing_that_another_episode_set(kind: Any, isolation: str) -> None:
     environment = kind()
 

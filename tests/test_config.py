@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +287,12 @@ def test_a_base_in_half_precision_is_one_that_no_update_is_added_to(
 ) -> None:
     config = TrainConfig(**knobs)
     assert (config.weight_sync, config.may_halve_base) == (sync, may)
+
+
+def test_building_the_configuration_reads_no_metadata_of_other_packages() -> None:
+    """pydantic would look for plugins in all that is installed, which costs more than the rest of a refusal."""
+    script = "import os, aitrain; aitrain.TrainConfig(model='tiny'); from pydantic.plugin import _loader; "
+    script += "print(_loader._plugins, os.environ.get('PYDANTIC_DISABLE_PLUGINS'))"
+    environ = {**os.environ, "PYDANTIC_DISABLE_PLUGINS": "mine"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environ)
+    assert done.stdout.split() == ["None", "mine"]

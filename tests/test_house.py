@@ -38,7 +38,8 @@ HEAVY_FLOORS = {
 }  # fmt: skip
 WITHIN = {
     "contract": 0, "seeds": 0, "row_copies": 0, "source_code": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3,
-    "abstract_values": 2.5, "state_analysis": 3, "call_policy": 4,
+    "watching": 2.5, "abstract_values": 2.6, "state_report": 2.7, "effects": 2.75, "access_log": 2.8,
+    "attribute_reader": 2.85, "call_reader": 2.9, "expression_reader": 2.95, "state_analysis": 3, "call_policy": 4,
     "workers": 4, "judging": 4, "tools": 4, "isolation": 5,
     "dialogue": 5, "scoring": 6,
     "trl_fields": 0, "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,

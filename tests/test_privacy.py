@@ -68,15 +68,17 @@ def test_weights_that_are_no_safetensors_are_refused_with_what_to_do(files: list
 @pytest.mark.parametrize(
     "name",
     ["HF_TOKEN", "apiKey", "db-password", "credential", "credentials", "Authorization", "AWS_SECRET_ACCESS_KEY", "pat",
-     "passwd", "userPass", "DB_PASS", "cookie", "jwt", "x-auth", "privateKey", "client_secret", "dsn", "accessTokens"],
+     "passwd", "userPass", "DB_PASS", "cookie", "jwt", "x-auth", "privateKey", "client_secret", "dsn", "accessTokens",
+     "sig", "X-Amz-Signature", "secretId"],
 )  # fmt: skip
 def test_names_of_secrets_are_known_however_they_are_written(name: str) -> None:
     assert is_secret_name(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["tokenizer", "keyboard", "keywords", "author", "PWD", "compass", "pattern", "level", "passes", "pinned"]
-)
+    "name", ["tokenizer", "keyboard", "keywords", "author", "PWD", "compass", "pattern", "level", "passes", "pinned",
+             "key_column", "password_policy", "tokenFile", "ssh_key_path", "key_names", "token_limit", "signal"]
+)  # fmt: skip
 def test_other_names_are_no_secrets(name: str) -> None:
     assert not is_secret_name(name)
 
@@ -100,9 +102,14 @@ FORMED = "hf_" + "a" * 34
         ({"db": "postgres://me:pw@host/x"}, {"db": f"postgres://{MASK}@host/x"}),
         ({"url": "https://h/?city=Rome&api_key=x#top"}, {"url": f"https://h/?city=Rome&api_key={MASK}#top"}),
         ({"aws": "AKIA" + "A1" * 8}, {"aws": MASK}),
+        ({"db": "Password=x y;Server=db"}, {"db": f"Password={MASK} y;Server=db"}),
+        ({"db": "host=db password=x sslmode=on"}, {"db": f"host=db password={MASK} sslmode=on"}),
+        ({"url": "https://h/?sv=2020&sig=x"}, {"url": f"https://h/?sv=2020&sig={MASK}"}),
+        (["Authorization: Basic x", "max_tokens=64"], [f"Authorization:{MASK}", "max_tokens=64"]),
+        (["AIza" + "b" * 35, "sk_live_" + "c" * 24], [MASK, MASK]),
         ({"text": "a task-based skill, sk-1 and hf_x"}, {"text": "a task-based skill, sk-1 and hf_x"}),
     ],
-    ids=range(11),
+    ids=range(16),
 )  # fmt: skip
 def test_a_secret_in_a_configuration_is_masked_at_any_depth(value: object, shown: object) -> None:
     assert without_secrets(value) == shown

@@ -20,7 +20,8 @@ import pytest
 
 from aitrain.environment.contract import level_of
 from aitrain.environment.finding import bundled_modules
-from aitrain.environment.state_analysis import StateReport, analyze_state
+from aitrain.environment.state_analysis import analyze_state
+from aitrain.environment.state_report import StateReport
 
 COUNT = 0
 SEEN: dict[Any, Any] = {}
@@ -657,12 +658,13 @@ class SetsAComputedName(Base):
         (LastOfTheLoop, "self.cache"), (NoveltyByADict, "self.cache"), (BestOfAll, "self.cache"),
         (AddsToAnItem, "self.cache"),
         (KeepsByCase, "self.cache"), (ChangesARow, "self.rows"), (ChangesARowThatItSet, "self.rows"),
-        (ChangesRowsInALoop, "self.rows"), (UsesAGame, "self.game"), (HandsAList, "self.log"), (Draws, "self.rng"),
+        (ChangesRowsInALoop, "self.rows"), (UsesAGame, "self.game.moves"), (HandsAList, "self.log"),
+        (Draws, "self.rng"),
         (Numbers, "self.numbers"), (Shuffles, "self.log"), (OfTheClass, "OfTheClass.total"),
         (SetsOnTheClass, "SetsOnTheClass.total"), (Global, "COUNT"), (GlobalDict, "SEEN"),
         (LocksOnlyTheWrite, "self.calls"), (BehindASemaphoreOfEight, "self.calls"), (SetsInOneBranch, "self.case"),
         (SetsInALoop, "self.case"), (Deletes, "self.case"), (SetsAComputedName, "self.?"),
-        (FirstCall, "self.case"), (MakesASimulatorWhenItNeedsOne, "self.case"),
+        (FirstCall, "self.case"), (MakesASimulatorWhenItNeedsOne, "self.case.moves"),
     ],
 )  # fmt: skip
 def test_values_that_go_from_call_to_call_are_recognized(kind: Callable[[], Any], name: str) -> None:

@@ -324,5 +324,13 @@ def test_the_result_is_a_table_a_curve_and_the_folder(result: Result) -> None:
     assert f"run folder: {result.folder}" in text.replace("\n", "")
 
 
+def test_scores_below_zero_stay_in_their_columns_in_a_narrow_terminal(result: Result) -> None:
+    out = io.StringIO()
+    value = {"mean": -0.25, "low": -0.5, "high": -0.125}
+    scores = {"sampled": dict.fromkeys(("before", "after", "change"), value)}
+    show_result(result, scores, Console(file=out, width=80))
+    assert "-0.250 [-0.500, -0.125]  -0.250 [-0.500, -0.125]  -0.250 [-0.500, -0.125]\n" in out.getvalue()
+
+
 def test_the_last_line_says_what_came_of_it(result: Result) -> None:
     assert last_line(result) == f"held-out score 0.250 -> 0.900  9 steps in 1m 01s  {result.folder}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import array
 import ast
 import inspect
+import io
 import random
 import re
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FunctionType, MethodType, ModuleType
@@ -14,6 +17,7 @@ from typing import Any, Literal
 
 from aitrain.environment.loading import is_users_file
 from aitrain.environment.source_code import FunctionNode
+from aitrain.environment.watching import is_users_object
 
 Use = Literal["all", "item", "none"]
 """What an expression is evaluated for: its whole value, one item of it by a key, or only to be changed in place."""
@@ -21,6 +25,9 @@ Use = Literal["all", "item", "none"]
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), frozenset, range, re.Pattern, ModuleType, FunctionType)
 _FUNCTIONS = (FunctionType, MethodType, staticmethod, classmethod)
 APPENDS = {"append", "add", "extend", "update", "appendleft", "extendleft", "insert", "write", "writelines", "put"}
+
+MAX_SAMPLED = 100
+"""Items of a container that are looked at."""
 
 NOTHING = object()
 NONE: frozenset[str] = frozenset()
@@ -48,6 +55,8 @@ class Value:
     """The object itself, where it is known."""
     receiver: Value | None = None
     """What a method is called on."""
+    made: type | None = None
+    """The class, where it is a new object of one."""
 
     @property
     def parts(self) -> frozenset[str]:
@@ -85,7 +94,15 @@ def use_of(method: str) -> Use:
 
 def part_of(value: Value) -> Value:
     """An item of a value."""
-    return Value(value.sources, roots=value.parts, elements=value.elements)
+    known = sample_of(value.known) if value.roots else NOTHING
+    return Value(value.sources, roots=value.parts, elements=value.elements, known=known)
+
+
+def sample_of(known: Any) -> Any:
+    """An item of a container, where all of its items are objects of one class of the user's."""
+    items = list(known.values()) if isinstance(known, dict) else known if isinstance(known, (list, tuple)) else ()
+    kinds = {type(item) for item in items[:MAX_SAMPLED]}
+    return items[0] if len(kinds) == 1 and is_users_object(items[0]) else NOTHING
 
 
 def expressions(node: ast.AST) -> Iterator[ast.expr]:
@@ -140,6 +157,21 @@ def is_library_object(held: Any) -> bool:
     """One whose methods are taken to bear several threads: clients, tokenizers, loggers, models."""
     module = sys.modules.get(type(held).__module__)
     return not is_users_file(getattr(module, "__file__", None) or "<frozen")
+
+
+def is_data(held: Any) -> bool:
+    """An array, a tensor or a buffer in memory: objects of libraries that hold data, and that methods change."""
+    kind = type(held)
+    is_array = kind.__module__ == "numpy" and hasattr(held, "tobytes") and hasattr(held, "flags")
+    is_tensor = kind.__module__ == "torch" and kind.__name__ == "Tensor"
+    return is_array or is_tensor or isinstance(held, (io.StringIO, io.BytesIO, array.array))
+
+
+def makes_items(held: Any) -> bool:
+    """Whether a library's object makes its items when they are asked for, as datasets do."""
+    is_store = isinstance(held, (list, tuple, dict, set, deque)) or is_data(held) or is_users_object(held)
+    is_table = type(held).__module__.partition(".")[0] == "pandas"  # its items may be views
+    return held is not NOTHING and not is_store and not is_table and is_library_object(held)
 
 
 def is_lock(node: ast.expr | None, value: Value) -> bool:

@@ -4,19 +4,15 @@ or one after another."""
 from __future__ import annotations
 
 import copy
-import inspect
-import sys
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
-from aitrain.environment.loading import is_users_file
-from aitrain.environment.state_analysis import Place, StateReport, analyze_state
+from aitrain.environment.state_analysis import analyze_state
+from aitrain.environment.state_report import Place, StateReport
+from aitrain.environment.watching import Watch, closes_over, is_small_container, leads_to
 
 Tell = Callable[[str], None]
 
@@ -54,6 +50,9 @@ class CopyPlan:
         for name in ("__slots__", "__del__"):
             if any(name in vars(owner) for owner in type(environment).__mro__[:-1]):
                 return f"it has {name}"
+        for name, value in vars(environment).items():
+            if closes_over(value, environment):
+                return f"self.{name} is a function that holds it"
         try:
             self.copy_of(environment)
         except Exception as error:
@@ -63,18 +62,7 @@ class CopyPlan:
 
 def _leading_back(environment: Any) -> frozenset[str]:
     """Attributes that lead back to the environment: a copy needs ones that lead to the copy."""
-    return frozenset(name for name, value in vars(environment).items() if _refers_to(value, environment))
-
-
-def _refers_to(value: Any, environment: Any) -> bool:
-    if isinstance(value, MethodType):
-        return value.__self__ is environment
-    if isinstance(value, (list, tuple, dict)):
-        items = list(value.values() if isinstance(value, dict) else value)[:100]
-        return any(
-            item is environment or (isinstance(item, MethodType) and item.__self__ is environment) for item in items
-        )
-    return any(held is environment for held in getattr(value, "__dict__", {}).values())
+    return frozenset(name for name, value in vars(environment).items() if leads_to(value, environment))
 
 
 def _forwarding(environment: Any, names: frozenset[str]) -> type:
@@ -96,109 +84,6 @@ def _to(environment: Any, name: str) -> property:
         lambda _, value: setattr(environment, name, value),
         lambda _: delattr(environment, name),
     )
-
-
-# -- watching what is written
-
-
-@dataclass
-class Watch:
-    """What is written to an environment while its calls run."""
-
-    environment: Any
-    ignored: frozenset[str]
-    written: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._before = dict(getattr(self.environment, "__dict__", {}))
-        self._held = {name: _digest_of(value) for name, value in self._before.items()}
-        self._items = {name: value.copy() for name, value in self._before.items() if _is_small_container(value)}
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note each attribute that is set meanwhile, also one that is set back at once."""
-        with _noting_sets(self.environment, self.written):
-            yield
-        self.compare()
-
-    def compare(self) -> None:
-        """Note the attributes and containers that are not what they were."""
-        now, missing = dict(getattr(self.environment, "__dict__", {})), object()
-        names = {**self._before, **now}
-        changed = [name for name in names if self._before.get(name, missing) is not now.get(name, missing)]
-        filled = [name for name, held in self._held.items() if name in now and held != _digest_of(now[name])]
-        found = dict.fromkeys([*self.written, *changed, *filled])
-        self.written[:] = [name for name in found if name not in self.ignored and not self._is_cached_property(name)]
-
-    def _is_cached_property(self, name: str) -> bool:
-        return isinstance(inspect.getattr_static(type(self.environment), name, None), cached_property)
-
-    def restore(self) -> None:
-        """Set attributes, and what containers hold, back to what they were."""
-        attributes = vars(self.environment)
-        attributes.clear()
-        attributes.update(self._before)
-        for name, items in self._items.items():
-            container = self._before[name]
-            container.clear()
-            (container.update if isinstance(items, (dict, set)) else container.extend)(items)
-
-
-_CONTAINERS = (list, dict, set, deque)
-MAX_WATCHED = 10_000
-"""Items of containers that are looked at, so that watching a batch costs less than a millisecond or two."""
-
-
-def _is_small_container(value: Any) -> bool:
-    return isinstance(value, _CONTAINERS) and len(value) <= MAX_WATCHED
-
-
-def _digest_of(value: Any) -> Any:
-    """Which objects a container, or an object of the user's own, holds."""
-    if isinstance(value, _CONTAINERS):
-        return _digest(value, [MAX_WATCHED])
-    module = sys.modules.get(type(value).__module__)
-    is_users = is_users_file(getattr(module, "__file__", None) or "<frozen")
-    return _digest(getattr(value, "__dict__", None), [MAX_WATCHED]) if is_users else None
-
-
-def _digest(value: Any, left: list[int]) -> Any:
-    if isinstance(value, dict):
-        items: list[Any] = [each for pair in value.items() for each in pair]
-    elif isinstance(value, (list, tuple, set, deque)):
-        items = list(value)
-    else:
-        return None
-    left[0] -= len(items)
-    if left[0] < 0:
-        return len(items)
-    return tuple(map(id, items)), tuple(held for item in items if (held := _digest(item, left)) is not None)
-
-
-@contextmanager
-def _noting_sets(environment: Any, written: list[str]) -> Iterator[None]:
-    """Note each attribute that is set on this object, also one that is set back before anybody looks."""
-    kind = type(environment)
-    before: Callable[..., None] = kind.__setattr__
-    own = vars(kind).get("__setattr__")
-
-    def note(self: Any, name: str, value: Any) -> None:
-        if self is environment:
-            written.append(name)
-        before(self, name, value)
-
-    try:
-        type.__setattr__(kind, "__setattr__", note)
-    except TypeError:  # a class that is written in C
-        yield
-        return
-    try:
-        yield
-    finally:
-        if own is None:
-            type.__delattr__(kind, "__setattr__")
-        else:
-            type.__setattr__(kind, "__setattr__", own)
 
 
 # -- the policy
@@ -280,7 +165,7 @@ class CallPolicy:
     def _copy_for_episodes(self, report: StateReport) -> None:
         place = next(iter({**report.carried, **report.scratch}.values()), report.unclear)
         assert place is not None
-        own = _names(set(report.carried)) | (_small_containers(self.environment) if report.unclear else frozenset())
+        own = _holders(set(report.carried)) | (_small_containers(self.environment) if report.unclear else frozenset())
         plan = CopyPlan(own | _leading_back(self.environment), _names(report.guarded))
         problem = plan.problem_with(self.environment)
         if problem is not None:
@@ -301,14 +186,14 @@ class CallPolicy:
 
     def watch(self) -> Watch:
         """Of what the calls that are made from now on write."""
-        return Watch(self.environment, _names(self.report.shared))
+        return Watch(self.environment, frozenset(self.report.shared))
 
     def after_calls(self, watch: Watch) -> bool:
         """Learn from what a batch of calls wrote. True: they must be made again, one after another."""
         if self.is_serial and self.is_known:
             return False
         was_serial = self.is_serial
-        surprises = [name for name in watch.written if name not in _names(set(self.report.scratch))]
+        surprises = [path for path in watch.written if path not in self.report.scratch]
         if surprises:
             again = "" if was_serial else " This batch is scored again."
             self._run_serially(self._unseen(surprises[0]), again=again)
@@ -327,17 +212,24 @@ class CallPolicy:
             place = self._unseen(watch.written[0])
             self._copy_for_episodes(StateReport(carried={place.target: place}))
 
-    def _unseen(self, name: str) -> Place:
-        return Place(f"self.{name}", f"{type(self.environment).__name__}.{self.level}", "", 0)
+    def _unseen(self, path: str) -> Place:
+        return Place(path, f"{type(self.environment).__name__}.{self.level}", "", 0)
 
 
 def _names(roots: set[str]) -> frozenset[str]:
-    return frozenset(root.removeprefix("self.") for root in roots if root.startswith("self.") and root != "self.?")
+    """Attributes of the environment itself among paths such as `self.case`."""
+    return frozenset(root.removeprefix("self.") for root in roots if root.count(".") == 1) & _holders(roots)
+
+
+def _holders(roots: set[str]) -> frozenset[str]:
+    """The attributes that lead to them: `game` for `self.game.moves`."""
+    paths = [root.removeprefix("self.") for root in roots if root.startswith("self.") and root != "self.?"]
+    return frozenset(path.partition(".")[0].partition("|")[0].removesuffix("[]") for path in paths)
 
 
 def _small_containers(environment: Any) -> frozenset[str]:
     attributes = getattr(environment, "__dict__", {})
-    return frozenset(name for name, value in attributes.items() if _is_small_container(value))
+    return frozenset(name for name, value in attributes.items() if is_small_container(value))
 
 
 def _described(place: Place) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aitrain.config import TrainConfig
-from aitrain.environment.call_policy import CallPolicy, CopyPlan, Tell, Watch
+from aitrain.environment.call_policy import CallPolicy, CopyPlan, Tell
 from aitrain.environment.contract import Case, Completion, level_of
 from aitrain.environment.dialogue import Dialogue, Move, Opening, Reply, dialogue_for
 from aitrain.environment.failures import CallFailed, Failure
@@ -22,6 +22,7 @@ from aitrain.environment.isolation import Isolation, Seat
 from aitrain.environment.judging import Bounds, Scored
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.tools import Tools
+from aitrain.environment.watching import Watch
 from aitrain.environment.workers import Call, Calls, Meanwhile, Outcome, Workers
 from aitrain.errors import EnvironmentFailed
 from aitrain.machine import usable_cores

@@ -8,7 +8,8 @@ A mean of scores between two bounds, mapped to 0 and 1, gets a score interval: a
 there, the limits next to the bounds are moved out (Brown, Cai and DasGupta 2001), because Wilson's cover too seldom
 there. Other case means vary less than that, so a = t^2 d / n, with Student's t and d the share that their variance is
 of m (1 - m): the design effect of a survey. For symmetric scores that is about the t interval; near a bound it leans
-away from it, as the data do. It is never wider than Wilson's, and never a point.
+away from it, as the data do. It is never wider than Wilson's, and never a point. A few cases that are all near one
+bound say little about how often others are elsewhere: there a is nearer to Wilson's.
 
 A change between two scorings of the same cases, with every case at a bound, gets Newcombe's (1998) square-and-add
 interval, made of the two intervals above and the correlation of the cases. Other changes get the score interval of the
@@ -42,6 +43,8 @@ POISSON_LIMITS = (0.0512933, 0.3553615, 0.8176914)
 """The mean of a Poisson variable that is at least 1, 2, 3 with a chance of 1 - LEVEL."""
 MANY_CASES = 50
 """With more cases than this, three limits next to a bound are moved out; with fewer, two."""
+FEW_CASES = 16
+"""With more cases than this, their variance alone says how wide an interval near a bound is."""
 EQUAL = 1e-12
 """Variances below this, of values between 0 and 1, are rounding."""
 
@@ -103,6 +106,9 @@ def _limits(values: Sequence[float]) -> Limits:
     if set(values) <= {0.0, 1.0}:
         return _of_share(count, round(count * mean))
     square = student_quantile(count - 1) ** 2 * spread / (mean * (1 - mean))
+    if count <= FEW_CASES:
+        from_bound = min(1.0, count * min(mean, 1 - mean))  # distance to the nearer bound, added up over the cases
+        square = max(square, Z * Z * (1 - from_bound) ** 2)
     return _score_limits(min(square, Z * Z) / count, mean)
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from aitrain.events import Evaluated, Event, Note, Phase, Step
@@ -140,7 +139,7 @@ def last_line(result: Result) -> str:
 def show_result(result: Result, scores: Values, console: Console) -> None:
     """The held-out scores, the curve and where everything lies."""
     rewards = [line["reward"] for line in result.history if line.get("reward") is not None]
-    console.print(score_table(scores))
+    console.print(score_table(scores), soft_wrap=True)
     console.print(Text(f"{result.steps} steps in {duration(result.seconds)}", style="dim"))
     if len(rewards) > 1:
         console.print(Text(f"\nreward over {result.steps} steps"))
@@ -152,14 +151,19 @@ def show_result(result: Result, scores: Values, console: Console) -> None:
         console.print(Text(f"report: {report}"), soft_wrap=True)
 
 
-def score_table(scores: Values) -> RenderableType:
-    """Held-out scores before and after with their 95% intervals, as result.json has them."""
+def score_table(scores: Values) -> Text:
+    """Held-out scores before and after with their 95% intervals, as result.json has them; too wide a line is broken
+    by the terminal, not within a column."""
     rows = {decoding: row for decoding, row in scores.items() if row["before"] or row["after"]}
     if not rows:
         return Text("no held-out cases were scored")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("held-out", "before", "after", "change"):
-        table.add_column(name)
-    for decoding, row in rows.items():
-        table.add_row(decoding, *(shown(row[when], when == "change") for when in ("before", "after", "change")))
-    return table
+    whens = ("before", "after", "change")
+    lines = [
+        ("held-out", *whens),
+        *((name, *(shown(row[when], when == "change") for when in whens)) for name, row in rows.items()),
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    head, *rest = [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    ]
+    return Text.assemble((head, "bold"), *(f"\n{line}" for line in rest))

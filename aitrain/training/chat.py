@@ -140,7 +140,7 @@ class Chat:
 
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, ends: Sequence[int] = ()) -> Answer:
         """An answer as a message, with the tool calls in it; `prefix` are the tokens before it. Special tokens that the
-        model wrote are part of the text, except the one of `ends` that ended the answer and the padding after it."""
+        model wrote are part of the text, except the one of `ends` that ended the answer."""
         message = self._parsed(ids, prefix, tools, ends)
         if message.get("tool_calls"):
             calls = [_as_call(call) for call in message["tool_calls"]]
@@ -163,12 +163,12 @@ class Chat:
         return {"role": "assistant", "content": str(self.tokenizer.decode(ids, skip_special_tokens=True))}
 
     def _without_end(self, ids: list[int], ends: Sequence[int]) -> list[int]:
-        """The tokens of an answer less the padding after it and the token that ended it."""
+        """The tokens of an answer less the one that ended it and the padding after that; padding that ended nothing was
+        written by the model."""
         length = len(ids)
-        while length and ids[length - 1] == self.tokenizer.pad_token_id:
+        while length and ids[length - 1] == self.tokenizer.pad_token_id and ids[length - 1] not in ends:
             length -= 1
-        is_ended = length > 0 and ids[length - 1] in ends
-        return ids[: length - 1 if is_ended else length]
+        return ids[: length - 1] if length and ids[length - 1] in ends else ids
 
     @cached_property
     def _own_parser(self) -> PreTrainedTokenizerBase | None:

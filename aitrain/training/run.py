@@ -459,6 +459,10 @@ def _describe(job: Job, cases: dataset.Cases, processes: int) -> Manifest:
     return Manifest(0, job.config.written(), environment, dataset.fingerprint(cases), processes, versions)
 
 
+SCORED_BY = ("eval_cases", "eval_samples")
+"""Options that must be equal for two scorings to be comparable."""
+
+
 def _compare(job: Job, now: Manifest) -> Standing:
     """What the checkpoint that this run goes on from knew; nothing of it, for a new run.
 
@@ -474,6 +478,10 @@ def _compare(job: Job, now: Manifest) -> Standing:
     elif changes:
         job.announce(Note(f"This run goes on changed, and not exactly: {'; '.join(changes)}"))
     best = before.best if before.best and before.best.step in map(step_of, checkpoints_of(job.folder)) else None
+    if best and any(before.config.get(name, now.config[name]) != now.config[name] for name in SCORED_BY):
+        best = None
+        if job.config.save_best:
+            job.announce(Note("--save-best compares new scorings only: earlier ones are of other held-out cases."))
     return Standing(best, before.owes_evaluation, is_same=not changes)
 
 
@@ -575,7 +583,8 @@ def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, records: 
     _say_scoring(job, held_out)
     sampled, greedy = held_out.scores(trainer, f"step{step}").means
     if trainer.accelerator.is_main_process and sampled is not None:
-        records.history.add_metrics({"step": step, "eval_score": sampled, "eval_greedy": greedy})
+        scored = {"eval_cases": len(held_out.cases), "eval_samples": held_out.samples}
+        records.history.add_metrics({"step": step, "eval_score": sampled, "eval_greedy": greedy, **scored})
         _tell_scores(job, records.tracking, Evaluated(f"step {step}", sampled, greedy))
     activity.own.enter("training")
     return sampled, greedy
@@ -669,7 +678,7 @@ def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, 
         "steps": steps,
         "model_step": steps if outcome.best is None else outcome.best.step,
         "seconds": round(outcome.seconds, 3),
-        **_score_values(job, outcome),
+        **_score_values(job, prepared, outcome),
         "eval_cases": len(prepared.held_out.cases),
         "eval_samples": prepared.held_out.samples,
         "eval_overlap": prepared.overlap,
@@ -682,7 +691,7 @@ def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, 
     }
 
 
-def _score_values(job: Job, outcome: Outcome) -> dict[str, Any]:
+def _score_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
     """The scores before and after, those that --save-best chose by, and all with their intervals."""
     (score_before, greedy_before), (score_after, greedy_after) = outcome.before.means, outcome.after.means
     scorings = {"before_sampled": outcome.before.sampled, "before_greedy": outcome.before.greedy}
@@ -695,9 +704,17 @@ def _score_values(job: Job, outcome: Outcome) -> dict[str, Any]:
         "greedy_after": greedy_after,
         "selection_score": best and best.score,
         "selection_greedy": best and best.greedy,
-        "selection_scorings": best and sum("eval_score" in line for line in read_lines(job.folder.metrics)),
+        "selection_scorings": best and _comparable_scorings(job, prepared.held_out),
         "scores": before_and_after(scorings, bounds_of(job.config.rl_score_range), job.config.eval_samples),
     }
+
+
+def _comparable_scorings(job: Job, held_out: HeldOut) -> int:
+    """Scorings during the training of as many held-out cases and samples as there are now; earlier parts of a resumed
+    run may have had others."""
+    wanted = {"eval_cases": len(held_out.cases), "eval_samples": held_out.samples}
+    lines = [line for line in read_lines(job.folder.metrics) if "eval_score" in line]
+    return sum(all(line.get(name, value) == value for name, value in wanted.items()) for line in lines)
 
 
 def _why_stopped(stop: StopRequest) -> str:

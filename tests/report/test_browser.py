@@ -56,7 +56,7 @@ class Tab:
         pytest.fail(f"it never came to this: {expression}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it lasts, this thread runs a loop of asyncio
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
         launched = started.chromium.launch(executable_path=CHROMIUM)
@@ -120,12 +120,15 @@ def test_the_scores_of_the_result_are_shown_with_what_a_reader_should_know(
     result = {"scores": {"sampled": row, "pass@3": row, "greedy": row}, "selection_score": 0.75, "model_step": 2}
     result |= {"selection_scorings": 5, "eval_overlap": 3, "eval_cases": 4, "status": "finished"}
     (tmp_path / "result.json").write_text(json.dumps(result))
+    (tmp_path / "config.yaml").write_text("rl_score_range: '-1,1'\n")
     tab = visit(reported(tmp_path, [record(row=3, case_idx="a", when="after_sampled"), record(row=0)]))
 
     assert tab.texts(".scores h3") == ["Held-out score, sampled", "Held-out pass@3", "Held-out score, greedy"]
     assert tab.texts(".scores.pass .big b") == ["0.250", "0.500"]
     assert tab.texts(".scores.pass .interval") == ["0.125 to 0.562"] * 2  # as Python writes 0.5625
     assert tab.texts(".scores.pass .change") == ["+0.250 change on the same 4 cases"]
+    place = "(name) => document.querySelector(`.scores.${name} .range.before .point`).style.left"
+    assert [tab.page.evaluate(place, name) for name in ("sampled", "pass")] == ["62.5%", "25%"]  # pass@K is from 0 to 1
     chosen, overlap = tab.texts(".selection")
     assert "its score of 0.750 was the best of 5 scorings" in chosen
     assert overlap.startswith("3 of 4 held-out cases have the same prompt")

@@ -32,7 +32,7 @@ class Echo:
     differ within a group, where the answers do not."""
 
     def __init__(self) -> None:
-        self.played = itertools.count()
+        self.played, self.lock = itertools.count(), threading.Lock()
 
     def build_dataset(self) -> list[dict[str, Any]]:
         return [{"prompt": f"case {number}."} for number in range(24)]
@@ -44,7 +44,8 @@ class Echo:
         yield None
         for turn in range(turns_of(case_idx) - 1):
             yield f" turn {turn + 1}."
-        return next(self.played) % 7 / 7
+        with self.lock:
+            return next(self.played) % 7 / 7
 
 
 def turns_of(case_idx: int) -> int:

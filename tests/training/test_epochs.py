@@ -154,8 +154,10 @@ def test_several_epochs_end_with_the_weights_of_plain_trl(train: Train, small_mo
         Vowels(6), epochs=3, max_steps=None, rl_prompts_per_step=2, batch_size=8, eval_cases=0, warmup_ratio=0.1
     )
 
-    def reward(completions: list[str], **_: Any) -> list[float]:
-        return [Vowels().score_episode(None, None, text, 0) for text in completions]
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        ended = tokenizer.eos_token_id  # TRL's `completions` lack the special tokens that the model wrote
+        texts = [tokenizer.decode(ids[:-1] if ids[-1] == ended else ids) for ids in completion_ids]
+        return [Vowels().score_episode(None, None, text, 0) for text in texts]
 
     config = GRPOConfig(
         output_dir=str(tmp_path), num_train_epochs=3, per_device_train_batch_size=8, num_generations=4,

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -199,6 +200,28 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
     for curve in (held_out_curve(RunFolder(result.folder), rollouts), summary(result.folder, None)["held_out"]):
         found = [(point["step"], point["sampled"]["mean"]) for point in curve]
         assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
+
+
+def test_a_run_resumed_with_other_held_out_cases_chooses_among_scorings_of_those(train: Train) -> None:
+    """Of one case step 1 was the best, with 0.9; of both cases there is one scoring, of step 2, that came to 0.3."""
+    told = chain([0.1, 0.1, 0.9, 0.9, 0.2, 0.2, 0.5, 0.5], repeat(0.3))
+
+    class Told(Vowels):
+        def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+            return [{"prompt": f"tell {n}", "case_idx": -1} for n in range(2)]
+
+        def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+            return next(told) if case_idx == -1 else len(completion) % 5 / 5
+
+    best = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "save_best": True, "project_name": "run"}
+    best |= {"save_strategy": "steps", "save_steps": 1}
+    first = result_of(train(Told(), **best, eval_cases=1))
+    names = ("model_step", "selection_score", "selection_scorings", "score_after")
+    assert tuple(first[name] for name in names) == (1, 0.9, 2, 0.5)
+
+    resumed = result_of(train(Told(), **best, eval_cases=2, resume_from_checkpoint="auto"))
+    assert tuple(resumed[name] for name in names) == (2, 0.3, 1, 0.3)
+    assert resumed["score_before"] == 0.2
 
 
 def test_the_last_step_is_scored_with_new_samples_too_where_it_is_the_best(train: Train) -> None:

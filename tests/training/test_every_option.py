@@ -24,15 +24,19 @@ from trl import GRPOTrainer
 from aitrain import TrainConfig, activity
 from aitrain.batch import plan_batch
 from aitrain.environment.finding import find
+from aitrain.environment.judging import judged
 from aitrain.environment.loading import load
 from aitrain.environment.scoring import Host, Isolation, host_of
 from aitrain.errors import AitrainError
 from aitrain.knobs import as_help, knobs, resolve
 from aitrain.launch import preflight, processes, serving
 from aitrain.launch.processes import Processes
+from aitrain.privacy import NO_TELEMETRY
 from aitrain.run_folder import RunFolder
 from aitrain.training import hub, model, run, worker
 from aitrain.training.callbacks import Evaluator, Standing
+from aitrain.training.evaluation import HeldOut
+from aitrain.training.generation.sampling import Sampling
 from aitrain.training.model import Precision, choose_precision
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
@@ -67,6 +71,21 @@ def arguments(config: TrainConfig) -> object:
 def trl_config(config: TrainConfig) -> object:
     """TRL's own configuration, `--trl` included."""
     return str(grpo_config(grpo_arguments(config, plan_batch(config, 1), CPU), config, Path("checkpoints")))
+
+
+def sampled(config: TrainConfig) -> object:
+    """The distribution that a token is drawn from, and what else vLLM is told."""
+    sampling = Sampling.of(config)
+    logits = torch.tensor([[3.0, 2.0, 1.0, -1.0]])
+    counts = torch.tensor([[2.0, 0.0, 1.0, 0.0]])
+    ended = sampling.without_ends(sampling.penalized(logits, counts > 0, counts), torch.tensor([1]), [3])
+    said = [sampling.logprobs(ended, torch.tensor([token])).item() for token in range(3)]
+    return said, ended.tolist(), sampling.vllm_extras([3], 10)
+
+
+def score(config: TrainConfig) -> object:
+    """What becomes of a score of 2."""
+    return judged(2.0, config.score_bounds).score
 
 
 def lora(config: TrainConfig) -> object:
@@ -152,7 +171,7 @@ def plan(config: TrainConfig) -> object:
 def workers(config: TrainConfig) -> object:
     """The command and the variables of the training processes, of a run that goes on from a checkpoint."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "environ", dict(os.environ))
+        patch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in NO_TELEMETRY})
         patch.setattr(processes, "serving", lambda *_: nullcontext())
         started: list[tuple[list[str], dict[str, str]]] = []
         patch.setattr(Processes, "_start", lambda self, log: started.append((self._command(), self._environment())))
@@ -208,12 +227,17 @@ def trainer(config: TrainConfig) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GRPOTrainer, "__init__", stop)
         patch.setattr(run, "EpisodeTrainer", make)
-        patch.setattr(run, "HeldOut", lambda cases, *_: seen_of.update(held_out=len(cases)))
+        patch.setattr(run, "HeldOut", lambda *given: seen_of.update(held_out=episodes(HeldOut(*given))))
         patch.setattr(run, "load_model", lambda *_: tiny_weights())
         Path("run").mkdir(exist_ok=True)
         run.prepare(run.Job(config, RunFolder(Path("run")), Vowels(), lambda _: None), Host(Vowels(), config))
     names = [(type(one).__name__, list(getattr(one, "trackers", ()))) for one in seen_of["callbacks"]]
     return str({**seen_of, "callbacks": names})
+
+
+def episodes(held_out: HeldOut) -> int:
+    """Sampled episodes of one scoring."""
+    return len(held_out._draws(0, held_out.samples))
 
 
 def watchdog(config: TrainConfig) -> object:
@@ -313,6 +337,7 @@ EFFECTS = {
     "rl_env_timeout": seen(calls, 7.0),
     "rl_env_retries": seen(tries, 2),
     "rl_max_failed": seen(trainer, 0.25, **TINY),
+    "rl_score_range": seen(score, "0,3"),
     "project_name": seen(folder, "other"),
     "output_dir": seen(folder, "elsewhere"),
     "seed": seen(arguments, 7),
@@ -349,6 +374,12 @@ EFFECTS = {
     "rl_temperature": seen(arguments, 0.7),
     "rl_top_k": seen(arguments, 20),
     "rl_top_p": seen(arguments, 0.9),
+    "rl_min_p": seen(sampled, 0.5),
+    "rl_repetition_penalty": seen(sampled, 1.5),
+    "rl_presence_penalty": seen(sampled, 0.5),
+    "rl_frequency_penalty": seen(sampled, 0.5),
+    "rl_min_new_tokens": seen(sampled, 4),
+    "rl_stop": seen(sampled, ["</a>"]),
     "use_vllm": seen(arguments, True),
     "vllm_mode": seen(server, "server", **VLLM),
     "vllm_gpu_memory_utilization": seen(arguments, 0.5, **VLLM),
@@ -365,6 +396,7 @@ EFFECTS = {
     "target_modules": seen(lora, "q_proj,v_proj", **LORA),
     "merge_adapter": seen(saved, False, **LORA),
     "eval_cases": seen(trainer, 2, **TINY),
+    "eval_samples": seen(trainer, 3, **TINY),
     "eval_strategy": seen(evaluations, "no"),
     "eval_steps": seen(evaluations, 3, eval_strategy="steps"),
     "save_strategy": seen(arguments, "no"),

@@ -310,6 +310,8 @@ def test_other_training_cases_are_refused_and_a_changed_rate_is_taken_where_it_i
 
     with pytest.raises(ConfigError, match="dataset: the environment builds other training cases"):
         train(Vowels(20), **resume, **knobs)
+    with pytest.raises(ConfigError, match=r"dataset: other training cases, with eval_cases .* -> 7"):
+        train(Vowels(24), **resume, **knobs | {"eval_cases": 7})
     with pytest.raises(ConfigError, match=r"lr: 0\.001 -> 0\.01"):
         train(Vowels(24), **resume, **knobs | {"lr": 1e-2})
     result = train(Vowels(24), **resume, **knobs | {"lr": 1e-2, "resume_anyway": True})

@@ -65,6 +65,7 @@ def tokenizer() -> Any:
         ("42<|im_end|>", "42"),
         ("42", "42"),
         ("42<|im_end|><|endoftext|><|endoftext|>", "42"),
+        ("42<|endoftext|><|endoftext|>", "42<|endoftext|><|endoftext|>"),
         (f"{SAID}<|im_end|>", SAID),
         ("<|im_start|><|im_end|>", "<|im_start|>"),
         ("4<|endoftext|>2<|im_end|>", "4<|endoftext|>2"),

@@ -95,7 +95,7 @@ PLACES: dict[str, tuple[Plant, str]] = {
     "tokenizer": (lambda patch, hang: patch.setattr(run, "load_tokenizer", hang), "building the dataset"),
     "loading": (lambda patch, hang: patch.setattr(run, "load_model", hang), "loading "),
     "trainer": (lambda patch, hang: patch.setattr(EpisodeTrainer, "_make_rollout", hang), "preparing the trainer"),
-    "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_mean", hang), "scoring 2 held-out cases."),
+    "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_gathered", hang), "scoring 2 held-out cases."),
     "generate": (
         lambda patch, hang: patch.setattr(
             EpisodeTrainer, "_generate_single_turn", only_on_training(EpisodeTrainer._generate_single_turn, hang)

@@ -136,9 +136,9 @@ function section(id, title, hint, ...children) {
 let scoreBounds = [0, 1]; // the lowest and the highest score of the run; null where scores have no bounds
 
 /** Where a score is between the bounds, from 0 to 1; 0 where there are no bounds. */
-function placeOf(value) {
-  if (!scoreBounds || value === null || value === undefined) return 0;
-  const [low, high] = scoreBounds;
+function placeOf(value, bounds = scoreBounds) {
+  if (!bounds || value === null || value === undefined) return 0;
+  const [low, high] = bounds;
   return Math.min(1, Math.max(0, (value - low) / (high - low)));
 }
 

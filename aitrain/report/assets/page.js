@@ -85,7 +85,7 @@ function progress(summary) {
 function results(summary) {
   const hints = { sampled: "sampled as in training", greedy: "the likeliest answer" };
   const rows = Object.entries(summary.scores)
-    .map(([name, one]) => [name, hints[name] ?? "the share of cases solved by one of so many samples", one])
+    .map(([name, one]) => [name, hints[name] ?? `the share of cases solved by at least one of ${name.split("@")[1]} samples`, one])
     .filter(([, , one]) => one.before || one.after);
   if (!rows.length) return el("div", { class: "card empty" }, note("No held-out score yet: it is taken before and after training, of cases that are not trained on (--eval-cases)."));
   return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), selectionNote(summary), overlapNote(summary.result), intervalNote(rows));
@@ -112,12 +112,13 @@ function newest(summary, decoding) {
 function resultRow(name, hint, one, [when, last]) {
   const [now, after] = one.after ? ["after", one.after] : [when, last];
   const change = one.change;
+  const bounds = name.startsWith("pass@") ? [0, 1] : scoreBounds;
   return el(
     "div",
     { class: `scores ${name.split("@")[0]}` },
     el("div", { class: "what" }, el("h3", {}, name.startsWith("pass@") ? `Held-out ${name}` : `Held-out score, ${name}`), el("p", { class: "hint" }, hint)),
     el("div", { class: "figures" }, bigScore("before", one.before), el("span", { class: "arrow", "aria-hidden": "true" }, "→"), bigScore(now, after)),
-    el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("before", one.before), rangeBar("after", after)),
+    el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("before", one.before, bounds), rangeBar("after", after, bounds)),
     change &&
       el("p", { class: "change" }, el("b", { class: change.low !== null && change.low > 0 ? "better" : change.high !== null && change.high < 0 ? "worse" : "" }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}`, change.low === null ? "" : `, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
   );
@@ -129,15 +130,15 @@ function bigScore(when, value) {
 }
 
 /** A score on a line between the bounds, with its interval. */
-function rangeBar(when, value) {
+function rangeBar(when, value, bounds) {
   const bar = el("div", { class: `range ${when}` });
-  if (!value || !scoreBounds) return bar;
+  if (!value || !bounds) return bar;
   const span = el("span", { class: "span" });
   const point = el("span", { class: "point" });
-  const [low, high] = [placeOf(value.low ?? value.mean), placeOf(value.high ?? value.mean)];
+  const [low, high] = [placeOf(value.low ?? value.mean, bounds), placeOf(value.high ?? value.mean, bounds)];
   span.style.left = `${100 * low}%`;
   span.style.width = `${100 * (high - low)}%`;
-  point.style.left = `${100 * placeOf(value.mean)}%`;
+  point.style.left = `${100 * placeOf(value.mean, bounds)}%`;
   bar.append(span, point);
   return bar;
 }

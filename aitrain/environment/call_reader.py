@@ -1,0 +1,308 @@
+"""Calls: of the user's functions, which are followed, and of others, by what their names are known to do."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import FunctionType, MethodType
+
+from aitrain.environment.abstract_values import (
+    APPENDS,
+    NONE,
+    NOTHING,
+    Value,
+    bound,
+    exactly,
+    is_data,
+    is_drawn_from,
+    is_instance,
+    is_library_object,
+    is_lock,
+    is_method,
+    joined,
+    looked_up,
+    owner_of,
+    part_of,
+    static_attribute,
+    unwrapped,
+    use_of,
+)
+from aitrain.environment.access_log import Frame, meet
+from aitrain.environment.attribute_reader import AttributeReader
+from aitrain.environment.effects import (
+    CHANGE_FIRST,
+    CHANGE_FIRST_OF_ARRAYS,
+    CHANGES,
+    CHANGES_OF_OBJECTS,
+    CONTAINERS,
+    HARMLESS,
+    OF_BUILTINS,
+    PARTS,
+    PER_CALL,
+    TELLING,
+    VIEWS,
+    is_query,
+    process_wide,
+)
+from aitrain.environment.loading import is_users_file
+from aitrain.environment.source_code import function_node
+from aitrain.environment.state_report import Place
+from aitrain.environment.watching import is_users_object
+
+MAX_CALLS = 2000
+"""Calls that are followed; an environment with more of them counts as one whose source says nothing."""
+
+MAX_DEPTH = 40
+
+
+class CallReader(AttributeReader):
+    """Follows calls into the user's functions and methods."""
+
+    def _block(self, statements: Sequence[ast.stmt], frame: Frame) -> None:
+        raise NotImplementedError
+
+    def _call_node(self, node: ast.Call, frame: Frame) -> Value:
+        if isinstance(node.func, ast.Attribute):
+            callee = self._attribute(node.func, frame, is_called=True, use=use_of(node.func.attr))
+            method = node.func.attr
+        else:
+            callee, method = self._eval(node.func, frame), ""
+        arguments = [self._eval(argument, frame) for argument in node.args]
+        keywords = {each.arg or "**": self._eval(each.value, frame) for each in node.keywords}
+        if "out" in keywords:
+            self._change(keywords["out"].roots, "change")
+        special = self._special_call(node, callee, method, arguments)
+        if special is not None:
+            return special
+        if (method or getattr(callee.known, "__name__", "")) in TELLING:
+            told = [*arguments, callee.receiver or Value()]
+            return Value(joined(told).sources, exact=exactly(told))
+        has_star = any(isinstance(argument, ast.Starred) for argument in node.args)
+        return self._call(callee, arguments, keywords, binding="star" if has_star else "given")
+
+    def _special_call(self, node: ast.Call, callee: Value, method: str, arguments: list[Value]) -> Value | None:
+        """Python's own ways to read and write attributes, and methods that change what they are called on."""
+        first = arguments[0] if arguments else Value()
+        if callee.receiver is not None and callee.receiver.is_namespace:
+            if method in APPENDS | CHANGES:
+                self._store("self.?", Value(), False)
+            return Value()
+        if method in ("__setattr__", "__delattr__"):
+            owner, rest = (first, node.args[1:]) if first.is_self else (callee.receiver or Value(), node.args)
+            return self._set_by_name(owner, rest)
+        if callee.known in (setattr, delattr):
+            return self._set_by_name(first, node.args[1:])
+        if callee.known is getattr and first.is_self:
+            return self._get_by_name(node.args[1:])
+        if callee.known is hasattr and first.is_self and isinstance(node.args[-1], ast.Constant):
+            return self._tests_for(str(node.args[-1].value))
+        if callee.known is vars and first.is_self:
+            return Value(is_namespace=True)
+        if callee.known is type and first.is_self:
+            return Value(is_class=True, known=self.type)
+        return self._known_call(node, callee, method, arguments)
+
+    def _known_call(self, node: ast.Call, callee: Value, method: str, arguments: list[Value]) -> Value | None:
+        """Functions that change the process or their first argument, and methods of shared state."""
+        first = arguments[0] if arguments else Value()
+        name = getattr(callee.known, "__name__", "") if callee.receiver is None or callee.roots == NONE else ""
+        setting = process_wide(callee)
+        if setting is not None:
+            self._change_process(setting)
+            return Value()
+        if name in CHANGE_FIRST_OF_ARRAYS and callee.receiver is not None and not callee.roots:
+            self._change(first.roots, "change")
+        if name in CHANGE_FIRST and first.roots:
+            self._change(first.roots, "change")
+            return part_of(first)
+        if callee.known in (list, tuple, sorted, iter, reversed, enumerate, zip, filter, map, set, dict):
+            whole = joined(arguments)
+            return Value(whole.sources, elements=whole.parts)
+        if method in ("acquire", "release") and callee.receiver is not None:
+            locks = is_lock(node.func.value, callee.receiver) if isinstance(node.func, ast.Attribute) else 0
+            self.locks = max(0, self.locks + (locks if method == "acquire" else -locks))
+        if callee.receiver is not None and callee.receiver.roots:
+            return self._method_of_state(callee, method, arguments)
+        return None
+
+    def _tests_for(self, name: str) -> Value:
+        """`hasattr(self, name)`."""
+        self._note(f"self.{name}", "read")
+        return Value(frozenset({f"=self.{name}"}))
+
+    def _set_by_name(self, owner: Value, arguments: list[ast.expr]) -> Value:
+        named = arguments[0].value if arguments and isinstance(arguments[0], ast.Constant) else "?"
+        if owner.is_self or owner.is_class:
+            self._store_attribute(owner, str(named), Value(), False)
+        else:
+            self._change(owner.roots, "change")
+        return Value()
+
+    def _get_by_name(self, arguments: list[ast.expr]) -> Value:
+        if arguments and isinstance(arguments[0], ast.Constant):
+            return self._attribute_of_self(str(arguments[0].value), Value(is_self=True), is_called=False)
+        for name in dir(self.type):  # a method chosen by a name that was computed: any of them
+            if not name.startswith("__") and name not in ("build_dataset", "build_eval_dataset", "reference"):
+                _, found = looked_up(self.type, name, None)
+                if is_method(found):
+                    self._refer(name, Value(known=found, receiver=Value(is_self=True)))
+        return Value()
+
+    def _method_of_state(self, callee: Value, method: str, arguments: list[Value]) -> Value | None:
+        """A method of something that calls share."""
+        receiver = callee.receiver or Value()
+        whole = joined([receiver, *arguments])
+        held = receiver.known
+        if isinstance(held, PER_CALL) or is_lock(None, receiver):
+            return Value()
+        follows = isinstance(callee.known, FunctionType) and is_users_file(callee.known.__code__.co_filename)
+        if follows:
+            return None
+        if is_drawn_from(held) or (method in CHANGES_OF_OBJECTS and not isinstance(held, CONTAINERS)):
+            self._change(receiver.roots, "change")
+        elif is_data(held):
+            return self._method_of_data(receiver, method, whole)
+        elif method in ("execute", "executemany", "executescript") and not is_query(arguments):
+            self._change(receiver.roots, "change")
+        elif held is not NOTHING and not isinstance(held, CONTAINERS) and is_library_object(held):
+            return Value(whole.sources)
+        elif method == "setdefault" and len(arguments) == 2:
+            self._change(receiver.roots, "item", self._hangs_on(receiver, *arguments))
+        elif method in APPENDS:
+            self._change(receiver.roots, "append")
+        elif method in CHANGES:
+            self._change(receiver.roots, "change")
+        elif held is NOTHING and method not in OF_BUILTINS:  # it may read whatever the object holds
+            for root in receiver.roots:
+                self._note(f"{root}.*", "read")
+        return Value(
+            whole.sources,
+            exact=receiver.exact if method in TELLING else NONE,
+            roots=receiver.parts if method in PARTS else NONE,
+            elements=receiver.parts,
+        )
+
+    def _method_of_data(self, receiver: Value, method: str, whole: Value) -> Value:
+        """A method of an array, a tensor or a buffer."""
+        in_place = method.endswith("_") and not method.startswith("_")
+        if in_place or method in CHANGES | APPENDS:
+            self._change(receiver.roots, "change")
+        is_view = in_place or method in VIEWS
+        return replace(receiver, receiver=None) if is_view else Value(whole.sources)
+
+    def _call(
+        self,
+        callee: Value,
+        arguments: list[Value],
+        keywords: dict[str, Value],
+        binding: str = "given",
+    ) -> Value:
+        receiver = callee.receiver
+        whole = joined([*arguments, *keywords.values(), Value(receiver.sources) if receiver else Value()])
+        plain, is_static, of_class = unwrapped(callee.known)
+        if plain is None:
+            call = None if inspect.isclass(callee.known) else static_attribute(callee.known, "__call__")
+            if isinstance(call, FunctionType) and is_users_file(call.__code__.co_filename):
+                return self._inline(call, [callee, *arguments], keywords)  # an object of the user's that is called
+            self._call_unseen(callee, [*arguments, *keywords.values()])
+            return Value(whole.sources, made=callee.known if inspect.isclass(callee.known) else None)
+        is_own = receiver is not None and (receiver.is_self or receiver.is_class)
+        if not is_own and not is_users_file(plain.__code__.co_filename):
+            self._escape([*arguments, *keywords.values()], plain.__name__)
+            return Value(whole.sources)
+        if isinstance(callee.known, MethodType):
+            bound = self._of_object(callee.known.__self__)
+            arguments = [replace(bound, roots=receiver.roots if receiver else NONE), *arguments]
+        elif receiver is not None and not is_static and (receiver.is_self or of_class):
+            arguments = [self._bound_to(receiver, of_class), *arguments]
+        elif receiver is not None and not is_static and not receiver.is_class and is_instance(receiver.known):
+            arguments = [receiver, *arguments]
+        owner = callee.after or (owner_of(self.type, plain) if is_own else None)
+        value = self._inline(plain, arguments, keywords, owner, binding)
+        if isinstance(callee.known, functools._lru_cache_wrapper):  # all calls get the same object
+            root = f"{plain.__name__}()"
+            self._note(root, "read")
+            return replace(value, roots=frozenset({root}), known=self._stand_in(root, value.made))
+        return value
+
+    def _bound_to(self, receiver: Value, of_class: bool) -> Value:
+        """What a method gets as its first argument."""
+        if not of_class:
+            return Value(is_self=True)
+        kind = receiver.known if inspect.isclass(receiver.known) else type(receiver.known)
+        if receiver.is_self or receiver.is_class or kind is object:
+            return Value(is_class=True, known=self.type)
+        return self._of_object(kind)
+
+    def _call_unseen(self, callee: Value, arguments: list[Value]) -> None:
+        is_own = callee.receiver is not None and callee.receiver.is_self
+        if is_own and callee.known is not NOTHING and not inspect.isclass(callee.known):
+            self.give_up(f"self.{getattr(callee.known, '__name__', '?')}")
+        name = getattr(callee.known, "__name__", "what it is handed to")
+        if callee.known in (exec, eval):
+            self.give_up(name)
+        if name not in HARMLESS:
+            self._escape(arguments, name)
+
+    def _escape(self, values: Iterable[Value], where: str) -> None:
+        """The environment is handed to code that is not read."""
+        if any(value.is_self or value.is_namespace for value in values):
+            self.give_up(f"self, which {where} holds")
+
+    def _shared_defaults(self, function: FunctionType, names: dict[str, Value]) -> dict[str, Value]:
+        """Containers that are defaults of parameters, and so the same ones in each call."""
+        positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+        defaults = dict(zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False))
+        defaults |= function.__kwdefaults__ or {}
+        shared = {}
+        for name, value in defaults.items():
+            if isinstance(value, CONTAINERS) and names.get(name) == Value():
+                root = f"{function.__name__}.{name}"
+                self._note(root, "read")
+                shared[name] = Value(frozenset({f"={root}"}), roots=frozenset({root}), known=value)
+        return shared
+
+    def _inline(
+        self,
+        function: FunctionType,
+        arguments: list[Value],
+        keywords: dict[str, Value],
+        owner: type | None = None,
+        binding: str = "given",
+    ) -> Value:
+        """Follow a call into a function."""
+        whole = joined([*arguments, *keywords.values()])
+        code, node = function.__code__, function_node(function)
+        self.calls += 1
+        if code in self.stack:
+            return Value(whole.sources, roots=whole.parts)
+        if node is None or self.calls > MAX_CALLS or len(self.stack) > MAX_DEPTH:
+            self.give_up(f"the source of {code.co_name}")
+            return Value(whole.sources)
+        names = bound(node, arguments, keywords, binding)
+        names |= self._shared_defaults(function, names)
+        frame = Frame(function, owner, names)
+        before = self.place, self.locks, self.breaks
+        self.place = Place("", code.co_qualname, code.co_filename, code.co_firstlineno)
+        self.breaks = []
+        self.stack.append(code)
+        read_before = len(self.accesses)
+        if isinstance(node, ast.Lambda):
+            value = self._eval(node.body, frame)
+        else:
+            self._block(node.body, frame)
+            if self.state is not None:
+                frame.returned.append((Value(), self.state))
+            self.state = meet([state for _, state in frame.returned])
+            values = [value for value, _ in frame.returned]
+            value = values[0] if len(values) == 1 else joined(values)
+        self.stack.pop()
+        self.place, self.locks, self.breaks = before
+        read = {f"={access.root}" for access in self.accesses[read_before:]}
+        known = value.known if value.roots and is_users_object(value.known) else NOTHING
+        return Value(
+            value.sources | read, value.exact, value.roots, value.elements, value.is_self, known=known, made=value.made
+        )

@@ -1,0 +1,104 @@
+"""What functions and methods of Python and of common libraries do to what they are called on, by name."""
+
+from __future__ import annotations
+
+import ast
+import random
+import threading
+from contextvars import ContextVar
+from dataclasses import replace
+from types import ModuleType
+
+from aitrain.environment.abstract_values import (
+    NONE,
+    NOTHING,
+    Value,
+)
+from aitrain.environment.state_report import Access
+
+CHANGES = {
+    "pop", "popitem", "clear", "remove", "discard", "sort", "reverse", "popleft", "rotate", "subtract", "setdefault",
+    "difference_update", "intersection_update", "symmetric_difference_update", "move_to_end", "__setitem__",
+    "__delitem__", "fill", "resize", "fill_", "copy_", "add_", "zero_", "put_nowait", "get_nowait", "seek", "truncate",
+    "read", "readline", "send", "throw", "__next__",
+}  # fmt: skip
+CHANGES_OF_OBJECTS = {
+    "reset", "step", "seed", "push", "undo", "set_state", "load_state", "set_seed", "restore", "fetchone", "fetchall",
+    "fetchmany",
+}  # fmt: skip
+PARTS = {"get", "setdefault", "values", "items", "pop", "popitem", "popleft", "__getitem__", "keys"}
+CHANGE_FIRST = {
+    "shuffle", "heappush", "heappop", "heapify", "heapreplace", "heappushpop", "insort", "insort_left", "insort_right",
+    "next", "anext",
+}  # fmt: skip
+HARMLESS = {
+    "print", "str", "repr", "isinstance", "hasattr", "id", "dir", "hash", "callable", "bool", "len", "format", "iter",
+}  # fmt: skip
+PER_CALL = (threading.local, ContextVar)
+CONTAINERS = (list, dict, set, bytearray)
+OF_ONE_CALL = {"model", "tokenizer", "completion", "messages", "text", "reply", "seed"}
+"""Parameters that case_idx does not determine."""
+OF_BUILTINS = {name for kind in (str, bytes, int, float, list, dict, set, tuple) for name in dir(kind)}
+MESSAGES = {"debug", "info", "warning", "warn", "error", "log"}
+VIEWS = {
+    "reshape", "view", "ravel", "squeeze", "unsqueeze", "transpose", "swapaxes", "permute", "T", "flat", "data",
+    "expand", "select", "narrow", "detach", "numpy", "diagonal", "getbuffer",
+}  # fmt: skip
+CHANGE_FIRST_OF_ARRAYS = {"copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis"}
+OF_THE_PROCESS = {
+    ("os", "chdir"): "the working directory", ("posix", "chdir"): "the working directory",
+    ("os", "putenv"): "os.environ", ("os", "umask"): "the umask",
+    ("random", "seed"): "Python's random numbers", ("random", "setstate"): "Python's random numbers",
+    ("numpy.random", "seed"): "numpy's random numbers", ("numpy.random", "set_state"): "numpy's random numbers",
+    ("torch.random", "manual_seed"): "torch's random numbers", ("torch", "manual_seed"): "torch's random numbers",
+    ("contextlib", "redirect_stdout"): "sys.stdout", ("contextlib", "redirect_stderr"): "sys.stderr",
+    ("contextlib", "chdir"): "the working directory", ("locale", "setlocale"): "the locale",
+}  # fmt: skip
+"""What a call of these functions changes for all threads."""
+TELLING = {"str", "repr", "tuple", "dumps", "sha256", "sha1", "md5", "blake2b", "encode", "hexdigest", "digest"}
+"""Calls whose result tells what they were given, as far as keys of a cache go."""
+
+
+def process_wide(callee: Value) -> str | None:
+    """What a function changes for the whole process."""
+    known = callee.known
+    if known is NOTHING or not callable(known):
+        return None
+    owner = getattr(known, "__self__", None)
+    module = getattr(known, "__module__", None) or ""
+    if owner is not None and not isinstance(owner, ModuleType):  # random.seed is a method of a hidden generator
+        module = "random" if owner is getattr(random, "_inst", None) else type(owner).__module__
+        module = "numpy.random" if module.startswith("numpy.random") and callee.roots == NONE else module
+    name = getattr(known, "__name__", "")
+    return OF_THE_PROCESS.get((module, name)) if not callee.roots else None
+
+
+def is_display(node: ast.expr) -> bool:
+    """Whether an expression is a container, so that `x += ...` changes x in place and x is no number."""
+    return isinstance(node, (ast.List, ast.ListComp, ast.Tuple, ast.Set, ast.SetComp, ast.Dict, ast.DictComp))
+
+
+def is_query(arguments: list[Value]) -> bool:
+    """Whether a statement of SQL only reads."""
+    text = arguments[0].known if arguments else NOTHING
+    return isinstance(text, str) and text.lstrip().lower().startswith(("select", "explain"))
+
+
+def is_notice(node: ast.If) -> bool:
+    """Whether a block only says something once: `if not self.told: print(...); self.told = True`."""
+    flag = ast.unparse(node.test.operand) if isinstance(node.test, ast.UnaryOp) else ""
+    sets = [each for each in node.body if isinstance(each, ast.Assign)]
+    messages = [each for each in node.body if isinstance(each, ast.Expr) and _is_message(each.value)]
+    is_flag_only = [ast.unparse(target) for each in sets for target in each.targets] == [flag]
+    is_constant = all(isinstance(each.value, ast.Constant) for each in sets)
+    return is_flag_only and is_constant and not node.orelse and len(sets) + len(messages) == len(node.body)
+
+
+def _is_message(node: ast.expr) -> bool:
+    name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+    return name == "print" or name.rpartition(".")[2] in MESSAGES
+
+
+def of_a_notice(access: Access) -> Access:
+    """The access, as one that is the same in each call."""
+    return replace(access, hangs_on=NONE) if access.kind == "store" else access

@@ -1,0 +1,105 @@
+"""What the calls of an environment write, and how accesses to shared state are classified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aitrain.environment.abstract_values import NONE
+
+
+@dataclass(frozen=True)
+class Place:
+    """One access in the user's code, as messages show it."""
+
+    target: str
+    """What is written, such as `self.case`."""
+    function: str
+    file: str
+    line: int
+
+
+@dataclass
+class StateReport:
+    """What the calls of an environment write, by name; each with the place of one write."""
+
+    scratch: dict[str, Place] = field(default_factory=dict)
+    """Written in each call before it is read there: exact with a copy of the object for each call."""
+    carried: dict[str, Place] = field(default_factory=dict)
+    """A later call may read what an earlier one wrote: exact only one call after another."""
+    shared: set[str] = field(default_factory=set)
+    """Written in a way that bears calls at the same time: logs, caches, what is made when it is first needed, and what
+    the environment guards with a lock of its own."""
+    guarded: set[str] = field(default_factory=set)
+    """Of `shared`, what is set (and not only filled) under a lock."""
+    unclear: Place | None = None
+    """Something that the source does not show, so that there may be more writes."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """One read or write of shared state."""
+
+    root: str
+    kind: str
+    """read (one item), look (at all of it), store, append, item (`x[key] = value`) or change (otherwise in place)."""
+    place: Place
+    is_first: bool
+    """Whether the call may not have stored a value of its own there before."""
+    is_locked: bool
+    hangs_on: frozenset[str] | None = None
+    """What the value, and whether it is stored at all, depend on beside the key of an item; None: on what was there."""
+
+
+READS = ("read", "look")
+
+
+@dataclass
+class Classifier:
+    """Decides, for each root that is written, whether calls may share it."""
+
+    accesses: list[Access]
+    unclear: Place | None
+
+    def report(self) -> StateReport:
+        """What follows from the accesses."""
+        report = StateReport(unclear=self.unclear)
+        for root in dict.fromkeys(access.root for access in self.accesses if access.kind not in READS):
+            self._classify(root, [access for access in self.accesses if access.root == root], report)
+        return report
+
+    def _classify(self, root: str, accesses: list[Access], report: StateReport) -> None:
+        writes = [access for access in accesses if access.kind not in READS]
+        reads = [access for access in accesses if access.kind in READS]
+        changes = [access for access in writes if access.kind != "store" and access.is_first]
+        first_reads = [access for access in reads if access.is_first]
+        place = (changes or writes)[0].place
+        in_place = all(access.kind != "store" for access in writes)
+        is_locked = all(access.is_locked for access in writes)
+        is_read = bool(reads) or self.unclear is not None or self._is_read_unseen(root)
+        if not changes and not first_reads and is_read:  # a class or a module is one, of which no call can have its own
+            is_own = root.startswith("self.") and root.count(".") == 1  # what helpers hold is not copied
+            (report.scratch if is_own else report.carried)[root] = place
+        elif not is_read and not any(access.kind == "change" for access in changes):
+            report.shared.add(root)  # a log
+        elif is_locked and (in_place or all(read.is_locked for read in reads)):
+            report.shared.add(root)
+            report.guarded |= set() if in_place else {root}
+        elif all(self._is_cache(access) for access in writes) and not (
+            any(access.kind == "item" for access in writes) and any(read.kind == "look" for read in reads)
+        ):
+            report.shared.add(root)
+        else:
+            report.carried[root] = place
+
+    def _is_read_unseen(self, root: str) -> bool:
+        above = {access.root[:-1] for access in self.accesses if access.root.endswith(".*")}
+        return any(root.startswith(each) for each in above)
+
+    def _is_cache(self, access: Access, above: frozenset[str] = NONE) -> bool:
+        """Whether each call stores the same there: then it does not matter which is the first."""
+        if access.hangs_on is None or not all(source.startswith("=") for source in access.hangs_on):
+            return False
+        above |= {access.root}
+        used = {source[1:] for source in access.hangs_on}
+        writes = [each for each in self.accesses if each.kind not in READS and each.root in used - {access.root}]
+        return all(each.root not in above and self._is_cache(each, above) for each in writes)

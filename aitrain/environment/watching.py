@@ -1,0 +1,276 @@
+"""Detects what calls change in memory: a snapshot of the environment's mutable objects, compared after a batch.
+
+The snapshot follows attributes, class attributes and the globals that methods name, through containers, arrays and
+objects of the user's own classes. It complements `state_analysis`, which only sees what source code shows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from types import FunctionType, ModuleType
+from typing import Any
+
+from aitrain.environment.loading import is_users_file
+
+CONTAINERS = (list, dict, set, deque)
+MAX_WATCHED = 10_000
+"""Items that one snapshot holds, so that watching a batch costs a few milliseconds at most."""
+MAX_ARRAY_BYTES = 1 << 20
+
+_NEUTRAL_BASES = {"builtins", "abc", "typing", "collections.abc", "dataclasses"}
+
+
+def is_small_container(value: Any) -> bool:
+    """Whether a value is a container that a snapshot holds completely."""
+    return isinstance(value, CONTAINERS) and len(value) <= MAX_WATCHED
+
+
+def is_users_object(value: Any) -> bool:
+    """Whether a value is an instance of the user's own class, with no base class from a library.
+
+    Objects with a library base (HTTP clients, modules, threads) change in ways that say nothing about scores.
+    """
+    if isinstance(value, (type, ModuleType, *CONTAINERS)) or not hasattr(value, "__dict__"):
+        return False
+    bases = [base.__module__ for base in type(value).__mro__]
+    return is_users_module(bases[0]) and all(base in _NEUTRAL_BASES or is_users_module(base) for base in bases)
+
+
+def is_users_module(name: str) -> bool:
+    """Whether a module, by its name, is the user's own; also one without a file, such as a notebook."""
+    if name in _NEUTRAL_BASES:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is None or is_users_file(file) if name not in sys.builtin_module_names else False
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One mutable object with its content at the time of the snapshot."""
+
+    path: str
+    value: Any
+    content: Any
+    """A shallow copy; it keeps the old items alive, so that comparing by identity is safe."""
+    ignored: frozenset[str] = frozenset()
+    """Keys that may appear: cached properties."""
+    is_namespace: bool = False
+
+    def changes(self) -> Iterator[str]:
+        """Paths of what differs now."""
+        if _is_array(self.value):
+            if self.content.tobytes() != self.value.tobytes():
+                yield self.path
+        elif _is_tensor(self.value):
+            if not bool((self.content == self.value).all()) and not bool((self.content != self.content).any()):
+                yield self.path
+        elif isinstance(self.value, dict):
+            missing = object()
+            names = {**self.content, **self.value}
+            changed = [n for n in names if self.content.get(n, missing) is not self.value.get(n, missing)]
+            changed = [name for name in changed if name not in self.ignored]
+            if changed:
+                yield from [f"{self.path}.{name}" for name in changed] if self.is_namespace else [self.path]
+        elif len(self.content) != len(self.value) or not all(map(_is, self.content, self.value)):
+            yield self.path
+
+    def restore(self) -> None:
+        """Put the content back."""
+        if _is_array(self.value):
+            with suppress(ValueError):  # a read-only array
+                self.value[...] = self.content
+        elif _is_tensor(self.value):
+            self.value.data.copy_(self.content)
+        else:
+            self.value.clear()
+            (self.value.update if isinstance(self.value, (dict, set)) else self.value.extend)(self.content)
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and hasattr(value, "flags")
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value).__module__ == "torch" and type(value).__name__ == "Tensor"
+
+
+class Watch:
+    """What the calls of a batch write, by path: `self.case`, `self.client.session`, `Kind.count`, `COUNT`."""
+
+    def __init__(self, environment: Any, ignored: frozenset[str] = frozenset()) -> None:
+        self.environment, self.ignored = environment, ignored
+        self.written: list[str] = []
+        self._left = MAX_WATCHED
+        self._seen: set[int] = {id(environment)}
+        self._held: list[_Held] = []
+        self._attributes = [(owner, dict(values)) for owner, values in _outer_values(environment)]
+        if hasattr(environment, "__dict__"):
+            self._hold("self", vars(environment), _cached_properties(environment), is_namespace=True)
+        for owner, values in self._attributes:
+            for name, value in values.items():
+                self._follow(_outer_path(environment, owner, name), value)
+
+    def _hold(self, path: str, value: Any, ignored: frozenset[str] = frozenset(), is_namespace: bool = False) -> None:
+        items = list(value.values()) if isinstance(value, dict) else list(value)
+        keys = list(value) if isinstance(value, dict) else [""] * len(items)
+        self._left -= len(items)
+        self._held.append(_Held(path, value, value.copy(), ignored, is_namespace))
+        for key, item in zip(keys, items, strict=True):
+            self._follow(f"{path}.{key}" if is_namespace else f"{path}[]", item)
+
+    def _follow(self, path: str, value: Any) -> None:
+        if id(value) in self._seen or isinstance(value, (str, int, float, type(None))):
+            return
+        self._seen.add(id(value))
+        if isinstance(value, CONTAINERS):
+            if len(value) <= self._left:
+                self._hold(path, value)
+        elif isinstance(value, tuple):
+            for item in value[: max(self._left, 0)]:
+                self._follow(f"{path}[]", item)
+        elif (_is_array(value) or _is_tensor(value)) and value.nbytes <= min(MAX_ARRAY_BYTES, self._left * 1024):
+            self._left -= value.nbytes // 1024
+            copied = value.copy() if _is_array(value) else value.detach().clone()
+            self._held.append(_Held(path, value, copied))
+        elif is_users_object(value) and len(vars(value)) <= self._left:
+            self._hold(path, vars(value), _cached_properties(value), is_namespace=True)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note each attribute that is set meanwhile, also one that is set back at once."""
+        with _noting_sets(self.environment, self.written):
+            yield
+        self.compare()
+
+    def compare(self) -> None:
+        """Note what differs from the snapshot."""
+        found = dict.fromkeys(self.written)
+        for held in self._held:
+            found |= dict.fromkeys(held.changes())
+        for owner, values in self._attributes:
+            now = vars(owner) if isinstance(owner, type) else owner
+            changed = [name for name, value in values.items() if now.get(name) is not value]
+            found |= dict.fromkeys(_outer_path(self.environment, owner, name) for name in changed)
+        ignored = self.ignored | {f"self.{name}" for name in _cached_properties(self.environment)}
+        self.written[:] = [path for path in found if not _is_below(path, ignored)]
+
+    def restore(self) -> None:
+        """Set attributes, and what containers and arrays hold, back to what they were."""
+        for owner, values in self._attributes:
+            if isinstance(owner, dict):
+                owner.update(values)
+            else:
+                for name, value in values.items():
+                    if vars(owner).get(name) is not value:
+                        setattr(owner, name, value)
+        for held in self._held:
+            held.restore()
+
+
+def _is_below(path: str, roots: frozenset[str]) -> bool:
+    return any(path == root or path.startswith((root + ".", root + "[")) for root in roots)
+
+
+def _outer_path(environment: Any, owner: Any, name: str) -> str:
+    return f"{type(environment).__name__}.{name}" if isinstance(owner, type) else name
+
+
+def _outer_values(environment: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Values of the environment's classes, and of the globals that their methods name."""
+    for owner in type(environment).__mro__[:-1]:
+        if not is_users_module(owner.__module__):
+            continue
+        yield owner, {name: value for name, value in vars(owner).items() if _is_value(name, value)}
+        functions = [value for value in vars(owner).values() if isinstance(value, FunctionType)]
+        for function in functions:
+            named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+            yield (
+                function.__globals__,
+                {
+                    name: value
+                    for name, value in named.items()
+                    if name in function.__globals__ and _is_value(name, value)
+                },
+            )
+
+
+def _is_value(name: str, value: Any) -> bool:
+    is_code = inspect.isroutine(value) or isinstance(value, (type, ModuleType, property, cached_property))
+    return not (name.startswith("__") or is_code or hasattr(type(value), "__get__"))
+
+
+def _cached_properties(value: Any) -> frozenset[str]:
+    kinds = type(value).__mro__
+    return frozenset(n for kind in kinds for n, each in vars(kind).items() if isinstance(each, cached_property))
+
+
+@contextmanager
+def _noting_sets(environment: Any, written: list[str]) -> Iterator[None]:
+    """Note each attribute that is set on this object, also one that is set back before anybody looks."""
+    kind = type(environment)
+    before: Callable[..., None] = kind.__setattr__
+    own = vars(kind).get("__setattr__")
+
+    def note(self: Any, name: str, value: Any) -> None:
+        if self is environment:
+            written.append(f"self.{name}")
+        before(self, name, value)
+
+    try:
+        type.__setattr__(kind, "__setattr__", note)
+    except TypeError:  # a class that is written in C
+        yield
+        return
+    try:
+        yield
+    finally:
+        if own is None:
+            type.__delattr__(kind, "__setattr__")
+        else:
+            type.__setattr__(kind, "__setattr__", own)
+
+
+def leads_to(value: Any, environment: Any) -> bool:
+    """Whether containers, methods, and the user's own objects lead from a value back to the environment."""
+    seen: set[int] = set()
+    left = [value]
+    while left and len(seen) < MAX_WATCHED:
+        each = left.pop()
+        if each is environment:
+            return True
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        left += _parts(each)
+    return False
+
+
+def _parts(value: Any) -> list[Any]:
+    if inspect.ismethod(value):
+        return [value.__self__]
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, deque)):
+        return list(value)
+    return list(vars(value).values()) if is_users_object(value) else []
+
+
+def closes_over(value: Any, environment: Any) -> bool:
+    """Whether a value is a function with the environment in its closure, which no copy can replace."""
+    if not isinstance(value, FunctionType):
+        return False
+    for cell in value.__closure__ or ():
+        with suppress(ValueError):
+            if cell.cell_contents is environment:
+                return True
+    return False
