@@ -54,7 +54,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The held-out cases were scored: the mean score of sampled and of greedy completions, 0 to 1."""
+    """The held-out cases were scored: the mean score of sampled and of greedy completions."""
 
     when: str
     sampled: float | None

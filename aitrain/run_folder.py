@@ -298,7 +298,7 @@ def _is_scalar(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to. Scores are means over the held-out cases, 0 to 1, None where there are none."""
+    """What a run came to. Scores are means over the held-out cases, None where there are none."""
 
     folder: Path
     status: str

@@ -12,6 +12,7 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.checkpoint import MANIFEST, Manifest, seal
+from aitrain.cli.grpo import plan_lines
 from aitrain.launch import memory
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import Plan, check, training_gpus
@@ -237,6 +238,9 @@ def test_every_field_that_aitrain_fills_is_refused_and_names_its_knob() -> None:
         ("num_iterations", "two", "must be int, not 'two'"),
         ("num_iterations", True, "must be int, not True"),
         ("num_iterations", None, "must be int, not None"),
+        ("num_iterations", 0, "must be at least 1, not 0"),
+        ("steps_per_generation", 0, "must be at least 1, not 0"),
+        ("generation_batch_size", -4, "must be at least 1, not -4"),
         ("top_entropy_quantile", "[1", "must be float, not '[1'"),
         ("entropy_coef", "x", "must be float, not 'x'"),
         ("log_completions", 3, "must be bool, not 3"),
@@ -245,6 +249,19 @@ def test_every_field_that_aitrain_fills_is_refused_and_names_its_knob() -> None:
 )
 def test_a_field_that_trl_has_not_or_that_holds_something_else_is_refused(field: str, value: Any, message: str) -> None:
     assert refusal(trl={field: value}) == f"--trl {field}: {message}"
+
+
+def test_the_plan_says_what_a_reshaped_sampling_distribution_leaves_inexact() -> None:
+    (note,) = plan(rl_top_k=50).notes
+
+    assert note.startswith("Sampling with --rl-top-k 50: the update")
+    assert plan().notes == ()
+
+
+def test_the_plan_counts_the_steps_of_several_updates_with_each_batch() -> None:
+    (steps,) = [line for line in plan_lines(plan(trl={"num_iterations": 2}, epochs=3)) if line.startswith("steps")]
+
+    assert steps.endswith("3 x training cases / 2 x 2 updates with each batch, rounded up")
 
 
 def test_fields_of_trl_that_hold_what_they_should_are_passed() -> None:

@@ -115,10 +115,12 @@ def given_knobs(flags: dict[str, Any]) -> dict[str, Any]:
 def plan_lines(plan: Plan) -> list[str]:
     """What would be started."""
     config, folder = plan.config, plan.folder
+    updates = config.trl.get("num_iterations", 1)
+    repeated = f" x {updates} updates with each batch" if updates > 1 else ""
     steps = (
         f"{config.max_steps}"
         if config.max_steps
-        else f"{config.epochs} x training cases / {plan.batch.prompts_per_step}, rounded up"
+        else f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
     )
     where = folder.path if folder else Path(config.output_dir) / config.project_name
     lines = {

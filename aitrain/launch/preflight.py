@@ -28,6 +28,7 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.launch.capacity import check_room
 from aitrain.launch.memory import check_memory
 from aitrain.launch.nvidia import visible_gpus
+from aitrain.launch.sampling_note import note_on_truncation
 from aitrain.launch.trl_effects import check_trl_effects
 from aitrain.launch.trl_fields import check_trl_fields, words_of
 from aitrain.loss_types import remarks
@@ -93,6 +94,8 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
         check_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
     batch = plan_batch(config, processes)
     notes: list[str] = list(remarks(config))
+    if note := note_on_truncation(config):
+        notes.append(note)
     checkpoint = _find_checkpoint(config, processes, notes.append)
     notes += check_room(config, batch, gpus[:processes])
     return Plan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes))

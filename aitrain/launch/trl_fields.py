@@ -62,6 +62,9 @@ KNOB_OF = {
 OURS = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
 """Fields that aitrain sets by itself."""
 
+COUNTS = ("generation_batch_size", "num_iterations", "steps_per_generation")
+"""Fields that have to be at least 1, which TRL does not check."""
+
 _SOURCES = (
     ("trl", "trainer/grpo_config.py"),
     ("trl", "trainer/base_config.py"),
@@ -86,6 +89,8 @@ def check_trl_fields(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, fields)}")
         if not _holds(fields.get(name, ""), value):
             raise ConfigError(f"--trl {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
+        if name in COUNTS and isinstance(value, int) and value < 1:
+            raise ConfigError(f"--trl {name}: must be at least 1, not {value}")
 
 
 @cache

@@ -14,9 +14,13 @@ LASTS = 5
 """Lines of metrics in a row that must look bad: single batches do."""
 
 SOLVED = 0.9
-"""Mean reward from which groups that agree, and a policy that is sure, are no reason to worry."""
+"""Part of the score range from which, for the mean reward, groups that agree and a policy that is sure are no reason to
+worry."""
+TOO_HARD = 0.05
+"""Part of the score range below which hardly any completion has scored."""
 
 Logs = Mapping[str, float]
+Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,21 @@ class Alarm:
         return self.metric in now and self.metric in first and self.is_bad(now, first)
 
 
-def _same_scores(logs: Logs) -> str:
-    share, reward = logs["frac_reward_zero_std"], logs.get("reward") or 0.0
-    where = "at 0: the cases are too hard" if reward < 0.05 else f"mostly near {reward:.2f}"
+def _level(logs: Logs, bounds: Bounds | None) -> float | None:
+    """The mean reward as a part of the score range, 0 to 1; None where the range has no ends."""
+    return None if bounds is None else ((logs.get("reward") or 0.0) - bounds[0]) / (bounds[1] - bounds[0])
+
+
+def _is_solved(logs: Logs, bounds: Bounds | None) -> bool:
+    level = _level(logs, bounds)
+    return level is not None and level >= SOLVED
+
+
+def _same_scores(logs: Logs, bounds: Bounds | None) -> str:
+    share, level = logs["frac_reward_zero_std"], _level(logs, bounds)
+    where = f"mostly near {logs.get('reward') or 0.0:.2f}"
+    if bounds is not None and level is not None and level < TOO_HARD:
+        where = f"at {bounds[0]:g}: the cases are too hard"
     if logs.get("unscored", 0.0) > 0:
         where += ", or fewer than two have a score"
     return (
@@ -115,29 +131,29 @@ class OffPolicy:
         return shift > 0.001 and abs(gap - shift) < 0.3 * shift
 
 
-def _is_solved(logs: Logs) -> bool:
-    return (logs.get("reward") or 0.0) >= SOLVED
-
-
-COMMON = (
-    Alarm(
-        "frac_reward_zero_std", lambda now, _: now["frac_reward_zero_std"] >= 0.8 and not _is_solved(now), _same_scores
-    ),
-    Alarm("completions/clipped_ratio", lambda now, _: now["completions/clipped_ratio"] > 0.5, _cut_off),
-    Alarm("unscored", lambda now, _: now["unscored"] > 0.25, _unscored),
-    Alarm(
-        "entropy",
-        lambda now, first: now["entropy"] < min(0.1, 0.1 * first["entropy"]) and not _is_solved(now),
-        _sure,
-    ),
-)
+def common_alarms(bounds: Bounds | None = (0.0, 1.0)) -> tuple[Alarm, ...]:
+    """The alarms of every run, given its lowest and highest score; None: it has none (`--rl-score-range any`)."""
+    return (
+        Alarm(
+            "frac_reward_zero_std",
+            lambda now, _: now["frac_reward_zero_std"] >= 0.8 and not _is_solved(now, bounds),
+            lambda logs: _same_scores(logs, bounds),
+        ),
+        Alarm("completions/clipped_ratio", lambda now, _: now["completions/clipped_ratio"] > 0.5, _cut_off),
+        Alarm("unscored", lambda now, _: now["unscored"] > 0.25, _unscored),
+        Alarm(
+            "entropy",
+            lambda now, first: now["entropy"] < min(0.1, 0.1 * first["entropy"]) and not _is_solved(now, bounds),
+            _sure,
+        ),
+    )
 
 
 @dataclass
 class Watch:
     """Which alarms have looked bad for how long; each is told once in a run."""
 
-    alarms: tuple[Alarm, ...] = COMMON
+    alarms: tuple[Alarm, ...] = field(default_factory=common_alarms)
     first: Logs = field(default_factory=dict)
     lasting: dict[str, int] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
@@ -158,9 +174,9 @@ class Watch:
 class Alarms(TrainerCallback):  # type: ignore[misc]
     """Watches the metrics, on the first process."""
 
-    def __init__(self, tell: Callable[[str], None], off_policy: OffPolicy) -> None:
+    def __init__(self, tell: Callable[[str], None], off_policy: OffPolicy, bounds: Bounds | None = (0.0, 1.0)) -> None:
         self.tell = tell
-        self.watch = Watch((*COMMON, Alarm(_RATIO, lambda now, _: now[_RATIO] < 0.5, off_policy.advice)))
+        self.watch = Watch((*common_alarms(bounds), Alarm(_RATIO, lambda now, _: now[_RATIO] < 0.5, off_policy.advice)))
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs, **_: object

@@ -24,7 +24,7 @@ from aitrain.heartbeat import Progress
 from aitrain.training.history import History
 
 Scores: TypeAlias = tuple[float | None, float | None]
-"""Mean score of sampled and of greedy completions, 0 to 1."""
+"""Mean score of sampled and of greedy completions."""
 
 
 @dataclass

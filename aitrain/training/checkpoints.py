@@ -26,7 +26,8 @@ from aitrain.errors import RunFailed
 from aitrain.run_folder import RunFolder
 from aitrain.training.callbacks import Standing
 from aitrain.training.history import History
-from aitrain.training.trainer import EpisodeTrainer, replaced
+from aitrain.training.scopes import replaced
+from aitrain.training.trainer import EpisodeTrainer
 
 TORCH_CANNOT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream")
 """What its errors name when a file could not be written: they are plain RuntimeErrors."""

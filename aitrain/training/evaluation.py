@@ -18,7 +18,8 @@ from aitrain.report.held_out import Scoring, by_case, mean_score
 from aitrain.run_folder import RunFolder, plain, read_lines
 from aitrain.training.dataset import Cases
 from aitrain.training.rollout import Episode
-from aitrain.training.trainer import EpisodeTrainer, evaluation_mode
+from aitrain.training.scopes import evaluation_mode
+from aitrain.training.trainer import EpisodeTrainer
 
 BATCH = 32
 """Completions generated at a time, where training does not take more anyway: without gradients there is room."""

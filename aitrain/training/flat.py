@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+FLAT = "flat"
+"""Of a micro-batch: whether its generation batch has no advantages on any process."""
+
 
 def flat_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> float:
     """Share of the groups in which no episode that is in the loss has an advantage: all scores are equal, or fewer than

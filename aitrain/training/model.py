@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from aitrain import activity
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 
@@ -178,6 +179,15 @@ def _noise_of(owner: Any) -> Iterator[str]:
     for name, value in vars(owner).items():
         if isinstance(value, float) and value > 0 and ("drop" in name or "jitter" in name):
             yield name
+
+
+def tick_in_forward_passes(model: Any) -> None:
+    """Make each forward pass a sign of progress: a token of each completion, or a micro-batch.
+
+    Under LoRA, `generate` calls the base model alone, past the wrapper's hooks.
+    """
+    innermost = model.get_base_model() if isinstance(model, PeftModel) else model
+    innermost.register_forward_pre_hook(activity.tick)
 
 
 def keep_adapter_precise(model: torch.nn.Module) -> None:

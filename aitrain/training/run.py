@@ -54,7 +54,6 @@ from aitrain.training.evaluation import HeldOut, Scorings, recorded_before
 from aitrain.training.finite import Diverged, check_weights
 from aitrain.training.flat import StopWhenFlat
 from aitrain.training.generation.agreement import Agreement
-from aitrain.training.generation.sampling import note_on_truncation
 from aitrain.training.generation.served import (
     AdapterSync,
     Base,
@@ -234,7 +233,6 @@ def prepare(job: Job, host: Host) -> Prepared:
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
     refuse_sharded(arguments, config)
     check_hub(config)
-    _note_on_sampling(job)
     job.announce(Phase("building the dataset"))
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
@@ -257,11 +255,6 @@ def prepare(job: Job, host: Host) -> Prepared:
     lora, serve = lora_config(config), _serving(job, limits)
     parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, schedule, lora, serve)
     return _assemble(job, parts, split, precision)
-
-
-def _note_on_sampling(job: Job) -> None:
-    if note := note_on_truncation(job.config):
-        job.announce(Note(note))
 
 
 def _precision(job: Job) -> Precision:
@@ -435,7 +428,7 @@ def _assemble(job: Job, parts: Parts, split: dataset.Split, precision: Precision
     standing = _compare(job, about)
     checkpoints = Checkpoints(job.folder, history, about, standing, job.config.save_total_limit)
     records = Records(history, Tracking(About(job.folder, job.config), tell))
-    alarms = Alarms(tell, OffPolicy.of(job.config, parts.arguments))
+    alarms = Alarms(tell, OffPolicy.of(job.config, parts.arguments), bounds_of(job.config.rl_score_range))
     callbacks = [records.tracking, Reporter(history, job.progress, job.announce), alarms]
     hooks = Hooks(records.add_rollouts, tell, callbacks, checkpoints.save)
     try:
@@ -576,11 +569,12 @@ def _check_work(job: Job, trainer: EpisodeTrainer) -> None:
         raise RunFailed("There was no optimizer step: nothing was trained\nSee train.log in the run folder.")
     if not trainer.updates:
         since = f" after {job.checkpoint.name}" if job.checkpoint else ""
+        masked = ", or were truncated (--rl-mask-truncated-completions)" if trainer.masks_truncated else ""
         skipped = f", and {trainer.finite.skipped} steps were skipped" if trainer.finite.skipped else ""
         job.announce(
             Note(
                 f"No step{since} had anything to learn from: in every group all completions scored the same, or had no"
-                f" score{skipped}."
+                f" score{masked}{skipped}."
             )
         )
 

@@ -1,14 +1,11 @@
-"""The GRPOTrainer subclass, and every place where we lean on the inside of TRL 1.16.
+"""The GRPOTrainer subclass, and where we lean on the inside of TRL 1.16; see also logprobs.py and optimizing.py.
 
-tests/test_upstream.py checks each of them by name:
+tests/training/test_upstream.py checks each of them by name:
 
     GRPOTrainer._generate_and_score_completions(inputs)     overridden: rows come in, advantages go out
     GRPOTrainer(rollout_func=)                              one episode for each prompt, repeats included; env_mask
                                                             becomes tool_mask, the tokens that are in the loss
     GRPOTrainer._generate_single_turn(ids, images, fields, n)   called, for each round of a rollout
-    GRPOTrainer._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, ...)   overridden:
-                                                            each log-probability of the policy and of the reference
-                                                            model comes from it, and it hands the model no positions
     GRPOTrainer.generation_config.max_new_tokens            replaced for each round
     GRPOTrainer.generation_config, .generation_kwargs       replaced while decoding greedily
     GRPOTrainer.eos_token_ids                               read: what ends an answer
@@ -19,21 +16,10 @@ tests/test_upstream.py checks each of them by name:
     GRPOTrainer.vllm_generation.generation_kwargs           replaced likewise: further fields of vLLM's SamplingParams
     GRPOTrainer._generate(prompts)                          overridden: which episodes its metrics take for cut off;
                                                             it appends to ._metrics["train"], lengths included
-    GRPOTrainer._get_per_token_logps_and_entropies(...)     called, see generation/comparison.py
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
-    Trainer.training_step(...)                              overridden: seen is the loss of each forward pass
-    GRPOTrainer._prepare_inputs(generation_batch)           overridden: it replaces ._buffered_inputs by the
-                                                            micro-batches of each new generation batch, and returns one
-    GRPOTrainer._compute_loss(model, inputs)                overridden: rows are left out of it, see kept_rows.py; it
-                                                            averages by .beta, inputs["advantages"],
-                                                            inputs["num_items_in_batch"], inputs["tool_mask"] and
-                                                            .current_gradient_accumulation_steps, which it only reads
     GRPOTrainer.mask_truncated_completions                  set to False: it knows the last token, not what ended an
                                                             episode
     GRPOTrainer._metrics["train"]["frac_reward_zero_std"]   replaced: it does not count groups without two scores
-    accelerator.sync_gradients                              true in the last forward pass of an optimizer step
-    Trainer._get_grad_norm(model, grad_norm)                overridden: called once a step, after backward and clipping
-                                                            and before optimizer.step, which skips what has no gradient
     GRPOTrainer.log(logs, start_time)                       overridden: called once a logging step, before the callbacks
     GRPOTrainer._save_checkpoint(model, trial)              wrapped: it fills args.output_dir/checkpoint-<step>, and
                                                             deletes nothing where that is the only one
@@ -60,7 +46,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -68,36 +54,31 @@ from transformers import GenerationConfig, PreTrainedModel, TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.trainer_callback import PrinterCallback, TrainerState
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 from trl.trainer import grpo_trainer
-from trl.trainer import utils as trl_utils
 
-from aitrain import activity
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
-from aitrain.environment.failures import FAILURE_KINDS
 from aitrain.environment.scoring import FailureCount, Host
 from aitrain.environment.seeds import Draw, derived_seed
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
+from aitrain.training.episode_metrics import episode_metrics, length_metrics
 from aitrain.training.epochs import CaseStream, Epochs
 from aitrain.training.finite import Finite
-from aitrain.training.flat import FlatSteps, flat_share
+from aitrain.training.flat import FLAT, FlatSteps, flat_share
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
-from aitrain.training.generation.comparison import LogprobShift, SampledRow, padded
 from aitrain.training.generation.local import LocalSampling
 from aitrain.training.generation.row_sampling import seeded_rows
 from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.served import Asking, Served
 from aitrain.training.kept_rows import KEPT, KeptRows
-from aitrain.training.model import keep_adapter_precise
-from aitrain.training.padding import LeftAligned, depends_on_padding
-from aitrain.training.rollout import STOPS, Episode, Limits, Rollout, Sampled, Track
+from aitrain.training.model import keep_adapter_precise, tick_in_forward_passes
+from aitrain.training.optimizing import OptimizingTrainer
+from aitrain.training.rollout import Episode, Limits, Rollout, Sampled
+from aitrain.training.scopes import evaluation_mode, replaced
 from aitrain.training.stopwatch import Stopwatch
-
-FLAT = "flat"
-"""Of a micro-batch: whether its generation batch has no advantages on any process."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +109,7 @@ class Hooks:
     """Writes a checkpoint of the trainer, given TRL's own way to do it."""
 
 
-class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
+class EpisodeTrainer(OptimizingTrainer):
     """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
     _is_seeded = False
@@ -163,15 +144,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
         self.flat = FlatSteps()
         self._add_callbacks(parts)
-        if parts.serve is not None:
-            self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
-            self.vllm_generation = parts.serve(self)
-        if not self.use_vllm and self.sampling.needs_processor:  # which LocalSampling brings
-            self.generation_config.update(min_p=None, repetition_penalty=1.0)
-            self.generation_kwargs |= {"min_p": None, "repetition_penalty": 1.0}
+        self._set_up_generation(parts)
         self.rollout = self._make_rollout(parts)
         self.context = parts.limits.context
-        self.aligns_rows = self._is_sharded or self._depends_on_padding()
+        self.aligns_rows = self._is_sharded or self.depends_on_left_padding()
 
     def _add_callbacks(self, parts: Parts) -> None:
         self.finite = Finite(self.accelerator, self.hooks.tell)
@@ -181,9 +157,17 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self.add_callback(self.finite)
         self.add_callback(self.watch)
 
+    def _set_up_generation(self, parts: Parts) -> None:
+        if parts.serve is not None:
+            self.use_vllm, self.vllm_mode, self._last_loaded_step = True, "server", -1
+            self.vllm_generation = parts.serve(self)
+        if not self.use_vllm and self.sampling.needs_processor:  # which LocalSampling brings
+            self.generation_config.update(min_p=None, repetition_penalty=1.0)
+            self.generation_kwargs |= {"min_p": None, "repetition_penalty": 1.0}
+
     def _make_rollout(self, parts: Parts) -> Rollout:
         policy = self.accelerator.unwrap_model(self.model)
-        policy.register_forward_pre_hook(activity.tick)  # a token of each completion, or a micro-batch
+        tick_in_forward_passes(policy)
         shared = not self.use_vllm or self._generates_in_common
         batcher = Batcher(policy, parts.tokenizer.pad_token_id, None if shared else self._engine)
         batcher.wake = parts.host.workers.wake
@@ -270,7 +254,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             "prompt_ids": [track.prompt_ids for track in tracks],
             "completion_ids": [track.ids for track in tracks],
             "env_mask": [track.mask for track in tracks],
-            "logprobs": self._comparable_logprobs(tracks) if self.use_vllm else None,
+            "logprobs": self.comparable_logprobs(tracks) if self.use_vllm else None,
         }
 
     def _generate(self, prompts: list[Any]) -> Any:
@@ -280,39 +264,9 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             lengths = [sum(episode.track.mask) for episode in self._batch]
             is_cut_off = [not self.rollout.is_ended(episode.track) for episode in self._batch]
             episodes = gather_object(list(zip(lengths, is_cut_off, strict=True)))
-            for name, value in _length_metrics(episodes).items():
+            for name, value in length_metrics(episodes).items():
                 self._metrics["train"][name][-1] = value
         return output
-
-    # -- an engine's log-probabilities next to the trainer's
-
-    def _comparable_logprobs(self, tracks: list[Track]) -> list[list[float | None]]:
-        """vLLM's log-probabilities, as they would be if it sampled from all tokens. Every process must call this."""
-        said: list[list[float | None]] = [list(track.logprobs) for track in tracks]
-        if self.sampling.is_plain:
-            return said
-        rows = [SampledRow(track.prompt_ids, track.ids, track.mask, track.answers) for track in tracks]
-        shifts = self._logprob_shifts(rows)
-        of_sampled = [shifts[number][place] for number, row in enumerate(rows) for place in row.sampled()]
-        everywhere = gather_object(of_sampled) or [0.0]
-        self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
-        return [
-            [None if value is None else value + shift for value, shift in zip(*pair, strict=True)]
-            for pair in zip(said, shifts, strict=True)
-        ]
-
-    def _logprob_shifts(self, rows: list[SampledRow]) -> list[list[float]]:
-        """See LogprobShift; in micro-batches, without dropout and gradients."""
-        size, pad = self.args.per_device_train_batch_size, self.processing_class.pad_token_id
-        shifts: list[list[float]] = []
-        with evaluation_mode(self.model):
-            for start in range(0, len(rows), size):
-                shift = LogprobShift(self.sampling, self.eos_token_ids, rows[start : start + size])
-                with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
-                    inputs = padded(shift.rows, pad, self.accelerator.device)
-                    self._get_per_token_logps_and_entropies(self.model, *inputs)
-                shifts += shift.shifts
-        return shifts
 
     def play(self, cases: Sequence[Case], seeds: Sequence[int], sampling_seeds: Sequence[int]) -> list[Episode]:
         """This process's episodes, which may be none, with the weights as they are now. Every process must call this.
@@ -333,7 +287,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """TRL's reward function: the environment's score for each completion, None where there is none."""
         self._note_failures(self._batch)
         for episode in self._batch:
-            for name, value in _episode_metrics(episode).items():
+            for name, value in episode_metrics(episode).items():
                 rest["log_metric"](name, value)  # each episode's own: TRL takes the mean of all, over processes
         return [episode.scored.score for episode in self._batch]
 
@@ -375,108 +329,10 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             ids, _ = self._generate_single_turn(prompts, None, {}, 1)
         return list(ids)
 
-    # -- log-probabilities
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        *rest: Any,
-        **more: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Of the last `logits_to_keep` tokens, with every token at the position that it has without padding; also where
-        the padded batch is wider than the model's context, though none of its rows is longer."""
-        compute = super()._get_per_token_logps_and_entropies
-        too_wide = self.context is not None and input_ids.shape[1] > self.context
-        if not (self.aligns_rows or too_wide):
-            plain: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = compute(
-                model, input_ids, attention_mask, logits_to_keep, *rest, **more
-            )
-            return plain
-        rows = LeftAligned.of(input_ids, attention_mask)
-        logps, entropies, loss = compute(model, rows.ids, rows.mask, rows.ids.shape[1] - 1, *rest, **more)
-        entropies = None if entropies is None else rows.moved_back(entropies, logits_to_keep)
-        return rows.moved_back(logps, logits_to_keep), entropies, loss
-
-    def _depends_on_padding(self) -> bool:
-        def log_probs(ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
-            device = self.accelerator.device
-            compute = super(EpisodeTrainer, self)._get_per_token_logps_and_entropies
-            values: torch.Tensor = compute(self.model, ids.to(device), mask.to(device), count)[0]
-            return values
-
-        model = self.accelerator.unwrap_model(self.model)
-        is_precise = model.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
-        with evaluation_mode(self.model):
-            vocabulary = model.get_input_embeddings().weight.shape[0]
-            return depends_on_padding(log_probs, self.context, vocabulary, is_precise)
-
-    @property
-    def _is_sharded(self) -> bool:
-        """Whether no process has the whole model to compute with before training starts."""
-        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
-
-    # -- a step of the optimizer
-
-    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-        """One forward and backward pass; its loss is looked at."""
-        with activity.own.doing("forward and backward pass"):
-            loss: torch.Tensor = super().training_step(*arguments, **keywords)
-        self.finite.see_loss(loss)
-        self.rows.end_pass(self._piece, is_last=self.accelerator.sync_gradients)
-        self.flat.see(bool(self._piece[FLAT]))
-        if self.accelerator.sync_gradients:
-            self.flat.end_step()
-        return loss
-
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """The micro-batch of this forward pass; a new generation batch, of which it may be the first, is complete."""
-        before = self._buffered_inputs
-        piece: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is not None and self._buffered_inputs is not before:
-            self.rows.begin_window(self._buffered_inputs)
-        self._piece = piece
-        return piece
-
-    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """The loss of a micro-batch, as if the optimizer step had the kept rows only."""
-        if KEPT not in inputs:  # a warm-up pass, which is part of no step
-            return cast(torch.Tensor, super()._compute_loss(model, inputs))
-        passes = self.current_gradient_accumulation_steps
-        ratio = self.rows.expect(self._pieces_of_step(passes), passes)
-        if ratio != 1.0:
-            _scale_gradients(model, ratio)
-        changes = self.rows.changes(inputs, self.loss_type, self.beta, passes)
-        if changes is None:
-            return cast(torch.Tensor, super()._compute_loss(model, inputs))
-        settings = {"beta": changes["beta"], "current_gradient_accumulation_steps": changes["passes"]}
-        with replaced(self, settings):
-            weighted = inputs | {"advantages": inputs["advantages"] * changes["rows"]}
-            return cast(torch.Tensor, super()._compute_loss(model, weighted))
-
-    def _pieces_of_step(self, passes: int) -> list[dict[str, Any]]:
-        """What is known of the rest of an optimizer step: its micro-batches of this generation batch, this one
-        first."""
-        pieces: list[dict[str, Any]] = self._buffered_inputs or []
-        left = len(pieces) * self.num_iterations - self._step % (len(pieces) * self.num_iterations)
-        count = min(left, passes - len(self.rows.done))
-        return [pieces[(self._step + n) % len(pieces)] for n in range(count)]
-
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """The last moment before the optimizer's step at which the gradient's norm is known."""
-        norm = super()._get_grad_norm(model, grad_norm)
-        self.finite.before_step(model, norm, self.state.global_step + 1)
-        if self.rows.has_none:
-            model.zero_grad(set_to_none=True)  # no momentum and no decay either: there is nothing to learn from
-        self.updates += norm is None or (math.isfinite(norm) and norm > 0 and self._get_learning_rate() > 0)
-        return norm
-
     # -- the policy's side of a rollout
 
     def generate(
-        self, prompts: list[list[int]], most: int, begun: Sequence[int], draws: Sequence[Draw | None] = ()
+        self, prompts: list[list[int]], most: int, begun: Sequence[int], draws: Sequence[Draw | None]
     ) -> list[Sampled] | None:
         """One answer to each prompt (token ids), sampled as in training; None when no process has a prompt. `begun`
         tokens at the end of a prompt belong to the answer.
@@ -488,7 +344,7 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if not count:
             return None
         filler = [[self.eos_token_ids[0]]] * (count - len(prompts))
-        with self._sampled_with([draw for draw in draws if draw is not None], count):
+        with self._sampled_with(draws, count):
             ids, logprobs = self._sample(prompts + filler, most, [*begun, *(0 for _ in filler)])
         return [Sampled(ids[n], logprobs[n] if logprobs else None) for n in range(len(prompts))]
 
@@ -519,10 +375,14 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         shares_engine = self.use_vllm and (self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1)
         return bool(shares_engine or self._is_sharded)
 
-    def _sampled_with(self, draws: list[Draw], count: int) -> AbstractContextManager[None]:
-        """While this lasts, each of so many prompts is sampled with its draw. transformers samples as TRL does unless
-        `seeded` says otherwise."""
-        filled = [*draws, *[Draw(0)] * (count - len(draws))] if draws else []
+    def _sampled_with(self, draws: Sequence[Draw | None], count: int) -> AbstractContextManager[None]:
+        """While this lasts, each of so many prompts is sampled with its draw, those made up with any. transformers
+        samples as TRL does unless `seeded` says otherwise.
+
+        A process whose prompts are all made up has seeds as well: processes that share an engine exchange theirs.
+        """
+        given = [draw for draw in draws if draw is not None]
+        filled = [*given, *[Draw(0)] * (count - len(given))] if len(given) == len(draws) else []
         if self.use_vllm:
             return replaced(self.vllm_generation, {"seeds": [draw.request_seed for draw in filled] or None})
         if not filled or not self._is_seeded or self.use_transformers_continuous_batching:
@@ -639,60 +499,3 @@ class EpisodeTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Nothing: the card of a run is written by saving.py."""
-
-
-@torch.no_grad()
-def _scale_gradients(model: torch.nn.Module, ratio: float) -> None:
-    """Of the forward passes of this step so far."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(ratio)
-
-
-@contextmanager
-def replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
-    """Other values for some attributes, while this lasts."""
-    before = {name: getattr(owner, name) for name in attributes}
-    vars(owner).update(attributes)
-    try:
-        yield
-    finally:
-        vars(owner).update(before)
-
-
-@contextmanager
-def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """No dropout, no gradients; afterwards as before."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
-
-
-def _length_metrics(episodes: list[tuple[int, bool]]) -> dict[str, float]:
-    """TRL's metrics of a batch in which each episode has a length and is cut off or not."""
-    ended = [length for length, is_cut_off in episodes if not is_cut_off] or [0]
-    return {
-        "completions/clipped_ratio": sum(is_cut_off for _, is_cut_off in episodes) / len(episodes),
-        "completions/mean_terminated_length": sum(ended) / len(ended),
-        "completions/min_terminated_length": float(min(ended)),
-        "completions/max_terminated_length": float(max(ended)),
-    }
-
-
-def _episode_metrics(episode: Episode) -> dict[str, float]:
-    """What an episode adds to the means of its batch: the environment's own metrics, turns and tool calls, and how it
-    ended."""
-    kind = episode.scored.failure.kind if episode.scored.failure else None
-    return {
-        "unscored": float(episode.scored.score is None),
-        "turns": float(episode.track.turns),
-        "tools/calls": float(episode.track.calls),
-        "tools/wrong_calls": float(episode.track.wrong_calls),
-        **{f"env/{name}": value for name, value in episode.scored.metrics.items()},
-        **{f"failed/{one}": float(kind == one) for one in FAILURE_KINDS},
-        **{f"stopped/{stop}": float(episode.stop == stop) for stop in STOPS},
-    }

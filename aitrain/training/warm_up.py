@@ -2,6 +2,10 @@
 
 Episodes get longer while a model learns. Without the warm-up a run that has too little memory for its longest ones may
 find out after hours.
+
+Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
+
+    GRPOTrainer.use_adaptive_entropy    False during the pass: else the loss moves the entropy coefficient
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Any
 import torch
 
 from aitrain.environment.tools import Tools
+from aitrain.training.scopes import replaced
 from aitrain.training.trainer import EpisodeTrainer, Parts
 
 
@@ -108,10 +113,10 @@ def _optimizer_state(trainer: EpisodeTrainer) -> list[torch.Tensor]:
 
 @contextmanager
 def _no_trace(trainer: EpisodeTrainer) -> Iterator[None]:
-    """Metrics and random states are afterwards what they were."""
+    """Metrics, random states and TRL's adaptive entropy coefficient are afterwards what they were."""
     metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), replaced(trainer, {"use_adaptive_entropy": False}):
         try:
             yield
         finally:

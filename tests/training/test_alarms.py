@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aitrain import Result
-from aitrain.training.alarms import LASTS, Alarms, OffPolicy, Watch
+from aitrain.training.alarms import LASTS, Alarms, OffPolicy, Watch, common_alarms
 from tests.environments.vowels import Vowels
 
 FINE = {
@@ -31,8 +31,8 @@ RATIO = "sampling/importance_sampling_ratio/mean"
 GAP = "sampling/sampling_logp_difference/mean"
 
 
-def told(*lines: dict[str, float]) -> list[str]:
-    watch = Watch()
+def told(*lines: dict[str, float], bounds: tuple[float, float] | None = (0.0, 1.0)) -> list[str]:
+    watch = Watch(common_alarms(bounds))
     return [advice for line in lines for advice in watch.look({**FINE, **line})]
 
 
@@ -88,6 +88,26 @@ def test_a_few_bad_batches_are_no_alarm(line: dict[str, float]) -> None:
 
 def test_a_policy_that_has_solved_its_cases_may_be_sure() -> None:
     assert told({}, *[{"frac_reward_zero_std": 1.0, "entropy": 0.001, "reward": 0.98}] * 20) == []
+
+
+@pytest.mark.parametrize(
+    ("bounds", "reward", "meaning"),
+    [
+        ((-1.0, 1.0), -1.0, "at -1: the cases are too hard"),
+        ((-1.0, 1.0), 0.0, "mostly near 0.00"),
+        ((0.0, 100.0), 50.0, "mostly near 50.00"),
+        ((0.0, 100.0), 95.0, None),
+        (None, 0.0, "mostly near 0.00"),
+        (None, 50.0, "mostly near 50.00"),
+    ],
+)
+def test_solved_and_too_hard_are_parts_of_the_score_range(
+    bounds: tuple[float, float] | None, reward: float, meaning: str | None
+) -> None:
+    advice = told({}, *[{"frac_reward_zero_std": 1.0, "reward": reward}] * 20, bounds=bounds)
+
+    assert [meaning in line for line in advice if meaning] == [True] * (meaning is not None)
+    assert bool(advice) == (meaning is not None)
 
 
 def test_a_policy_that_was_sure_from_the_start_has_not_collapsed() -> None:

@@ -18,12 +18,13 @@ from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
 from aitrain import Result, TrainConfig
+from aitrain.launch.sampling_note import note_on_truncation
 from aitrain.run_folder import read_lines
 from aitrain.training.generation.comparison import LogprobShift, SampledRow, padded
 from aitrain.training.generation.local import LocalSampling
-from aitrain.training.generation.sampling import Sampling, note_on_truncation
+from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.stopping import StopStrings
-from aitrain.training.trainer import replaced
+from aitrain.training.scopes import replaced
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]

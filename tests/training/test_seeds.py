@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from aitrain import Result
 from aitrain.environment.seeds import Draw, EpisodeSeeds, derived_seed
 from aitrain.run_folder import read_lines
+from aitrain.training.trainer import EpisodeTrainer
 from tests.training.conftest import difference
 from tests.training.small_server import SmallServer
 from tests.training.test_resume import as_if_killed_after
@@ -97,6 +99,27 @@ def test_a_resumed_run_samples_what_it_would_have_sampled_and_another_seed_somet
 def test_what_an_environment_samples_itself_follows_from_the_seed_with_generate_too(train: Train) -> None:
     one, again = (train(Asks(), max_steps=1, eval_cases=0) for _ in range(2))
     assert played(one) == played(again)
+
+
+@pytest.mark.parametrize(
+    ("draws", "count", "has_seeds"),
+    [([Draw(5), Draw(6)], 3, True), ([], 2, True), ([None, None], 3, False)],
+    ids=["some made up", "all made up", "episodes without seeds"],
+)
+def test_prompts_that_are_made_up_for_a_shared_engine_have_seeds_as_the_others_do(
+    draws: list[Draw | None], count: int, has_seeds: bool
+) -> None:
+    """Each process hands the others its seeds in a collective call, so all of them must have some, or none."""
+    trainer: Any = object.__new__(EpisodeTrainer)
+    engine = SimpleNamespace(seeds=None)
+    vars(trainer).update(use_vllm=True, vllm_generation=engine)
+
+    with trainer._sampled_with(draws, count):
+        assert (engine.seeds is not None) == has_seeds
+        if engine.seeds is not None:
+            assert len(engine.seeds) == count
+            assert engine.seeds[: len(draws)] == [draw.seed for draw in draws if draw]
+    assert engine.seeds is None
 
 
 def test_seeds_follow_from_names_and_places() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from aitrain import Result, RunFailed, activity, notebook, watchdog
 from aitrain.activity import SLOT, Activity
@@ -19,6 +21,7 @@ from aitrain.report.runs import look
 from aitrain.run_folder import RunFolder, read_object
 from aitrain.training import checkpoints, evaluation, run, saving, tracking
 from aitrain.training.generation import colocated, served
+from aitrain.training.model import tick_in_forward_passes
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.watchdog import Watchdog
 
@@ -197,13 +200,26 @@ def test_a_server_that_accepts_the_weights_and_never_answers(monkeypatch: pytest
         assert stalls == ["starting, weight sync"]
 
 
-def test_a_token_of_a_colocated_engine_and_a_forward_pass_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_of_a_colocated_engine_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activity, "own", Activity(bytearray(SLOT)))
     step = colocated._ticking(lambda: "outputs")
     before = activity.total()
     assert step() == "outputs"
     assert activity.total() == before + 1
-    model = torch.nn.Linear(2, 2)
-    model.register_forward_pre_hook(activity.tick)
-    assert model(torch.ones(1, 2)).shape == (1, 2)
-    assert activity.total() == before + 2
+
+
+@pytest.mark.parametrize("has_adapter", [False, True], ids=["weights", "adapter"])
+def test_each_token_of_generate_and_each_forward_pass_are_progress(
+    has_adapter: bool, small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity, "own", Activity(bytearray(SLOT)))
+    model = AutoModelForCausalLM.from_pretrained(small_model)
+    if has_adapter:
+        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    tick_in_forward_passes(model)
+    ids, before = torch.tensor([[5, 6, 7]]), activity.total()
+
+    model.generate(input_ids=ids, max_new_tokens=8, min_new_tokens=8)
+    assert activity.total() == before + 8
+    model(input_ids=ids)
+    assert activity.total() == before + 9

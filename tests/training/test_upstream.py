@@ -121,6 +121,15 @@ def test_a_rollout_function_is_asked_for_one_episode_for_each_prompt_repeats_inc
     assert trainer.outputs[0]["num_items_in_batch"] == 16
 
 
+def test_the_loss_moves_the_entropy_coefficient_only_where_that_is_adaptive() -> None:
+    before, guard, after = inspect.getsource(GRPOTrainer._compute_loss).partition(
+        'if self.use_adaptive_entropy and mode == "train":'
+    )
+    moved = ("self.entropy_coef =", "self._last_world_entropy =", "self._entropy_window_stats =")
+    assert guard
+    assert all(name in after and name not in before for name in moved)
+
+
 def test_a_loss_can_be_computed_of_a_batch_that_is_made_up() -> None:
     """warm_up.py: the keys that the loss reads, and the attribute that only the training loop sets."""
     source = inspect.getsource(GRPOTrainer._compute_loss)

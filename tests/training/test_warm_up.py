@@ -51,8 +51,9 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     [
         {"rl_kl_coef": 0.1, "rl_loss_type": "dapo", "disable_gradient_checkpointing": True},
         {"peft": True, "lora_dropout": 0.1, "merge_adapter": False},
+        {"trl": {"use_adaptive_entropy": True, "entropy_coef": 0.01, "entropy_target": 9.0}},
     ],
-    ids=["weights", "adapter"],
+    ids=["weights", "adapter", "adaptive entropy"],
 )
 def test_a_run_ends_with_the_same_weights_and_metrics_with_and_without_it(
     options: dict[str, Any], train: Train, as_on_gpus: list[tuple[int, ...]]

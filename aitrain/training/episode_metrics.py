@@ -1,0 +1,32 @@
+"""What episodes add to the metrics of their batch."""
+
+from __future__ import annotations
+
+from aitrain.environment.failures import FAILURE_KINDS
+from aitrain.training.rollout import STOPS, Episode
+
+
+def length_metrics(episodes: list[tuple[int, bool]]) -> dict[str, float]:
+    """TRL's metrics of a batch in which each episode has a length and is cut off or not."""
+    ended = [length for length, is_cut_off in episodes if not is_cut_off] or [0]
+    return {
+        "completions/clipped_ratio": sum(is_cut_off for _, is_cut_off in episodes) / len(episodes),
+        "completions/mean_terminated_length": sum(ended) / len(ended),
+        "completions/min_terminated_length": float(min(ended)),
+        "completions/max_terminated_length": float(max(ended)),
+    }
+
+
+def episode_metrics(episode: Episode) -> dict[str, float]:
+    """What an episode adds to the means of its batch: the environment's own metrics, turns and tool calls, and how it
+    ended."""
+    kind = episode.scored.failure.kind if episode.scored.failure else None
+    return {
+        "unscored": float(episode.scored.score is None),
+        "turns": float(episode.track.turns),
+        "tools/calls": float(episode.track.calls),
+        "tools/wrong_calls": float(episode.track.wrong_calls),
+        **{f"env/{name}": value for name, value in episode.scored.metrics.items()},
+        **{f"failed/{one}": float(kind == one) for one in FAILURE_KINDS},
+        **{f"stopped/{stop}": float(episode.stop == stop) for stop in STOPS},
+    }

@@ -1,0 +1,110 @@
+"""The part of the trainer that computes log-probabilities: each token at its own position, and comparable with vLLM's.
+
+Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
+
+    GRPOTrainer._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, ...)   overridden:
+                                                            each log-probability of the policy and of the reference
+                                                            model comes from it, and it hands the model no positions
+    trl.trainer.utils._ChunkedLogProbFunction               replaced for one pass, see generation/comparison.py
+    GRPOTrainer._metrics["train"]                           appended to
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from trl import GRPOTrainer
+from trl.trainer import utils as trl_utils
+
+from aitrain.training.generation.comparison import LogprobShift, SampledRow, padded
+from aitrain.training.generation.sampling import Sampling
+from aitrain.training.padding import LeftAligned, depends_on_padding
+from aitrain.training.rollout import Track
+from aitrain.training.scopes import evaluation_mode, replaced
+
+
+class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
+    """GRPOTrainer whose log-probabilities depend neither on padding nor on how an engine truncates its own."""
+
+    sampling: Sampling
+    """How the policy is sampled."""
+    context: int | None
+    """Most tokens of a row, None where there is no limit."""
+    aligns_rows: bool
+    """Whether rows are moved to the left, so that no padding comes before a token."""
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *rest: Any,
+        **more: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Of the last `logits_to_keep` tokens, with every token at the position that it has without padding; also where
+        the padded batch is wider than the model's context, though none of its rows is longer."""
+        compute = super()._get_per_token_logps_and_entropies
+        too_wide = self.context is not None and input_ids.shape[1] > self.context
+        if not (self.aligns_rows or too_wide):
+            plain: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] = compute(
+                model, input_ids, attention_mask, logits_to_keep, *rest, **more
+            )
+            return plain
+        rows = LeftAligned.of(input_ids, attention_mask)
+        logps, entropies, loss = compute(model, rows.ids, rows.mask, rows.ids.shape[1] - 1, *rest, **more)
+        entropies = None if entropies is None else rows.moved_back(entropies, logits_to_keep)
+        return rows.moved_back(logps, logits_to_keep), entropies, loss
+
+    def depends_on_left_padding(self) -> bool:
+        """Whether the model's log-probabilities change with the padding in front of a row. Every process must call
+        this."""
+
+        def log_probs(ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
+            device = self.accelerator.device
+            compute = super(LogProbTrainer, self)._get_per_token_logps_and_entropies
+            values: torch.Tensor = compute(self.model, ids.to(device), mask.to(device), count)[0]
+            return values
+
+        model = self.accelerator.unwrap_model(self.model)
+        is_precise = model.dtype == torch.float32 and not (self.args.bf16 or self.args.fp16)
+        with evaluation_mode(self.model):
+            vocabulary = model.get_input_embeddings().weight.shape[0]
+            return depends_on_padding(log_probs, self.context, vocabulary, is_precise)
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether no process has the whole model to compute with before training starts."""
+        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    # -- an engine's log-probabilities next to the trainer's
+
+    def comparable_logprobs(self, tracks: list[Track]) -> list[list[float | None]]:
+        """vLLM's log-probabilities, as they would be if it sampled from all tokens. Every process must call this."""
+        said: list[list[float | None]] = [list(track.logprobs) for track in tracks]
+        if self.sampling.is_plain:
+            return said
+        rows = [SampledRow(track.prompt_ids, track.ids, track.mask, track.answers) for track in tracks]
+        shifts = self._logprob_shifts(rows)
+        of_sampled = [shifts[number][place] for number, row in enumerate(rows) for place in row.sampled()]
+        everywhere = gather_object(of_sampled) or [0.0]
+        self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
+        return [
+            [None if value is None else value + shift for value, shift in zip(*pair, strict=True)]
+            for pair in zip(said, shifts, strict=True)
+        ]
+
+    def _logprob_shifts(self, rows: list[SampledRow]) -> list[list[float]]:
+        """See LogprobShift; in micro-batches, without dropout and gradients."""
+        size, pad = self.args.per_device_train_batch_size, self.processing_class.pad_token_id
+        shifts: list[list[float]] = []
+        with evaluation_mode(self.model):
+            for start in range(0, len(rows), size):
+                shift = LogprobShift(self.sampling, self.eos_token_ids, rows[start : start + size])
+                with replaced(trl_utils, {"_ChunkedLogProbFunction": shift}):
+                    inputs = padded(shift.rows, pad, self.accelerator.device)
+                    self._get_per_token_logps_and_entropies(self.model, *inputs)
+                shifts += shift.shifts
+        return shifts
