@@ -8,9 +8,12 @@ BIN := $(VENV)/bin
 demo: install
 	$(BIN)/aitrain demo
 
-# A file is tested by one process from its beginning to its end, as it may have made something for all of its tests.
+# One worker more than there are cores, at most four: many tests wait for the processes that they started. A file is
+# tested by one worker from its beginning to its end, as it may have made something for all of its tests.
+WORKERS := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 4 ? cores + 1 : 4)))
+
 test: install
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .
