@@ -77,7 +77,7 @@ class Watchers:
 
 def _train(plan: Plan, environment: Any, watchers: Watchers) -> Result:
     opt_out(plan.config.telemetry)
-    from aitrain.environment.scoring import host_of
+    from aitrain.environment.runner import start_runner
     from aitrain.training.callbacks import StopRequest
     from aitrain.training.run import Job, run
 
@@ -87,7 +87,7 @@ def _train(plan: Plan, environment: Any, watchers: Watchers) -> Result:
     with serving(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
         config = plan.config.model_copy(update=changed)
-        host = host_of(environment, config)
+        host = start_runner(environment, config)
         heartbeat.start()
         announce = watchers.report.during(screen.start())
         with _ended_if_stalled(config, watchers, stop):

@@ -91,9 +91,9 @@ def main() -> int:
 def measured(name: str, environment: Slow, url: str, pairs: int) -> Row:
     """Both sides, in turn; a first pair of rollouts is not counted."""
     from aitrain.config import TrainConfig
-    from aitrain.environment.scoring import host_of
+    from aitrain.environment.runner import start_runner
 
-    with closing(host_of(environment, TrainConfig(rl_env_workers=EPISODES))) as host:
+    with closing(start_runner(environment, TrainConfig(rl_env_workers=EPISODES))) as host:
         freely, in_rounds = rollouts(host, url)
         for side in (freely, in_rounds):
             seconds_of(side)
@@ -105,22 +105,22 @@ def rollouts(host: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any]]
     """A rollout of all episodes in the two ways, with the same server."""
     from transformers import AutoTokenizer
 
+    from aitrain.engines.server import Asking, VLLMClient, VLLMServerEngine
     from aitrain.environment.contract import Case
-    from aitrain.training.chat import Chat, chat_for_episodes
-    from aitrain.training.generation.served import Asking, Served, Server
+    from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
+    from aitrain.rollout.episode import Completion, Limits, Rollout
     from aitrain.training.model import TINY
-    from aitrain.training.rollout import Limits, Rollout, Sampled
 
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
-    engine = Served(Server(url), None, alone, "policy-base", 1024, max_completion_length=ANSWER_TOKENS)  # type: ignore[arg-type]
+    engine = VLLMServerEngine(VLLMClient(url), None, alone, "policy-base", 1024, max_completion_length=ANSWER_TOKENS)  # type: ignore[arg-type]
 
-    def generate(prompts: list[list[int]], most: int, *_: Any) -> list[Sampled] | None:
+    def generate(prompts: list[list[int]], most: int, *_: Any) -> list[Completion] | None:
         _, answers, logprobs, _ = engine.generate(prompts)
-        return [Sampled(ids, [value for (value,) in of]) for ids, of in zip(answers, logprobs, strict=True)] or None
+        return [Completion(ids, [value for (value,) in of]) for ids, of in zip(answers, logprobs, strict=True)] or None
 
     limits = Limits(TURNS, ANSWER_TOKENS, None, 1024)
-    chat = chat_for_episodes(Chat(tokenizer), ["user"])
+    chat = format_for_episodes(ChatFormat(tokenizer), ["user"])
     in_rounds = Rollout(host, chat, limits, generate, [tokenizer.eos_token_id], nullcontext)
     freely = Rollout(
         host, chat, limits, generate, [tokenizer.eos_token_id], nullcontext, partial(Asking, engine, host.workers.wake)

@@ -107,7 +107,7 @@ def measure(way: str, model: Path) -> list[tuple[str, str, int, list[float], lis
 def prepared(way: str, model: Path) -> Iterator[Any]:
     """The trainer of a run, with a vLLM server of its own if that is its way."""
     from aitrain.config import TrainConfig
-    from aitrain.environment.scoring import Host
+    from aitrain.environment.runner import EnvRunner
     from aitrain.launch.preflight import check
     from aitrain.launch.serving import serving
     from aitrain.training.run import Job, prepare
@@ -118,7 +118,7 @@ def prepared(way: str, model: Path) -> Iterator[Any]:
     config = TrainConfig(**(KNOBS | where | sizes | WAYS[way]), use_vllm=True, rl_max_new_tokens=max(LENGTHS))
     plan = check(config, has_environment=True)
     folder = plan.open_folder()
-    with serving(plan, folder, lambda _: None) as url, closing(Host(Asks(), plan.config)) as host:
+    with serving(plan, folder, lambda _: None) as url, closing(EnvRunner(Asks(), plan.config)) as host:
         config = plan.config.model_copy(update={"vllm_server_url": url} if url else {})
         trainer = prepare(Job(config, folder, host.environment, lambda _: None), host).trainer
         with closing(trainer):
@@ -129,8 +129,8 @@ def batch(trainer: Any, sampling: dict[str, Any], length: int) -> tuple[int, lis
     """Mean tokens of an episode; the ratio of each, corrected and not; for a batch of this sampling and length."""
     import torch
 
-    from aitrain.training.generation.sampling import Sampling
-    from aitrain.training.rollout import Limits
+    from aitrain.engines.sampling import Sampling
+    from aitrain.rollout.episode import Limits
     from aitrain.training.trainer import replaced
 
     shaped = Sampling(**sampling)

@@ -87,8 +87,8 @@ def sides(name: str) -> tuple[Side, Side]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
+    from aitrain.engines.model_proxy import ProxyBatcher
     from aitrain.environment.workers import Workers
-    from aitrain.training.generation.batching import Batcher
     from aitrain.training.model import model_path
 
     disable_progress_bar()
@@ -101,7 +101,7 @@ def sides(name: str) -> tuple[Side, Side]:
         return environment.score_episode(policy, tokenizer, f"answer {number % 7}", number)
 
     def ours() -> list[float]:
-        workers, batcher = Workers(EPISODES, timeout=600), Batcher(model, tokenizer.pad_token_id)
+        workers, batcher = Workers(EPISODES, timeout=600), ProxyBatcher(model, tokenizer.pad_token_id)
         batcher.wake = workers.wake
         with batcher.serving():
             jobs = [lambda number=number: episode(batcher.policy, number) for number in range(EPISODES)]

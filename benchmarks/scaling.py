@@ -79,13 +79,13 @@ def _options() -> argparse.Namespace:
 @contextmanager
 def player(folder: Path) -> Iterator[Play]:
     """`play(number)` plays so many episodes as a step of training does."""
-    from aitrain.environment.scoring import Host
+    from aitrain.environment.runner import EnvRunner
     from aitrain.run_folder import RunFolder
     from aitrain.training.run import Job, prepare
 
     batch = {"batch_size": FEW, "rl_prompts_per_step": 2, "rl_num_generations": 4}
     config = TrainConfig(**KNOBS, **batch, rl_max_new_tokens=8, eval_cases=0, output_dir=str(folder))
-    with closing(Host(TwoTurns(), config)) as host:
+    with closing(EnvRunner(TwoTurns(), config)) as host:
         with quietly():
             trainer = prepare(Job(config, RunFolder(folder), host.environment, lambda _: None), host).trainer
         cases = [trainer.cases[number] for number in range(MANY)]

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 from aitrain.config import TrainConfig
-from aitrain.environment.contract import Case, Completion
+from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.isolation import Isolation
-from aitrain.environment.scoring import Host
+from aitrain.environment.runner import EnvRunner
 from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS
 
@@ -96,7 +96,7 @@ def hosted(environment: object, isolation: str = "thread") -> Iterator[Scoring]:
     """Scoring as the trainer has it done."""
     config = TrainConfig(rl_env_isolation=isolation, rl_env_workers=EPISODES)
     apart = Isolation.start(environment) if isolation == "process" else None
-    completions = [Completion(case, text) for case, text in zip(CASES, TEXTS, strict=True)]
+    completions = [Transcript(case, text) for case, text in zip(CASES, TEXTS, strict=True)]
 
     def score_all() -> list[float | None]:
         plays = host.begin(CASES, range(EPISODES))
@@ -104,7 +104,7 @@ def hosted(environment: object, isolation: str = "thread") -> Iterator[Scoring]:
         host.end(plays)
         return [one.score for one in scored]
 
-    with closing(Host(environment, config, apart)) as host:
+    with closing(EnvRunner(environment, config, apart)) as host:
         yield score_all
 
 

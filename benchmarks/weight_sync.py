@@ -93,7 +93,7 @@ def served(case: Case, policy: Any, folder: Path) -> Iterator[Any]:
     """A server for this way of getting weights, started as a run starts it."""
     from accelerate import PartialState
 
-    from aitrain.training.generation.served import AdapterSync, DiskSync, Served, Server, roomy_folder
+    from aitrain.engines.server import AdapterSync, DiskSync, VLLMClient, VLLMServerEngine, roomy_folder
     from aitrain.training.model import model_path
 
     by_adapter = folder.name == "adapter"
@@ -108,7 +108,9 @@ def served(case: Case, policy: Any, folder: Path) -> Iterator[Any]:
         dtype=case.dtype,
     )
     with VllmServer.start(plan, lambda _: None) as server:
-        generation = Served(Server(server.url), sync, PartialState(cpu=True), MODEL_NAME, max_completion_length=1)
+        generation = VLLMServerEngine(
+            VLLMClient(server.url), sync, PartialState(cpu=True), MODEL_NAME, max_completion_length=1
+        )
         with closing(generation):
             yield generation
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.calls import read_calls
-from aitrain.environment.contract import Case, Completion
-from aitrain.environment.dialogue import Move, Opening, Reply, dialogue_for
-from aitrain.environment.judging import Scored
+from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.judging import ScoreResult
+from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, session_for
 
 
 @dataclass
 class Rehearsed:
     """What came of it."""
 
-    scored: Scored
-    opening: Opening
-    moves: list[Move] = field(default_factory=list)
+    scored: ScoreResult
+    opening: ResetResult
+    moves: list[EnvResponse] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
@@ -31,18 +31,18 @@ def rehearse(
 ) -> Rehearsed:
     """Play the replies, one a turn, tool calls in the `<tool_call>` form; then score."""
     case = case or Case(0, [{"role": "user", "content": "?"}], {"prompt": "?"})
-    dialogue = dialogue_for(environment)
+    dialogue = session_for(environment)
     opening = dialogue.open(case.words(seed))
-    moves: list[Move] = []
+    moves: list[EnvResponse] = []
     messages: list[dict[str, Any]] = []
     for written in replies:
         text, calls = read_calls(written) if opening.runs_tools else (written, [])
         messages.append({"role": "assistant", "content": text})
-        moves.append(dialogue.answer(Reply(text, tuple(calls))))
+        moves.append(dialogue.answer(AssistantTurn(text, tuple(calls))))
         messages.extend(moves[-1].messages)
         if moves[-1].is_over:
             break
     content = messages if case.is_chat else "".join(message["content"] for message in messages)
-    scored = dialogue.score({**Completion(case, content).words(), **dict.fromkeys(given)})
+    scored = dialogue.score({**Transcript(case, content).words(), **dict.fromkeys(given)})
     dialogue.close()
     return Rehearsed(scored, opening, moves)

@@ -13,9 +13,9 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.environment.calls import ToolCall
-from aitrain.environment.contract import Case, Completion
-from aitrain.environment.dialogue import Reply
-from aitrain.environment.scoring import Host, host_of
+from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.session import AssistantTurn
 
 EPISODES = 12
 
@@ -69,12 +69,12 @@ def scored(environment: Any, batches: int = 1, **options: Any) -> tuple[list[flo
     told: list[str] = []
     cases = [Case(number, "?", {"prompt": "?"}) for number in range(EPISODES)]
     scores: list[float | None] = []
-    with closing(host_of(environment, TrainConfig(**options))) as host:
+    with closing(start_runner(environment, TrainConfig(**options))) as host:
         host.tell = told.append
         host.offer("a model", "a tokenizer")
         for _ in range(batches):
             plays = host.begin(cases, range(EPISODES))
-            results = host.score(plays, [Completion(case, str(case.case_idx)) for case in cases])
+            results = host.score(plays, [Transcript(case, str(case.case_idx)) for case in cases])
             assert [result.failure for result in results] == [None] * EPISODES
             scores += [result.score for result in results]
             host.end(plays)
@@ -295,11 +295,11 @@ def test_a_write_that_shows_later_has_its_batch_scored_again(meter: Meter) -> No
     told: list[str] = []
     cases = [Case(number, "?", {"prompt": "?"}) for number in range(EPISODES)]
     found = []
-    with closing(Host(environment, TrainConfig(), tell=told.append)) as host:
+    with closing(EnvRunner(environment, TrainConfig(), tell=told.append)) as host:
         host.offer("a model", "a tokenizer")
         for number in range(3):
             plays = host.begin(cases, range(EPISODES))
-            found.append([one.score for one in host.score(plays, [Completion(case, "") for case in cases])])
+            found.append([one.score for one in host.score(plays, [Transcript(case, "") for case in cases])])
             host.end(plays)
             if number == 0:
                 environment.log.append("from here on")
@@ -409,19 +409,19 @@ def played(environment: Any, isolation: str) -> tuple[list[float | None], list[s
     told: list[str] = []
     cases = [Case(number, [{"role": "user", "content": "?"}], {"prompt": "?"}) for number in range(EPISODES)]
     found: list[float | None] = []
-    with closing(host_of(environment, TrainConfig(rl_env_isolation=isolation, rl_env_workers=EPISODES))) as host:
+    with closing(start_runner(environment, TrainConfig(rl_env_isolation=isolation, rl_env_workers=EPISODES))) as host:
         host.tell = told.append
         for _ in range(2):
             plays = host.begin(cases, range(EPISODES))
-            calls: Sequence[Reply] = [
-                Reply(
+            calls: Sequence[AssistantTurn] = [
+                AssistantTurn(
                     str(case.case_idx),
                     (ToolCall("put", {"item": str(case.case_idx)}),) * isinstance(environment, Basket),
                 )
                 for case in cases
             ]
             host.answer(plays, calls)
-            completions = [Completion(case, [{"role": "assistant", "content": str(case.case_idx)}]) for case in cases]
+            completions = [Transcript(case, [{"role": "assistant", "content": str(case.case_idx)}]) for case in cases]
             results = host.score(plays, completions)
             assert [result.failure for result in results] == [None] * EPISODES
             found += [result.score for result in results]

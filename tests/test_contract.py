@@ -12,7 +12,7 @@ from aitrain import EnvironmentFailed
 from aitrain.environment.contract import (
     SCORE_WORDS,
     Case,
-    Completion,
+    Transcript,
     arguments_for,
     call_with_tokenizer,
     check_contract,
@@ -20,10 +20,10 @@ from aitrain.environment.contract import (
     finished,
 )
 
-TEXT = Completion(Case(7, "38 + 47 =", {"prompt": "38 + 47 =", "answer": 85, "text": "a column"}), " 85")
+TEXT = Transcript(Case(7, "38 + 47 =", {"prompt": "38 + 47 =", "answer": 85, "text": "a column"}), " 85")
 QUESTION = [{"role": "system", "content": "Add."}, {"role": "user", "content": "38 + 47 ="}]
 ANSWER = [{"role": "assistant", "content": " 85"}]
-CHAT = Completion(Case(7, QUESTION, {"prompt": QUESTION, "answer": 85}), ANSWER)
+CHAT = Transcript(Case(7, QUESTION, {"prompt": QUESTION, "answer": 85}), ANSWER)
 
 
 # -- what score_episode is given
@@ -44,7 +44,7 @@ def test_a_chat_prompt_is_answered_with_one_message() -> None:
 
 
 @pytest.mark.parametrize("completion", [TEXT, CHAT])
-def test_either_way_there_is_the_answer_as_text_the_row_and_its_columns(completion: Completion) -> None:
+def test_either_way_there_is_the_answer_as_text_the_row_and_its_columns(completion: Transcript) -> None:
     words = completion.words()
 
     assert words["text"] == " 85"
@@ -54,7 +54,7 @@ def test_either_way_there_is_the_answer_as_text_the_row_and_its_columns(completi
 
 
 def test_a_message_without_text_is_an_empty_text() -> None:
-    assert Completion(CHAT.case, [{"role": "assistant", "content": None}]).text == ""
+    assert Transcript(CHAT.case, [{"role": "assistant", "content": None}]).text == ""
 
 
 def test_our_words_win_over_a_column_of_the_same_name_which_the_row_still_has() -> None:

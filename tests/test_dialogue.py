@@ -9,8 +9,8 @@ import pytest
 
 from aitrain import EnvironmentFailed, Score
 from aitrain.environment.contract import Case, check_contract, check_methods
-from aitrain.environment.dialogue import Reply, dialogue_for
 from aitrain.environment.failures import CallFailed, Failure
+from aitrain.environment.session import AssistantTurn, session_for
 from tests.rehearsal import rehearse
 
 CASE = Case(3, "?", {"prompt": "?", "word": "kiwi"})
@@ -150,9 +150,9 @@ def test_what_a_generator_holds_is_let_go_of_when_the_episode_is_closed() -> Non
                 held.pop()
             return 1.0
 
-    dialogue = dialogue_for(Holding())
+    dialogue = session_for(Holding())
     dialogue.open(CASE.words(0))
-    dialogue.answer(Reply("a"))
+    dialogue.answer(AssistantTurn("a"))
     assert held
     dialogue.close()
     assert not held

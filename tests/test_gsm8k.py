@@ -14,7 +14,7 @@ import pytest
 from aitrain.config import TrainConfig
 from aitrain.environment import finding, loading
 from aitrain.environment.contract import Case, check_contract
-from aitrain.environment.judging import Scored
+from aitrain.environment.judging import ScoreResult
 from aitrain.errors import ConfigError, EnvironmentFailed
 from tests.rehearsal import rehearse
 
@@ -38,7 +38,7 @@ def load(**config: Any) -> Any:
     return loading.load(finding.find(TrainConfig(model="any", rl_env_module="envs.gsm8k")), config)
 
 
-def score(environment: Any, text: str, case_idx: int = 0) -> Scored:
+def score(environment: Any, text: str, case_idx: int = 0) -> ScoreResult:
     case = environment.build_dataset(None)[case_idx]
     return rehearse(environment, [text], Case(case_idx, case["prompt"], case)).scored
 

@@ -13,10 +13,10 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.environment.calls import ToolCall
-from aitrain.environment.contract import Case, Completion
-from aitrain.environment.dialogue import Reply
+from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.row_copies import copied_rows, copied_words
-from aitrain.environment.scoring import Host, host_of
+from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.session import AssistantTurn
 
 QUESTION = [{"role": "user", "content": "38 + 47 ="}]
 ANSWER = [{"role": "assistant", "content": " 85"}]
@@ -81,17 +81,17 @@ class SpoilsWithTools(Spoils):
         return "nothing"
 
 
-def scores(environment: Any, isolation: str = "thread") -> tuple[list[float | None], Case, list[Completion]]:
+def scores(environment: Any, isolation: str = "thread") -> tuple[list[float | None], Case, list[Transcript]]:
     """One case, played by several episodes at the same time and then once more."""
     case = Case(3, row_of_case := row(), row_of_case)
     case = Case(3, row_of_case["prompt"], row_of_case)
-    completions = [Completion(case, deepcopy(ANSWER)) for _ in range(6)]
+    completions = [Transcript(case, deepcopy(ANSWER)) for _ in range(6)]
     found: list[float | None] = []
-    with closing(host_of(environment, TrainConfig(rl_env_isolation=isolation, rl_env_workers=3))) as host:
+    with closing(start_runner(environment, TrainConfig(rl_env_isolation=isolation, rl_env_workers=3))) as host:
         for _ in range(2):
             plays = host.begin([case] * 6, range(6))
             if host.lives_between_calls:
-                host.answer(plays, [Reply(" 85")] * 6)
+                host.answer(plays, [AssistantTurn(" 85")] * 6)
             found += [one.score for one in host.score(plays, completions)]
             host.end(plays)
     return found, case, completions
@@ -110,7 +110,7 @@ def test_what_a_call_changes_in_its_row_is_seen_by_no_other_call(environment: An
 def test_prompt_and_row_of_one_call_are_still_the_same_object() -> None:
     case = Case(3, (one := row())["prompt"], one)
 
-    words = copied_words(Completion(case, ANSWER).words())
+    words = copied_words(Transcript(case, ANSWER).words())
 
     assert words["case"]["prompt"] is words["prompt"]
     assert words["prompt"] is not case.prompt
@@ -174,17 +174,17 @@ def test_the_model_and_the_tokenizer_are_never_copied() -> None:
             return float(model is given[0] and tokenizer is given[1])
 
     given = ({"a": "model"}, {"a": "tokenizer"})
-    with closing(Host(Asks(), TrainConfig())) as host:
+    with closing(EnvRunner(Asks(), TrainConfig())) as host:
         host.offer(*given)
         case = Case(0, "?", {"prompt": "?"})
-        (scored,) = host.score(host.begin([case], [0]), [Completion(case, "!")])
+        (scored,) = host.score(host.begin([case], [0]), [Transcript(case, "!")])
     assert scored.score == 1.0
 
 
 def test_a_tool_call_still_reaches_the_environment() -> None:
-    with closing(Host(SpoilsWithTools(), TrainConfig())) as host:
+    with closing(EnvRunner(SpoilsWithTools(), TrainConfig())) as host:
         case = Case(3, (one := row())["prompt"], one)
         plays = host.begin([case], [0])
-        (move,) = host.answer(plays, [Reply("", (ToolCall("look", {}),))])
+        (move,) = host.answer(plays, [AssistantTurn("", (ToolCall("look", {}),))])
         host.end(plays)
     assert move.messages[0]["content"] == "nothing"

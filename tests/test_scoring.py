@@ -13,27 +13,29 @@ import numpy as np
 import pytest
 
 from aitrain import ConfigError, EnvironmentFailed, Score, TrainConfig
-from aitrain.environment.contract import Case, Completion
-from aitrain.environment.judging import Scored
-from aitrain.environment.scoring import FailureCount, Host, Play, host_of
+from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.judging import ScoreResult
+from aitrain.environment.runner import EnvRunner, EnvSession, FailureCount, start_runner
 
 
-def played_by(score_episode: Callable[..., Any], *texts: str, **knobs: Any) -> tuple[list[Scored], list[Play]]:
+def played_by(
+    score_episode: Callable[..., Any], *texts: str, **knobs: Any
+) -> tuple[list[ScoreResult], list[EnvSession]]:
     environment = type("Environment", (), {"score_episode": staticmethod(score_episode)})()
     cases = [Case(number, "?", {"prompt": "?"}) for number in range(len(texts))]
-    with closing(Host(environment, TrainConfig(**knobs))) as host:
+    with closing(EnvRunner(environment, TrainConfig(**knobs))) as host:
         host.offer("a model", "a tokenizer")
         plays = host.begin(cases, [0] * len(cases))
-        scored = host.score(plays, [Completion(case, text) for case, text in zip(cases, texts, strict=True)])
+        scored = host.score(plays, [Transcript(case, text) for case, text in zip(cases, texts, strict=True)])
         host.end(plays)
     return scored, plays
 
 
-def scored_by(score_episode: Callable[..., Any], *texts: str, **knobs: Any) -> list[Scored]:
+def scored_by(score_episode: Callable[..., Any], *texts: str, **knobs: Any) -> list[ScoreResult]:
     return played_by(score_episode, *texts or ("an answer",), **knobs)[0]
 
 
-def returning(value: Any) -> Scored:
+def returning(value: Any) -> ScoreResult:
     (one,) = scored_by(lambda: value)
 
     async def slowly() -> Any:
@@ -121,7 +123,7 @@ def test_what_is_no_score_is_unscored_with_its_kind(value: Any, kind: str, messa
     assert len(result.failure.message) < 200
 
 
-def ranged(value: Any, score_range: Any) -> Scored:
+def ranged(value: Any, score_range: Any) -> ScoreResult:
     (result,) = scored_by(lambda: value, rl_score_range=score_range)
     return result
 
@@ -162,9 +164,9 @@ def test_an_episode_that_a_limit_ends_has_a_score_in_range(score_range: str, sco
             return 5.0
 
     case = Case(0, "?", {"prompt": "?"})
-    with closing(host_of(Plays(), TrainConfig(rl_score_range=score_range, rl_env_isolation=isolation))) as host:
+    with closing(start_runner(Plays(), TrainConfig(rl_score_range=score_range, rl_env_isolation=isolation))) as host:
         plays = host.begin([case], [0])
-        (result,) = host.score(plays, [Completion(case, "")])
+        (result,) = host.score(plays, [Transcript(case, "")])
         host.end(plays)
     assert result.score == score
 

@@ -66,7 +66,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Completion:
+class Transcript:
     """The model's answers to a case, as the environment is shown them.
 
     `content` is a string for string prompts; for chat prompts it is the messages after the prompt, which is one of the

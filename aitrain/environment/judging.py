@@ -13,7 +13,7 @@ from aitrain.environment.failures import Failure
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoreResult:
     """One episode's score, or None: unscored, because the environment said so or because it failed."""
 
     score: float | None
@@ -27,11 +27,11 @@ Bounds = tuple[float, float]
 ZERO_TO_ONE: Bounds = (0.0, 1.0)
 
 
-def judged(returned: object, bounds: Bounds = ZERO_TO_ONE) -> Scored:
+def parse_score(returned: object, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
     """What was returned as a score: a number, a Score, a dict with `score`, or None."""
     value, metrics = _unpacked(returned)
     if value is None:
-        return Scored(None, metrics)
+        return ScoreResult(None, metrics)
     number = _number(value)
     if number is None:
         return _unscored("wrong_type", f"returned {shown(returned)}, {_expected(returned, bounds)}")
@@ -41,7 +41,7 @@ def judged(returned: object, bounds: Bounds = ZERO_TO_ONE) -> Scored:
     if not low <= number <= high:
         why = f"which is not from {low:g} to {high:g} (--rl-score-range LOW,HIGH or any)"
         return _unscored("out_of_range", f"returned {number:g}, {why}")
-    return Scored(number, metrics)
+    return ScoreResult(number, metrics)
 
 
 def _unpacked(returned: Any) -> tuple[Any, dict[str, float]]:
@@ -96,5 +96,5 @@ def shown(value: object) -> str:
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
-def _unscored(kind: str, message: str) -> Scored:
-    return Scored(None, failure=Failure(kind, message))
+def _unscored(kind: str, message: str) -> ScoreResult:
+    return ScoreResult(None, failure=Failure(kind, message))

@@ -15,7 +15,7 @@ def derived_seed(*names: object) -> int:
 
 
 @dataclass(frozen=True)
-class Draw:
+class SampleSeed:
     """What the random numbers of one completion follow from: a seed, and how many tokens it has sampled before."""
 
     seed: int

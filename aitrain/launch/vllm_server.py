@@ -33,7 +33,7 @@ PROGRAM = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
 """Not the `vllm` command, which does not work in every build. -P: a folder named `vllm` must not hide the library."""
 KEEPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")))
 HOST = "127.0.0.1"
-EXTENSION = "--worker-extension-cls=aitrain.training.generation.tied_head.WorkerExtension"
+EXTENSION = "--worker-extension-cls=aitrain.engines.tied_head.WorkerExtension"
 """What vLLM on the CPU needs when it is handed new weights."""
 PORTS = range(20_000, 32_000)
 """Below those that systems hand out by themselves: between choosing one and listening on it lie ten seconds."""

@@ -19,7 +19,7 @@ from aitrain.environment.contract import Case, Prompt, call_with_tokenizer
 from aitrain.environment.loading import failure
 from aitrain.environment.row_copies import copied_rows
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
-from aitrain.training.chat import Chat
+from aitrain.rollout.chat_format import ChatFormat
 from aitrain.training.holding_out import HeldOutRows, hold_out
 
 DEFAULT_EVAL_SHARE = 10
@@ -331,7 +331,7 @@ def _chosen(cases: Cases, count: int, seed: int) -> list[int]:
 class PromptLimit:
     """Whether a prompt is short enough, in tokens; the tools that it is shown with count."""
 
-    chat: Chat
+    chat: ChatFormat
     tokens: int | None
     tools: Sequence[dict[str, Any]] = ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aitrain.environment.failures import FAILURE_KINDS
-from aitrain.training.rollout import STOPS, Episode
+from aitrain.rollout.episode import STOPS, Episode
 
 
 def length_metrics(episodes: list[tuple[int, bool]]) -> dict[str, float]:

@@ -15,9 +15,9 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
 from aitrain.errors import EnvironmentFailed
 from aitrain.report.held_out import Scoring, by_case, mean_score
+from aitrain.rollout.episode import Episode
 from aitrain.run_folder import RunFolder, plain, read_lines
 from aitrain.training.dataset import Cases
-from aitrain.training.rollout import Episode
 from aitrain.training.scopes import evaluation_mode
 from aitrain.training.trainer import EpisodeTrainer
 

@@ -18,10 +18,10 @@ from accelerate.utils import gather_object
 from trl import GRPOTrainer
 from trl.trainer import utils as trl_utils
 
-from aitrain.training.generation.comparison import LogprobShift, SampledRow, padded
-from aitrain.training.generation.sampling import Sampling
+from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
+from aitrain.engines.sampling import Sampling
+from aitrain.rollout.episode import Trajectory
 from aitrain.training.padding import LeftAligned, depends_on_padding
-from aitrain.training.rollout import Track
 from aitrain.training.scopes import evaluation_mode, replaced
 
 
@@ -81,7 +81,7 @@ class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     # -- an engine's log-probabilities next to the trainer's
 
-    def comparable_logprobs(self, tracks: list[Track]) -> list[list[float | None]]:
+    def comparable_logprobs(self, tracks: list[Trajectory]) -> list[list[float | None]]:
         """vLLM's log-probabilities, as they would be if it sampled from all tokens. Every process must call this."""
         said: list[list[float | None]] = [list(track.logprobs) for track in tracks]
         if self.sampling.is_plain:

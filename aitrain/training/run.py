@@ -35,37 +35,38 @@ from aitrain.checkpoint import (
     tidy,
 )
 from aitrain.config import TrainConfig
+from aitrain.engines.logprob_check import LogprobCheck
+from aitrain.engines.server import (
+    AdapterSync,
+    DiskSync,
+    ServerFailed,
+    ServerModel,
+    ServerNeeds,
+    VLLMClient,
+    VLLMServerEngine,
+    check_for_nccl,
+    check_server,
+    roomy_folder,
+)
 from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
 from aitrain.environment.failures import CallFailed
-from aitrain.environment.scoring import Host, host_of
+from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.tools import Tools
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Event, Note, Phase
 from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
 from aitrain.report.held_out import before_and_after, bounds_of
+from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
+from aitrain.rollout.episode import Limits, refuse_tools_for_strings
 from aitrain.run_folder import Result, RunFolder, read_lines, write_json
 from aitrain.training import dataset, saving
 from aitrain.training.alarms import Alarms, OffPolicy
 from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
-from aitrain.training.chat import Chat, chat_for_episodes
 from aitrain.training.checkpoints import CannotWrite, Checkpoints, Return, saying_what_room_it_needs, size_of
 from aitrain.training.evaluation import HeldOut, Scorings, recorded_before
 from aitrain.training.finite import Diverged, check_weights
 from aitrain.training.flat import StopWhenFlat
-from aitrain.training.generation.agreement import Agreement
-from aitrain.training.generation.served import (
-    AdapterSync,
-    Base,
-    DiskSync,
-    Served,
-    Server,
-    ServerFailed,
-    Wanted,
-    check,
-    check_for_nccl,
-    roomy_folder,
-)
 from aitrain.training.history import History
 from aitrain.training.hub import check_hub, push
 from aitrain.training.joining import join, saying_who_hangs
@@ -80,7 +81,6 @@ from aitrain.training.model import (
     model_path,
 )
 from aitrain.training.provenance import describe_run
-from aitrain.training.rollout import Limits, refuse_tools_for_strings
 from aitrain.training.tracking import About, Tracking
 from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
 from aitrain.training.trl_arguments import (
@@ -105,7 +105,7 @@ class Job:
     stop: StopRequest = field(default_factory=StopRequest)
     checkpoint: Path | None = None
     """Where to go on from, None for a new run."""
-    host: Host | None = None
+    host: EnvRunner | None = None
     """The environment's side, where its processes were started before torch was imported."""
     progress: Progress = field(default_factory=Progress)
 
@@ -149,7 +149,7 @@ def run(job: Job) -> Result:
     job = replace(job, announce=_noting_phases(job.announce))
     is_first = os.environ.get("RANK", "0") == "0"
     with (
-        closing(job.host or host_of(job.environment, job.config)) as host,
+        closing(job.host or start_runner(job.environment, job.config)) as host,
         job.folder.alone() if is_first else nullcontext(),
         saying_who_hangs(job.config),
     ):
@@ -173,7 +173,7 @@ def _noting_phases(announce: Announce) -> Announce:
     return tell
 
 
-def _run(job: Job, host: Host) -> Result:
+def _run(job: Job, host: EnvRunner) -> Result:
     host.tell = lambda text: job.announce(Note(text))
     prepared = prepare(job, host)
     with closing(prepared.trainer), closing(prepared.tracking):
@@ -219,7 +219,7 @@ def _go_back(job: Job, trainer: EpisodeTrainer, error: AitrainError) -> None:
 # -- before
 
 
-def prepare(job: Job, host: Host) -> Prepared:
+def prepare(job: Job, host: EnvRunner) -> Prepared:
     """Load and check everything, cheapest first, so that what is wrong is said before a model is loaded.
 
     Raises:
@@ -239,7 +239,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     built = _build(host, tokenizer)
     dataset.check_chat_template(built[0], tokenizer)
     check_contract(job.environment, dataset.columns(built))
-    tools, chat = _conversation(job, Chat(tokenizer, options=arguments.chat_template_kwargs or {}), built[0])
+    tools, chat = _conversation(job, ChatFormat(tokenizer, options=arguments.chat_template_kwargs or {}), built[0])
     job.stop.check()
     job.announce(Phase(f"loading {config.model}"))
     model = load_model(config, precision.dtype)
@@ -275,7 +275,7 @@ def _schedule(job: Job, arguments: GRPOConfig, batch: BatchPlan, cases: int) -> 
     return schedule
 
 
-def _serving(job: Job, limits: Limits) -> Callable[[Any], Served] | None:
+def _serving(job: Job, limits: Limits) -> Callable[[Any], VLLMServerEngine] | None:
     """Generation by a vLLM server that gets adapters or files; None: TRL generates.
 
     Raises:
@@ -286,29 +286,29 @@ def _serving(job: Job, limits: Limits) -> Callable[[Any], Served] | None:
         check_for_nccl(str(config.vllm_server_url), model_path(config.model))
     if sync not in ("adapter", "disk"):
         return None
-    wanted = Wanted(model_path(config.model), limits.context or 0, config.lora_r if sync == "adapter" else None)
-    base = check(str(config.vllm_server_url), wanted)
+    wanted = ServerNeeds(model_path(config.model), limits.context or 0, config.lora_r if sync == "adapter" else None)
+    base = check_server(str(config.vllm_server_url), wanted)
     what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
     job.announce(Note(f"vLLM's server gets {what} after each step (--vllm-sync {sync})."))
     return partial(_served, job, base)
 
 
-def _served(job: Job, base: Base, trainer: Any) -> Served:
+def _served(job: Job, base: ServerModel, trainer: Any) -> VLLMServerEngine:
     """The server as the generation of a trainer that is made, with the trainer's own sampling."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     folder = roomy_folder(job.folder.path, size)
     by_adapter = job.config.weight_sync == "adapter"
     sync: Any = AdapterSync(model, folder) if by_adapter else DiskSync(model, folder, renews=base.is_on_cpu)
-    return Served(
-        Server(str(job.config.vllm_server_url)),
+    return VLLMServerEngine(
+        VLLMClient(str(job.config.vllm_server_url)),
         sync,
         trainer.accelerator,
         base.name,
         base.longest,
         list(trainer.eos_token_ids),
         no_sense_in_waiting=partial(_no_sense_in_waiting, job),
-        verify=Agreement.of(model, trainer.processing_class, _about_another_base(job)),
+        verify=LogprobCheck.of(model, trainer.processing_class, _about_another_base(job)),
         temperature=trainer.temperature,
         top_p=trainer.top_p,
         top_k=trainer.top_k,
@@ -343,7 +343,7 @@ def _lengths(
     return Lengths(most, min(longest + most, context or longest + most))
 
 
-def _build(host: Host, tokenizer: PreTrainedTokenizerBase) -> tuple[dataset.Cases, dataset.Cases | None]:
+def _build(host: EnvRunner, tokenizer: PreTrainedTokenizerBase) -> tuple[dataset.Cases, dataset.Cases | None]:
     """The dataset; what building it changed on the environment travels to the processes that it runs in."""
     if host.isolation is None:
         return dataset.build(host.environment, tokenizer)
@@ -356,13 +356,13 @@ def _build(host: Host, tokenizer: PreTrainedTokenizerBase) -> tuple[dataset.Case
     return built
 
 
-def _conversation(job: Job, chat: Chat, cases: dataset.Cases) -> tuple[Tools, Chat]:
+def _conversation(job: Job, chat: ChatFormat, cases: dataset.Cases) -> tuple[Tools, ChatFormat]:
     """The tools that the model is shown, and how conversations are written."""
     tools = _tools(job, chat, cases[0].prompt)
     return tools, _chat(job, chat, tools, cases.is_chat)
 
 
-def _tools(job: Job, chat: Chat, prompt: Prompt) -> Tools:
+def _tools(job: Job, chat: ChatFormat, prompt: Prompt) -> Tools:
     """The environment's tools, with a note where they are JSON schemas that the environment reads the calls of itself.
     A prompt that is a string has no place for schemas."""
     tools = Tools.of(job.environment)
@@ -377,7 +377,7 @@ def _tools(job: Job, chat: Chat, prompt: Prompt) -> Tools:
     return tools if is_shown else Tools()
 
 
-def _chat(job: Job, chat: Chat, tools: Tools, is_chat: bool) -> Chat:
+def _chat(job: Job, chat: ChatFormat, tools: Tools, is_chat: bool) -> ChatFormat:
     """How conversations are written: where they go on after an answer, by a template that only appends.
 
     Raises:
@@ -387,7 +387,7 @@ def _chat(job: Job, chat: Chat, tools: Tools, is_chat: bool) -> Chat:
         refuse_tools_for_strings(tools.schemas)
         return chat
     following = [] if level_of(job.environment) == "score_episode" else ["user"]
-    fit = chat_for_episodes(chat, [*following, "tool"] if len(tools) else following)
+    fit = format_for_episodes(chat, [*following, "tool"] if len(tools) else following)
     if fit is not chat:
         job.announce(Note("This model's chat template writes earlier turns anew; TRL's version for training is used."))
     return fit

@@ -58,25 +58,25 @@ from trl import GRPOConfig
 from trl.trainer import grpo_trainer
 
 from aitrain.batch import CaseSchedule
+from aitrain.engines.colocated import ColocatedGeneration
+from aitrain.engines.hf_sampling import LocalSampling
+from aitrain.engines.model_proxy import ProxyBatcher
+from aitrain.engines.row_sampling import seeded_rows
+from aitrain.engines.sampling import Sampling
+from aitrain.engines.server import Asking, VLLMServerEngine
 from aitrain.environment.contract import Case
-from aitrain.environment.scoring import FailureCount, Host
-from aitrain.environment.seeds import Draw, derived_seed
-from aitrain.training.chat import Chat
+from aitrain.environment.runner import EnvRunner, FailureCount
+from aitrain.environment.seeds import SampleSeed, derived_seed
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.episode import Completion, Episode, Limits, Rollout
 from aitrain.training.dataset import Cases
 from aitrain.training.episode_metrics import episode_metrics, length_metrics
 from aitrain.training.epochs import CaseStream, Epochs
 from aitrain.training.finite import Finite
 from aitrain.training.flat import FLAT, FlatSteps, flat_share
-from aitrain.training.generation.batching import Batcher
-from aitrain.training.generation.colocated import Generation
-from aitrain.training.generation.local import LocalSampling
-from aitrain.training.generation.row_sampling import seeded_rows
-from aitrain.training.generation.sampling import Sampling
-from aitrain.training.generation.served import Asking, Served
 from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.model import keep_adapter_precise, tick_in_forward_passes
 from aitrain.training.optimizing import OptimizingTrainer
-from aitrain.training.rollout import Episode, Limits, Rollout, Sampled
 from aitrain.training.scopes import evaluation_mode, replaced
 from aitrain.training.stopwatch import Stopwatch
 
@@ -89,12 +89,12 @@ class Parts:
     tokenizer: PreTrainedTokenizerBase
     arguments: GRPOConfig
     cases: Cases
-    host: Host
-    chat: Chat
+    host: EnvRunner
+    chat: ChatFormat
     limits: Limits
     schedule: CaseSchedule
     peft_config: Any = None
-    serve: Callable[[Any], Served] | None = None
+    serve: Callable[[Any], VLLMServerEngine] | None = None
     """Generation by a vLLM server, for a trainer that is made; None: TRL's own, whichever it is."""
 
 
@@ -123,7 +123,7 @@ class EpisodeTrainer(OptimizingTrainer):
         self.failures = FailureCount(parts.host.config.rl_max_failed)
         self.sampling = Sampling.of(parts.host.config)
         self.stops = self.sampling.stop_strings(parts.tokenizer)
-        generation = {"VLLMGeneration": partial(Generation, run_seed=parts.arguments.seed)}
+        generation = {"VLLMGeneration": partial(ColocatedGeneration, run_seed=parts.arguments.seed)}
         with warnings.catch_warnings(), replaced(grpo_trainer, generation):
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
             super().__init__(
@@ -169,7 +169,7 @@ class EpisodeTrainer(OptimizingTrainer):
         policy = self.accelerator.unwrap_model(self.model)
         tick_in_forward_passes(policy)
         shared = not self.use_vllm or self._generates_in_common
-        batcher = Batcher(policy, parts.tokenizer.pad_token_id, None if shared else self._engine)
+        batcher = ProxyBatcher(policy, parts.tokenizer.pad_token_id, None if shared else self._engine)
         batcher.wake = parts.host.workers.wake
         parts.host.meanwhile = batcher.meanwhile
         parts.host.around = torch.no_grad
@@ -332,8 +332,8 @@ class EpisodeTrainer(OptimizingTrainer):
     # -- the policy's side of a rollout
 
     def generate(
-        self, prompts: list[list[int]], most: int, begun: Sequence[int], draws: Sequence[Draw | None]
-    ) -> list[Sampled] | None:
+        self, prompts: list[list[int]], most: int, begun: Sequence[int], draws: Sequence[SampleSeed | None]
+    ) -> list[Completion] | None:
         """One answer to each prompt (token ids), sampled as in training; None when no process has a prompt. `begun`
         tokens at the end of a prompt belong to the answer.
 
@@ -346,7 +346,7 @@ class EpisodeTrainer(OptimizingTrainer):
         filler = [[self.eos_token_ids[0]]] * (count - len(prompts))
         with self._sampled_with(draws, count):
             ids, logprobs = self._sample(prompts + filler, most, [*begun, *(0 for _ in filler)])
-        return [Sampled(ids[n], logprobs[n] if logprobs else None) for n in range(len(prompts))]
+        return [Completion(ids[n], logprobs[n] if logprobs else None) for n in range(len(prompts))]
 
     def _sample(self, prompts: list[list[int]], most: int, begun: list[int]) -> tuple[list[list[int]], Any]:
         if self.use_vllm:
@@ -375,14 +375,14 @@ class EpisodeTrainer(OptimizingTrainer):
         shares_engine = self.use_vllm and (self.vllm_mode == "server" or self.args.vllm_tensor_parallel_size > 1)
         return bool(shares_engine or self._is_sharded)
 
-    def _sampled_with(self, draws: Sequence[Draw | None], count: int) -> AbstractContextManager[None]:
+    def _sampled_with(self, draws: Sequence[SampleSeed | None], count: int) -> AbstractContextManager[None]:
         """While this lasts, each of so many prompts is sampled with its draw, those made up with any. transformers
         samples as TRL does unless `seeded` says otherwise.
 
         A process whose prompts are all made up has seeds as well: processes that share an engine exchange theirs.
         """
         given = [draw for draw in draws if draw is not None]
-        filled = [*given, *[Draw(0)] * (count - len(given))] if len(given) == len(draws) else []
+        filled = [*given, *[SampleSeed(0)] * (count - len(given))] if len(given) == len(draws) else []
         if self.use_vllm:
             return replaced(self.vllm_generation, {"seeds": [draw.request_seed for draw in filled] or None})
         if not filled or not self._is_seeded or self.use_transformers_continuous_batching:
@@ -438,9 +438,9 @@ class EpisodeTrainer(OptimizingTrainer):
         return 0 if self._served is None else self._served.restarts
 
     @property
-    def _served(self) -> Served | None:
+    def _served(self) -> VLLMServerEngine | None:
         generation = self.vllm_generation if self.use_vllm else None
-        return generation if isinstance(generation, Served) else None
+        return generation if isinstance(generation, VLLMServerEngine) else None
 
     # -- a checkpoint
 

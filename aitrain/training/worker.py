@@ -30,7 +30,7 @@ from aitrain.config import TrainConfig
 from aitrain.environment.contract import check_methods
 from aitrain.environment.finding import find
 from aitrain.environment.loading import load
-from aitrain.environment.scoring import host_of
+from aitrain.environment.runner import start_runner
 from aitrain.errors import RunFailed, as_ours
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
 from aitrain.heartbeat import Heartbeat, Progress
@@ -111,7 +111,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: Channel, heartbeat: 
     numpy.random.seed(config.seed)
     environment = load(find(config), config.rl_env_config or {})
     check_methods(environment)
-    host = host_of(environment, config, close=[channel.stream.fileno()])
+    host = start_runner(environment, config, close=[channel.stream.fileno()])
     heartbeat.start()
     activity.own.enter("importing torch and TRL", moves_files=True)
 

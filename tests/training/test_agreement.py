@@ -13,9 +13,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain import Result, RunFailed
-from aitrain.training.generation import agreement
-from aitrain.training.generation.agreement import Agreement
-from aitrain.training.generation.served import AdapterSync, DiskSync, Served
+from aitrain.engines import logprob_check as agreement
+from aitrain.engines.logprob_check import LogprobCheck
+from aitrain.engines.server import AdapterSync, DiskSync, VLLMServerEngine
 from tests.environments.vowels import Vowels
 from tests.training.small_server import SmallServer
 from tests.training.test_served import by
@@ -43,7 +43,9 @@ class Policy:
         self.model, self.server = model, server
         self.trained = [weight for name, weight in model.named_parameters() if "lora_B" in name or not by_adapter]
         self.direction = {weight: torch.randn_like(weight).sign() for weight in self.trained}
-        self.engine: Served = by(server, sync, verify=Agreement.of(model, AutoTokenizer.from_pretrained(server.model)))
+        self.engine: VLLMServerEngine = by(
+            server, sync, verify=LogprobCheck.of(model, AutoTokenizer.from_pretrained(server.model))
+        )
 
     def update(self) -> None:
         """As an optimizer does: each weight by a little."""
@@ -110,13 +112,13 @@ def test_the_adapter_of_a_resumed_run_is_looked_for_at_once(server: SmallServer,
 
 def test_a_server_that_rounds_is_told_from_one_that_ignores(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise as of bfloat16, another one for each answer: nothing is said before the policy has moved beyond it."""
-    likeliest = Served.likeliest
+    likeliest = VLLMServerEngine.likeliest
 
-    def noisy(self: Served, *arguments: Any, **options: Any) -> list[dict[int, float]]:
+    def noisy(self: VLLMServerEngine, *arguments: Any, **options: Any) -> list[dict[int, float]]:
         said = likeliest(self, *arguments, **options)
         return [{token: value + random.gauss(0, 0.02) for token, value in each.items()} for each in said]
 
-    monkeypatch.setattr(Served, "likeliest", noisy)
+    monkeypatch.setattr(VLLMServerEngine, "likeliest", noisy)
     monkeypatch.setattr(agreement, "EVERY", 1)
     policy.engine.sync_weights()
     policy.sync(20)

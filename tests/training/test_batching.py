@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from aitrain.engines import model_proxy as batching
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
+from aitrain.engines.model_proxy import ModelProxy, ProxyBatcher
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.workers import Outcome, Workers
-from aitrain.training.generation import batching
-from aitrain.training.generation.batching import Batcher, Policy
 
 PAD, END = 256, 258
 Job = Callable[[], Any]
@@ -32,7 +32,7 @@ class Watched:
 
     def __init__(self, model: Any, **options: Any) -> None:
         self.model = model
-        self.batcher = Batcher(model, PAD, **options)
+        self.batcher = ProxyBatcher(model, PAD, **options)
         self.policy = self.batcher.policy
         self.alone = type(model).generate.__get__(model)
         self.rows: list[int] = []
@@ -507,7 +507,7 @@ def test_whoever_waits_is_told_when_the_generation_is_interrupted(
 
 def test_the_policy_passes_for_the_model(watched: Watched) -> None:
     policy, model = watched.policy, watched.model
-    assert type(policy) is Policy
+    assert type(policy) is ModelProxy
     assert isinstance(policy, type(model))
     assert isinstance(policy, torch.nn.Module)
     assert policy.device == model.device

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
-from aitrain.training.generation.colocated import Generation
-from aitrain.training.generation.weights import merged_weights
+from aitrain.engines.colocated import ColocatedGeneration
+from aitrain.engines.merged_weights import merged_weights
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_what_is_overridden_in_trl_is_there() -> None:
     assert grpo_trainer.VLLMGeneration is VLLMGeneration
     for name in ("_init_vllm", "_iter_named_params", "sync_weights"):
         assert name in vars(VLLMGeneration)
-        assert name in vars(Generation)
+        assert name in vars(ColocatedGeneration)
     source = inspect.getsource(VLLMGeneration)
     for fact in ("self.llm = LLM(", "self._dist.is_fsdp", "self.llm.reset_prefix_cache()", 'self.mode == "colocate"'):
         assert fact in source, fact

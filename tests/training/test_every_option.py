@@ -23,10 +23,11 @@ from trl import GRPOTrainer
 
 from aitrain import TrainConfig, activity
 from aitrain.batch import plan_batch
+from aitrain.engines.sampling import Sampling
 from aitrain.environment.finding import find
-from aitrain.environment.judging import judged
+from aitrain.environment.judging import parse_score
 from aitrain.environment.loading import load
-from aitrain.environment.scoring import Host, Isolation, host_of
+from aitrain.environment.runner import EnvRunner, Isolation, start_runner
 from aitrain.errors import AitrainError
 from aitrain.knobs import as_help, knobs, resolve
 from aitrain.launch import preflight, processes, serving
@@ -36,7 +37,6 @@ from aitrain.run_folder import RunFolder
 from aitrain.training import hub, model, run, worker
 from aitrain.training.callbacks import Evaluator, Standing
 from aitrain.training.evaluation import HeldOut
-from aitrain.training.generation.sampling import Sampling
 from aitrain.training.model import Precision, choose_precision
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
@@ -85,7 +85,7 @@ def sampled(config: TrainConfig) -> object:
 
 def score(config: TrainConfig) -> object:
     """What becomes of a score of 2."""
-    return judged(2.0, config.score_bounds).score
+    return parse_score(2.0, config.score_bounds).score
 
 
 def lora(config: TrainConfig) -> object:
@@ -130,14 +130,14 @@ def calls(config: TrainConfig) -> object:
     """What the environment's calls run in."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Isolation, "start", lambda *_: "processes")
-        host = host_of(Vowels(), config)
+        host = start_runner(Vowels(), config)
     return host.isolation, vars(host.workers)["_count"], vars(host.workers)["_timeout"]
 
 
 def tries(config: TrainConfig) -> object:
     """How often a call is made that always fails."""
     made: list[int] = []
-    host = Host(Vowels(), config)
+    host = EnvRunner(Vowels(), config)
     play = SimpleNamespace(failure=SimpleNamespace(kind="raised"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host, "_call", lambda plays, *_: [made.append(1) or _fail(play) for play in plays])
@@ -230,7 +230,7 @@ def trainer(config: TrainConfig) -> object:
         patch.setattr(run, "HeldOut", lambda *given: seen_of.update(held_out=episodes(HeldOut(*given))))
         patch.setattr(run, "load_model", lambda *_: tiny_weights())
         Path("run").mkdir(exist_ok=True)
-        run.prepare(run.Job(config, RunFolder(Path("run")), Vowels(), lambda _: None), Host(Vowels(), config))
+        run.prepare(run.Job(config, RunFolder(Path("run")), Vowels(), lambda _: None), EnvRunner(Vowels(), config))
     names = [(type(one).__name__, list(getattr(one, "trackers", ()))) for one in seen_of["callbacks"]]
     return str({**seen_of, "callbacks": names})
 

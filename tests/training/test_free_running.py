@@ -14,13 +14,13 @@ import torch
 from transformers import AutoTokenizer
 
 from aitrain import RunFailed, TrainConfig
+from aitrain.engines import server as served
+from aitrain.engines.server import Asking, VLLMServerEngine
 from aitrain.environment.contract import Case
-from aitrain.environment.scoring import Host, host_of
-from aitrain.training.chat import Chat, chat_for_episodes
-from aitrain.training.generation import served
-from aitrain.training.generation.served import Asking, Served
+from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
+from aitrain.rollout.episode import Completion, Episode, Limits, Rollout
 from aitrain.training.model import TINY
-from aitrain.training.rollout import Episode, Limits, Rollout, Sampled
 from tests.training.test_served import END, Fake, adapted, by
 
 CASES = [Case(n, [{"role": "user", "content": f"say {n}:"}], {"prompt": ""}) for n in range(12)]
@@ -29,15 +29,15 @@ TOKENIZER = AutoTokenizer.from_pretrained(TINY)
 ENDS = [TOKENIZER.eos_token_id]
 
 
-def said_to(prompt: list[int]) -> Sampled:
+def said_to(prompt: list[int]) -> Completion:
     """What this policy answers to a prompt, always the same: letters, mostly with an end."""
     drawn = random.Random(str(prompt))
     letters = TOKENIZER("".join(drawn.choices("abcdef", k=drawn.randint(1, 9))), add_special_tokens=False)["input_ids"]
     ids = [*letters, *ENDS]
-    return Sampled(ids, [-0.1 * n for n in range(len(ids))])
+    return Completion(ids, [-0.1 * n for n in range(len(ids))])
 
 
-def generate(prompts: list[list[int]], most: int, begun: Sequence[int], draws: Any) -> list[Sampled] | None:
+def generate(prompts: list[list[int]], most: int, begun: Sequence[int], draws: Any) -> list[Completion] | None:
     return [said_to(prompt).first(most) for prompt in prompts] or None
 
 
@@ -90,19 +90,19 @@ class OneOf:
         return min(1.0, self.said.count("a") / 5)
 
 
-def rollout_of(host: Host, asking: Callable[[], Any] | None, limits: Limits = LIMITS) -> Rollout:
-    chat = chat_for_episodes(Chat(TOKENIZER), ["user"])
+def rollout_of(host: EnvRunner, asking: Callable[[], Any] | None, limits: Limits = LIMITS) -> Rollout:
+    chat = format_for_episodes(ChatFormat(TOKENIZER), ["user"])
     return Rollout(host, chat, limits, generate, ENDS, nullcontext, asking)
 
 
 @pytest.fixture
-def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+def host(request: pytest.FixtureRequest) -> Iterator[EnvRunner]:
     knobs = {"rl_env_timeout": 20.0, **getattr(request, "param", {})}
-    with closing(host_of(Talk(), TrainConfig(**knobs))) as made:
+    with closing(start_runner(Talk(), TrainConfig(**knobs))) as made:
         yield made
 
 
-def freely(host: Host, policy: Any = None) -> Callable[[], Any]:
+def freely(host: EnvRunner, policy: Any = None) -> Callable[[], Any]:
     return lambda: Asking(policy or Sometime(), host.workers.wake)
 
 
@@ -120,7 +120,7 @@ def told(episodes: list[Episode]) -> list[Any]:
 @pytest.mark.parametrize("environment", [Talk, Tools])
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_the_episodes_are_those_of_rounds(environment: type, isolation: str, limits: Limits) -> None:
-    with closing(host_of(environment(), TrainConfig(rl_env_isolation=isolation))) as host:
+    with closing(start_runner(environment(), TrainConfig(rl_env_isolation=isolation))) as host:
         seeds = range(len(CASES))
         together = rollout_of(host, None, limits).play(CASES, seeds)
         alone = rollout_of(host, freely(host), limits).play(CASES, seeds)
@@ -144,13 +144,13 @@ def test_an_episode_does_not_wait_for_another_one() -> None:
             over[case_idx].set()
             return 1.0
 
-    with closing(host_of(Last(), TrainConfig(rl_env_timeout=60.0, rl_max_turns=8))) as host:
+    with closing(start_runner(Last(), TrainConfig(rl_env_timeout=60.0, rl_max_turns=8))) as host:
         episodes = rollout_of(host, freely(host), Limits(8, 6)).play(CASES, [0] * len(CASES))
     assert [episode.scored.score for episode in episodes] == [1.0] * len(CASES)
 
 
 @pytest.mark.parametrize("host", [{"rl_env_timeout": 0.3}], indirect=True)
-def test_an_environment_that_hangs_takes_one_episode_with_it(host: Host) -> None:
+def test_an_environment_that_hangs_takes_one_episode_with_it(host: EnvRunner) -> None:
     class Hangs(Talk):
         def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, float]:
             yield None
@@ -165,7 +165,7 @@ def test_an_environment_that_hangs_takes_one_episode_with_it(host: Host) -> None
     assert [episode.scored.score for episode in episodes[:5]] == [1.0] * 5
 
 
-def test_both_clocks_run_while_some_wait_for_the_policy_and_some_for_their_environment(host: Host) -> None:
+def test_both_clocks_run_while_some_wait_for_the_policy_and_some_for_their_environment(host: EnvRunner) -> None:
     class Slow(Talk):
         def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, float]:
             for _ in range(2):
@@ -188,7 +188,7 @@ def test_both_clocks_run_while_some_wait_for_the_policy_and_some_for_their_envir
     assert times["time/environment"] >= 0.02
 
 
-def test_a_policy_that_fails_ends_the_rollout_and_the_next_one_begins_anew(host: Host) -> None:
+def test_a_policy_that_fails_ends_the_rollout_and_the_next_one_begins_anew(host: EnvRunner) -> None:
     class Fails(Sometime):
         def answer(self, prompt: list[int], most: int, seed: int | None = None) -> Any:
             raise RunFailed("the server is gone")
@@ -199,7 +199,7 @@ def test_a_policy_that_fails_ends_the_rollout_and_the_next_one_begins_anew(host:
     assert told(rollout_of(host, freely(host)).play(CASES, seeds)) == told(rollout_of(host, None).play(CASES, seeds))
 
 
-def test_no_episode_at_all(host: Host) -> None:
+def test_no_episode_at_all(host: EnvRunner) -> None:
     assert rollout_of(host, freely(host)).play([], []) == []
 
 
@@ -214,7 +214,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     server.stop()
 
 
-def answers_of(engine: Served, prompts: list[list[int]]) -> dict[int, Any]:
+def answers_of(engine: VLLMServerEngine, prompts: list[list[int]]) -> dict[int, Any]:
     """All of them, by number, taken as they come."""
     news = threading.Semaphore(0)
     asking = Asking(engine, news.release)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aitrain import Result, TrainConfig
+from aitrain.rollout.chat_format import ChatFormat
 from aitrain.run_folder import read_lines
-from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases, PromptLimit, Split, split
 from aitrain.training.holding_out import hold_out
 from aitrain.training.model import load_tokenizer
@@ -23,7 +23,7 @@ def chat(text: str, **extra: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def limit() -> PromptLimit:
-    return PromptLimit(Chat(load_tokenizer(TrainConfig(model="tiny"))), 60)
+    return PromptLimit(ChatFormat(load_tokenizer(TrainConfig(model="tiny"))), 60)
 
 
 def made(rows: list[dict[str, Any]], limit: PromptLimit, **options: Any) -> Split:

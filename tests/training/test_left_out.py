@@ -13,9 +13,9 @@ import torch
 
 import aitrain.training.run
 from aitrain import Result
+from aitrain.rollout.episode import STOPS, Episode
 from aitrain.training.flat import FLAT, flat_share
 from aitrain.training.kept_rows import KEPT
-from aitrain.training.rollout import STOPS, Episode
 from aitrain.training.trainer import EpisodeTrainer
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference

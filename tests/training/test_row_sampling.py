@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationMixin
 
-from aitrain.environment.seeds import Draw
-from aitrain.training.generation.row_sampling import RowSampler, seeded_rows
+from aitrain.engines.row_sampling import RowSampler, seeded_rows
+from aitrain.environment.seeds import SampleSeed
 
 LENGTH = 12
 
@@ -22,7 +22,7 @@ def model(small_model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(small_model).eval()
 
 
-def sampled(model: Any, prompts: list[list[int]], draws: list[Draw | None], **settings: Any) -> list[list[int]]:
+def sampled(model: Any, prompts: list[list[int]], draws: list[SampleSeed | None], **settings: Any) -> list[list[int]]:
     """What each prompt gets, in one batch that is padded on the left."""
     width = max(map(len, prompts))
     ids = torch.tensor([[256] * (width - len(prompt)) + prompt for prompt in prompts])
@@ -34,7 +34,7 @@ def sampled(model: Any, prompts: list[list[int]], draws: list[Draw | None], **se
 
 
 PROMPTS = [[10, 20, 30], [40] * 9, [50, 60], [10, 20, 30]]
-DRAWS: list[Draw | None] = [Draw(1), Draw(2), Draw(3), Draw(4)]
+DRAWS: list[SampleSeed | None] = [SampleSeed(1), SampleSeed(2), SampleSeed(3), SampleSeed(4)]
 
 
 def test_a_row_is_the_same_alone_and_beside_any_others(model: Any) -> None:
@@ -42,13 +42,13 @@ def test_a_row_is_the_same_alone_and_beside_any_others(model: Any) -> None:
     assert together[::-1] == sampled(model, PROMPTS[::-1], DRAWS[::-1])
     assert together == [sampled(model, [prompt], [draw])[0] for prompt, draw in zip(PROMPTS, DRAWS, strict=True)]
     assert together[0] != together[3]
-    assert sampled(model, PROMPTS[:1], [Draw(9)])[0] != together[0]
+    assert sampled(model, PROMPTS[:1], [SampleSeed(9)])[0] != together[0]
 
 
 def test_an_answer_in_two_pieces_is_the_same_as_in_one(model: Any) -> None:
     (whole,) = sampled(model, PROMPTS[:1], DRAWS[:1])
     (first,) = sampled(model, PROMPTS[:1], DRAWS[:1], max_new_tokens=5)
-    (second,) = sampled(model, [PROMPTS[0] + first], [Draw(1, 5)], max_new_tokens=LENGTH - 5)
+    (second,) = sampled(model, [PROMPTS[0] + first], [SampleSeed(1, 5)], max_new_tokens=LENGTH - 5)
     assert first + second == whole
 
 
@@ -64,7 +64,7 @@ def test_greedy_decoding_and_beams_are_as_without_seeds(model: Any) -> None:
     for settings in ({"do_sample": False}, {"do_sample": False, "num_beams": 3}):
         asked = {"max_new_tokens": LENGTH, **settings}
         plain = model.generate(input_ids=ids, **asked)
-        with seeded_rows(model, lambda rows: [Draw(1)]):
+        with seeded_rows(model, lambda rows: [SampleSeed(1)]):
             assert torch.equal(model.generate(input_ids=ids, **asked), plain)
 
 
@@ -80,22 +80,24 @@ def test_tokens_come_with_their_probabilities_whatever_the_seeds_are() -> None:
     """20,000 rows with consecutive seeds, and 20,000 positions of one: within four standard errors."""
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -math.inf, 0.5])
     expected, count = logits.softmax(-1), 20_000
-    by_seed = RowSampler(lambda rows: [Draw(seed) for seed in range(rows)])
-    by_position = RowSampler(lambda rows: [Draw(7, position) for position in range(rows)])
+    by_seed = RowSampler(lambda rows: [SampleSeed(seed) for seed in range(rows)])
+    by_position = RowSampler(lambda rows: [SampleSeed(7, position) for position in range(rows)])
     for sampler in (by_seed, by_position):
         tokens = sampler(torch.empty(0), logits.expand(count, -1)).argmax(-1)
         shares = torch.bincount(tokens, minlength=len(logits)) / count
         errors = (expected * (1 - expected) / count).sqrt()
         assert ((shares - expected).abs() <= 4 * errors).all()
     following = by_seed(torch.empty(0), logits.expand(count, -1)).argmax(-1)
-    first = RowSampler(lambda rows: [Draw(seed) for seed in range(rows)])(torch.empty(0), logits.expand(count, -1))
+    first = RowSampler(lambda rows: [SampleSeed(seed) for seed in range(rows)])(
+        torch.empty(0), logits.expand(count, -1)
+    )
     both = ((first.argmax(-1) == 0) & (following == 0)).float().mean()
     assert both == pytest.approx(float(expected[0]) ** 2, abs=4 * math.sqrt(0.25 / count))
 
 
 def test_numbers_gone_wrong_are_left_for_generate_to_refuse() -> None:
     scores = torch.tensor([[0.0, math.nan]])
-    assert RowSampler(lambda rows: [Draw(1)])(torch.empty(0), scores) is scores
+    assert RowSampler(lambda rows: [SampleSeed(1)])(torch.empty(0), scores) is scores
 
 
 def test_transformers_draws_from_what_the_processors_leave() -> None:

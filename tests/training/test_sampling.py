@@ -18,12 +18,12 @@ from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
 from aitrain import Result, TrainConfig
+from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
+from aitrain.engines.hf_sampling import LocalSampling
+from aitrain.engines.sampling import Sampling
 from aitrain.launch.sampling_note import note_on_truncation
+from aitrain.rollout.stop_strings import StopStrings
 from aitrain.run_folder import read_lines
-from aitrain.training.generation.comparison import LogprobShift, SampledRow, padded
-from aitrain.training.generation.local import LocalSampling
-from aitrain.training.generation.sampling import Sampling
-from aitrain.training.generation.stopping import StopStrings
 from aitrain.training.scopes import replaced
 from tests.environments.vowels import Vowels
 

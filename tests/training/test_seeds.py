@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aitrain import Result
-from aitrain.environment.seeds import Draw, EpisodeSeeds, derived_seed
+from aitrain.environment.seeds import EpisodeSeeds, SampleSeed, derived_seed
 from aitrain.run_folder import read_lines
 from aitrain.training.trainer import EpisodeTrainer
 from tests.training.conftest import difference
@@ -103,11 +103,11 @@ def test_what_an_environment_samples_itself_follows_from_the_seed_with_generate_
 
 @pytest.mark.parametrize(
     ("draws", "count", "has_seeds"),
-    [([Draw(5), Draw(6)], 3, True), ([], 2, True), ([None, None], 3, False)],
+    [([SampleSeed(5), SampleSeed(6)], 3, True), ([], 2, True), ([None, None], 3, False)],
     ids=["some made up", "all made up", "episodes without seeds"],
 )
 def test_prompts_that_are_made_up_for_a_shared_engine_have_seeds_as_the_others_do(
-    draws: list[Draw | None], count: int, has_seeds: bool
+    draws: list[SampleSeed | None], count: int, has_seeds: bool
 ) -> None:
     """Each process hands the others its seeds in a collective call, so all of them must have some, or none."""
     trainer: Any = object.__new__(EpisodeTrainer)
@@ -125,8 +125,8 @@ def test_prompts_that_are_made_up_for_a_shared_engine_have_seeds_as_the_others_d
 def test_seeds_follow_from_names_and_places() -> None:
     assert derived_seed(1, "a", 2) == derived_seed(1, "a", 2) != derived_seed(1, "a", 3)
     assert 0 <= derived_seed("anything") < 2**62
-    assert Draw(5).request_seed == 5
-    assert len({Draw(5, position).request_seed for position in range(100)}) == 100
-    assert Draw(5, 3).token_seed(2) == Draw(5, 5).token_seed(0) != Draw(5, 5).request_seed
+    assert SampleSeed(5).request_seed == 5
+    assert len({SampleSeed(5, position).request_seed for position in range(100)}) == 100
+    assert SampleSeed(5, 3).token_seed(2) == SampleSeed(5, 5).token_seed(0) != SampleSeed(5, 5).request_seed
     seeds = EpisodeSeeds(5)
     assert len({seeds.next_call() for _ in range(100)}) == 100

@@ -27,23 +27,24 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain.errors import ConfigError, RunFailed
-from aitrain.training.generation import served, tied_head
-from aitrain.training.generation.agreement import Agreement
-from aitrain.training.generation.sampling import Sampling
-from aitrain.training.generation.served import (
+from aitrain.engines import server as served
+from aitrain.engines import tied_head
+from aitrain.engines.logprob_check import LogprobCheck
+from aitrain.engines.merged_weights import merged_weights
+from aitrain.engines.sampling import Sampling
+from aitrain.engines.server import (
     AdapterSync,
-    Base,
     DiskSync,
-    Served,
-    Server,
     ServerFailed,
-    Wanted,
-    check,
+    ServerModel,
+    ServerNeeds,
+    VLLMClient,
+    VLLMServerEngine,
     check_for_nccl,
+    check_server,
     roomy_folder,
 )
-from aitrain.training.generation.weights import merged_weights
+from aitrain.errors import ConfigError, RunFailed
 from aitrain.training.model import TINY
 
 END = 258
@@ -206,8 +207,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     server.stop()
 
 
-def by(fake: Fake, sync: Any = None, deadline: float = 20.0, **settings: Any) -> Served:
-    return Served(Server(fake.url, deadline), sync, ALONE, "base", **settings)
+def by(fake: Fake, sync: Any = None, deadline: float = 20.0, **settings: Any) -> VLLMServerEngine:
+    return VLLMServerEngine(VLLMClient(fake.url, deadline), sync, ALONE, "base", **settings)
 
 
 @pytest.fixture(params=[AdapterSync, DiskSync])
@@ -286,7 +287,7 @@ def test_a_request_says_the_further_sampling_options_and_no_more_tokens_at_least
 def test_a_server_with_a_token_limit_of_its_own_is_refused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The max_new_tokens of its model's generation_config, unless it was started with --generation-config vllm."""
     cut = {"index": 0, "prompt_token_ids": [1], "token_ids": [5] * 3, "logprobs": {"token_logprobs": [0.0] * 3}}
-    monkeypatch.setattr(Server, "post", lambda *_: {"choices": [{**cut, "finish_reason": "length"}]})
+    monkeypatch.setattr(VLLMClient, "post", lambda *_: {"choices": [{**cut, "finish_reason": "length"}]})
     assert by(fake, max_completion_length=3).generate([[1]])[1] == [[5, 5, 5]]
     with pytest.raises(RunFailed, match=r"cuts answers at 3 tokens, and 30 were.*\n.*--generation-config vllm"):
         by(fake, max_completion_length=30).generate([[1]])
@@ -361,7 +362,10 @@ def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(
 
 def test_processes_that_find_the_server_new_at_the_same_time(fake: Fake, sync: Any) -> None:
     other = SimpleNamespace(is_main_process=False)
-    engines = [by(fake, sync), Served(Server(fake.url), type(sync)(sync.model, sync.folder), other, "base")]
+    engines = [
+        by(fake, sync),
+        VLLMServerEngine(VLLMClient(fake.url), type(sync)(sync.model, sync.folder), other, "base"),
+    ]
     for engine in engines:
         engine.sync_weights()
     for number in range(5):
@@ -436,7 +440,7 @@ def test_only_the_first_process_pushes_and_its_failure_is_everybodys(
 ) -> None:
     told: list[Any] = [(2, None)]
     monkeypatch.setattr(served, "gather_object", lambda own: [*told, *own])
-    engine = Served(Server(fake.url), sync, SimpleNamespace(is_main_process=False), "base")
+    engine = VLLMServerEngine(VLLMClient(fake.url), sync, SimpleNamespace(is_main_process=False), "base")
     engine.sync_weights()
     assert not fake.asked
     assert not sync.folder.exists()
@@ -514,7 +518,7 @@ def test_weights_of_a_process_that_was_killed_are_removed_by_the_next_run_and_no
     holder = """
 import sys, time, types
 from pathlib import Path
-from aitrain.training.generation.served import _Files
+from aitrain.engines.server import _Files
 files = _Files(None, Path(sys.argv[1]))
 with files._writing(1) as folder:
     (folder / "weights").touch()
@@ -547,28 +551,30 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, monkeypatch: p
 # -- a server that somebody else started
 
 
-ADAPTER, ALL = Wanted("some/model", 100, 8), Wanted("some/model", 100, None)
+ADAPTER, ALL = ServerNeeds("some/model", 100, 8), ServerNeeds("some/model", 100, None)
 
 
-@pytest.mark.parametrize("wanted", [ADAPTER, ALL, Wanted("base", 50, 8)], ids=str)
-def test_a_fitting_server_is_found_so(fake: Fake, wanted: Wanted) -> None:
-    assert check(fake.url, wanted) == Base("base", 100)
+@pytest.mark.parametrize("wanted", [ADAPTER, ALL, ServerNeeds("base", 50, 8)], ids=str)
+def test_a_fitting_server_is_found_so(fake: Fake, wanted: ServerNeeds) -> None:
+    assert check_server(fake.url, wanted) == ServerModel("base", 100)
 
 
 @pytest.mark.parametrize(
     ("wanted", "missing", "lack"),
     [
-        (Wanted("other/model", 100, 8), "", "has base, and we train other/model"),
-        (Wanted("some/model", 101, 8), "", "takes 100 tokens of prompt and answer, and we need 101"),
+        (ServerNeeds("other/model", 100, 8), "", "has base, and we train other/model"),
+        (ServerNeeds("some/model", 101, 8), "", "takes 100 tokens of prompt and answer, and we need 101"),
         (ADAPTER, "/v1/load_lora_adapter", "does not load adapters while it runs"),
         (ALL, "/weight_info", "is not in its development mode"),
         (ALL, "/v1/models", "does not answer like one"),
     ],
 )
-def test_what_a_server_lacks_is_said_with_what_starts_it(fake: Fake, wanted: Wanted, missing: str, lack: str) -> None:
+def test_what_a_server_lacks_is_said_with_what_starts_it(
+    fake: Fake, wanted: ServerNeeds, missing: str, lack: str
+) -> None:
     fake.missing = {missing}
     with pytest.raises(ConfigError, match=lack) as caught:
-        check(fake.url, wanted)
+        check_server(fake.url, wanted)
     assert str(caught.value).endswith(f"\nStart it with: {wanted.command}")
 
 
@@ -577,30 +583,30 @@ ON_CPU = {"device_config": {"device": "cpu"}, "parallel_config": {"worker_extens
 
 def test_an_adapter_that_is_too_large_is_refused_before_it_is_trained(fake: Fake) -> None:
     fake.details = {"lora_config": {"max_lora_rank": 8}}
-    assert check(fake.url, ADAPTER) == Base("base", 100)
+    assert check_server(fake.url, ADAPTER) == ServerModel("base", 100)
     with pytest.raises(ConfigError, match=r"rank 8 at most, and we train one of rank 9\.\nStart it .* 16$"):
-        check(fake.url, Wanted("some/model", 100, 9))
+        check_server(fake.url, ServerNeeds("some/model", 100, 9))
 
 
 def test_a_server_on_the_cpu_must_be_able_to_take_all_weights(fake: Fake) -> None:
     fake.details = ON_CPU
-    assert check(fake.url, ADAPTER) == Base("base", 100, is_on_cpu=True)
+    assert check_server(fake.url, ADAPTER) == ServerModel("base", 100, is_on_cpu=True)
     with pytest.raises(
         ConfigError, match=r"runs on the CPU and lacks .*\n.*--worker-extension-cls aitrain\."
     ) as caught:
-        check(fake.url, ALL)
+        check_server(fake.url, ALL)
     extension = str(caught.value).split()[-1]
     fake.details = ON_CPU | {"parallel_config": {"worker_extension_cls": extension}}
-    assert check(fake.url, ALL) == Base("base", 100, is_on_cpu=True)
+    assert check_server(fake.url, ALL) == ServerModel("base", 100, is_on_cpu=True)
     module, _, name = extension.rpartition(".")
     assert getattr(importlib.import_module(module), name) is tied_head.WorkerExtension
 
 
 def test_a_base_that_another_run_wrote_over_is_no_base(fake: Fake, tmp_path: Path) -> None:
     by(fake, DiskSync(adapted(), tmp_path / "sync")).sync_weights()
-    assert check(fake.url, ALL) == Base("base", 100)  # it gets all weights anyway
+    assert check_server(fake.url, ALL) == ServerModel("base", 100)  # it gets all weights anyway
     with pytest.raises(ConfigError, match="has no base any more: a run has handed it other weights"):
-        check(fake.url, ADAPTER)
+        check_server(fake.url, ADAPTER)
 
 
 def test_a_server_that_takes_connections_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -608,13 +614,13 @@ def test_a_server_that_takes_connections_and_never_answers(monkeypatch: pytest.M
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"The vLLM server at {url} did not answer within 0 seconds"):
-            check(url, ADAPTER)
+            check_server(url, ADAPTER)
 
 
 def test_raw_log_probabilities_are_noticed(fake: Fake) -> None:
     fake.surely = False
     with pytest.raises(ConfigError, match="before temperature"):
-        check(fake.url, ADAPTER)
+        check_server(fake.url, ADAPTER)
 
 
 def test_no_server_at_all(fake: Fake) -> None:
@@ -624,7 +630,7 @@ def test_no_server_at_all(fake: Fake) -> None:
         check_for_nccl(fake.url, "some/model")
     for url in (fake.url, "nonsense", "http://"):
         with pytest.raises(ConfigError, match="cannot be used"):
-            check(url, ADAPTER)
+            check_server(url, ADAPTER)
     fake.start()
 
 
@@ -665,7 +671,7 @@ class Vllm:
             )  # fmt: skip
 
     def wait(self) -> None:
-        server, give_up = Server(self.url), time.monotonic() + 180
+        server, give_up = VLLMClient(self.url), time.monotonic() + 180
         while not server.is_up():
             assert self._process.poll() is None, self._log.read_text()[-3000:]
             assert time.monotonic() < give_up
@@ -705,11 +711,11 @@ def prompts() -> list[list[int]]:
     return [*texts, texts[-1]]
 
 
-def engine_of(real: Vllm, sync: Any) -> Served:
-    return Served(Server(real.url), sync, ALONE, "base", longest=2048, max_completion_length=40)
+def engine_of(real: Vllm, sync: Any) -> VLLMServerEngine:
+    return VLLMServerEngine(VLLMClient(real.url), sync, ALONE, "base", longest=2048, max_completion_length=40)
 
 
-def difference(engine: Served, model: Any, temperature: float = 1.0) -> float:
+def difference(engine: VLLMServerEngine, model: Any, temperature: float = 1.0) -> float:
     """The median one between the server's log-probabilities and the model's own."""
     engine.temperature = temperature
     asked, answers, logprobs, _ = engine.generate(prompts())
@@ -722,7 +728,7 @@ def difference(engine: Served, model: Any, temperature: float = 1.0) -> float:
     return sorted(gaps)[len(gaps) // 2]
 
 
-def greedy(engine: Served) -> list[list[int]]:
+def greedy(engine: VLLMServerEngine) -> list[list[int]]:
     engine.temperature = 0.0
     return engine.generate(prompts())[1]
 
@@ -738,11 +744,11 @@ def greedy_of(model: Any) -> list[list[int]]:
 
 @real_vllm
 def test_the_real_server_fits(real: Vllm) -> None:
-    assert check(real.url, Wanted(str(TINY), 2048, 16)) == Base("base", 2048, is_on_cpu=True)
+    assert check_server(real.url, ServerNeeds(str(TINY), 2048, 16)) == ServerModel("base", 2048, is_on_cpu=True)
     with pytest.raises(ConfigError, match="takes adapters of rank 16 at most, and we train one of rank 17"):
-        check(real.url, Wanted("base", 100, 17))
+        check_server(real.url, ServerNeeds("base", 100, 17))
     with pytest.raises(ConfigError, match="runs on the CPU and lacks what it needs there to be handed weights"):
-        check(real.url, Wanted("base", 100, None))
+        check_server(real.url, ServerNeeds("base", 100, None))
 
 
 @real_vllm
@@ -751,7 +757,7 @@ def test_a_real_server_without_adapters_takes_all_weights_and_no_adapter(tmp_pat
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     with vllm(tmp_path / "log", "--worker-extension-cls", f"{tied_head.__name__}.WorkerExtension") as bare:
         with pytest.raises(ConfigError, match="takes no adapters"):
-            check(bare.url, Wanted("base", 2048, 16))
+            check_server(bare.url, ServerNeeds("base", 2048, 16))
         engine = engine_of(bare, DiskSync(model, tmp_path / "sync", renews=True))
         for _ in range(2):
             stirred(model)
@@ -759,9 +765,9 @@ def test_a_real_server_without_adapters_takes_all_weights_and_no_adapter(tmp_pat
             assert difference(engine, model) < 1e-3
             assert greedy(engine) == greedy_of(model)
         with pytest.raises(ConfigError, match="has no base any more"):
-            check(bare.url, Wanted("base", 2048, 16))
+            check_server(bare.url, ServerNeeds("base", 2048, 16))
         with pytest.raises(ConfigError, match="before temperature"):
-            check(bare.url, Wanted("base", 2048, None))
+            check_server(bare.url, ServerNeeds("base", 2048, None))
 
 
 def stirred(model: Any) -> None:
@@ -799,7 +805,7 @@ def test_the_real_server_follows_the_policy_and_is_noticed_when_it_does_not(
     real: Vllm, model: PeftModel, tmp_path: Path, kind: Any
 ) -> None:
     engine = engine_of(real, kind(model, tmp_path / "sync"))
-    engine.verify = check = Agreement.of(model, AutoTokenizer.from_pretrained(TINY))
+    engine.verify = check = LogprobCheck.of(model, AutoTokenizer.from_pretrained(TINY))
     try:
         engine.sync_weights()
         for update in range(1, 13):

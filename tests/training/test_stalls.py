@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from aitrain.engines import colocated
+from aitrain.engines import server as served
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +22,6 @@ from aitrain.activity import SLOT, Activity
 from aitrain.report.runs import look
 from aitrain.run_folder import RunFolder, read_object
 from aitrain.training import checkpoints, evaluation, run, saving, tracking
-from aitrain.training.generation import colocated, served
 from aitrain.training.model import tick_in_forward_passes
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.watchdog import Watchdog

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from aitrain.rollout.stop_strings import StopStrings
 from aitrain.run_folder import read_lines
-from aitrain.training.generation.stopping import StopStrings
 from aitrain.training.model import TINY
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")

@@ -18,8 +18,8 @@ from typing import Any, get_args
 import pytest
 from trl.generation.vllm_client import VLLMClient
 
+from aitrain.engines.colocated import set_deadline
 from aitrain.run_folder import Result
-from aitrain.training.generation.colocated import set_deadline
 from aitrain.vllm_ranks import RANKS
 from tests.vllm.test_colocated import ASKS, DEMO, check_agreement, run
 

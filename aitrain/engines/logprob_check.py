@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from aitrain.engines.server import AdapterSync, VLLMServerEngine
 from aitrain.errors import RunFailed
-from aitrain.training.generation.served import AdapterSync, Served
 
 TEXTS = ("1 2 3 4 5", "Question: What is 7 * 8?\nAnswer:", "def add(a, b):", "The weights of a model")
 TOKENS = 16
@@ -48,7 +48,7 @@ class Probe:
 
 
 @dataclass
-class Agreement:
+class LogprobCheck:
     """What a server is asked when it was given weights: the first time whether it has the same model, later whether it
     follows the policy as that changes."""
 
@@ -65,11 +65,11 @@ class Agreement:
     _follows: bool = field(default=False, init=False)
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any, tell: Callable[[str], None] | None = None) -> Agreement:
+    def of(cls, model: Any, tokenizer: Any, tell: Callable[[str], None] | None = None) -> LogprobCheck:
         """With a few short prompts."""
         return cls(model, [tokenizer(text)["input_ids"] for text in TEXTS], tell)
 
-    def __call__(self, served: Served) -> None:
+    def __call__(self, served: VLLMServerEngine) -> None:
         """Compare the two, where it is time to.
 
         Raises:
@@ -83,7 +83,7 @@ class Agreement:
 
     # -- the first time
 
-    def _compare_models(self, served: Served) -> None:
+    def _compare_models(self, served: VLLMServerEngine) -> None:
         gap = self.difference(served)
         if gap <= BOUND:  # not so for nan either
             return
@@ -95,7 +95,7 @@ class Agreement:
             raise RunFailed(message)
         self.tell(message)
 
-    def difference(self, served: Served) -> float:
+    def difference(self, served: VLLMServerEngine) -> float:
         """Mean absolute difference between the log-probabilities of sampled tokens, the server's and the model's."""
         settings = NEUTRAL | {"max_completion_length": TOKENS, "seeds": list(range(len(self.prompts)))}
         before = {name: getattr(served, name) for name in settings}
@@ -110,7 +110,7 @@ class Agreement:
         said = torch.tensor(_flat(logprobs))
         return float((own.gather(-1, sampled[:, None])[:, 0] - said).abs().mean())
 
-    def _first_probe(self, served: Served) -> Probe:
+    def _first_probe(self, served: VLLMServerEngine) -> Probe:
         """What later ones are compared with: the base where the server still has it, so that the adapter of a resumed
         run is looked for at once; else the weights as they are."""
         if not isinstance(served.sync, AdapterSync):
@@ -119,7 +119,7 @@ class Agreement:
 
     # -- later
 
-    def _compare_movement(self, served: Served, last: Probe) -> None:
+    def _compare_movement(self, served: VLLMServerEngine, last: Probe) -> None:
         """Only once the policy has moved clearly: before that, one that was not handed over looks the same."""
         logprobs = self._logprobs()
         if not _rms(_differences(_at(logprobs, last.own), last.own)) > CLEAR * self._noise:
@@ -136,7 +136,7 @@ class Agreement:
             )
         self._last, self._follows = now, True
 
-    def _probe(self, served: Served, logprobs: torch.Tensor, of_base: bool = False) -> Probe:
+    def _probe(self, served: VLLMServerEngine, logprobs: torch.Tensor, of_base: bool = False) -> Probe:
         """`logprobs`: the model's own, of shape (contexts, vocabulary)."""
         contexts = [
             row[:length]
@@ -185,13 +185,13 @@ def _rms(values: torch.Tensor) -> float:
     return float(values.square().mean().sqrt())
 
 
-def _advice(served: Served) -> str:
+def _advice(served: VLLMServerEngine) -> str:
     if isinstance(served.sync, AdapterSync):
         return "Only the adapter is handed over: start the server anew with the very base that is trained (--model)."
     return "Does the server read the same files as the trainer, and is nobody else handing it weights?"
 
 
-def _advice_to_a_server_that_stays(served: Served) -> str:
+def _advice_to_a_server_that_stays(served: VLLMServerEngine) -> str:
     if isinstance(served.sync, AdapterSync):
         return "It loads the adapter and does not use it: try --vllm-sync disk, which hands over all weights."
     return "It reloads the files and keeps what it had: restart it, or use --vllm-mode colocate."

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 from aitrain.config import TrainConfig
 from aitrain.environment.call_policy import CallPolicy, CopyPlan, Tell
-from aitrain.environment.contract import Case, Completion, level_of
-from aitrain.environment.dialogue import Dialogue, Move, Opening, Reply, dialogue_for
+from aitrain.environment.contract import Case, Transcript, level_of
 from aitrain.environment.failures import CallFailed, Failure
 from aitrain.environment.isolation import Isolation, Seat
-from aitrain.environment.judging import Bounds, Scored
+from aitrain.environment.judging import Bounds, ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
+from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session, session_for
 from aitrain.environment.tools import Tools
 from aitrain.environment.watching import Watch
 from aitrain.environment.workers import Call, Calls, Meanwhile, Outcome, Workers
@@ -40,21 +40,21 @@ REPEATABLE = ("raised", "timed_out", "crashed", "server")
 class Side(Protocol):
     """A dialogue, here or in another process."""
 
-    def open(self, words: dict[str, Any]) -> Opening: ...
-    def answer(self, reply: Reply) -> Move: ...
-    def score(self, words: dict[str, Any]) -> Scored: ...
+    def open(self, words: dict[str, Any]) -> ResetResult: ...
+    def answer(self, reply: AssistantTurn) -> EnvResponse: ...
+    def score(self, words: dict[str, Any]) -> ScoreResult: ...
     def close(self) -> None: ...
 
 
 @dataclass
-class Play:
+class EnvSession:
     """The environment's side of one episode under way."""
 
     case: Case
     seed: int
     side: Side | None = None
     """None where nothing lives between the calls: `score_episode` without tools."""
-    opening: Opening = field(default_factory=Opening)
+    opening: ResetResult = field(default_factory=ResetResult)
     seconds: float = 0.0
     """How long the environment took, over all calls."""
     failure: Failure | None = None
@@ -69,7 +69,7 @@ class Play:
 
 
 @dataclass
-class Host:
+class EnvRunner:
     """Runs the environment's side of episodes: many calls at a time, each with a deadline, in threads or processes."""
 
     environment: Any
@@ -126,17 +126,17 @@ class Host:
         """Whether episodes have more to say than a score."""
         return self._level != "score_episode" or hasattr(self.environment, "get_tools")
 
-    def begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Play]:
+    def begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[EnvSession]:
         """Open an episode for each case; one that cannot be opened comes back with its failure."""
-        plays = [Play(case, seed) for case, seed in zip(cases, seeds, strict=True)]
+        plays = [EnvSession(case, seed) for case, seed in zip(cases, seeds, strict=True)]
         self._watch = self.policy.watch() if self.policy.by_episode else None
         if self.lives_between_calls:
             opened = self._repeat(plays, [partial(self._open, play) for play in plays], self._level)
             for play, result in zip(plays, opened, strict=True):
-                play.side, play.opening = result or (None, Opening())
+                play.side, play.opening = result or (None, ResetResult())
         return plays
 
-    def _open(self, play: Play) -> tuple[Side, Opening]:
+    def _open(self, play: EnvSession) -> tuple[Side, ResetResult]:
         """A side of its own for each attempt: one that was given up may still be running."""
         side = self._new_side()
         try:
@@ -147,18 +147,18 @@ class Host:
 
     def _new_side(self) -> Side:
         if self.isolation is None:
-            return dialogue_for(self.policy.object_for(), self.config.score_bounds)
+            return session_for(self.policy.object_for(), self.config.score_bounds)
         make = partial(_dialogue_in_process, self.policy.remote_plan, self.config.score_bounds)
         return _Remote(self.isolation.lease(make))
 
-    def answer(self, plays: Sequence[Play], replies: Sequence[Reply]) -> list[Move]:
+    def answer(self, plays: Sequence[EnvSession], replies: Sequence[AssistantTurn]) -> list[EnvResponse]:
         """What the environment does after each answer; a failed episode is over."""
         if not self.lives_between_calls:
-            return [Move(is_over=True)] * len(plays)
+            return [EnvResponse(is_over=True)] * len(plays)
         sides = [play.side for play in plays if play.side is not None]
         jobs = [partial(side.answer, reply) for side, reply in zip(sides, replies, strict=True)]
         moves = self._call(plays, jobs, [self.place_of(reply) for reply in replies])
-        return [move or Move(is_over=True) for move in moves]
+        return [move or EnvResponse(is_over=True) for move in moves]
 
     @contextmanager
     def answering(self) -> Iterator[Answering]:
@@ -166,13 +166,13 @@ class Host:
         with self.workers.taking() as calls:
             yield Answering(self, calls)
 
-    def place_of(self, reply: Reply) -> str:
+    def place_of(self, reply: AssistantTurn) -> str:
         """Where a call that hangs or crashes is: it cannot say so itself."""
         if reply.calls:
             return f"the tool {' or '.join(dict.fromkeys(call.name for call in reply.calls))}"
         return "step" if self._level == "start" else self._level
 
-    def score(self, plays: Sequence[Play], completions: Sequence[Completion]) -> list[Scored]:
+    def score(self, plays: Sequence[EnvSession], completions: Sequence[Transcript]) -> list[ScoreResult]:
         """What each episode is worth; None for those that failed, now or before."""
         alive = [(play, words) for play, words in zip(plays, completions, strict=True) if play.failure is None]
         jobs = [partial(self._score, play, completion) for play, completion in alive]
@@ -182,9 +182,9 @@ class Host:
             if result is not None and result.failure is not None:
                 play.failure = replace(result.failure, place=place)
         by_play = {id(play): result for (play, _), result in zip(alive, scored, strict=True)}
-        return [replace(by_play.get(id(play)) or Scored(None), failure=play.failure) for play in plays]
+        return [replace(by_play.get(id(play)) or ScoreResult(None), failure=play.failure) for play in plays]
 
-    def _score_all(self, plays: list[Play], jobs: Sequence[Callable[[], Scored]], place: str) -> list[Any]:
+    def _score_all(self, plays: list[EnvSession], jobs: Sequence[Callable[[], ScoreResult]], place: str) -> list[Any]:
         """Under watch where each call is an episode of its own and runs in this process."""
         if self.policy.by_episode or self.policy.in_processes:
             return self._repeat(plays, jobs, place)
@@ -198,7 +198,7 @@ class Host:
             play.failure = None
         return self._repeat(plays, jobs, place)
 
-    def _score(self, play: Play, completion: Completion) -> Scored:
+    def _score(self, play: EnvSession, completion: Transcript) -> ScoreResult:
         words = {**completion.words(), **self.given} if self._level == "score_episode" else {}
         if play.side is not None:
             return play.side.score(words)
@@ -208,18 +208,18 @@ class Host:
         finally:
             side.close()
 
-    def end(self, plays: Sequence[Play]) -> None:
+    def end(self, plays: Sequence[EnvSession]) -> None:
         """Let go of the episodes, also of those that failed, but for those that still hang."""
         left = [play.side for play in plays if play.side is not None and not self._hangs(play)]
         self.workers.run([side.close for side in left])
         if self._watch is not None:
             self.policy.after_episodes(self._watch)
 
-    def _hangs(self, play: Play) -> bool:
+    def _hangs(self, play: EnvSession) -> bool:
         """In a thread, that is: a process that hung has been ended."""
         return self.isolation is None and play.failure is not None and play.failure.kind == "timed_out"
 
-    def _repeat(self, plays: Sequence[Play], jobs: Sequence[Callable[[], Any]], place: str) -> list[Any]:
+    def _repeat(self, plays: Sequence[EnvSession], jobs: Sequence[Callable[[], Any]], place: str) -> list[Any]:
         """Make the calls, and those that failed again, as often as the knob says."""
         values = self._call(plays, jobs, [place] * len(plays))
         for _ in range(self.config.rl_env_retries):
@@ -231,7 +231,7 @@ class Host:
                 values[number] = value
         return values
 
-    def _call(self, plays: Sequence[Play], jobs: Sequence[Callable[[], Any]], places: Sequence[str]) -> list[Any]:
+    def _call(self, plays: Sequence[EnvSession], jobs: Sequence[Callable[[], Any]], places: Sequence[str]) -> list[Any]:
         calls = [partial(self.within, play, job) for play, job in zip(plays, jobs, strict=True)]
         batches = [[call] for call in calls] if self.policy.is_serial else [calls]
         outcomes = [outcome for batch in batches for outcome in self.workers.run(batch, self.meanwhile)]
@@ -239,7 +239,7 @@ class Host:
             play.note(outcome, place)
         return [outcome.value for outcome in outcomes]
 
-    def within(self, play: Play, job: Callable[[], Any]) -> Any:
+    def within(self, play: EnvSession, job: Callable[[], Any]) -> Any:
         """Make a call of an episode as calls are made in a thread."""
         current_seeds.set(play.sampling)
         with self.around():
@@ -259,35 +259,35 @@ class Host:
 class Answering:
     """Episodes whose environment answers as soon as the model did; each has at most one call under way."""
 
-    host: Host
+    host: EnvRunner
     calls: Calls
-    _asked: dict[Call, tuple[Play, str]] = field(default_factory=dict)
+    _asked: dict[Call, tuple[EnvSession, str]] = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
         """How many have not answered yet."""
         return len(self._asked)
 
-    def ask(self, play: Play, reply: Reply) -> None:
+    def ask(self, play: EnvSession, reply: AssistantTurn) -> None:
         """Let the environment go on with what the model said."""
         assert play.side is not None, "an episode without one ends with its first answer"
         call = self.calls.make(partial(self.host.within, play, partial(play.side.answer, reply)))
         self._asked[call] = play, self.host.place_of(reply)
 
-    def answered(self) -> list[tuple[Play, Move]]:
+    def answered(self) -> list[tuple[EnvSession, EnvResponse]]:
         """Wait for news, which may be none of ours (`Workers.wake`): what the environment did; a failed one is over."""
         moves = []
         for call in self.calls.ended():
             play, place = self._asked.pop(call)
             play.note(call.outcome, place)
-            moves.append((play, call.outcome.value or Move(is_over=True)))
+            moves.append((play, call.outcome.value or EnvResponse(is_over=True)))
         return moves
 
 
-def host_of(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> Host:
+def start_runner(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> EnvRunner:
     """The environment's side as the knobs say; processes are forked now, and close these file descriptors."""
     is_isolated = config.rl_env_isolation == "process"
-    return Host(environment, config, Isolation.start(environment, close) if is_isolated else None)
+    return EnvRunner(environment, config, Isolation.start(environment, close) if is_isolated else None)
 
 
 @dataclass(frozen=True)
@@ -296,16 +296,16 @@ class _Remote:
 
     seat: Seat
 
-    def open(self, words: dict[str, Any]) -> Opening:
-        opening: Opening = self.seat.call("open", words)
+    def open(self, words: dict[str, Any]) -> ResetResult:
+        opening: ResetResult = self.seat.call("open", words)
         return opening
 
-    def answer(self, reply: Reply) -> Move:
-        move: Move = self.seat.call("answer", reply)
+    def answer(self, reply: AssistantTurn) -> EnvResponse:
+        move: EnvResponse = self.seat.call("answer", reply)
         return move
 
-    def score(self, words: dict[str, Any]) -> Scored:
-        scored: Scored = self.seat.call("score", words)
+    def score(self, words: dict[str, Any]) -> ScoreResult:
+        scored: ScoreResult = self.seat.call("score", words)
         return scored
 
     def close(self) -> None:
@@ -314,9 +314,9 @@ class _Remote:
         self.seat.free()
 
 
-def _dialogue_in_process(plan: CopyPlan | None, bounds: Bounds, environment: Any) -> Dialogue:
+def _dialogue_in_process(plan: CopyPlan | None, bounds: Bounds, environment: Any) -> Session:
     """In a process that plays several episodes one after another: where they write to it, each on a copy."""
-    return dialogue_for(environment if plan is None else plan.copy_of(environment), bounds)
+    return session_for(environment if plan is None else plan.copy_of(environment), bounds)
 
 
 # -- the model's side, as processes without a model see it

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from aitrain.training.generation.local import token_counts
-from aitrain.training.generation.sampling import Sampling
+from aitrain.engines.hf_sampling import token_counts
+from aitrain.engines.sampling import Sampling
 
 POSITIONS = 64
 """Tokens whose logits exist at a time: 64 of a vocabulary of 150,000 are 38 MB."""

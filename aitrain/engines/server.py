@@ -44,10 +44,10 @@ from safetensors.torch import save_file
 from transformers.utils import logging
 
 from aitrain import activity
-from aitrain.environment.seeds import Draw
+from aitrain.engines import tied_head
+from aitrain.engines.merged_weights import merged_weights
+from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.training.generation import tied_head
-from aitrain.training.generation.weights import merged_weights
 from aitrain.vllm_ranks import RANKS, served_rank
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Slow(RunFailed):
     """The server took too long."""
 
 
-class Server:
+class VLLMClient:
     """Calls that all have a deadline, each on a connection of its own: one that was kept may be closed by now."""
 
     def __init__(self, url: str, deadline: float = 600.0) -> None:
@@ -174,7 +174,7 @@ def _message(response: httpx.Response) -> str:
 # -- generation
 
 
-class Sync(Protocol):
+class WeightSync(Protocol):
     """How weights get to the server."""
 
     name: str | None
@@ -183,16 +183,16 @@ class Sync(Protocol):
     def write(self, number: int) -> int:
         """Put down the weights as they are now, as number so and so; returns bytes. For one process."""
 
-    def push(self, server: Server, number: int) -> None:
+    def push(self, server: VLLMClient, number: int) -> None:
         """Make the server use them, whatever it uses now. For one process, and while none generates."""
 
-    def restore(self, server: Server, number: int) -> None:
+    def restore(self, server: VLLMClient, number: int) -> None:
         """The same for a server that was started anew. Several processes may do it at the same time."""
 
-    def holds(self, server: Server, number: int) -> bool:
+    def holds(self, server: VLLMClient, number: int) -> bool:
         """Whether the server uses them."""
 
-    def is_new(self, server: Server) -> bool:
+    def is_new(self, server: VLLMClient) -> bool:
         """Whether nothing was pushed to the server since it was started."""
 
     def close(self) -> None:
@@ -200,11 +200,11 @@ class Sync(Protocol):
 
 
 @dataclass
-class Served:
+class VLLMServerEngine:
     """A vLLM server as the trainer's generation: `generate` and `sync_weights`, and settings that may be replaced."""
 
-    server: Server
-    sync: Sync
+    server: VLLMClient
+    sync: WeightSync
     accelerator: Any
     model: str
     """What the server calls the model it was started with."""
@@ -216,7 +216,7 @@ class Served:
     """Seconds in which a server that is gone may come back."""
     no_sense_in_waiting: Callable[[], str] = lambda: ""
     """Why it will not, where that is known; asked while it is waited for."""
-    verify: Callable[[Served], None] = lambda _: None
+    verify: Callable[[VLLMServerEngine], None] = lambda _: None
     """Looks at a server that was given weights."""
 
     temperature: float = 1.0
@@ -494,13 +494,13 @@ class Asking:
     Where the server dies meanwhile, those that wait ask again, and only those: environments cannot go back.
     """
 
-    def __init__(self, served: Served, wake: Callable[[], None]) -> None:
+    def __init__(self, served: VLLMServerEngine, wake: Callable[[], None]) -> None:
         self.waiting = 0
         """How many have not come yet, or not been taken."""
         self._served, self._wake = served, wake
         self._arrived: queue.SimpleQueue[tuple[Any, Answer | Exception]] = queue.SimpleQueue()
 
-    def ask(self, key: Any, prompt: list[int], most: int, draw: Draw | None = None) -> None:
+    def ask(self, key: Any, prompt: list[int], most: int, draw: SampleSeed | None = None) -> None:
         """For an answer of at most so many tokens, sampled with the draw; it comes back with the key."""
         self.waiting += 1
         _HANDS.do(partial(self._fetch, key, prompt, most, None if draw is None else draw.request_seed))
@@ -639,13 +639,13 @@ class AdapterSync(_Files):
             self.model.peft_config[self.model.active_adapter].save_pretrained(str(folder))
         return self._size(number)
 
-    def push(self, server: Server, number: int) -> None:
+    def push(self, server: VLLMClient, number: int) -> None:
         """See Sync."""
         if self._loaded_from(server) is not None:
             server.post("/v1/unload_lora_adapter", {"lora_name": self.name})
         self.restore(server, number)
 
-    def restore(self, server: Server, number: int) -> None:
+    def restore(self, server: VLLMClient, number: int) -> None:
         """See Sync."""
         try:
             server.post("/v1/load_lora_adapter", {"lora_name": self.name, "lora_path": str(self.path(number))})
@@ -653,18 +653,18 @@ class AdapterSync(_Files):
             if not self.holds(server, number):  # another process was faster
                 raise
 
-    def holds(self, server: Server, number: int) -> bool:
+    def holds(self, server: VLLMClient, number: int) -> bool:
         """See Sync."""
         source = self._loaded_from(server)
         if source is not None and Path(source).parent != self.folder:
             raise _shared(server)
         return source == str(self.path(number))
 
-    def is_new(self, server: Server) -> bool:
+    def is_new(self, server: VLLMClient) -> bool:
         """See Sync."""
         return self._loaded_from(server) is None
 
-    def _loaded_from(self, server: Server) -> str | None:
+    def _loaded_from(self, server: VLLMClient) -> str | None:
         cards = server.get("/v1/models")["data"]
         return next((str(card["root"]) for card in cards if card["id"] == self.name), None)
 
@@ -692,7 +692,7 @@ class DiskSync(_Files):
         pairs = merged_weights(self.model)
         return {name: weight.detach().to(dtype=self._dtype or weight.dtype) for name, weight in pairs}
 
-    def push(self, server: Server, number: int) -> None:
+    def push(self, server: VLLMClient, number: int) -> None:
         """See Sync."""
         where = {"weights_path": str(self.path(number))}
         server.post("/collective_rpc", {"method": "reload_weights", "kwargs": where})
@@ -702,14 +702,14 @@ class DiskSync(_Files):
 
     restore = push
 
-    def holds(self, server: Server, number: int) -> bool:
+    def holds(self, server: VLLMClient, number: int) -> bool:
         """See Sync."""
         version = _weight_version(server)
         if version.startswith(PUSHED) and version != self._version(number):
             raise _shared(server)
         return version == self._version(number)
 
-    def is_new(self, server: Server) -> bool:
+    def is_new(self, server: VLLMClient) -> bool:
         """See Sync."""
         return not _weight_version(server).startswith(PUSHED)
 
@@ -730,11 +730,11 @@ def _no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _weight_version(server: Server) -> str:
+def _weight_version(server: VLLMClient) -> str:
     return str(server.get("/weight_info")["weight_version"])
 
 
-def _shared(server: Server) -> RunFailed:
+def _shared(server: VLLMClient) -> RunFailed:
     return RunFailed(
         f"Another run hands its weights to the vLLM server at {server.url}, and it has one policy at a time.\n"
         "Give each run a server of its own; without --vllm-server-url aitrain starts one."
@@ -783,7 +783,7 @@ def _remove(folder: Path, lock: int) -> None:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ServerNeeds:
     """What a run needs of a server."""
 
     model: str
@@ -807,7 +807,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Base:
+class ServerModel:
     """The model that a server was started with."""
 
     name: str
@@ -816,13 +816,13 @@ class Base:
     """As far as it tells."""
 
 
-def check(url: str, wanted: Wanted) -> Base:
+def check_server(url: str, wanted: ServerNeeds) -> ServerModel:
     """The server's model, if it can be trained with.
 
     Raises:
         ConfigError: there is none, or it lacks something; says how to start it.
     """
-    server = Server(url, deadline=CHECK_SECONDS)
+    server = VLLMClient(url, deadline=CHECK_SECONDS)
     try:
         details = _details(server)
         wanted = replace(wanted, is_on_cpu=_is_on_cpu(details))
@@ -846,21 +846,21 @@ def check_for_nccl(url: str, model: str) -> None:
     Raises:
         ConfigError: nobody answers.
     """
-    if not Server(url).is_up():
+    if not VLLMClient(url).is_up():
         raise ConfigError(
             f"The vLLM server at {url} does not answer.\nStart it with: VLLM_SERVER_DEV_MODE=1 vllm serve {model}"
             """ --weight-transfer-config '{"backend": "nccl"}' --logprobs-mode processed_logprobs --max-logprobs -1"""
         )
 
 
-def _base(server: Server, wanted: Wanted) -> Base | None:
+def _base(server: VLLMClient, wanted: ServerNeeds) -> ServerModel | None:
     for card in server.get("/v1/models")["data"]:
         if not card.get("parent") and wanted.model in (card["id"], card["root"]):
-            return Base(card["id"], int(card["max_model_len"]), wanted.is_on_cpu)
+            return ServerModel(card["id"], int(card["max_model_len"]), wanted.is_on_cpu)
     return None
 
 
-def _lack(server: Server, base: Base | None, wanted: Wanted) -> str:
+def _lack(server: VLLMClient, base: ServerModel | None, wanted: ServerNeeds) -> str:
     """What is missing, or nothing."""
     if base is None:
         names = ", ".join(str(card["id"]) for card in server.get("/v1/models")["data"])
@@ -874,7 +874,7 @@ def _lack(server: Server, base: Base | None, wanted: Wanted) -> str:
     return ""
 
 
-def _details(server: Server) -> dict[str, Any]:
+def _details(server: VLLMClient) -> dict[str, Any]:
     """How it was started, which it tells in its development mode only."""
     try:
         details: dict[str, Any] = server.get("/server_info?config_format=json")["vllm_config"]
@@ -887,7 +887,7 @@ def _is_on_cpu(details: dict[str, Any]) -> bool:
     return bool((details.get("device_config") or {}).get("device") == "cpu")
 
 
-def _lack_in(details: dict[str, Any], wanted: Wanted) -> str:
+def _lack_in(details: dict[str, Any], wanted: ServerNeeds) -> str:
     """What is missing by what it tells, or nothing."""
     rank = (details.get("lora_config") or {}).get("max_lora_rank")
     if wanted.rank and rank is not None and rank < wanted.rank:
@@ -898,7 +898,7 @@ def _lack_in(details: dict[str, Any], wanted: Wanted) -> str:
     return ""
 
 
-def _lacks_sync(server: Server, wanted: Wanted) -> str:
+def _lacks_sync(server: VLLMClient, wanted: ServerNeeds) -> str:
     if wanted.rank is None:
         return "" if _has(lambda: server.get("/weight_info")) else "is not in its development mode"
     if (version := _version_of(server)).startswith(PUSHED):
@@ -913,7 +913,7 @@ def _lacks_sync(server: Server, wanted: Wanted) -> str:
     return ""
 
 
-def _version_of(server: Server) -> str:
+def _version_of(server: VLLMClient) -> str:
     """Nothing where it does not tell."""
     try:
         return _weight_version(server)
@@ -929,7 +929,7 @@ def _has(call: Callable[[], Any]) -> bool:
     return True
 
 
-def _has_raw_logprobs(server: Server, base: Base) -> bool:
+def _has_raw_logprobs(server: VLLMClient, base: ServerModel) -> bool:
     """Where only the likeliest token may be drawn, it is certain; before that it was not."""
     body = {"model": base.name, "prompt": [[n] for n in range(1, 9)], "max_tokens": 1, "logprobs": 0}
     choices = server.post("/v1/completions", body | {"temperature": 1.0, "top_k": 1})["choices"]

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 
-from aitrain.training.generation.sampling import Sampling
-from aitrain.training.generation.stopping import StopStrings
+from aitrain.engines.sampling import Sampling
+from aitrain.rollout.stop_strings import StopStrings
 
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
 """What stays of a model's own generation_config."""

@@ -27,8 +27,8 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain import activity
-from aitrain.training.generation.tied_head import renew_tied_head
-from aitrain.training.generation.weights import merged_weights
+from aitrain.engines.merged_weights import merged_weights
+from aitrain.engines.tied_head import renew_tied_head
 
 DEADLINE = 600.0
 """Seconds until a server must have answered. TRL tries six times."""
@@ -52,7 +52,7 @@ def _ticking(step: Callable[[], T]) -> Callable[[], T]:
     return tick_and_step
 
 
-class Generation(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
+class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
     """vLLM beside the trainer, or TRL's client of a server; neither ever writes to the weights that it hands over.
 
     `seeds`, one for each prompt of the next `generate`, decide what is sampled beside the trainer; TRL's client asks

@@ -22,9 +22,9 @@ from peft import PeftModel
 from transformers import LogitsProcessor
 from transformers.generation import GenerationMode
 
-from aitrain.environment.seeds import Draw
+from aitrain.environment.seeds import SampleSeed
 
-Rows = Callable[[int], Sequence[Draw | None]]
+Rows = Callable[[int], Sequence[SampleSeed | None]]
 """What each of so many rows is drawn with; None: torch's global generator."""
 
 
@@ -56,7 +56,7 @@ class RowSampler(LogitsProcessor):  # type: ignore[misc]  # transformers has no 
 
     def __init__(self, rows: Rows) -> None:
         self._rows, self._step = rows, 0
-        self._draws: Sequence[Draw | None] = ()
+        self._draws: Sequence[SampleSeed | None] = ()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`scores`: logits of shape (rows, vocabulary). Those that are NaN are left for `generate` to refuse."""

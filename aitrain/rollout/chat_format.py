@@ -23,8 +23,8 @@ from trl.chat_template_utils import (
 from aitrain import activity
 from aitrain.environment.calls import ToolCall, read_calls
 from aitrain.environment.contract import Prompt
-from aitrain.environment.dialogue import Message, Reply
 from aitrain.environment.loading import describe
+from aitrain.environment.session import AssistantTurn, Message
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 MARK = "answer7e1f"
@@ -46,11 +46,11 @@ class Answer:
     """One answer of the model, read: as a message of the chat, and as the environment is told it."""
 
     message: Message
-    reply: Reply
+    reply: AssistantTurn
 
 
 @dataclass(frozen=True)
-class Chat:
+class ChatFormat:
     """How one model's conversations are written; `template` is None where it is the tokenizer's own."""
 
     tokenizer: PreTrainedTokenizerBase
@@ -144,11 +144,11 @@ class Chat:
         message = self._parsed(ids, prefix, tools, ends)
         if message.get("tool_calls"):
             calls = [_as_call(call) for call in message["tool_calls"]]
-            return Answer(message, Reply(str(message["content"]), tuple(calls)))
+            return Answer(message, AssistantTurn(str(message["content"]), tuple(calls)))
         content, calls = read_calls(str(message["content"])) if tools else (message["content"], [])
         if calls:
             message = {**message, "content": content, "tool_calls": [call.as_message_part() for call in calls]}
-        return Answer(message, Reply(str(content), tuple(calls)))
+        return Answer(message, AssistantTurn(str(content), tuple(calls)))
 
     def _parsed(self, ids: list[int], prefix: list[int], tools: Schemas, ends: Sequence[int]) -> Message:
         """The message as the model's own format has it, or all of the text as its content."""
@@ -242,7 +242,7 @@ def _as_call(parsed: dict[str, Any]) -> ToolCall:
     return ToolCall(str(function["name"]), None, "the arguments are not an object")
 
 
-def chat_for_episodes(chat: Chat, following: Sequence[str]) -> Chat:
+def format_for_episodes(chat: ChatFormat, following: Sequence[str]) -> ChatFormat:
     """A way to write conversations that go on with messages of these roles: the model's own, or TRL's version of it
     that only appends.
 
@@ -262,7 +262,7 @@ def chat_for_episodes(chat: Chat, following: Sequence[str]) -> Chat:
     return other
 
 
-def _training_version(chat: Chat) -> Chat | None:
+def _training_version(chat: ChatFormat) -> ChatFormat | None:
     try:
         template = get_training_chat_template(chat.tokenizer)
     except Exception:  # TRL tries the template out, too

@@ -15,7 +15,7 @@ from typing import Any
 from aitrain.environment.calls import ToolCall
 from aitrain.environment.contract import MODEL_WORDS, arguments_for, finished, level_of
 from aitrain.environment.failures import CallFailed, Failure, as_failure
-from aitrain.environment.judging import ZERO_TO_ONE, Bounds, Scored, judged, shown
+from aitrain.environment.judging import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.row_copies import copied_words
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
@@ -24,7 +24,7 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Reply:
+class AssistantTurn:
     """One answer of the model: its text, and the tool calls that were in it."""
 
     text: str
@@ -32,7 +32,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Opening:
+class ResetResult:
     """How an episode begins: the schemas of its tools, and what the environment says before the first answer."""
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -42,7 +42,7 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class Move:
+class EnvResponse:
     """What the environment does after an answer: it says something, or ends the episode."""
 
     messages: tuple[Message, ...] = ()
@@ -67,34 +67,34 @@ def within(place: str) -> Iterator[None]:
         raise CallFailed(replace(failure, place=failure.place or place)) from error
 
 
-def dialogue_for(environment: Any, bounds: Bounds = ZERO_TO_ONE) -> Dialogue:
+def session_for(environment: Any, bounds: Bounds = ZERO_TO_ONE) -> Session:
     """The environment's side of a new episode, by what the environment has: score_episode, episode or start."""
     return _DIALOGUES[level_of(environment)](environment, bounds)
 
 
-class Dialogue(ABC):
+class Session(ABC):
     """One episode, seen from the environment. User code that raises comes out as CallFailed, with its place."""
 
     def __init__(self, environment: Any, bounds: Bounds = ZERO_TO_ONE) -> None:
         self.environment, self.bounds = environment, bounds
         self.tools = Tools.of(None)
 
-    def open(self, words: Mapping[str, Any]) -> Opening:
+    def open(self, words: Mapping[str, Any]) -> ResetResult:
         """Begin; `words` are what `episode` and `start` may ask for."""
         said = self._begin(words)
         messages = () if said is None else _as_messages(said, self._place)
         if isinstance(words.get("prompt"), str) and self.tools.of_schemas:
             self.tools = Tools.of(None)  # no chat template shows them, so that the model cannot know of them
-        return Opening(tuple(self.tools.schemas), messages, len(self.tools) > 0)
+        return ResetResult(tuple(self.tools.schemas), messages, len(self.tools) > 0)
 
-    def answer(self, reply: Reply) -> Move:
+    def answer(self, reply: AssistantTurn) -> EnvResponse:
         """Carry out the answer's tool calls; an answer without any goes to the environment."""
         if reply.calls and not self.tools.are_only_shown:
             return self._use_tools(reply.calls)
         said = self._reply(reply.text)
-        return Move(is_over=True) if said is None else Move(_as_messages(said, self._place))
+        return EnvResponse(is_over=True) if said is None else EnvResponse(_as_messages(said, self._place))
 
-    def _use_tools(self, calls: tuple[ToolCall, ...]) -> Move:
+    def _use_tools(self, calls: tuple[ToolCall, ...]) -> EnvResponse:
         """One after another, as the second may build on what the first did."""
         messages, wrong = [], 0
         for call in calls:
@@ -102,10 +102,10 @@ class Dialogue(ABC):
                 text, is_wrong = self.tools.answer(call)
             messages.append({"role": "tool", "name": call.name, "content": text})
             wrong += is_wrong
-        return Move(tuple(messages), calls=len(calls), wrong_calls=wrong)
+        return EnvResponse(tuple(messages), calls=len(calls), wrong_calls=wrong)
 
     @abstractmethod
-    def score(self, words: Mapping[str, Any]) -> Scored:
+    def score(self, words: Mapping[str, Any]) -> ScoreResult:
         """What the episode is worth, also one that a limit ended; `words` are what `score_episode` may ask for."""
 
     @property
@@ -133,7 +133,7 @@ class Dialogue(ABC):
         """Let go of what the episode holds, however far it came."""
 
 
-class Answered(Dialogue):
+class SingleTurnSession(Session):
     """`score_episode`: tools as long as the model calls them, then one answer."""
 
     _place = "score_episode"
@@ -145,11 +145,11 @@ class Answered(Dialogue):
     def _reply(self, text: str) -> None:
         return None
 
-    def score(self, words: Mapping[str, Any]) -> Scored:
+    def score(self, words: Mapping[str, Any]) -> ScoreResult:
         """What `score_episode` returns."""
         method = self.environment.score_episode
         with within("score_episode"):
-            return judged(
+            return parse_score(
                 finished(method(**copied_words(arguments_for(method, words), shared=MODEL_WORDS))), self.bounds
             )
 
@@ -157,7 +157,7 @@ class Answered(Dialogue):
         pass
 
 
-class Generated(Dialogue):
+class GeneratorSession(Session):
     """`episode`: a generator that is sent the answers, yields what it says, and returns the score."""
 
     _place = "episode"
@@ -191,14 +191,14 @@ class Generated(Dialogue):
             self.is_over, self.returned = True, stop.value
             return None
 
-    def score(self, words: Mapping[str, Any]) -> Scored:
+    def score(self, words: Mapping[str, Any]) -> ScoreResult:
         """What the generator returned. One that a limit ended is closed first, as Python closes generators: it may
         catch GeneratorExit and return what the unfinished episode is worth, which is 0 otherwise, or the lowest score
         of a range without 0."""
         with within("episode"):
             if not self.is_over:
                 self._end_early()
-            return judged(self.returned, self.bounds)
+            return parse_score(self.returned, self.bounds)
 
     def _end_early(self) -> None:
         low, high = self.bounds
@@ -215,7 +215,7 @@ class Generated(Dialogue):
             self.generator.close()
 
 
-class Stepped(Dialogue):
+class ObjectSession(Session):
     """`start`: an object with `step`, `score`, and perhaps `get_tools` and `close`, each of which may be async."""
 
     _place = "step"
@@ -234,10 +234,10 @@ class Stepped(Dialogue):
         with within("step"):
             return finished(self.object.step(text))
 
-    def score(self, words: Mapping[str, Any]) -> Scored:
+    def score(self, words: Mapping[str, Any]) -> ScoreResult:
         """What the object's `score` returns."""
         with within("score"):
-            return judged(finished(self.object.score()), self.bounds)
+            return parse_score(finished(self.object.score()), self.bounds)
 
     def _close(self) -> None:
         close = getattr(getattr(self, "object", None), "close", None)
@@ -245,7 +245,11 @@ class Stepped(Dialogue):
             finished(close())
 
 
-_DIALOGUES: dict[str, type[Dialogue]] = {"score_episode": Answered, "episode": Generated, "start": Stepped}
+_DIALOGUES: dict[str, type[Session]] = {
+    "score_episode": SingleTurnSession,
+    "episode": GeneratorSession,
+    "start": ObjectSession,
+}
 
 
 def _as_messages(said: Any, place: str) -> tuple[Message, ...]:

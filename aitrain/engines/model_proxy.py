@@ -31,9 +31,9 @@ from torch.nn.functional import pad
 from transformers import GenerationConfig
 
 from aitrain import activity
-from aitrain.environment.seeds import Draw, current_seeds, derived_seed
+from aitrain.engines.row_sampling import seeded_rows
+from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
 from aitrain.environment.workers import paused
-from aitrain.training.generation.row_sampling import seeded_rows
 
 Engine = Callable[[list[list[int]], dict[str, Any]], list[list[int]]]
 """Completion ids for prompt ids, in their order: `engine(prompts, sampling)`. `sampling` has `max_new_tokens` and, as
@@ -58,12 +58,12 @@ SHARED_SETTINGS = ENGINE_SETTINGS | {
 (beams, n-grams, ...) do not share a batch."""
 
 
-class Batcher:
+class ProxyBatcher:
     """Answers a policy's calls, those with the same settings together, in the thread that made it or that entered
     `serving` last."""
 
     def __init__(self, model: Any, pad_token_id: int, engine: Engine | None = None) -> None:
-        self.policy = Policy(self, model)
+        self.policy = ModelProxy(self, model)
         self.wake: Callable[[], None] = _nobody_to_wake
         """How other threads make the serving one call `meanwhile`; set by the owner."""
         self._model, self._pad, self._engine = model, pad_token_id, engine
@@ -225,7 +225,7 @@ class Batcher:
         return _handed_out(settings, requests, generated, lengths)
 
 
-class Policy:
+class ModelProxy:
     """What an environment is handed as the model: `generate` and calls go through the batcher, in evaluation mode and
     without gradients, anything else (also setting an attribute) to the model itself.
 
@@ -234,7 +234,7 @@ class Policy:
 
     __slots__ = ("_batcher", "_model")
 
-    def __init__(self, batcher: Batcher, model: Any) -> None:
+    def __init__(self, batcher: ProxyBatcher, model: Any) -> None:
         object.__setattr__(self, "_batcher", batcher)
         object.__setattr__(self, "_model", model)
 
@@ -248,7 +248,7 @@ class Policy:
 
     forward = __call__
 
-    def to(self, *args: Any, **kwargs: Any) -> Policy:
+    def to(self, *args: Any, **kwargs: Any) -> ModelProxy:
         """The policy as it is."""
         return self
 
@@ -316,7 +316,7 @@ def _requests(calls: list[_Call]) -> list[_Request]:
     return [call.request for call in calls if call.request is not None]
 
 
-def _draws(calls: list[_Call], rows: int) -> list[Draw | None]:
+def _draws(calls: list[_Call], rows: int) -> list[SampleSeed | None]:
     """What each row of a batch of these calls is drawn with. Each call has a share of the rows: one call all of them,
     several as many as they have prompts, times the answers that each prompt gets."""
     prompts = [1 if call.request is None else len(call.request.ids) for call in calls]
@@ -324,7 +324,7 @@ def _draws(calls: list[_Call], rows: int) -> list[Draw | None]:
     counts = [count * each for count in prompts[:-1]]
     counts.append(rows - sum(counts))
     return [
-        None if call.seed is None else Draw(derived_seed(call.seed, row))
+        None if call.seed is None else SampleSeed(derived_seed(call.seed, row))
         for call, count in zip(calls, counts, strict=True)
         for row in range(count)
     ]

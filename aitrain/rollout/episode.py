@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aitrain import activity
-from aitrain.environment.contract import Case, Completion
-from aitrain.environment.dialogue import Message, Move, Reply
+from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.failures import Failure
-from aitrain.environment.judging import Scored
-from aitrain.environment.scoring import Host, Play
-from aitrain.environment.seeds import Draw, EpisodeSeeds
+from aitrain.environment.judging import ScoreResult
+from aitrain.environment.runner import EnvRunner, EnvSession
+from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
+from aitrain.environment.session import AssistantTurn, EnvResponse, Message
 from aitrain.errors import ConfigError, EnvironmentFailed
-from aitrain.training.chat import Chat
-from aitrain.training.generation.stopping import StopStrings
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.stop_strings import StopStrings
 from aitrain.training.stopwatch import Stopwatch
 
 STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout")
@@ -49,15 +49,15 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Completion:
     """One answer as it was sampled: token ids, and their log-probabilities where the engine says them."""
 
     ids: list[int]
     logprobs: list[float] | None = None
 
-    def first(self, count: int) -> Sampled:
+    def first(self, count: int) -> Completion:
         """At most so many tokens of it."""
-        return Sampled(self.ids[:count], None if self.logprobs is None else self.logprobs[:count])
+        return Completion(self.ids[:count], None if self.logprobs is None else self.logprobs[:count])
 
 
 class Generate(Protocol):
@@ -66,8 +66,8 @@ class Generate(Protocol):
     is sampled with, None where the episode has no seed."""
 
     def __call__(
-        self, prompts: list[list[int]], most: int, begun: Sequence[int], draws: Sequence[Draw | None]
-    ) -> list[Sampled] | None: ...
+        self, prompts: list[list[int]], most: int, begun: Sequence[int], draws: Sequence[SampleSeed | None]
+    ) -> list[Completion] | None: ...
 
 
 class Asking(Protocol):
@@ -77,19 +77,19 @@ class Asking(Protocol):
     def waiting(self) -> int:
         """How many have not come yet, or not been taken."""
 
-    def ask(self, track: Track, prompt: list[int], most: int, draw: Draw | None) -> None:
+    def ask(self, track: Trajectory, prompt: list[int], most: int, draw: SampleSeed | None) -> None:
         """For an answer of at most so many tokens, sampled with this."""
 
-    def answered(self) -> list[tuple[Track, tuple[list[int], list[float]]]]:
+    def answered(self) -> list[tuple[Trajectory, tuple[list[int], list[float]]]]:
         """Those that have come, as token ids and log-probabilities; waits for none."""
 
 
 @dataclass(eq=False)
-class Track:
+class Trajectory:
     """The model's side of one episode under way. `ids`, `mask` and `logprobs` have one entry a token after the prompt;
     the mask is 1 for what the model sampled, 0 for what the environment said."""
 
-    play: Play
+    play: EnvSession
     prompt_ids: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Track:
     wrong_calls: int = 0
     stop: str | None = None
 
-    def append_sampled(self, sampled: Sampled, is_whole: bool) -> None:
+    def append_sampled(self, sampled: Completion, is_whole: bool) -> None:
         """What the model said, an answer or the next piece of one: trained."""
         if not self.is_answering:
             self.answers.append(len(self.ids))
@@ -122,10 +122,10 @@ class Track:
         self.logprobs += [0.0] * len(ids)
 
     @property
-    def draw(self) -> Draw | None:
+    def draw(self) -> SampleSeed | None:
         """What the next tokens are sampled with; None: with the engine's own random numbers."""
         sampling = self.play.sampling
-        return None if sampling is None else Draw(sampling.seed, sum(self.mask))
+        return None if sampling is None else SampleSeed(sampling.seed, sum(self.mask))
 
     @property
     def last_answer(self) -> int:
@@ -143,20 +143,20 @@ class Track:
         return self.ids[-1] if self.ids else -1
 
     @property
-    def completion(self) -> Completion:
+    def completion(self) -> Transcript:
         """All that followed the prompt, as the environment is shown it."""
         case = self.play.case
         if case.is_chat:
-            return Completion(case, self.messages)
-        return Completion(case, "".join(str(message["content"]) for message in self.messages))
+            return Transcript(case, self.messages)
+        return Transcript(case, "".join(str(message["content"]) for message in self.messages))
 
 
 @dataclass(frozen=True)
 class Episode:
     """One case played to its end and scored."""
 
-    track: Track
-    scored: Scored
+    track: Trajectory
+    scored: ScoreResult
 
     @property
     def case(self) -> Case:
@@ -211,8 +211,8 @@ class Episode:
 class Rollout:
     """Plays episodes with a policy: `generate` is the policy's side, `host` the environment's."""
 
-    host: Host
-    chat: Chat
+    host: EnvRunner
+    chat: ChatFormat
     limits: Limits
     generate: Generate
     ends: Sequence[int]
@@ -239,7 +239,7 @@ class Rollout:
             self._run([track for track in tracks if track.stop is None])
             return self._score(tracks)
 
-    def _run(self, live: list[Track]) -> None:
+    def _run(self, live: list[Trajectory]) -> None:
         with self.watch.running("generate"):
             policy = self.asking() if self.asking else None  # which may hand it new weights
         if policy is not None and self.host.lives_between_calls:
@@ -247,12 +247,12 @@ class Rollout:
         else:
             self._run_together(live)
 
-    def _run_together(self, live: list[Track]) -> None:
+    def _run_together(self, live: list[Trajectory]) -> None:
         while self._answer(live):
             self._respond([track for track in live if not track.is_answering])
             live = [track for track in live if track.stop is None]
 
-    def _run_freely(self, live: list[Track], policy: Asking) -> None:
+    def _run_freely(self, live: list[Trajectory], policy: Asking) -> None:
         """Each episode is always with the policy or with its environment; news of either side wake this thread."""
         tracks = {id(track.play): track for track in live}
         with self.host.answering() as environment:
@@ -260,7 +260,7 @@ class Rollout:
                 policy.ask(track, track.prompt_ids, self._room(track), track.draw)
             while policy.waiting or environment.waiting:
                 for track, (ids, logprobs) in policy.answered():
-                    track.append_sampled(Sampled(ids, logprobs), is_whole=True)
+                    track.append_sampled(Completion(ids, logprobs), is_whole=True)
                     environment.ask(track.play, self._read(track))
                 waited_for = {"generate": policy.waiting, "environment": environment.waiting}
                 with self.watch.running(*(part for part, count in waited_for.items() if count)):
@@ -271,9 +271,9 @@ class Rollout:
                     if track.stop is None:
                         policy.ask(track, track.prompt_ids + track.ids, self._room(track), track.draw)
 
-    def _begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Track]:
+    def _begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Trajectory]:
         with self.watch.running("environment"):
-            tracks = [Track(play) for play in self.host.begin(cases, seeds)]
+            tracks = [Trajectory(play) for play in self.host.begin(cases, seeds)]
         for track in tracks:
             track.opening = list(track.play.opening.messages)
             with _refusals(track.play):
@@ -286,7 +286,7 @@ class Rollout:
                 track.prompt_ids = track.prompt_ids[:1] or [self.ends[0]]  # never answered, so that they do not matter
         return tracks
 
-    def _prompt_ids(self, play: Play) -> list[int]:
+    def _prompt_ids(self, play: EnvSession) -> list[int]:
         said, tools = play.opening.messages, play.opening.tools
         if isinstance(play.case.prompt, str):
             refuse_tools_for_strings(tools)
@@ -295,19 +295,19 @@ class Rollout:
             self.chat.check_tools()
         return self.chat.prompt_ids([*play.case.prompt, *said], tools)
 
-    def _room(self, track: Track) -> int:
+    def _room(self, track: Trajectory) -> int:
         """Tokens that its answer, or what is left of it, may have."""
         room = self.limits.room(len(track.prompt_ids), len(track.ids))
         return min(room, self.limits.answer_tokens - len(track.unfinished))
 
-    def is_ended(self, track: Track) -> bool:
+    def is_ended(self, track: Trajectory) -> bool:
         """Whether the newest answer was ended by the model, and not cut off."""
         return self._is_end(track.ids[track.last_answer :]) and track.mask[-1] == 1
 
     def _is_end(self, answer: list[int]) -> bool:
         return answer[-1:] != [] and (answer[-1] in self.ends or (self.stops is not None and self.stops.ends(answer)))
 
-    def _answer(self, live: list[Track]) -> bool:
+    def _answer(self, live: list[Trajectory]) -> bool:
         """One answer for each; False when no process has a live episode any more.
 
         No row is generated beyond the context, which some models cannot: where the longest episode has less room than
@@ -329,14 +329,14 @@ class Rollout:
             track.append_sampled(kept, is_whole=is_ended or len(kept.ids) == room)
         return True
 
-    def _respond(self, live: list[Track]) -> None:
+    def _respond(self, live: list[Trajectory]) -> None:
         replies = [self._read(track) for track in live]
         with self.watch.running("environment"):
             moves = self.host.answer([track.play for track in live], replies)
         for track, move in zip(live, moves, strict=True):
             self._take(track, move)
 
-    def _read(self, track: Track) -> Reply:
+    def _read(self, track: Trajectory) -> AssistantTurn:
         """The newest answer, as a message of the conversation and as the environment gets it."""
         start, opening = track.last_answer, track.play.opening
         tools = opening.tools if opening.runs_tools else ()
@@ -345,20 +345,20 @@ class Rollout:
         track.messages.append(answer.message)
         return answer.reply
 
-    def _take(self, track: Track, move: Move) -> None:
+    def _take(self, track: Trajectory, move: EnvResponse) -> None:
         """What the environment did; the episode goes on after it or is over."""
         track.calls += move.calls
         track.wrong_calls += move.wrong_calls
         track.stop = self._why_over(track, move) or self._go_on(track, move)
 
-    def _why_over(self, track: Track, move: Move) -> str | None:
+    def _why_over(self, track: Trajectory, move: EnvResponse) -> str | None:
         if track.play.failure is not None:
             return "env_error"
         if move.is_over:
             return "done" if self.is_ended(track) else "max_tokens"
         return "max_turns" if track.turns >= self.limits.turns else None
 
-    def _go_on(self, track: Track, move: Move) -> str | None:
+    def _go_on(self, track: Trajectory, move: EnvResponse) -> str | None:
         """Append what the environment said; where that leaves no room for an answer, the episode ends before it."""
         said: list[int] = []
         with _refusals(track.play):
@@ -371,7 +371,7 @@ class Rollout:
         track.messages += move.messages
         return None
 
-    def _score(self, tracks: list[Track]) -> list[Episode]:
+    def _score(self, tracks: list[Trajectory]) -> list[Episode]:
         plays = [track.play for track in tracks]
         with self.watch.running("environment"), self.scoring():
             scored = self.host.score(plays, [track.completion for track in tracks])
@@ -383,7 +383,7 @@ class Rollout:
 
 
 @contextmanager
-def _refusals(play: Play) -> Iterator[None]:
+def _refusals(play: EnvSession) -> Iterator[None]:
     """Messages that the chat template refuses are the failure of their episode."""
     try:
         yield

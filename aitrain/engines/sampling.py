@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from aitrain.config import TrainConfig
-from aitrain.training.generation.stopping import StopStrings
+from aitrain.rollout.stop_strings import StopStrings
 
 Tensor = torch.Tensor
 

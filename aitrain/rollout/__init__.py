@@ -1,0 +1,1 @@
+"""Episodes: how they are played on any engine, without torch or TRL."""
