@@ -87,11 +87,11 @@ def _train(plan: Plan, environment: Any, watchers: Watchers) -> Result:
     with serving(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
         config = plan.config.model_copy(update=changed)
-        host = start_runner(environment, config)
+        runner = start_runner(environment, config)
         heartbeat.start()
         announce = watchers.report.during(screen.start())
         with _ended_if_stalled(config, watchers, stop):
-            return run(Job(config, folder, environment, announce, stop, plan.checkpoint, host, heartbeat.progress))
+            return run(Job(config, folder, environment, announce, stop, plan.checkpoint, runner, heartbeat.progress))
 
 
 INTERRUPT_SECONDS = 5.0

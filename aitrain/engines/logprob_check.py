@@ -101,13 +101,13 @@ class LogprobCheck:
         before = {name: getattr(served, name) for name in settings}
         vars(served).update(settings)
         try:
-            _, answers, logprobs, *_ = served.generate(self.prompts)
+            answers = served.generate_batch(self.prompts)
         finally:
             vars(served).update(before)
-        self._rows = [prompt + answer for prompt, answer in zip(self.prompts, answers, strict=True)]
+        self._rows = [prompt + ids for prompt, (ids, _) in zip(self.prompts, answers, strict=True)]
         own = self._logprobs()
-        sampled = torch.tensor([token for answer in answers for token in answer])
-        said = torch.tensor(_flat(logprobs))
+        sampled = torch.tensor([token for ids, _ in answers for token in ids])
+        said = torch.tensor([value for _, logprobs in answers for value in logprobs])
         return float((own.gather(-1, sampled[:, None])[:, 0] - said).abs().mean())
 
     def _first_probe(self, served: VLLMServerEngine) -> Probe:
@@ -165,11 +165,6 @@ class LogprobCheck:
             for prompt, row, each in zip(self.prompts, self._rows, logits, strict=True)
         ]
         return torch.cat(answers).float().log_softmax(-1).cpu()
-
-
-def _flat(answers: list[list[list[float]]]) -> list[float]:
-    """Of all sampled tokens, one answer after the other."""
-    return [value for answer in answers for (value,) in answer]
 
 
 def _at(logprobs: torch.Tensor, places: Iterable[Place]) -> dict[Place, float]:

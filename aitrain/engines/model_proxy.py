@@ -14,14 +14,15 @@ Where we lean on the inside of transformers 5.17:
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -65,7 +66,9 @@ class ProxyBatcher:
     def __init__(self, model: Any, pad_token_id: int, engine: Engine | None = None) -> None:
         self.policy = ModelProxy(self, model)
         self.wake: Callable[[], None] = _nobody_to_wake
-        """How other threads make the serving one call `meanwhile`; set by the owner."""
+        """How other threads make the serving one call `poll`."""
+        self.on_call_end: Callable[[], None] = _nobody_to_wake
+        """To be called on the event loop when a call of an environment has ended."""
         self._model, self._pad, self._engine = model, pad_token_id, engine
         self._thread = threading.get_ident()
         self._session: _Session | None = None
@@ -75,7 +78,7 @@ class ProxyBatcher:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """While this lasts, calls of other threads wait for `meanwhile`; who still waits at its end is refused."""
+        """While this lasts, calls of other threads wait for `poll`; who still waits at its end is refused."""
         session = _Session()
         self._thread, self._idle_since, self._session = threading.get_ident(), time.monotonic(), session
         try:
@@ -108,9 +111,32 @@ class ProxyBatcher:
         with paused():
             return call.answer()
 
+    @asynccontextmanager
+    async def serving_calls(self, running: Callable[[], int]) -> AsyncIterator[None]:
+        """While this lasts, the event loop serves calls of other threads; `running` threads could make one."""
+        loop, timer = asyncio.get_running_loop(), None
+
+        def poll() -> None:
+            nonlocal timer
+            if timer is not None:
+                timer.cancel()
+            seconds = self.poll(running()) if self._session is not None else math.inf
+            timer = None if seconds == math.inf else loop.call_later(seconds, poll)
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop was closed: the run ended meanwhile
+                loop.call_soon_threadsafe(poll)
+
+        self.wake, self.on_call_end = wake, poll
+        try:
+            with self.serving():
+                yield
+        finally:
+            self.wake = self.on_call_end = _nobody_to_wake
+
     # -- when
 
-    def meanwhile(self, running: int) -> float:
+    def poll(self, running: int) -> float:
         """Do what is due, where `running` threads could ask for something; returns seconds until more may be due."""
         if self._session is not None:
             self._waiting += self._session.arrivals()

@@ -21,6 +21,7 @@ Where we lean on vLLM 0.31 (tests/training/test_served.py runs against it):
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import queue
@@ -29,8 +30,8 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,8 +47,10 @@ from transformers.utils import logging
 from aitrain import activity
 from aitrain.engines import tied_head
 from aitrain.engines.merged_weights import merged_weights
-from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
+from aitrain.rollout.limits import EndOfTurn
 from aitrain.vllm_ranks import RANKS, served_rank
 
 T = TypeVar("T")
@@ -230,6 +233,10 @@ class VLLMServerEngine:
     generation_kwargs: dict[str, Any] = field(default_factory=dict)
     """Further fields of each request, as in TRL's VLLMGeneration."""
 
+    end: EndOfTurn = field(default_factory=lambda: EndOfTurn(()))
+    clock: RolloutClock = field(default_factory=RolloutClock)
+    weight_version: int | None = None
+    """Optimizer steps that the weights of the last sync had done; None: there was none, or the policy has others."""
     pushes: int = field(default=0, init=False)
     restarts: int = field(default=0, init=False)
     """How often the server had forgotten our weights."""
@@ -239,40 +246,57 @@ class VLLMServerEngine:
     _looking: Any = field(default_factory=threading.Lock, init=False)
     _current_until: float = field(default=0.0, init=False)
 
-    def generate(
-        self,
-        prompts: list[list[int]],
-        images: Any = None,
-        num_generations: int = 1,
-        profiler: AbstractContextManager[Any] | None = None,
-    ) -> tuple[list[list[int]], list[list[int]], list[list[list[float]]], None]:
-        """One answer to each prompt, in their order: (prompts, answers, log-probabilities, None), all as token ids.
-
-        Prompts are repeated where several answers are wanted, so `num_generations` has nothing to add.
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Sample one completion.
 
         Raises:
             RunFailed: the server is gone for good, takes too long, or refuses.
         """
-        if images is not None and any(images):
-            raise RunFailed("Generation by a vLLM server takes no images.")
-        with profiler or nullcontext():
-            answers = self._insist(lambda: self._ask(prompts))
-        return prompts, [ids for ids, _ in answers], [[[value] for value in values] for _, values in answers], None
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[Answer] = loop.create_future()
 
-    def answer(self, prompt: list[int], most: int, seed: int | None = None) -> Answer:
-        """One answer of at most so many tokens, sampled with the seed, whichever thread asks.
+        def work() -> None:
+            answer: Answer | None = None
+            failure: Exception | None = None
+            try:
+                answer = self._complete(request)
+            except Exception as error:
+                failure = error
+            with suppress(RuntimeError):  # the loop was closed: the run ended meanwhile
+                loop.call_soon_threadsafe(_settle, result, answer, failure)
 
-        Raises:
-            RunFailed: as for `generate`.
-        """
+        version = self.weight_version or 0
+        with self.clock.running("generate"):
+            _HANDS.do(work)
+            ids, logprobs = await result
+        return Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", version)
+
+    @asynccontextmanager
+    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
+        """Nothing to prepare: the server answers each request by itself."""
+        yield lambda: None
+
+    def _complete(self, request: GenerationRequest) -> Answer:
+        """In a thread. If the server dies, requests that wait are sent again: environments cannot go back."""
+        seed = None if request.seed is None else request.seed.request_seed
+        greedy = GREEDY if request.decoding is Decoding.GREEDY else {}
 
         def ask() -> Answer:
             with self._looking:
                 if time.monotonic() >= self._current_until:
                     self._make_current()
-            return self._request([prompt], self._limit(prompt, most), seed)[0]
+            prompt = request.prompt_ids
+            return self._request([prompt], self._limit(prompt, request.max_tokens), seed, greedy)[0]
 
         return self._insist(ask)
+
+    def generate_batch(self, prompts: list[list[int]]) -> list[Answer]:
+        """One completion for each prompt, in their order, with `seeds` and `max_completion_length`.
+
+        Raises:
+            RunFailed: as for `generate`.
+        """
+        return self._insist(lambda: self._ask(prompts))
 
     def likeliest(self, contexts: list[list[int]], of_base: bool = False) -> list[dict[int, float]]:
         """The likeliest next tokens after each of these tokens, with their log-probabilities at temperature 1: the
@@ -294,6 +318,24 @@ class VLLMServerEngine:
             {int(name.removeprefix("token_id:")): float(value) for name, value in said.items()}
             for said in (choice["logprobs"]["top_logprobs"][0] for choice in choices)
         ]
+
+    def load_weights(self, version: int) -> None:
+        """Sync the policy's weights, unless the server has this version. Every process must call this."""
+        if self.weight_version != version:
+            self.sync_weights()
+            self.weight_version = version
+
+    def generate_for_environment(self, prompts: list[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
+        """Completions for an environment that calls `model.generate`: with that call's sampling."""
+        max_tokens, seeds = sampling.pop("max_new_tokens"), sampling.pop("seeds", None)
+        extras = {"stop_token_ids": list(self.end.eos_ids)}
+        changed = {**sampling, "max_completion_length": max_tokens, "generation_kwargs": extras, "seeds": seeds}
+        before = {name: getattr(self, name) for name in changed}
+        vars(self).update(changed)
+        try:
+            return [ids for ids, _ in self.generate_batch(prompts)]
+        finally:
+            vars(self).update(before)
 
     def sync_weights(self) -> None:
         """Make the server generate with the weights as they are now. Every process must call this.
@@ -416,10 +458,12 @@ class VLLMServerEngine:
         """The server refuses what could become too long, where an engine inside the process stops in time."""
         return max(1, most if self.longest is None else min(most, self.longest - len(prompt)))
 
-    def _request(self, prompts: list[list[int]], limit: int, seed: int | None = None) -> list[Answer]:
+    def _request(
+        self, prompts: list[list[int]], limit: int, seed: int | None = None, changes: Mapping[str, float] | None = None
+    ) -> list[Answer]:
         """An answer to each prompt; those that are sampled with a seed, and the ones after it, have the same prompt."""
         seeded = {} if seed is None else {"prompt": prompts[:1], "n": len(prompts), "seed": seed}
-        reply = self.server.post("/v1/completions", self._body(prompts, limit) | seeded)
+        reply = self.server.post("/v1/completions", self._body(prompts, limit) | dict(changes or {}) | seeded)
         activity.tick()
         choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
         if [choice["prompt_token_ids"] for choice in choices] != prompts:
@@ -465,6 +509,20 @@ Answer = tuple[list[int], list[float]]
 """Token ids and their log-probabilities."""
 
 
+GREEDY = {"temperature": 0.0, "top_k": -1, "top_p": 1.0}
+"""The fields of a request for the likeliest token every time."""
+
+
+def _settle(result: asyncio.Future[Answer], answer: Answer | None, failure: Exception | None) -> None:
+    """On the event loop, in which the request may have been cancelled."""
+    if result.done():
+        return
+    if failure is not None:
+        result.set_exception(failure)
+    elif answer is not None:
+        result.set_result(answer)
+
+
 class _Hands:
     """Threads that are kept: to start one takes as long as the busiest core lets the new one wait. They are daemons, so
     that none keeps an interrupted run alive."""
@@ -486,48 +544,6 @@ class _Hands:
 
 
 _HANDS = _Hands()
-
-
-class Asking:
-    """Answers that are asked for one by one, each in a thread, and taken as they come (see rollout.py).
-
-    Where the server dies meanwhile, those that wait ask again, and only those: environments cannot go back.
-    """
-
-    def __init__(self, served: VLLMServerEngine, wake: Callable[[], None]) -> None:
-        self.waiting = 0
-        """How many have not come yet, or not been taken."""
-        self._served, self._wake = served, wake
-        self._arrived: queue.SimpleQueue[tuple[Any, Answer | Exception]] = queue.SimpleQueue()
-
-    def ask(self, key: Any, prompt: list[int], most: int, draw: SampleSeed | None = None) -> None:
-        """For an answer of at most so many tokens, sampled with the draw; it comes back with the key."""
-        self.waiting += 1
-        _HANDS.do(partial(self._fetch, key, prompt, most, None if draw is None else draw.request_seed))
-
-    def _fetch(self, key: Any, prompt: list[int], most: int, seed: int | None) -> None:
-        try:
-            self._arrived.put((key, self._served.answer(prompt, most, seed)))
-        except Exception as error:
-            self._arrived.put((key, error))
-        self._wake()
-
-    def answered(self) -> list[tuple[Any, Answer]]:
-        """Those that have come.
-
-        Raises:
-            RunFailed: the server is gone for good, takes too long, or refuses.
-        """
-        answers: list[tuple[Any, Answer]] = []
-        while True:
-            try:
-                key, answer = self._arrived.get_nowait()
-            except queue.Empty:
-                return answers
-            self.waiting -= 1
-            if isinstance(answer, Exception):
-                raise answer
-            answers.append((key, answer))
 
 
 @dataclass

@@ -1,68 +1,70 @@
-"""The environment's side of many episodes at the same time: whatever fails there is missing data, never a 0, and never
-ends the run by itself."""
+"""The environment's side of many episodes at the same time. Anything that fails there is missing data, never a 0, and
+never ends the run by itself."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aitrain.config import TrainConfig
-from aitrain.environment.call_policy import CallPolicy, CopyPlan, Tell
+from aitrain.environment.call_policy import CallPolicy, Tell
 from aitrain.environment.contract import Case, Transcript, level_of
-from aitrain.environment.failures import CallFailed, Failure
-from aitrain.environment.isolation import Isolation, Seat
-from aitrain.environment.judging import Bounds, ScoreResult
+from aitrain.environment.failures import Failure
+from aitrain.environment.isolation import Isolation
+from aitrain.environment.judging import ScoreResult
+from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session, session_for
+from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, session_for
 from aitrain.environment.tools import Tools
 from aitrain.environment.watching import Watch
-from aitrain.environment.workers import Call, Calls, Meanwhile, Outcome, Workers
+from aitrain.environment.workers import Outcome
 from aitrain.errors import EnvironmentFailed
+from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.machine import usable_cores
-
-PATIENCE = 3
-"""Batches in a row with too many failures, after which a run is given up."""
 
 THREADS = 64
 PROCESSES_PER_CORE = 4
 
 REPEATABLE = ("raised", "timed_out", "crashed", "server")
-"""Failures of a call, which might go better the next time; a wrong score is the same one again."""
+"""Failures of a call that may succeed the next time; a wrong score would be returned again."""
+
+T = TypeVar("T")
 
 
-class Side(Protocol):
-    """A dialogue, here or in another process."""
+class SessionLike(Protocol):
+    """A session, in this process or another one."""
 
     def open(self, words: dict[str, Any]) -> ResetResult: ...
-    def answer(self, reply: AssistantTurn) -> EnvResponse: ...
+    def answer(self, turn: AssistantTurn) -> EnvResponse: ...
     def score(self, words: dict[str, Any]) -> ScoreResult: ...
     def close(self) -> None: ...
 
 
-@dataclass
+@dataclass(eq=False)
 class EnvSession:
-    """The environment's side of one episode under way."""
+    """The environment's side of one episode, with what came of its calls so far."""
 
     case: Case
     seed: int
-    side: Side | None = None
-    """None where nothing lives between the calls: `score_episode` without tools."""
-    opening: ResetResult = field(default_factory=ResetResult)
+    sampling: EpisodeSeeds | None = None
+    """What completions are sampled with; None: the engine's own random numbers."""
+    session: SessionLike | None = None
+    """None if nothing is kept between the calls: `score_episode` without tools."""
+    reset: ResetResult = field(default_factory=ResetResult)
     seconds: float = 0.0
     """How long the environment took, over all calls."""
     failure: Failure | None = None
-    sampling: EpisodeSeeds | None = None
-    """What completions are sampled with; None: with the engine's own random numbers."""
 
     def note(self, outcome: Outcome, place: str) -> None:
-        """What came of a call; `place` is where it was, if it cannot say so itself."""
+        """Keep the time and the failure of a call; `place` is where it was, unless the failure says it."""
         self.seconds += outcome.seconds
         if outcome.failure is not None:
             self.failure = replace(outcome.failure, place=outcome.failure.place or place)
@@ -76,43 +78,53 @@ class EnvRunner:
     config: TrainConfig
     isolation: Isolation | None = None
     given: dict[str, Any] = field(default_factory=dict)
-    """What `score_episode` may use of the model's side: `model` and `tokenizer`, see `offer`."""
-    meanwhile: Meanwhile | None = None
-    """What the waiting thread does, such as generating for environments that ask the model themselves."""
+    """What `score_episode` may use of the policy's side: `model` and `tokenizer`, see `offer`."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """What each call in a thread is made within, such as torch.no_grad, which is a thread's own."""
+    """A context for each call in a thread, such as torch.no_grad, which holds for one thread."""
     tell: Tell = lambda _: None
-    """Where the user is told, once, how calls run that write to the environment."""
+    """Shows the user, once, how calls run that write to the environment."""
+    on_call_end: Callable[[], None] = lambda: None
+    """Called on the event loop after each call."""
 
     _watch: Watch | None = None
+    _calls: int = 0
 
     @cached_property
     def policy(self) -> CallPolicy:
-        """How calls run, by what they write; asked for when the dataset is built, as that sets attributes, too."""
+        """How calls run, by what they write; asked for after build_dataset, which sets attributes too."""
         return CallPolicy(self.environment, self._level, self._by_episode, self.isolation is not None, self.tell)
 
     @cached_property
     def _by_episode(self) -> bool:
-        """Whether an episode has calls between which others run: not where there is nothing but `score_episode`."""
+        """Whether an episode has several calls, between which those of others run."""
         if self._level != "score_episode":
             return True
         try:
             return len(Tools.of(self.environment)) > 0
         except EnvironmentFailed:
-            return True  # each episode will say so
+            return True  # each episode fails with it
 
     @cached_property
     def _level(self) -> str:
         return level_of(self.environment)
 
     @cached_property
-    def workers(self) -> Workers:
+    def pool(self) -> DeadlinePool:
         """The threads that make the calls."""
-        unset = THREADS if self.isolation is None else PROCESSES_PER_CORE * usable_cores()
-        return Workers(self.config.rl_env_workers or unset, self.config.rl_env_timeout)
+        return DeadlinePool(self._threads, self.config.rl_env_timeout)
+
+    @property
+    def running_calls(self) -> int:
+        """How many calls are running at most: those that wait for a thread are not."""
+        return min(self._calls, self._threads)
+
+    @property
+    def _threads(self) -> int:
+        default = THREADS if self.isolation is None else PROCESSES_PER_CORE * usable_cores()
+        return self.config.rl_env_workers or default
 
     def offer(self, model: Any, tokenizer: Any) -> None:
-        """Let `score_episode` use them; in processes of its own it gets the tokenizer only."""
+        """Let `score_episode` use model and tokenizer; in other processes, the tokenizer only."""
         if self.isolation is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self._level == "score_episode":
@@ -122,132 +134,146 @@ class EnvRunner:
             self.given = {"model": NoModel(), "tokenizer": StoredTokenizer(Path(name))}
 
     @cached_property
-    def lives_between_calls(self) -> bool:
-        """Whether episodes have more to say than a score."""
+    def has_sessions(self) -> bool:
+        """Whether the environment takes part in episodes before it scores them."""
         return self._level != "score_episode" or hasattr(self.environment, "get_tools")
 
-    def begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[EnvSession]:
-        """Open an episode for each case; one that cannot be opened comes back with its failure."""
-        plays = [EnvSession(case, seed) for case, seed in zip(cases, seeds, strict=True)]
-        self._watch = self.policy.watch() if self.policy.by_episode else None
-        if self.lives_between_calls:
-            opened = self._repeat(plays, [partial(self._open, play) for play in plays], self._level)
-            for play, result in zip(plays, opened, strict=True):
-                play.side, play.opening = result or (None, ResetResult())
-        return plays
+    # -- an episode, from its beginning to its end
 
-    def _open(self, play: EnvSession) -> tuple[Side, ResetResult]:
-        """A side of its own for each attempt: one that was given up may still be running."""
-        side = self._new_side()
+    async def open(
+        self, cases: Sequence[Case], seeds: Sequence[int], sampling: Sequence[EpisodeSeeds | None] | None = None
+    ) -> list[EnvSession]:
+        """Open a session for each case; one that cannot be opened has a failure."""
+        sampled = sampling or [None] * len(cases)
+        sessions = [EnvSession(*each) for each in zip(cases, seeds, sampled, strict=True)]
+        self._watch = self.policy.watch() if self.policy.by_episode else None
+        if self.has_sessions:
+            opened = await self._repeat(sessions, [partial(self._open, one) for one in sessions], self._level)
+            for one, result in zip(sessions, opened, strict=True):
+                one.session, one.reset = result or (None, ResetResult())
+        return sessions
+
+    def _open(self, one: EnvSession) -> tuple[SessionLike, ResetResult]:
+        """A new session for each attempt: one that was abandoned may still be running."""
+        session = self._new_session()
         try:
-            return side, side.open(play.case.words(play.seed))
+            return session, session.open(one.case.words(one.seed))
         except BaseException:
-            side.close()
+            session.close()
             raise
 
-    def _new_side(self) -> Side:
+    def _new_session(self) -> SessionLike:
+        bounds = self.config.score_bounds
         if self.isolation is None:
-            return session_for(self.policy.object_for(), self.config.score_bounds)
-        make = partial(_dialogue_in_process, self.policy.remote_plan, self.config.score_bounds)
-        return _Remote(self.isolation.lease(make))
+            return session_for(self.policy.object_for(), bounds)
+        return remote_session(self.isolation, self.policy.remote_plan, bounds)
 
-    def answer(self, plays: Sequence[EnvSession], replies: Sequence[AssistantTurn]) -> list[EnvResponse]:
-        """What the environment does after each answer; a failed episode is over."""
-        if not self.lives_between_calls:
-            return [EnvResponse(is_over=True)] * len(plays)
-        sides = [play.side for play in plays if play.side is not None]
-        jobs = [partial(side.answer, reply) for side, reply in zip(sides, replies, strict=True)]
-        moves = self._call(plays, jobs, [self.place_of(reply) for reply in replies])
-        return [move or EnvResponse(is_over=True) for move in moves]
+    async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
+        """What the environment does after a turn of the policy; an episode that fails is over."""
+        if one.session is None:
+            return EnvResponse(is_over=True)
+        job = partial(one.session.answer, turn)
+        return await self._call(one, job, self._place_of(turn)) or EnvResponse(is_over=True)
 
-    @contextmanager
-    def answering(self) -> Iterator[Answering]:
-        """What the environment does after answers that come one by one."""
-        with self.workers.taking() as calls:
-            yield Answering(self, calls)
-
-    def place_of(self, reply: AssistantTurn) -> str:
-        """Where a call that hangs or crashes is: it cannot say so itself."""
-        if reply.calls:
-            return f"the tool {' or '.join(dict.fromkeys(call.name for call in reply.calls))}"
+    def _place_of(self, turn: AssistantTurn) -> str:
+        """Where a call that hangs or crashes is."""
+        if turn.calls:
+            return f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
         return "step" if self._level == "start" else self._level
 
-    def score(self, plays: Sequence[EnvSession], completions: Sequence[Transcript]) -> list[ScoreResult]:
-        """What each episode is worth; None for those that failed, now or before."""
-        alive = [(play, words) for play, words in zip(plays, completions, strict=True) if play.failure is None]
-        jobs = [partial(self._score, play, completion) for play, completion in alive]
+    async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
+        """The score of each episode; None for those that failed, now or before."""
+        alive = [(one, text) for one, text in zip(sessions, transcripts, strict=True) if one.failure is None]
+        jobs = [partial(self._score, one, text) for one, text in alive]
         place = "score" if self._level == "start" else self._level
-        scored = self._score_all([play for play, _ in alive], jobs, place)
-        for (play, _), result in zip(alive, scored, strict=True):
-            if result is not None and result.failure is not None:
-                play.failure = replace(result.failure, place=place)
-        by_play = {id(play): result for (play, _), result in zip(alive, scored, strict=True)}
-        return [replace(by_play.get(id(play)) or ScoreResult(None), failure=play.failure) for play in plays]
+        scored = await self._score_all([one for one, _ in alive], jobs, place)
+        results: dict[EnvSession, ScoreResult] = {}
+        for (one, _), result in zip(alive, scored, strict=True):
+            results[one] = result or ScoreResult(None)
+            if results[one].failure is not None:
+                one.failure = replace(results[one].failure, place=place)  # type: ignore[type-var]
+        return [replace(results.get(one, ScoreResult(None)), failure=one.failure) for one in sessions]
 
-    def _score_all(self, plays: list[EnvSession], jobs: Sequence[Callable[[], ScoreResult]], place: str) -> list[Any]:
-        """Under watch where each call is an episode of its own and runs in this process."""
+    async def _score_all(
+        self, sessions: list[EnvSession], jobs: Sequence[Callable[[], ScoreResult]], place: str
+    ) -> list[ScoreResult | None]:
+        """Under watch if each call is an episode of its own and runs in this process."""
         if self.policy.by_episode or self.policy.in_processes:
-            return self._repeat(plays, jobs, place)
+            return await self._repeat(sessions, jobs, place)
         watch = self.policy.watch()
         with watch.noting():
-            scored = self._repeat(plays, jobs, place)
+            scored = await self._repeat(sessions, jobs, place)
         if not self.policy.after_calls(watch):
             return scored
         watch.restore()
-        for play in plays:
-            play.failure = None
-        return self._repeat(plays, jobs, place)
+        for one in sessions:
+            one.failure = None
+        return await self._repeat(sessions, jobs, place)
 
-    def _score(self, play: EnvSession, completion: Transcript) -> ScoreResult:
-        words = {**completion.words(), **self.given} if self._level == "score_episode" else {}
-        if play.side is not None:
-            return play.side.score(words)
-        side = self._new_side()
+    def _score(self, one: EnvSession, transcript: Transcript) -> ScoreResult:
+        words = {**transcript.words(), **self.given} if self._level == "score_episode" else {}
+        if one.session is not None:
+            return one.session.score(words)
+        session = self._new_session()
         try:
-            return side.score(words)
+            return session.score(words)
         finally:
-            side.close()
+            session.close()
 
-    def end(self, plays: Sequence[EnvSession]) -> None:
-        """Let go of the episodes, also of those that failed, but for those that still hang."""
-        left = [play.side for play in plays if play.side is not None and not self._hangs(play)]
-        self.workers.run([side.close for side in left])
+    async def end(self, sessions: Sequence[EnvSession]) -> None:
+        """Close the sessions, also those that failed, except those that still hang."""
+        left = [one.session.close for one in sessions if one.session is not None and not self._hangs(one)]
+        await asyncio.gather(*map(self.pool.call, left))
         if self._watch is not None:
             self.policy.after_episodes(self._watch)
 
-    def _hangs(self, play: EnvSession) -> bool:
-        """In a thread, that is: a process that hung has been ended."""
-        return self.isolation is None and play.failure is not None and play.failure.kind == "timed_out"
+    def _hangs(self, one: EnvSession) -> bool:
+        """In a thread, that is: a process that hung was ended."""
+        return self.isolation is None and one.failure is not None and one.failure.kind == "timed_out"
 
-    def _repeat(self, plays: Sequence[EnvSession], jobs: Sequence[Callable[[], Any]], place: str) -> list[Any]:
-        """Make the calls, and those that failed again, as often as the knob says."""
-        values = self._call(plays, jobs, [place] * len(plays))
+    # -- calls
+
+    async def _repeat(
+        self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
+    ) -> list[T | None]:
+        """Make the calls, and those that failed again, up to `rl_env_retries` times."""
+        values = await self._call_all(sessions, jobs, place)
         for _ in range(self.config.rl_env_retries):
-            again = [n for n, play in enumerate(plays) if play.failure and play.failure.kind in REPEATABLE]
+            again = [n for n, one in enumerate(sessions) if one.failure and one.failure.kind in REPEATABLE]
             for number in again:
-                plays[number].failure = None
-            retried = self._call([plays[n] for n in again], [jobs[n] for n in again], [place] * len(again))
+                sessions[number].failure = None
+            retried = await self._call_all([sessions[n] for n in again], [jobs[n] for n in again], place)
             for number, value in zip(again, retried, strict=True):
                 values[number] = value
         return values
 
-    def _call(self, plays: Sequence[EnvSession], jobs: Sequence[Callable[[], Any]], places: Sequence[str]) -> list[Any]:
-        calls = [partial(self.within, play, job) for play, job in zip(plays, jobs, strict=True)]
-        batches = [[call] for call in calls] if self.policy.is_serial else [calls]
-        outcomes = [outcome for batch in batches for outcome in self.workers.run(batch, self.meanwhile)]
-        for play, outcome, place in zip(plays, outcomes, places, strict=True):
-            play.note(outcome, place)
-        return [outcome.value for outcome in outcomes]
+    async def _call_all(
+        self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
+    ) -> list[T | None]:
+        calls = (self._call(one, job, place) for one, job in zip(sessions, jobs, strict=True))
+        if self.policy.is_serial:
+            return [await call for call in calls]
+        return list(await asyncio.gather(*calls))
 
-    def within(self, play: EnvSession, job: Callable[[], Any]) -> Any:
-        """Make a call of an episode as calls are made in a thread."""
-        current_seeds.set(play.sampling)
+    async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
+        self._calls += 1
+        try:
+            outcome = await self.pool.call(partial(self._within, one, job))
+        finally:
+            self._calls -= 1
+        one.note(outcome, place)
+        self.on_call_end()
+        return outcome.value  # type: ignore[no-any-return]
+
+    def _within(self, one: EnvSession, job: Callable[[], T]) -> T:
+        """Make a call as calls are made in a thread."""
+        current_seeds.set(one.sampling)
         with self.around():
             return job()
 
     def close(self) -> None:
         """End the threads and processes."""
-        self.workers.close()
+        self.pool.close()
         if self.isolation is not None:
             self.isolation.close()
         stored = self.given.get("tokenizer")
@@ -255,168 +281,7 @@ class EnvRunner:
             stored.file.unlink(missing_ok=True)
 
 
-@dataclass
-class Answering:
-    """Episodes whose environment answers as soon as the model did; each has at most one call under way."""
-
-    host: EnvRunner
-    calls: Calls
-    _asked: dict[Call, tuple[EnvSession, str]] = field(default_factory=dict)
-
-    @property
-    def waiting(self) -> int:
-        """How many have not answered yet."""
-        return len(self._asked)
-
-    def ask(self, play: EnvSession, reply: AssistantTurn) -> None:
-        """Let the environment go on with what the model said."""
-        assert play.side is not None, "an episode without one ends with its first answer"
-        call = self.calls.make(partial(self.host.within, play, partial(play.side.answer, reply)))
-        self._asked[call] = play, self.host.place_of(reply)
-
-    def answered(self) -> list[tuple[EnvSession, EnvResponse]]:
-        """Wait for news, which may be none of ours (`Workers.wake`): what the environment did; a failed one is over."""
-        moves = []
-        for call in self.calls.ended():
-            play, place = self._asked.pop(call)
-            play.note(call.outcome, place)
-            moves.append((play, call.outcome.value or EnvResponse(is_over=True)))
-        return moves
-
-
 def start_runner(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> EnvRunner:
-    """The environment's side as the knobs say; processes are forked now, and close these file descriptors."""
+    """The environment's side as the options set it; processes are forked now, and close these file descriptors."""
     is_isolated = config.rl_env_isolation == "process"
     return EnvRunner(environment, config, Isolation.start(environment, close) if is_isolated else None)
-
-
-@dataclass(frozen=True)
-class _Remote:
-    """A dialogue in another process."""
-
-    seat: Seat
-
-    def open(self, words: dict[str, Any]) -> ResetResult:
-        opening: ResetResult = self.seat.call("open", words)
-        return opening
-
-    def answer(self, reply: AssistantTurn) -> EnvResponse:
-        move: EnvResponse = self.seat.call("answer", reply)
-        return move
-
-    def score(self, words: dict[str, Any]) -> ScoreResult:
-        scored: ScoreResult = self.seat.call("score", words)
-        return scored
-
-    def close(self) -> None:
-        with suppress(CallFailed):
-            self.seat.call("close")
-        self.seat.free()
-
-
-def _dialogue_in_process(plan: CopyPlan | None, bounds: Bounds, environment: Any) -> Session:
-    """In a process that plays several episodes one after another: where they write to it, each on a copy."""
-    return session_for(environment if plan is None else plan.copy_of(environment), bounds)
-
-
-# -- the model's side, as processes without a model see it
-
-
-@dataclass(frozen=True)
-class NoModel:
-    """Stands for the model where the environment runs in processes of its own."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"the model is not in this process, so there is no model.{name}: use --rl-env-isolation thread"
-        )
-
-
-@dataclass(frozen=True)
-class StoredTokenizer:
-    """Stands for the tokenizer there: read from a file of ours when it is first used."""
-
-    file: Path
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(_stored(self.file), name)
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """The tokenizer's own call."""
-        return _stored(self.file)(*arguments, **keywords)
-
-    def __len__(self) -> int:
-        return len(_stored(self.file))
-
-
-_STORED: dict[Path, Any] = {}
-
-
-def _stored(file: Path) -> Any:
-    if file not in _STORED:
-        _STORED[file] = pickle.loads(file.read_bytes())
-    return _STORED[file]
-
-
-# -- over a whole run
-
-
-@dataclass
-class FailureCount:
-    """Failures over a whole run: what to tell the user once, and when to give up."""
-
-    most: float = 1.0
-    """Share of a batch that may fail (rl_max_failed)."""
-    told: set[str] = field(default_factory=set)
-    batches: int = 0
-    scored: int = 0
-    empty_batches: int = 0
-    bad_batches: int = 0
-
-    def first_of_each(self, failures: Sequence[tuple[str, str]]) -> list[str]:
-        """Of (kind, message) pairs, the messages of kinds that have not been told in this run."""
-        news = {kind: message for kind, message in reversed(failures) if kind not in self.told}
-        self.told |= set(news)
-        return list(news.values())
-
-    def after_batch(self, scores: int, failures: int, episodes: int) -> None:
-        """Note a batch, counted over all processes.
-
-        Raises:
-            EnvironmentFailed: nothing could be scored, or too much failed, for the third batch in a row.
-        """
-        self.batches += 1
-        self.scored += scores
-        self.bad_batches = self.bad_batches + 1 if failures > self.most * episodes else 0
-        is_empty = not scores and (failures or not self.scored)
-        self.empty_batches = self.empty_batches + 1 if is_empty else 0
-        if self.empty_batches >= PATIENCE:
-            raise EnvironmentFailed(self._nothing_to_learn_from(f"{PATIENCE} batches in a row"))
-        if self.bad_batches >= PATIENCE:
-            raise EnvironmentFailed(
-                f"More than {self.most:.0%} of the episodes failed in {PATIENCE} batches in a row (--rl-max-failed),"
-                f" {failures} of {episodes} in the last one.\n"
-                "The first failure of each kind is shown above; all of them are in rollouts/."
-            )
-
-    def after_run(self) -> None:
-        """A run in which nothing was scored has learned nothing.
-
-        Raises:
-            EnvironmentFailed: it is one.
-        """
-        if self.batches and not self.scored:
-            raise EnvironmentFailed(self._nothing_to_learn_from("the whole run"))
-
-    def _nothing_to_learn_from(self, where: str) -> str:
-        if self.told:
-            return (
-                f"The environment failed on every episode of {where}: there is nothing to learn from.\n"
-                "The first failure is shown above; all of them are in rollouts/."
-            )
-        return (
-            f"The environment returned None for every episode of {where}: there is nothing to learn from.\n"
-            "Is a `return` missing? None means that an episode cannot be scored."
-        )

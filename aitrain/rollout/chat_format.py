@@ -1,24 +1,15 @@
-"""Prompts, answers and what the environment says, as tokens and back.
+"""The chat format of a model: prompts and environment messages as tokens, completions as messages.
 
 Tokens are only ever appended: what the environment says is rendered as the difference of two renderings of the chat
-template, so that no earlier token is written a second time.
+template, so that no earlier token changes.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
-
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-from trl.chat_template_utils import (
-    add_response_schema,
-    get_training_chat_template,
-    parse_response,
-    supports_tool_calling,
-)
+from typing import Any, Protocol
 
 from aitrain import activity
 from aitrain.environment.calls import ToolCall, read_calls
@@ -41,22 +32,59 @@ _THOUGHT = "<think>\nso\n</think>\n\n"
 Schemas = Sequence[dict[str, Any]]
 
 
+class Tokenizer(Protocol):
+    """What is used of a tokenizer of transformers."""
+
+    @property
+    def pad_token_id(self) -> int | None: ...
+    def __call__(self, text: str, *, add_special_tokens: bool) -> Any: ...
+    def apply_chat_template(self, conversation: list[Message], **options: Any) -> Any: ...
+    def decode(self, token_ids: list[int], **options: bool) -> Any: ...
+
+
+class TemplateSupport(Protocol):
+    """What is known of a model's chat template beyond the template itself."""
+
+    @property
+    def training_template(self) -> str | None:
+        """A version of the template that only appends; None: there is none."""
+
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether the template writes tool calls and their results."""
+
+    def parse(self, ids: list[int], prefix: list[int], tools: Schemas) -> Message | None:
+        """A completion as a message, in the model's own format for thoughts and tool calls; None: it has none."""
+
+
+class NoTemplateSupport:
+    """For a tokenizer of which nothing is known."""
+
+    training_template: str | None = None
+    has_tool_calls = False
+
+    def parse(self, ids: list[int], prefix: list[int], tools: Schemas) -> Message | None:
+        """None: there is no format to parse."""
+        return None
+
+
 @dataclass(frozen=True)
-class Answer:
-    """One answer of the model, read: as a message of the chat, and as the environment is told it."""
+class ParsedTurn:
+    """One completion, parsed: as a message of the chat, and as the environment gets it."""
 
     message: Message
-    reply: AssistantTurn
+    turn: AssistantTurn
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How one model's conversations are written; `template` is None where it is the tokenizer's own."""
+    """Writes and reads the conversations of one model; `template` is None for the tokenizer's own."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     template: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     """Further variables of the template (`--trl chat_template_kwargs=...`)."""
+    support: TemplateSupport = field(default_factory=NoTemplateSupport)
 
     # -- to tokens
 
@@ -138,53 +166,29 @@ class ChatFormat:
 
     # -- and back
 
-    def read(self, ids: list[int], prefix: list[int], tools: Schemas, ends: Sequence[int] = ()) -> Answer:
-        """An answer as a message, with the tool calls in it; `prefix` are the tokens before it. Special tokens that the
-        model wrote are part of the text, except the one of `ends` that ended the answer."""
-        message = self._parsed(ids, prefix, tools, ends)
+    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
+        """A completion as a message, with its tool calls; `prefix` are the tokens before it. Special tokens that the
+        policy wrote are part of the text, except the one of `eos_ids` that ended the completion."""
+        parsed = self.support.parse(ids, prefix, tools)
+        message = parsed or {
+            "role": "assistant",
+            "content": str(self.tokenizer.decode(self._without_end(ids, eos_ids))),
+        }
         if message.get("tool_calls"):
             calls = [_as_call(call) for call in message["tool_calls"]]
-            return Answer(message, AssistantTurn(str(message["content"]), tuple(calls)))
+            return ParsedTurn(message, AssistantTurn(str(message["content"]), tuple(calls)))
         content, calls = read_calls(str(message["content"])) if tools else (message["content"], [])
         if calls:
             message = {**message, "content": content, "tool_calls": [call.as_message_part() for call in calls]}
-        return Answer(message, AssistantTurn(str(content), tuple(calls)))
+        return ParsedTurn(message, AssistantTurn(str(content), tuple(calls)))
 
-    def _parsed(self, ids: list[int], prefix: list[int], tools: Schemas, ends: Sequence[int]) -> Message:
-        """The message as the model's own format has it, or all of the text as its content."""
-        parser = self._parser if tools else self._own_parser
-        if parser is not None:
-            message = dict(parse_response(parser, ids, prefix=prefix, tools=list(tools) or None))
-            if message != self._without_special_tokens(ids):  # what TRL returns where the format cannot be read
-                return message
-        return {"role": "assistant", "content": str(self.tokenizer.decode(self._without_end(ids, ends)))}
-
-    def _without_special_tokens(self, ids: list[int]) -> Message:
-        return {"role": "assistant", "content": str(self.tokenizer.decode(ids, skip_special_tokens=True))}
-
-    def _without_end(self, ids: list[int], ends: Sequence[int]) -> list[int]:
-        """The tokens of an answer less the one that ended it and the padding after that; padding that ended nothing was
-        written by the model."""
+    def _without_end(self, ids: list[int], eos_ids: Sequence[int]) -> list[int]:
+        """The completion without the token that ended it and the padding after that; padding that ended nothing was
+        sampled by the policy."""
         length = len(ids)
-        while length and ids[length - 1] == self.tokenizer.pad_token_id and ids[length - 1] not in ends:
+        while length and ids[length - 1] == self.tokenizer.pad_token_id and ids[length - 1] not in eos_ids:
             length -= 1
-        return ids[: length - 1] if length and ids[length - 1] in ends else ids
-
-    @cached_property
-    def _own_parser(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer, where it brings a description of how its model's answers are read."""
-        names = ("response_template", "response_schema")
-        return self.tokenizer if any(getattr(self.tokenizer, name, None) for name in names) else None
-
-    @cached_property
-    def _parser(self) -> PreTrainedTokenizerBase | None:
-        """The same, or TRL's description for a template that it knows; on a copy, as it would be saved with it."""
-        if self._own_parser is not None:
-            return self._own_parser
-        try:
-            return add_response_schema(copy.deepcopy(self.tokenizer))
-        except ValueError:
-            return None
+        return ids[: length - 1] if length and ids[length - 1] in eos_ids else ids
 
     # -- whether it can be done
 
@@ -213,15 +217,11 @@ class ChatFormat:
         Raises:
             ConfigError: it cannot.
         """
-        if not self._knows_tools:
+        if not self.support.has_tool_calls:
             raise ConfigError(
                 "chat_template: the environment has tools, and this model's chat template cannot write calls and"
                 " results\nTake a model that was made for tools, or give a template with --chat-template FILE."
             )
-
-    @cached_property
-    def _knows_tools(self) -> bool:
-        return bool(supports_tool_calling(self.tokenizer))
 
 
 def _answered(thought: str = "") -> Message:
@@ -252,19 +252,11 @@ def format_for_episodes(chat: ChatFormat, following: Sequence[str]) -> ChatForma
     if "tool" in following:
         chat.check_tools()
     problem = chat.problem(following)
-    other = _training_version(chat) if problem else chat
-    if other is None or other.problem(following):
+    other = replace(chat, template=chat.support.training_template) if problem else chat
+    if (other.template is None and problem) or other.problem(following):
         raise ConfigError(
             f"chat_template: this model's template {problem}, so that\n"
             "what was sampled would not be what is trained; TRL has no version of it for training.\n"
             "Give one that only appends with --chat-template FILE."
         )
     return other
-
-
-def _training_version(chat: ChatFormat) -> ChatFormat | None:
-    try:
-        template = get_training_chat_template(chat.tokenizer)
-    except Exception:  # TRL tries the template out, too
-        return None
-    return None if template is None else replace(chat, template=template)

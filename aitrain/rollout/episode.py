@@ -1,15 +1,13 @@
-"""Episodes: a whole batch advances together, one generate call a round, then all of the environment's steps at once.
-
-Where a server answers each episode by itself, every episode goes on as soon as its environment has answered."""
+"""Episodes, from the first prompt to the score, on any engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from aitrain import activity
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.failures import Failure
 from aitrain.environment.judging import ScoreResult
@@ -18,157 +16,51 @@ from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import AssistantTurn, EnvResponse, Message
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.stop_strings import StopStrings
-from aitrain.training.stopwatch import Stopwatch
+from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Leave
+from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.trajectory import Trajectory
 
 STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout")
-"""What ends an episode: the environment (max_tokens: after an answer that was cut off), the turns, no room for another
-answer, or a failure."""
+"""What ends an episode: the environment (max_tokens: after a completion that was cut off), the number of turns, no room
+for another completion, or a failure."""
 
 TRUNCATED = ("max_tokens", "max_turns", "truncated")
-"""Those of them that are limits of ours."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long an episode may get; tokens of the prompt count for the context only."""
-
-    turns: int
-    answer_tokens: int
-    episode_tokens: int | None = None
-    context: int | None = None
-
-    def room(self, prompt: int, completion: int) -> int:
-        """Tokens that the next answer may have after a prompt and a completion of so many."""
-        ends = [self.answer_tokens]
-        if self.episode_tokens is not None:
-            ends.append(self.episode_tokens - completion)
-        if self.context is not None:
-            ends.append(self.context - prompt - completion)
-        return min(ends)
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One answer as it was sampled: token ids, and their log-probabilities where the engine says them."""
-
-    ids: list[int]
-    logprobs: list[float] | None = None
-
-    def first(self, count: int) -> Completion:
-        """At most so many tokens of it."""
-        return Completion(self.ids[:count], None if self.logprobs is None else self.logprobs[:count])
-
-
-class Generate(Protocol):
-    """One answer to each prompt, of at most so many tokens; None when no process has a prompt left. `begun` says how
-    many tokens at the end of each prompt belong to the answer: an earlier call has generated them. `draws`: what each
-    is sampled with, None where the episode has no seed."""
-
-    def __call__(
-        self, prompts: list[list[int]], most: int, begun: Sequence[int], draws: Sequence[SampleSeed | None]
-    ) -> list[Completion] | None: ...
-
-
-class Asking(Protocol):
-    """Answers that are asked for one by one and come when they come; `wake` of the workers says that some have."""
-
-    @property
-    def waiting(self) -> int:
-        """How many have not come yet, or not been taken."""
-
-    def ask(self, track: Trajectory, prompt: list[int], most: int, draw: SampleSeed | None) -> None:
-        """For an answer of at most so many tokens, sampled with this."""
-
-    def answered(self) -> list[tuple[Trajectory, tuple[list[int], list[float]]]]:
-        """Those that have come, as token ids and log-probabilities; waits for none."""
+"""Those of STOPS that are limits."""
 
 
 @dataclass(eq=False)
-class Trajectory:
-    """The model's side of one episode under way. `ids`, `mask` and `logprobs` have one entry a token after the prompt;
-    the mask is 1 for what the model sampled, 0 for what the environment said."""
-
-    play: EnvSession
-    prompt_ids: list[int] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    opening: list[Message] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
-    answers: list[int] = field(default_factory=list)
-    """Where in `ids` each answer begins."""
-    is_answering: bool = False
-    """Whether that answer still goes on: the batch had less room than this episode has."""
-    turns: int = 0
-    calls: int = 0
-    wrong_calls: int = 0
-    stop: str | None = None
-
-    def append_sampled(self, sampled: Completion, is_whole: bool) -> None:
-        """What the model said, an answer or the next piece of one: trained."""
-        if not self.is_answering:
-            self.answers.append(len(self.ids))
-            self.turns += 1
-        self.ids += sampled.ids
-        self.mask += [1] * len(sampled.ids)
-        self.logprobs += sampled.logprobs or [0.0] * len(sampled.ids)
-        self.is_answering = not is_whole
-
-    def append_said(self, ids: list[int]) -> None:
-        """What the environment said: not trained."""
-        self.ids += ids
-        self.mask += [0] * len(ids)
-        self.logprobs += [0.0] * len(ids)
-
-    @property
-    def draw(self) -> SampleSeed | None:
-        """What the next tokens are sampled with; None: with the engine's own random numbers."""
-        sampling = self.play.sampling
-        return None if sampling is None else SampleSeed(sampling.seed, sum(self.mask))
-
-    @property
-    def last_answer(self) -> int:
-        """Where in `ids` the newest answer begins."""
-        return self.answers[-1] if self.answers else 0
-
-    @property
-    def unfinished(self) -> list[int]:
-        """The tokens of an answer that still goes on."""
-        return self.ids[self.last_answer :] if self.is_answering else []
-
-    @property
-    def last(self) -> int:
-        """The newest token; -1, which is none, before there is one."""
-        return self.ids[-1] if self.ids else -1
-
-    @property
-    def completion(self) -> Transcript:
-        """All that followed the prompt, as the environment is shown it."""
-        case = self.play.case
-        if case.is_chat:
-            return Transcript(case, self.messages)
-        return Transcript(case, "".join(str(message["content"]) for message in self.messages))
-
-
-@dataclass(frozen=True)
 class Episode:
-    """One case played to its end and scored."""
+    """One case, played and scored: the environment's session, the trajectory and the conversation."""
 
-    track: Trajectory
-    scored: ScoreResult
+    session: EnvSession
+    trajectory: Trajectory = field(default_factory=Trajectory)
+    opening: list[Message] = field(default_factory=list)
+    """What the environment said before the first turn."""
+    messages: list[Message] = field(default_factory=list)
+    """What the policy and the environment said from the first turn on."""
+    tool_calls: int = 0
+    wrong_tool_calls: int = 0
+    result: ScoreResult = field(default_factory=lambda: ScoreResult(None))
 
     @property
     def case(self) -> Case:
         """What was asked."""
-        return self.track.play.case
+        return self.session.case
+
+    @property
+    def transcript(self) -> Transcript:
+        """The conversation after the prompt, as the environment is shown it."""
+        if self.case.is_chat:
+            return Transcript(self.case, self.messages)
+        return Transcript(self.case, "".join(str(message["content"]) for message in self.messages))
 
     @property
     def stop(self) -> str:
         """What ended it, one of STOPS."""
-        if self.scored.failure is not None:
-            return "env_timeout" if self.scored.failure.kind == "timed_out" else "env_error"
-        return self.track.stop or "done"
+        if self.result.failure is not None:
+            return "env_timeout" if self.result.failure.kind == "timed_out" else "env_error"
+        return self.trajectory.stop or "done"
 
     @property
     def is_truncated(self) -> bool:
@@ -176,14 +68,14 @@ class Episode:
         return self.stop in TRUNCATED
 
     @property
-    def told(self) -> str:
-        """The failure as the user reads it, with its case and place."""
-        failure = self.scored.failure
+    def failure_message(self) -> str:
+        """The failure as the user reads it, with its case and place; empty if there is none."""
+        failure = self.result.failure
         return "" if failure is None else f"{failure.place} of case {self.case.case_idx} {failure.message}"
 
     def record(self) -> dict[str, Any]:
         """The episode as a rollout record, less what only the batch knows (step, group, advantage)."""
-        failure, play = self.scored.failure, self.track.play
+        failure, session = self.result.failure, self.session
         asked = [{"role": "user", "content": self.case.prompt}] if not self.case.is_chat else self.case.prompt
         error = failure and {
             "kind": failure.kind,
@@ -193,209 +85,164 @@ class Episode:
         return {
             "row": self.case.number,
             "case_idx": self.case.case_idx,
-            "seed": play.seed,
+            "seed": session.seed,
             "prompt": self.case.prompt,
-            "messages": [*asked, *self.track.opening, *self.track.messages],
-            "completion": self.track.completion.text,
-            "score": self.scored.score,
-            "metrics": self.scored.metrics,
+            "messages": [*asked, *self.opening, *self.messages],
+            "completion": self.transcript.text,
+            "score": self.result.score,
+            "metrics": self.result.metrics,
             "stop": self.stop,
             "error": error,
-            "turns": self.track.turns,
-            "tokens": sum(self.track.mask),
-            "seconds": round(play.seconds, 6),
+            "turns": len(self.trajectory.turns),
+            "tokens": self.trajectory.sampled_tokens,
+            "seconds": round(session.seconds, 6),
         }
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Plays episodes with a policy: `generate` is the policy's side, `host` the environment's."""
+    """Plays batches of episodes: `engine` is the policy's side, `runner` the environment's."""
 
-    host: EnvRunner
+    runner: EnvRunner
+    engine: Engine
     chat: ChatFormat
     limits: Limits
-    generate: Generate
-    ends: Sequence[int]
-    """Tokens that end an answer; the first one also fills a completion that would be empty."""
-    scoring: Callable[[], AbstractContextManager[Any]]
-    """What the model is put into while the environment scores, as it may use it."""
-    asking: Callable[[], Asking] | None = None
-    """Where a server answers each prompt by itself: episodes need not wait for each other."""
-    watch: Stopwatch = field(default_factory=Stopwatch)
-    stops: StopStrings | None = None
-    """Texts that end an answer as well."""
-    is_padded: bool = True
-    """Whether `generate` pads all prompts to the longest one, whose limit is then that of all of them."""
+    end: EndOfTurn
+    scoring: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """What holds while environments score, such as serving their calls of the model."""
+    clock: RolloutClock = field(default_factory=RolloutClock)
 
-    def play(
-        self, cases: Sequence[Case], seeds: Sequence[int], sampling_seeds: Sequence[int] | None = None
+    async def play(
+        self,
+        cases: Sequence[Case],
+        seeds: Sequence[int],
+        sampling_seeds: Sequence[int] | None = None,
+        decoding: Decoding = Decoding.TRAINING,
     ) -> list[Episode]:
-        """One episode for each case, in their order; the environment's failures are in them. `seeds` are the
-        environment's, `sampling_seeds` decide what the policy samples (None: the engine's own random numbers do)."""
-        with self.watch.running("rollout"):
-            tracks = self._begin(cases, seeds)
-            for track, seed in zip(tracks, sampling_seeds or (), strict=sampling_seeds is not None):
-                track.play.sampling = EpisodeSeeds(seed)
-            self._run([track for track in tracks if track.stop is None])
-            return self._score(tracks)
+        """One episode for each case, in their order; failures of the environment are in them. `seeds` are the
+        environment's, `sampling_seeds` the policy's (None: the engine's own random numbers)."""
+        with self.clock.running("rollout"):
+            sampling = (
+                [None] * len(cases) if sampling_seeds is None else [EpisodeSeeds(seed) for seed in sampling_seeds]
+            )
+            with self.clock.running("environment"):
+                sessions = await self.runner.open(cases, seeds, sampling)
+            episodes = [self._begin(session) for session in sessions]
+            live = [(place, episode) for place, episode in enumerate(episodes) if episode.trajectory.stop is None]
+            async with self.engine.batch(len(live)) as leave:
+                await run_all(self._converse(episode, place, decoding, leave) for place, episode in live)
+            await self._score(episodes)
+        return episodes
 
-    def _run(self, live: list[Trajectory]) -> None:
-        with self.watch.running("generate"):
-            policy = self.asking() if self.asking else None  # which may hand it new weights
-        if policy is not None and self.host.lives_between_calls:
-            self._run_freely(live, policy)
-        else:
-            self._run_together(live)
+    def _begin(self, session: EnvSession) -> Episode:
+        episode = Episode(session, opening=list(session.reset.messages))
+        trajectory = episode.trajectory
+        with _template_errors(session):
+            trajectory.prompt_ids = self._prompt_ids(session)
+        if session.failure is None and self.limits.room(len(trajectory.prompt_ids), 0) < 1:
+            what = f"prompt and tools have {len(trajectory.prompt_ids)} tokens, which leaves no room for an answer"
+            session.failure = Failure("wrong_type", what, place="The beginning")
+        if session.failure is not None:
+            trajectory.stop = "env_error"
+            trajectory.prompt_ids = trajectory.prompt_ids[:1] or [self.end.eos_ids[0]]  # TRL takes no empty prompt
+        return episode
 
-    def _run_together(self, live: list[Trajectory]) -> None:
-        while self._answer(live):
-            self._respond([track for track in live if not track.is_answering])
-            live = [track for track in live if track.stop is None]
-
-    def _run_freely(self, live: list[Trajectory], policy: Asking) -> None:
-        """Each episode is always with the policy or with its environment; news of either side wake this thread."""
-        tracks = {id(track.play): track for track in live}
-        with self.host.answering() as environment:
-            for track in live:
-                policy.ask(track, track.prompt_ids, self._room(track), track.draw)
-            while policy.waiting or environment.waiting:
-                for track, (ids, logprobs) in policy.answered():
-                    track.append_sampled(Completion(ids, logprobs), is_whole=True)
-                    environment.ask(track.play, self._read(track))
-                waited_for = {"generate": policy.waiting, "environment": environment.waiting}
-                with self.watch.running(*(part for part, count in waited_for.items() if count)):
-                    moves = environment.answered()
-                for play, move in moves:
-                    track = tracks[id(play)]
-                    self._take(track, move)
-                    if track.stop is None:
-                        policy.ask(track, track.prompt_ids + track.ids, self._room(track), track.draw)
-
-    def _begin(self, cases: Sequence[Case], seeds: Sequence[int]) -> list[Trajectory]:
-        with self.watch.running("environment"):
-            tracks = [Trajectory(play) for play in self.host.begin(cases, seeds)]
-        for track in tracks:
-            track.opening = list(track.play.opening.messages)
-            with _refusals(track.play):
-                track.prompt_ids = self._prompt_ids(track.play)
-            if track.play.failure is None and self._room(track) < 1:
-                what = f"prompt and tools have {len(track.prompt_ids)} tokens, which leaves no room for an answer"
-                track.play.failure = Failure("wrong_type", what, place="The beginning")
-            if track.play.failure is not None:
-                track.stop = "env_error"
-                track.prompt_ids = track.prompt_ids[:1] or [self.ends[0]]  # never answered, so that they do not matter
-        return tracks
-
-    def _prompt_ids(self, play: EnvSession) -> list[int]:
-        said, tools = play.opening.messages, play.opening.tools
-        if isinstance(play.case.prompt, str):
+    def _prompt_ids(self, session: EnvSession) -> list[int]:
+        said, tools = session.reset.messages, session.reset.tools
+        if isinstance(session.case.prompt, str):
             refuse_tools_for_strings(tools)
-            return self.chat.prompt_ids(play.case.prompt + "".join(str(message["content"]) for message in said))
-        if play.opening.runs_tools:
+            return self.chat.prompt_ids(session.case.prompt + "".join(str(message["content"]) for message in said))
+        if session.reset.runs_tools:
             self.chat.check_tools()
-        return self.chat.prompt_ids([*play.case.prompt, *said], tools)
+        return self.chat.prompt_ids([*session.case.prompt, *said], tools)
 
-    def _room(self, track: Trajectory) -> int:
-        """Tokens that its answer, or what is left of it, may have."""
-        room = self.limits.room(len(track.prompt_ids), len(track.ids))
-        return min(room, self.limits.answer_tokens - len(track.unfinished))
+    async def _converse(self, episode: Episode, place: int, decoding: Decoding, leave: Leave) -> None:
+        """Turns of the policy and responses of the environment, until something ends the episode."""
+        trajectory, session = episode.trajectory, episode.session
+        try:
+            while trajectory.stop is None:
+                room = self.limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
+                sampling = session.sampling
+                seed = None if sampling is None else SampleSeed(sampling.seed, trajectory.sampled_tokens)
+                request = GenerationRequest(trajectory.context, room, seed, decoding, place)
+                trajectory.append_completion(await self.engine.generate(request))
+                turn = self._read(episode)
+                with self.clock.running("environment"):
+                    response = await self.runner.respond(session, turn)
+                trajectory.stop = self._apply(episode, response)
+        finally:
+            leave()
 
-    def is_ended(self, track: Trajectory) -> bool:
-        """Whether the newest answer was ended by the model, and not cut off."""
-        return self._is_end(track.ids[track.last_answer :]) and track.mask[-1] == 1
+    def _read(self, episode: Episode) -> AssistantTurn:
+        """The last completion as a message of the conversation, and as the environment gets it."""
+        reset, trajectory = episode.session.reset, episode.trajectory
+        ids = trajectory.last_completion
+        before = trajectory.context[: -len(ids) or None]
+        answer = self.chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
+        episode.messages.append(answer.message)
+        return answer.turn
 
-    def _is_end(self, answer: list[int]) -> bool:
-        return answer[-1:] != [] and (answer[-1] in self.ends or (self.stops is not None and self.stops.ends(answer)))
-
-    def _answer(self, live: list[Trajectory]) -> bool:
-        """One answer for each; False when no process has a live episode any more.
-
-        No row is generated beyond the context, which some models cannot: where the longest episode has less room than
-        the others, those get the rest of their answers in the next round.
-        """
-        prompts = [track.prompt_ids + track.ids for track in live]
-        rooms = [self._room(track) for track in live]
-        most = max(rooms, default=1)
-        if self.is_padded and self.limits.context is not None and live:
-            most = min(most, self.limits.context - max(map(len, prompts)))
-        with self.watch.running("generate"), activity.own.doing("generating"):
-            begun = [len(track.unfinished) for track in live]
-            answers = self.generate(prompts, most, begun, [track.draw for track in live])
-        if answers is None:
-            return False
-        for track, room, sampled in zip(live, rooms, answers, strict=True):
-            kept = sampled.first(room)
-            is_ended = len(sampled.ids) < most or self._is_end(track.unfinished + kept.ids)  # engines may know others
-            track.append_sampled(kept, is_whole=is_ended or len(kept.ids) == room)
-        return True
-
-    def _respond(self, live: list[Trajectory]) -> None:
-        replies = [self._read(track) for track in live]
-        with self.watch.running("environment"):
-            moves = self.host.answer([track.play for track in live], replies)
-        for track, move in zip(live, moves, strict=True):
-            self._take(track, move)
-
-    def _read(self, track: Trajectory) -> AssistantTurn:
-        """The newest answer, as a message of the conversation and as the environment gets it."""
-        start, opening = track.last_answer, track.play.opening
-        tools = opening.tools if opening.runs_tools else ()
-        before = track.prompt_ids + track.ids[:start]
-        answer = self.chat.read(track.ids[start:], before, tools, self.ends)
-        track.messages.append(answer.message)
-        return answer.reply
-
-    def _take(self, track: Trajectory, move: EnvResponse) -> None:
-        """What the environment did; the episode goes on after it or is over."""
-        track.calls += move.calls
-        track.wrong_calls += move.wrong_calls
-        track.stop = self._why_over(track, move) or self._go_on(track, move)
-
-    def _why_over(self, track: Trajectory, move: EnvResponse) -> str | None:
-        if track.play.failure is not None:
+    def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
+        """Append what the environment said; what ends the episode, None if it continues."""
+        trajectory, session = episode.trajectory, episode.session
+        episode.tool_calls += response.calls
+        episode.wrong_tool_calls += response.wrong_calls
+        if session.failure is not None:
             return "env_error"
-        if move.is_over:
-            return "done" if self.is_ended(track) else "max_tokens"
-        return "max_turns" if track.turns >= self.limits.turns else None
-
-    def _go_on(self, track: Trajectory, move: EnvResponse) -> str | None:
-        """Append what the environment said; where that leaves no room for an answer, the episode ends before it."""
-        said: list[int] = []
-        with _refusals(track.play):
-            said = self.chat.following_ids(move.messages, track.last, track.play.case.is_chat)
-        if track.play.failure is not None:
+        if response.is_over:
+            return "done" if trajectory.ended_by_policy else "max_tokens"
+        if len(trajectory.turns) >= self.limits.turns:
+            return "max_turns"
+        ids: list[int] = []
+        with _template_errors(session):
+            last = trajectory.ids[-1] if trajectory.ids else -1
+            ids = self.chat.following_ids(response.messages, last, session.case.is_chat)
+        if session.failure is not None:
             return "env_error"
-        if self.limits.room(len(track.prompt_ids), len(track.ids) + len(said)) < 1:
+        if self.limits.room(len(trajectory.prompt_ids), len(trajectory.ids) + len(ids)) < 1:
             return "truncated"
-        track.append_said(said)
-        track.messages += move.messages
+        trajectory.append_env_tokens(ids)
+        episode.messages += response.messages
         return None
 
-    def _score(self, tracks: list[Trajectory]) -> list[Episode]:
-        plays = [track.play for track in tracks]
-        with self.watch.running("environment"), self.scoring():
-            scored = self.host.score(plays, [track.completion for track in tracks])
-        self.host.end(plays)
-        for track in tracks:
-            if not track.ids:
-                track.append_said([self.ends[0]])  # TRL cannot take an empty completion; this one is not trained
-        return [Episode(track, result) for track, result in zip(tracks, scored, strict=True)]
+    async def _score(self, episodes: list[Episode]) -> None:
+        sessions = [episode.session for episode in episodes]
+        with self.clock.running("environment"):
+            async with self.scoring():
+                results = await self.runner.score(sessions, [episode.transcript for episode in episodes])
+        await self.runner.end(sessions)
+        for episode, result in zip(episodes, results, strict=True):
+            episode.result = result
+            if not episode.trajectory.ids:
+                episode.trajectory.append_env_tokens([self.end.eos_ids[0]])  # TRL takes no empty completion
+
+
+async def run_all(coroutines: Iterator[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines at the same time; if one raises, cancel the others and raise its error."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 @contextmanager
-def _refusals(play: EnvSession) -> Iterator[None]:
+def _template_errors(session: EnvSession) -> Iterator[None]:
     """Messages that the chat template refuses are the failure of their episode."""
     try:
         yield
     except EnvironmentFailed as error:
-        play.failure = Failure("wrong_type", f"said what cannot be shown: {error}", place="The environment")
+        session.failure = Failure("wrong_type", f"said what cannot be shown: {error}", place="The environment")
 
 
-def refuse_tools_for_strings(tools: Sequence[Any]) -> None:
-    """Tools are told to the model by its chat template.
+def refuse_tools_for_strings(tools: Sequence[object]) -> None:
+    """Refuse tools with prompts that are strings: the chat template tells the model of its tools.
 
     Raises:
-        ConfigError: there are some, and the prompt is a string.
+        ConfigError: there are tools.
     """
     if tools:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Stop strings: texts that end an answer with the token that completes them."""
+"""Stop strings: texts that end a completion with the token that completes them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ EXTRA_TOKENS = 8
 
 @dataclass(frozen=True)
 class StopStrings:
-    """Finds stop strings at the end of an answer, as vLLM does: in the text of its tokens, special ones included."""
+    """Finds stop strings at the end of a completion, as vLLM does: in the text of its tokens, special ones included."""
 
     tokenizer: Any
     texts: Sequence[str]
     min_tokens: int = 0
-    """Answers of so many tokens or fewer are not ended."""
+    """Completions of at most this many tokens are not ended."""
 
     def ends(self, ids: Sequence[int]) -> bool:
-        """Whether the newest token of an answer completes a stop string."""
+        """Whether the newest token of a completion completes a stop string."""
         if len(ids) <= self.min_tokens:
             return False
         tail = list(ids[-self._window :])

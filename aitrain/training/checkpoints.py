@@ -119,7 +119,7 @@ def read_window(trainer: EpisodeTrainer, folder: Path) -> None:
     for name, tensor in tensors.items():
         number, _, key = name.partition(".")
         pieces[int(number)][key] = tensor
-    trainer.go_on(pieces, values)
+    trainer.restore_state(pieces, values)
 
 
 REFERENCE = "reference.safetensors"

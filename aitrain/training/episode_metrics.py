@@ -20,13 +20,13 @@ def length_metrics(episodes: list[tuple[int, bool]]) -> dict[str, float]:
 def episode_metrics(episode: Episode) -> dict[str, float]:
     """What an episode adds to the means of its batch: the environment's own metrics, turns and tool calls, and how it
     ended."""
-    kind = episode.scored.failure.kind if episode.scored.failure else None
+    kind = episode.result.failure.kind if episode.result.failure else None
     return {
-        "unscored": float(episode.scored.score is None),
-        "turns": float(episode.track.turns),
-        "tools/calls": float(episode.track.calls),
-        "tools/wrong_calls": float(episode.track.wrong_calls),
-        **{f"env/{name}": value for name, value in episode.scored.metrics.items()},
+        "unscored": float(episode.result.score is None),
+        "turns": float(len(episode.trajectory.turns)),
+        "tools/calls": float(episode.tool_calls),
+        "tools/wrong_calls": float(episode.wrong_tool_calls),
+        **{f"env/{name}": value for name, value in episode.result.metrics.items()},
         **{f"failed/{one}": float(kind == one) for one in FAILURE_KINDS},
         **{f"stopped/{stop}": float(episode.stop == stop) for stop in STOPS},
     }

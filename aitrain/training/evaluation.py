@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -15,18 +15,18 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
 from aitrain.errors import EnvironmentFailed
 from aitrain.report.held_out import Scoring, by_case, mean_score
+from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.run_folder import RunFolder, plain, read_lines
 from aitrain.training.dataset import Cases
-from aitrain.training.scopes import evaluation_mode
-from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.policy_rollouts import PolicyRollouts
 
 BATCH = 32
 """Completions generated at a time, where training does not take more anyway: without gradients there is room."""
 
 
 @dataclass(frozen=True)
-class Draw:
+class HeldOutSample:
     """One episode of a scoring: the held-out case, by its place among them, and the number of the case's sample."""
 
     place: int
@@ -52,90 +52,84 @@ class HeldOut:
     differ by the policy and not by the dice."""
 
     cases: Cases
+    rollouts: PolicyRollouts
+    write: Callable[[list[dict[str, Any]]], None]
+    """Gets the rollout records of this process."""
     seed: int
     samples: int = 1
+    batch_size: int = BATCH
+    """Episodes that each process plays at a time."""
 
-    def scores(
-        self, trainer: EpisodeTrainer, when: str, policy_step: int | None = None, fresh: bool = False
-    ) -> Scorings:
+    def scores(self, when: str, policy_step: int | None = None, fresh: bool = False) -> Scorings:
         """Every case, `samples` times sampled and once greedily. `policy_step`: the step that the weights are of, where
         it is not the last one. `fresh`: with samples that no other scoring has had."""
         first = self.samples if fresh else 0
-        step = trainer.state.global_step
+        step = self.rollouts.weight_version()
         named = {"step": step, "policy_step": step if policy_step is None else policy_step, "when": when}
-        return self._scorings(trainer, named, self._draws(first, self.samples), self._draws(first, 1))
+        return self._scorings(named, self._draws(first, self.samples), self._draws(first, 1))
 
-    def scores_before(self, trainer: EpisodeTrainer, recorded: Recorded) -> Scorings:
+    def scores_before(self, recorded: Recorded) -> Scorings:
         """Every case with the initial policy, which must be the present one; what is on record is not played again."""
         named = {"step": 0, "policy_step": 0, "when": "before"}
         missing = [
             [draw for draw in self._draws(0, samples) if self._key(draw) not in recorded[decoding]]
             for decoding, samples in (("sampled", self.samples), ("greedy", 1))
         ]
-        new = self._scorings(trainer, named, *missing)
+        new = self._scorings(named, *missing)
         known = {
             decoding: [(str(row), score) for (row, _), score in found.items() if score is not None]
             for decoding, found in recorded.items()
         }
         return Scorings(_joined(known["sampled"], new.sampled), _joined(known["greedy"], new.greedy))
 
-    def _draws(self, first: int, samples: int) -> list[Draw]:
-        return [Draw(place, first + sample) for place in range(len(self.cases)) for sample in range(samples)]
+    def _draws(self, first: int, samples: int) -> list[HeldOutSample]:
+        return [HeldOutSample(place, first + sample) for place in range(len(self.cases)) for sample in range(samples)]
 
-    def _key(self, draw: Draw) -> tuple[int, int]:
+    def _key(self, draw: HeldOutSample) -> tuple[int, int]:
         return self.cases[draw.place].number, draw.sample
 
-    def _scorings(
-        self, trainer: EpisodeTrainer, named: dict[str, Any], sampled: list[Draw], greedy: list[Draw]
-    ) -> Scorings:
+    def _scorings(self, named: dict[str, Any], sampled: list[HeldOutSample], greedy: list[HeldOutSample]) -> Scorings:
         return Scorings(
-            self._score(trainer, named | {"when": f"{named['when']}_sampled"}, sampled),
-            self._score(trainer, named | {"when": f"{named['when']}_greedy"}, greedy),
+            self._score(named | {"when": f"{named['when']}_sampled"}, sampled, Decoding.SEEDED),
+            self._score(named | {"when": f"{named['when']}_greedy"}, greedy, Decoding.GREEDY),
         )
 
-    def _score(self, trainer: EpisodeTrainer, named: dict[str, Any], draws: list[Draw]) -> Scoring:
+    def _score(self, named: dict[str, Any], samples: list[HeldOutSample], decoding: Decoding) -> Scoring:
         """The scores of these episodes, the same on every process; `named` goes into their records."""
-        if not draws:
+        if not samples:
             return {}
-        decoding = trainer.greedy() if named["when"].endswith("greedy") else trainer.seeded()
-        with random_state_of_its_own(self.seed), evaluation_mode(trainer.model), decoding:
-            episodes = [episode for batch in _batches(trainer, draws) for episode in self._played(trainer, batch)]
-        own = list(zip(_own(trainer, draws), episodes, strict=True))
-        trainer.hooks.write([named | {"sample": draw.sample} | episode.record() for draw, episode in own])
-        return _gathered(trainer, own)
+        with random_state_of_its_own(self.seed), self.rollouts.evaluating():
+            own = [pair for batch in self._batches(samples) for pair in self._played(batch, decoding)]
+        self.write([named | {"sample": sample.sample} | episode.record() for sample, episode in own])
+        return _gathered(self.rollouts, own)
 
-    def _played(self, trainer: EpisodeTrainer, draws: list[Draw]) -> list[Episode]:
-        """The environment's seed of a held-out case is the same every time and for all of its samples; the one that a
-        sample is drawn with is the same every time and on whichever process it is played."""
-        cases = [self.cases[draw.place] for draw in draws]
-        numbered = [(case.number, draw.sample) for case, draw in zip(cases, draws, strict=True)]
-        seeds = [trainer.seed_of("held-out", number) for number, _ in numbered]
-        return trainer.play(cases, seeds, [trainer.sampling_seed("held-out", *one) for one in numbered])
+    def _batches(self, samples: list[HeldOutSample]) -> Iterator[list[HeldOutSample]]:
+        """This process's share. All processes have the same number of batches, the last of which may be shorter than
+        others or empty: they play together."""
+        accelerator = self.rollouts.accelerator
+        share = samples[accelerator.process_index :: accelerator.num_processes]
+        length = -(-len(samples) // accelerator.num_processes)
+        for start in range(0, length, self.batch_size):
+            yield share[start : start + self.batch_size]
 
-
-def _own(trainer: EpisodeTrainer, draws: list[Draw]) -> list[Draw]:
-    """This process's share."""
-    return draws[trainer.accelerator.process_index :: trainer.accelerator.num_processes]
-
-
-def _batches(trainer: EpisodeTrainer, draws: list[Draw]) -> Iterator[list[Draw]]:
-    """This process's share in generation batches. All processes have equally many batches, where the last ones may be
-    shorter than others or empty: to play is something that they do together."""
-    share = _own(trainer, draws)
-    length = -(-len(draws) // trainer.accelerator.num_processes)
-    size = max(BATCH, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
-    for start in range(0, length, size):
-        yield share[start : start + size]
+    def _played(self, samples: list[HeldOutSample], decoding: Decoding) -> list[tuple[HeldOutSample, Episode]]:
+        """The environment's seed of a held-out case is the same every time and for all of its samples; the sampling
+        seed of a sample is the same every time and on every process."""
+        cases = [self.cases[sample.place] for sample in samples]
+        numbered = [(case.number, sample.sample) for case, sample in zip(cases, samples, strict=True)]
+        seeds = [self.rollouts.env_seed("held-out", number) for number, _ in numbered]
+        sampling_seeds = [self.rollouts.sampling_seed("held-out", *names) for names in numbered]
+        return list(zip(samples, self.rollouts.play(cases, seeds, sampling_seeds, decoding), strict=True))
 
 
-def _gathered(trainer: EpisodeTrainer, own: list[tuple[Draw, Episode]]) -> Scoring:
+def _gathered(rollouts: PolicyRollouts, own: list[tuple[HeldOutSample, Episode]]) -> Scoring:
     """Of all processes, in the order of the draws; nothing scored at all means that the environment does not work."""
     scores = gather_object(
-        [((d.place, d.sample), e.case.number, e.scored.score) for d, e in own if e.scored.score is not None]
+        [((d.place, d.sample), e.case.number, e.result.score) for d, e in own if e.result.score is not None]
     )
-    failures = gather_object([e.scored.failure.kind for _, e in own if e.scored.failure is not None])
+    failures = gather_object([e.result.failure.kind for _, e in own if e.result.failure is not None])
     if failures:
-        trainer.tell_failures([episode for _, episode in own])
+        rollouts.tell_failures([episode for _, episode in own])
     if failures and not scores:
         raise EnvironmentFailed(
             f"The environment failed on all {len(failures)} held-out cases ({', '.join(sorted(set(failures)))}).\n"

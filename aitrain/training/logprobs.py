@@ -20,7 +20,7 @@ from trl.trainer import utils as trl_utils
 
 from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
 from aitrain.engines.sampling import Sampling
-from aitrain.rollout.episode import Trajectory
+from aitrain.rollout.trajectory import Trajectory
 from aitrain.training.padding import LeftAligned, depends_on_padding
 from aitrain.training.scopes import evaluation_mode, replaced
 
@@ -75,18 +75,18 @@ class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             return depends_on_padding(log_probs, self.context, vocabulary, is_precise)
 
     @property
-    def _is_sharded(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether no process has the whole model to compute with before training starts."""
         return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
     # -- an engine's log-probabilities next to the trainer's
 
-    def comparable_logprobs(self, tracks: list[Trajectory]) -> list[list[float | None]]:
+    def comparable_logprobs(self, trajectories: list[Trajectory]) -> list[list[float | None]]:
         """vLLM's log-probabilities, as they would be if it sampled from all tokens. Every process must call this."""
-        said: list[list[float | None]] = [list(track.logprobs) for track in tracks]
+        said: list[list[float | None]] = [list(each.logprobs) for each in trajectories]
         if self.sampling.is_plain:
             return said
-        rows = [SampledRow(track.prompt_ids, track.ids, track.mask, track.answers) for track in tracks]
+        rows = [SampledRow(each.prompt_ids, each.ids, each.mask, each.turn_starts) for each in trajectories]
         shifts = self._logprob_shifts(rows)
         of_sampled = [shifts[number][place] for number, row in enumerate(rows) for place in row.sampled()]
         everywhere = gather_object(of_sampled) or [0.0]

@@ -58,13 +58,15 @@ from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
 from aitrain.report.held_out import before_and_after, bounds_of
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
-from aitrain.rollout.episode import Limits, refuse_tools_for_strings
+from aitrain.rollout.episode import refuse_tools_for_strings
+from aitrain.rollout.limits import Limits
 from aitrain.run_folder import Result, RunFolder, read_lines, write_json
 from aitrain.training import dataset, saving
 from aitrain.training.alarms import Alarms, OffPolicy
 from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
+from aitrain.training.chat_templates import chat_format
 from aitrain.training.checkpoints import CannotWrite, Checkpoints, Return, saying_what_room_it_needs, size_of
-from aitrain.training.evaluation import HeldOut, Scorings, recorded_before
+from aitrain.training.evaluation import BATCH, HeldOut, Scorings, recorded_before
 from aitrain.training.finite import Diverged, check_weights
 from aitrain.training.flat import StopWhenFlat
 from aitrain.training.history import History
@@ -82,7 +84,7 @@ from aitrain.training.model import (
 )
 from aitrain.training.provenance import describe_run
 from aitrain.training.tracking import About, Tracking
-from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
+from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
 from aitrain.training.trl_arguments import (
     Lengths,
     fit_vllm,
@@ -105,7 +107,7 @@ class Job:
     stop: StopRequest = field(default_factory=StopRequest)
     checkpoint: Path | None = None
     """Where to go on from, None for a new run."""
-    host: EnvRunner | None = None
+    runner: EnvRunner | None = None
     """The environment's side, where its processes were started before torch was imported."""
     progress: Progress = field(default_factory=Progress)
 
@@ -149,14 +151,14 @@ def run(job: Job) -> Result:
     job = replace(job, announce=_noting_phases(job.announce))
     is_first = os.environ.get("RANK", "0") == "0"
     with (
-        closing(job.host or start_runner(job.environment, job.config)) as host,
+        closing(job.runner or start_runner(job.environment, job.config)) as runner,
         job.folder.alone() if is_first else nullcontext(),
         saying_who_hangs(job.config),
     ):
         if is_first:
             tidy(job.folder)
         try:
-            return _run(job, host)
+            return _run(job, runner)
         except ServerFailed:
             job.stop.check()  # who was asked to stop did not wait for the server
             raise
@@ -173,10 +175,10 @@ def _noting_phases(announce: Announce) -> Announce:
     return tell
 
 
-def _run(job: Job, host: EnvRunner) -> Result:
-    host.tell = lambda text: job.announce(Note(text))
-    prepared = prepare(job, host)
-    with closing(prepared.trainer), closing(prepared.tracking):
+def _run(job: Job, runner: EnvRunner) -> Result:
+    runner.tell = lambda text: job.announce(Note(text))
+    prepared = prepare(job, runner)
+    with closing(prepared.trainer.rollouts), closing(prepared.tracking):
         return _train_and_score(job, prepared)
 
 
@@ -219,7 +221,7 @@ def _go_back(job: Job, trainer: EpisodeTrainer, error: AitrainError) -> None:
 # -- before
 
 
-def prepare(job: Job, host: EnvRunner) -> Prepared:
+def prepare(job: Job, runner: EnvRunner) -> Prepared:
     """Load and check everything, cheapest first, so that what is wrong is said before a model is loaded.
 
     Raises:
@@ -236,10 +238,10 @@ def prepare(job: Job, host: EnvRunner) -> Prepared:
     job.announce(Phase("building the dataset"))
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
-    built = _build(host, tokenizer)
+    built = _build(runner, tokenizer)
     dataset.check_chat_template(built[0], tokenizer)
     check_contract(job.environment, dataset.columns(built))
-    tools, chat = _conversation(job, ChatFormat(tokenizer, options=arguments.chat_template_kwargs or {}), built[0])
+    tools, chat = _conversation(job, chat_format(tokenizer, arguments.chat_template_kwargs), built[0])
     job.stop.check()
     job.announce(Phase(f"loading {config.model}"))
     model = load_model(config, precision.dtype)
@@ -253,8 +255,8 @@ def prepare(job: Job, host: EnvRunner) -> Prepared:
     limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
     schedule = _schedule(job, arguments, batch, len(split.train))
     lora, serve = lora_config(config), _serving(job, limits)
-    parts = Parts(model, tokenizer, arguments, split.train, host, chat, limits, schedule, lora, serve)
-    return _assemble(job, parts, split, precision)
+    inputs = TrainerInputs(model, tokenizer, arguments, split.train, runner, chat, limits, schedule, lora, serve)
+    return _assemble(job, inputs, split, precision)
 
 
 def _precision(job: Job) -> Precision:
@@ -343,14 +345,14 @@ def _lengths(
     return Lengths(most, min(longest + most, context or longest + most))
 
 
-def _build(host: EnvRunner, tokenizer: PreTrainedTokenizerBase) -> tuple[dataset.Cases, dataset.Cases | None]:
+def _build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase) -> tuple[dataset.Cases, dataset.Cases | None]:
     """The dataset; what building it changed on the environment travels to the processes that it runs in."""
-    if host.isolation is None:
-        return dataset.build(host.environment, tokenizer)
-    before = dataset.pickled_attributes(host.environment)
-    built = dataset.build(host.environment, tokenizer)
+    if runner.isolation is None:
+        return dataset.build(runner.environment, tokenizer)
+    before = dataset.pickled_attributes(runner.environment)
+    built = dataset.build(runner.environment, tokenizer)
     try:
-        host.isolation.update(dataset.changed_attributes(host.environment, before))
+        runner.isolation.update(dataset.changed_attributes(runner.environment, before))
     except CallFailed as error:
         raise EnvironmentFailed(f"What build_dataset set cannot be had in another process: {error}") from error
     return built
@@ -417,37 +419,39 @@ def _about_split(split: dataset.Split, limit: int | None) -> Iterator[str]:
         yield "No held-out cases: there will be no score before and after (--eval-cases)."
 
 
-def _assemble(job: Job, parts: Parts, split: dataset.Split, precision: Precision) -> Prepared:
-    held_out = HeldOut(split.held_out, job.config.seed, job.config.eval_samples)
+def _assemble(job: Job, inputs: TrainerInputs, split: dataset.Split, precision: Precision) -> Prepared:
     stopper, history = Stopper(job.stop), History(job.folder, job.checkpoint)
 
     def tell(text: str) -> None:
         job.announce(Note(text))
 
-    about = _describe(job, parts.cases, PartialState().num_processes)
+    about = _describe(job, inputs.cases, PartialState().num_processes)
     standing = _compare(job, about)
     checkpoints = Checkpoints(job.folder, history, about, standing, job.config.save_total_limit)
     records = Records(history, Tracking(About(job.folder, job.config), tell))
-    alarms = Alarms(tell, OffPolicy.of(job.config, parts.arguments), bounds_of(job.config.rl_score_range))
+    alarms = Alarms(tell, OffPolicy.of(job.config, inputs.arguments), bounds_of(job.config.rl_score_range))
     callbacks = [records.tracking, Reporter(history, job.progress, job.announce), alarms]
-    hooks = Hooks(records.add_rollouts, tell, callbacks, checkpoints.save)
+    hooks = TrainerHooks(records.add_rollouts, tell, callbacks, checkpoints.save)
     try:
         activity.own.enter("preparing the trainer", moves_files=True)
-        trainer = EpisodeTrainer(parts, hooks)
+        trainer = EpisodeTrainer(inputs, hooks)
     except (ValueError, ImportError, NotImplementedError) as error:
         raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
+    batch = max(BATCH, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
+    config = job.config
+    held_out = HeldOut(split.held_out, trainer.rollouts, hooks.write, config.seed, config.eval_samples, batch)
     if job.config.stop_when_flat is not None:
         trainer.add_callback(StopWhenFlat(job.config.stop_when_flat, trainer.flat, job.stop.want))
     trainer.add_callback(stopper)
     evaluate = partial(_evaluate_at, job, trainer, held_out, records)
-    evaluator = Evaluator(job.config, evaluate, standing, parts.schedule.ends_epoch)
+    evaluator = Evaluator(job.config, evaluate, standing, inputs.schedule.ends_epoch)
     trainer.add_callback(evaluator)
     if job.checkpoint is not None:
         trainer.add_callback(Return(job.checkpoint, trainer, standing.is_same))
     job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(job.folder.environment, about.environment)
-    longest = partial(longest_shapes, parts)
+    longest = partial(longest_shapes, inputs)
     tracking = records.tracking
     return Prepared(trainer, held_out, precision, stopper, standing, evaluator, tracking, longest, split.overlap)
 
@@ -516,9 +520,9 @@ def _score_before(job: Job, prepared: Prepared) -> Scorings:
     job.stop.check()
     held_out = prepared.held_out
     if job.checkpoint is not None:
-        return held_out.scores_before(prepared.trainer, recorded_before(job.folder, held_out.cases))
+        return held_out.scores_before(recorded_before(job.folder, held_out.cases))
     _say_scoring(job, held_out)
-    scorings = held_out.scores(prepared.trainer, "before")
+    scorings = held_out.scores("before")
     _tell_scores(job, prepared.tracking, Evaluated("before", *scorings.means))
     job.stop.check()
     return scorings
@@ -539,7 +543,7 @@ def _train(job: Job, prepared: Prepared) -> None:
     job.announce(Phase("training"))
     try:
         trainer.train(resume_from_checkpoint=None if job.checkpoint is None else str(job.checkpoint))
-        trainer.failures.after_run()
+        trainer.rollouts.failures.after_run()
         _check_work(job, trainer)
     except ServerFailed:
         if trainer.state.global_step == 0:
@@ -581,7 +585,7 @@ def _check_work(job: Job, trainer: EpisodeTrainer) -> None:
 
 def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, records: Records, step: int) -> Scores:
     _say_scoring(job, held_out)
-    sampled, greedy = held_out.scores(trainer, f"step{step}").means
+    sampled, greedy = held_out.scores(f"step{step}").means
     if trainer.accelerator.is_main_process and sampled is not None:
         scored = {"eval_cases": len(held_out.cases), "eval_samples": held_out.samples}
         records.history.add_metrics({"step": step, "eval_score": sampled, "eval_greedy": greedy, **scored})
@@ -629,7 +633,7 @@ def _score_after(job: Job, prepared: Prepared, outcome: Outcome) -> Outcome:
     best = _take_best(job, prepared) if job.config.save_best else None
     _say_scoring(job, prepared.held_out)
     policy_step = None if best is None else best.step
-    scorings = prepared.held_out.scores(prepared.trainer, "after", policy_step, fresh=best is not None)
+    scorings = prepared.held_out.scores("after", policy_step, fresh=best is not None)
     _tell_scores(job, prepared.tracking, Evaluated("after", *scorings.means))
     return replace(outcome, after=scorings, best=best)
 
@@ -687,7 +691,7 @@ def _result_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, 
         "base_model": job.config.model,
         "environment": type(job.environment).__qualname__,
         "seed": job.config.seed,
-        "vllm_restarts": prepared.trainer.vllm_restarts,
+        "vllm_restarts": _vllm_restarts(prepared.trainer),
     }
 
 
@@ -715,6 +719,11 @@ def _comparable_scorings(job: Job, held_out: HeldOut) -> int:
     wanted = {"eval_cases": len(held_out.cases), "eval_samples": held_out.samples}
     lines = [line for line in read_lines(job.folder.metrics) if "eval_score" in line]
     return sum(all(line.get(name, value) == value for name, value in wanted.items()) for line in lines)
+
+
+def _vllm_restarts(trainer: EpisodeTrainer) -> int:
+    """How often a vLLM server came back and was given the weights again."""
+    return 0 if trainer.rollouts.server is None else trainer.rollouts.server.restarts
 
 
 def _why_stopped(stop: StopRequest) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from aitrain.environment.tools import Tools
 from aitrain.training.scopes import replaced
-from aitrain.training.trainer import EpisodeTrainer, Parts
+from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Longest:
     completion: int
 
 
-def longest_shapes(parts: Parts) -> Longest:
+def longest_shapes(inputs: TrainerInputs) -> Longest:
     """As the training cases and the options tell. What the environment says in between has no limit but
     `rl_max_episode_tokens` and the context; without the former only the model's own tokens count."""
-    limits, tools = parts.limits, Tools.of(parts.host.environment).schemas
-    prompt = max(len(parts.chat.prompt_ids(case.prompt, tools)) for case in parts.cases)
-    completion = limits.answer_tokens
-    if parts.host.lives_between_calls:
-        completion = limits.episode_tokens or limits.turns * limits.answer_tokens
+    limits, tools = inputs.limits, Tools.of(inputs.runner.environment).schemas
+    prompt = max(len(inputs.chat.prompt_ids(case.prompt, tools)) for case in inputs.cases)
+    completion = limits.turn_tokens
+    if inputs.runner.has_sessions:
+        completion = limits.episode_tokens or limits.turns * limits.turn_tokens
     if limits.context is not None:
         completion = max(1, min(completion, limits.context - prompt))
     return Longest(prompt, completion)

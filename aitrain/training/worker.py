@@ -111,7 +111,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: Channel, heartbeat: 
     numpy.random.seed(config.seed)
     environment = load(find(config), config.rl_env_config or {})
     check_methods(environment)
-    host = start_runner(environment, config, close=[channel.stream.fileno()])
+    runner = start_runner(environment, config, close=[channel.stream.fileno()])
     heartbeat.start()
     activity.own.enter("importing torch and TRL", moves_files=True)
 
@@ -127,7 +127,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: Channel, heartbeat: 
     with StopRequest().on_signals() as stop:
         channel.on_broken = on_orphaned
         channel.watch()
-        run(Job(config, folder, environment, channel, stop, checkpoint, host, heartbeat.progress))
+        run(Job(config, folder, environment, channel, stop, checkpoint, runner, heartbeat.progress))
     part_in_peace()
 
 

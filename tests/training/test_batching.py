@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from aitrain.engines import model_proxy as batching
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
+from aitrain.engines import model_proxy as batching
 from aitrain.engines.model_proxy import ModelProxy, ProxyBatcher
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.workers import Outcome, Workers

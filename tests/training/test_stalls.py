@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from aitrain.engines import colocated
-from aitrain.engines import server as served
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from aitrain import Result, RunFailed, activity, notebook, watchdog
 from aitrain.activity import SLOT, Activity
+from aitrain.engines import colocated
+from aitrain.engines import server as served
 from aitrain.report.runs import look
 from aitrain.run_folder import RunFolder, read_object
 from aitrain.training import checkpoints, evaluation, run, saving, tracking

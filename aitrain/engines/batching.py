@@ -1,0 +1,150 @@
+"""Engines that generate one batch at a time: rounds, in which every live episode gets its next completion."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from aitrain import activity
+from aitrain.environment.seeds import SampleSeed
+from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import Completion, Decoding, FinishReason, GenerationRequest, Leave
+from aitrain.rollout.limits import EndOfTurn
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One row of a batch."""
+
+    prompt_ids: list[int]
+    begun: int = 0
+    """Tokens at the end of the prompt that belong to the completion: an earlier round generated them."""
+    seed: SampleSeed | None = None
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request, and what was generated for it so far."""
+
+    request: GenerationRequest
+    result: asyncio.Future[Completion]
+    ids: list[int]
+    logprobs: list[float]
+
+    @property
+    def room(self) -> int:
+        return self.request.max_tokens - len(self.ids)
+
+    @property
+    def row(self) -> BatchRow:
+        seed = self.request.seed
+        seed = seed and replace(seed, position=seed.position + len(self.ids))
+        return BatchRow(self.request.prompt_ids + self.ids, len(self.ids), seed)
+
+
+class BatchingEngine(ABC):
+    """Generates a batch when every live episode waits for it; on several ranks together if they share the engine.
+
+    No row is generated beyond the context, which some models cannot do. If the longest row leaves less room than
+    another one has, that one gets the rest of its completion in the next round.
+    """
+
+    def __init__(self, end: EndOfTurn, context: int | None, clock: RolloutClock) -> None:
+        self.end, self.context, self.clock = end, context, clock
+        self._waiting: list[_Waiting] = []
+        self._live = 0
+        self._changed = asyncio.Event()
+
+    @property
+    @abstractmethod
+    def weight_version(self) -> int:
+        """Optimizer steps that the weights have done."""
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether all rows are padded to the longest one, whose room is then that of all."""
+        return True
+
+    @abstractmethod
+    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+        """One completion of at most `max_tokens` tokens for each row."""
+
+    def agree(self, rows: int, max_tokens: int) -> tuple[int, int]:
+        """The largest numbers of rows and tokens over the ranks that generate together."""
+        return rows, max_tokens
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Sample one completion, in the next round."""
+        waiting = _Waiting(request, asyncio.get_running_loop().create_future(), [], [])
+        self._waiting.append(waiting)
+        self._changed.set()
+        return await waiting.result
+
+    @asynccontextmanager
+    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
+        """Episodes that are played together. At its end this rank has taken part in all rounds of the other ranks."""
+        self._live, self._waiting, self._changed = episodes, [], asyncio.Event()
+        rounds = asyncio.ensure_future(self._rounds())
+        try:
+            yield self._leave
+            await rounds
+        finally:
+            rounds.cancel()
+
+    def _leave(self) -> None:
+        self._live -= 1
+        self._changed.set()
+
+    async def _rounds(self) -> None:
+        while True:
+            while len(self._waiting) < self._live:
+                self._changed.clear()
+                await self._changed.wait()
+            waiting, self._waiting = sorted(self._waiting, key=lambda one: one.request.place), []
+            try:
+                if not self._round(waiting):
+                    return
+            except Exception as error:
+                for one in waiting:
+                    one.result.set_exception(error)
+                if not waiting:
+                    raise
+
+    def _round(self, waiting: list[_Waiting]) -> bool:
+        """One batch; False if no rank has an episode left."""
+        max_tokens = max((one.room for one in waiting), default=1)
+        if self.is_padded and self.context is not None and waiting:
+            longest = max(len(one.row.prompt_ids) for one in waiting)
+            max_tokens = min(max_tokens, self.context - longest)
+        count, max_tokens = self.agree(len(waiting), max_tokens)
+        if not count:
+            return False
+        made_up = [BatchRow([self.end.eos_ids[0]], seed=SampleSeed(0))] * (count - len(waiting))
+        decoding = waiting[0].request.decoding if waiting else Decoding.TRAINING
+        with self.clock.running("generate"), activity.own.doing("generating"):
+            completions = self.sample([one.row for one in waiting] + made_up, max_tokens, decoding)
+        for one, completion in zip(waiting, completions, strict=False):
+            self._add(one, completion, max_tokens)
+        return True
+
+    def _add(self, one: _Waiting, completion: Completion, max_tokens: int) -> None:
+        kept = completion.first(one.room)
+        is_full = len(kept.ids) == one.room
+        one.ids += kept.ids
+        one.logprobs += kept.logprobs or [0.0] * len(kept.ids)
+        is_ended = self.end.is_reached(one.ids)
+        if not (is_ended or is_full) and len(completion.ids) >= max_tokens:
+            self._waiting.append(one)
+            return
+        reason: FinishReason = "stop" if is_ended else "length"
+        one.result.set_result(Completion(one.ids, one.logprobs, reason, self.weight_version))
+
+
+def seeds_of(rows: Sequence[BatchRow]) -> list[SampleSeed]:
+    """The seeds of all rows; empty if one has none. Ranks that share an engine exchange theirs in a collective call, so
+    all of them have seeds or none has."""
+    seeds = [row.seed for row in rows if row.seed is not None]
+    return seeds if len(seeds) == len(rows) else []

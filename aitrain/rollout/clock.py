@@ -1,0 +1,41 @@
+"""How long episodes wait for the policy and for their environments."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PARTS = ("rollout", "generate", "environment")
+
+
+class RolloutClock:
+    """Seconds in which each part ran, however often it ran at the same time.
+
+    With a server some episodes wait for it while others wait for their environments: both parts run, and together they
+    show more seconds than have passed.
+    """
+
+    def __init__(self) -> None:
+        self._total = dict.fromkeys(PARTS, 0.0)
+        self._running: Counter[str] = Counter()
+        self._since = dict.fromkeys(PARTS, 0.0)
+
+    @contextmanager
+    def running(self, part: str) -> Iterator[None]:
+        """The clock of this part runs while this lasts."""
+        if not self._running[part]:
+            self._since[part] = time.monotonic()
+        self._running[part] += 1
+        try:
+            yield
+        finally:
+            self._running[part] -= 1
+            if not self._running[part]:
+                self._total[part] += time.monotonic() - self._since[part]
+
+    def take(self) -> dict[str, float]:
+        """Seconds of each part since the last call."""
+        taken, self._total = self._total, dict.fromkeys(PARTS, 0.0)
+        return taken

@@ -1,0 +1,74 @@
+"""The engine's side of an episode: what it is asked for, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, Protocol
+
+from aitrain.environment.seeds import SampleSeed
+
+FinishReason = Literal["stop", "length"]
+
+
+class Decoding(Enum):
+    """How tokens are chosen."""
+
+    TRAINING = "training"
+    """Sampled; transformers draws with torch's generator, as plain TRL does."""
+    SEEDED = "seeded"
+    """Sampled with each request's own seed, on every engine."""
+    GREEDY = "greedy"
+    """The likeliest token."""
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One completion to sample: at most `max_tokens` tokens after `prompt_ids`."""
+
+    prompt_ids: list[int]
+    max_tokens: int
+    seed: SampleSeed | None = None
+    """What the tokens are sampled with; None: the engine's own random numbers."""
+    decoding: Decoding = Decoding.TRAINING
+    place: int = 0
+    """The episode's place in its batch: a batching engine generates the rows in this order."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Sampled token ids, and their log-probabilities if the engine computes them."""
+
+    ids: list[int]
+    logprobs: list[float] | None = None
+    finish_reason: FinishReason = "stop"
+    """"stop": the policy ended it, "length": it was cut off."""
+    weight_version: int = 0
+    """Optimizer steps that the sampling weights had done."""
+
+    def first(self, count: int) -> Completion:
+        """Its first `count` tokens."""
+        if len(self.ids) <= count:
+            return self
+        logprobs = None if self.logprobs is None else self.logprobs[:count]
+        return Completion(self.ids[:count], logprobs, "length", self.weight_version)
+
+
+Leave = Callable[[], None]
+"""Called once by an episode that will request no more completions."""
+
+
+class Engine(Protocol):
+    """What turns token ids into sampled token ids, with one version of the policy's weights."""
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Sample one completion.
+
+        Raises:
+            RunFailed: the engine is gone.
+        """
+
+    def batch(self, episodes: int) -> AbstractAsyncContextManager[Leave]:
+        """Episodes that are played together. A batching engine generates when all that have not left wait for it."""

@@ -1,0 +1,54 @@
+"""One event loop for the rollouts of a process, run from code that is not async."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class EventLoop:
+    """Runs coroutines to their end on the same loop, so that connections stay usable from one rollout to the next.
+
+    In a notebook the calling thread has a running loop already; there, another thread runs the coroutine.
+    """
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result.
+
+        Raises:
+            BaseException: what the coroutine raises.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._runner.run(coroutine)
+        return _in_thread(lambda: self._runner.run(coroutine))
+
+    def close(self) -> None:
+        """Close the loop."""
+        self._runner.close()
+
+
+def _in_thread(work: Callable[[], T]) -> T:
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="rollout")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

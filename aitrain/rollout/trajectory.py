@@ -1,0 +1,65 @@
+"""An episode as token ids: what the policy sampled, and what the environment said in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aitrain.rollout.engine import Completion
+
+
+@dataclass(frozen=True)
+class TurnTokens:
+    """Where one completion begins in a trajectory, and the version of the weights that sampled it."""
+
+    start: int
+    weight_version: int
+
+
+@dataclass(eq=False)
+class Trajectory:
+    """Token ids of one episode. `ids`, `mask` and `logprobs` have one entry for each token after the prompt; the mask
+    is 1 for tokens that the policy sampled and 0 for the environment's."""
+
+    prompt_ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[TurnTokens] = field(default_factory=list)
+    ended_by_policy: bool = False
+    """Whether the policy ended its last completion, which was then not cut off."""
+    stop: str | None = None
+    """What ended the episode, one of STOPS; None: nothing yet."""
+
+    def append_completion(self, completion: Completion) -> None:
+        """A turn of the policy: trained."""
+        self.turns.append(TurnTokens(len(self.ids), completion.weight_version))
+        self.ids += completion.ids
+        self.mask += [1] * len(completion.ids)
+        self.logprobs += completion.logprobs or [0.0] * len(completion.ids)
+        self.ended_by_policy = completion.finish_reason == "stop"
+
+    def append_env_tokens(self, ids: list[int]) -> None:
+        """What the environment said: not trained."""
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+
+    @property
+    def context(self) -> list[int]:
+        """All token ids so far."""
+        return self.prompt_ids + self.ids
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens that the policy sampled."""
+        return sum(self.mask)
+
+    @property
+    def turn_starts(self) -> list[int]:
+        """Where in `ids` each completion begins."""
+        return [turn.start for turn in self.turns]
+
+    @property
+    def last_completion(self) -> list[int]:
+        """Token ids from the beginning of the last completion on."""
+        return self.ids[self.turns[-1].start :] if self.turns else []

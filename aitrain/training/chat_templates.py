@@ -1,0 +1,74 @@
+"""What TRL knows of chat templates: versions for training, tool calls, and how completions are parsed.
+
+Where this depends on the inside of TRL 1.16 (tests/training/test_upstream.py):
+
+    trl.chat_template_utils.parse_response      returns the decoded text as it is where it cannot parse
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from typing import Any
+
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+from trl.chat_template_utils import (
+    add_response_schema,
+    get_training_chat_template,
+    parse_response,
+    supports_tool_calling,
+)
+
+from aitrain.environment.session import Message
+from aitrain.rollout.chat_format import ChatFormat, Schemas
+
+
+def chat_format(tokenizer: PreTrainedTokenizerBase, options: dict[str, Any] | None = None) -> ChatFormat:
+    """The format of a model's conversations, with what TRL knows of its template."""
+    return ChatFormat(tokenizer, options=options or {}, support=TRLTemplateSupport(tokenizer))
+
+
+class TRLTemplateSupport:
+    """TRL's templates and response formats for one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def training_template(self) -> str | None:
+        """TRL's version of the template that only appends; None: it has none."""
+        try:
+            template: str | None = get_training_chat_template(self._tokenizer)
+        except Exception:  # TRL renders the template to compare it
+            return None
+        return template
+
+    @cached_property
+    def has_tool_calls(self) -> bool:
+        """Whether the template writes tool calls and their results."""
+        return bool(supports_tool_calling(self._tokenizer))
+
+    def parse(self, ids: list[int], prefix: list[int], tools: Schemas) -> Message | None:
+        """A completion in the model's own format; None: there is no format, or the completion is not in it."""
+        parser = self._parser if tools else self._own_parser
+        if parser is None:
+            return None
+        message = dict(parse_response(parser, ids, prefix=prefix, tools=list(tools) or None))
+        unparsed = {"role": "assistant", "content": str(self._tokenizer.decode(ids, skip_special_tokens=True))}
+        return None if message == unparsed else message
+
+    @cached_property
+    def _own_parser(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer, if it describes how its model's completions are parsed."""
+        names = ("response_template", "response_schema")
+        return self._tokenizer if any(getattr(self._tokenizer, name, None) for name in names) else None
+
+    @cached_property
+    def _parser(self) -> PreTrainedTokenizerBase | None:
+        """The same, or TRL's description for a template that it knows; on a copy, as it would be saved with it."""
+        if self._own_parser is not None:
+            return self._own_parser
+        try:
+            return add_response_schema(copy.deepcopy(self._tokenizer))
+        except ValueError:
+            return None

@@ -1,0 +1,110 @@
+"""Rollouts of the policy on one rank: episodes with its present weights, their seeds, and failures over all ranks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.environment.contract import Case
+from aitrain.environment.failure_count import FailureCount
+from aitrain.environment.seeds import derived_seed
+from aitrain.rollout.engine import Decoding
+from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.event_loop import EventLoop
+
+
+@dataclass
+class PolicyRollouts:
+    """Plays episodes with the policy. Every rank must call `play` and `count_failures`, also without episodes."""
+
+    rollout: Rollout
+    accelerator: Accelerator
+    run_seed: int
+    tell: Callable[[str], None]
+    failures: FailureCount
+    evaluating: Callable[[], AbstractContextManager[None]]
+    """The policy in evaluation mode."""
+    weight_version: Callable[[], int]
+    """Optimizer steps that the policy has done."""
+    sampled_tokens: int = 0
+    """Of all ranks, in training, since `take_sampled_tokens`."""
+    loop: EventLoop = field(default_factory=EventLoop)
+
+    @property
+    def server(self) -> VLLMServerEngine | None:
+        """The engine, if it is a vLLM server that gets files."""
+        return self.rollout.engine if isinstance(self.rollout.engine, VLLMServerEngine) else None
+
+    def play(
+        self,
+        cases: Sequence[Case],
+        seeds: Sequence[int],
+        sampling_seeds: Sequence[int],
+        decoding: Decoding = Decoding.TRAINING,
+    ) -> list[Episode]:
+        """This rank's episodes, with the weights as they are now.
+
+        Raises:
+            ServerFailed: on all ranks, if a vLLM server failed one of them.
+        """
+
+        def work() -> list[Episode]:
+            return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
+
+        if self.server is None:
+            return work()
+        self.server.load_weights(self.weight_version())
+        return self.server.in_common(work)
+
+    def sampling_seed(self, *names: object) -> int:
+        """The seed of an episode's completions: it follows from the run's seed and these names, on each rank."""
+        return derived_seed(self.run_seed, "sampling", *names)
+
+    def env_seed(self, *names: object) -> int:
+        """The environment's seed for a case at some time: one for a whole group, on each rank."""
+        return random.Random("/".join(map(str, (self.run_seed, *names)))).getrandbits(31)
+
+    def count_failures(self, episodes: list[Episode]) -> None:
+        """Count a training batch over all ranks, so that all of them give up at the same moment.
+
+        Raises:
+            EnvironmentFailed: too much failed, for too long.
+        """
+        scores = sum(episode.result.score is not None for episode in episodes)
+        failures = sum(episode.result.failure is not None for episode in episodes)
+        tokens = sum(episode.trajectory.sampled_tokens for episode in episodes)
+        counts = torch.tensor([scores, failures, len(episodes), tokens], device=self.accelerator.device)
+        scores, failures, total, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
+        self.sampled_tokens += tokens
+        if failures:
+            self.tell_failures(episodes)
+        self.failures.after_batch(scores, failures, total)
+
+    def tell_failures(self, episodes: list[Episode]) -> None:
+        """Show the first failure of each kind, of any rank; every rank must call this."""
+        failed = [(e.result.failure.kind, e.failure_message) for e in episodes if e.result.failure is not None]
+        for message in self.failures.first_of_each(gather_object(failed)):
+            self.tell(message)
+
+    def take_sampled_tokens(self) -> int:
+        """Tokens that all ranks sampled in training since the last call."""
+        tokens, self.sampled_tokens = self.sampled_tokens, 0
+        return tokens
+
+    def invalidate_weights(self) -> None:
+        """The policy has other weights now, of the same step: they are loaded before the next rollout."""
+        if self.server is not None:
+            self.server.weight_version = None
+
+    def close(self) -> None:
+        """Leave no weights behind that were on their way to a vLLM server."""
+        if self.server is not None:
+            self.server.close()
+        self.loop.close()

@@ -1,0 +1,82 @@
+"""The part of the trainer that can be put into a checkpoint and back.
+
+Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/training/test_upstream.py):
+
+    GRPOTrainer._step, ._buffered_inputs                    saved and restored: forward passes so far, and the pieces of
+                                                            a batch that is used for longer than one step
+    GRPOTrainer._metrics["train"]                           saved and restored: what has not been logged yet; likewise
+                                                            ._tr_loss, ._total_loss_scalar, ._globalstep_last_logged
+    GRPOTrainer._last_loaded_step                           set: weights are synced when global_step is not the last one
+    Trainer._load_from_checkpoint(checkpoint)               called, for the weights alone
+    Trainer.train(resume_from_checkpoint)                   not called for a checkpoint of the last step: it trains one
+                                                            step more
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_callback import TrainerState
+
+from aitrain.training.optimizing import OptimizingTrainer
+from aitrain.training.policy_rollouts import PolicyRollouts
+
+
+class ResumableTrainer(OptimizingTrainer):
+    """Its state, as far as transformers does not save it; and weights from checkpoints."""
+
+    rollouts: PolicyRollouts
+
+    def save_checkpoint(self) -> None:
+        """Save a checkpoint of the last whole step. Every process must call this."""
+        self._save_checkpoint(self.model, None)
+
+    def is_over(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint is that of the last step, after which transformers would train one more; if so, load it.
+        Every process must call this."""
+        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        if state.global_step < self.args.max_steps or self.is_sharded:
+            return False
+        self.take_weights(checkpoint)
+        self.state = state
+        return True
+
+    def take_weights(self, checkpoint: Path) -> None:
+        """Load the weights of a checkpoint. Every process must call this."""
+        self._load_from_checkpoint(str(checkpoint))
+        self._last_loaded_step = -1  # TRL's own engine gets them before it generates again
+        self.rollouts.invalidate_weights()
+
+    @property
+    def has_moved_reference(self) -> bool:
+        """Whether the reference model has been given weights of the policy."""
+        args = self.args
+        return bool(args.sync_ref_model and self.state.global_step >= args.ref_model_sync_steps)
+
+    def rest_of_window(self) -> list[dict[str, Any]]:
+        """The pieces of the last generation batch, if some of them are still to be trained on."""
+        is_inside = self._step % (self.args.steps_per_generation * self.num_iterations)
+        return (self._buffered_inputs or []) if is_inside else []
+
+    def unlogged(self) -> dict[str, Any]:
+        """How far this process is, and what it has gathered for the next line of metrics."""
+        return {
+            "step": self._step,
+            "metrics": dict(self._metrics["train"]),
+            "loss": self._tr_loss.item(),
+            "total_loss": self._total_loss_scalar,
+            "logged": self._globalstep_last_logged,
+            "skipped": [self.finite.skipped, self.finite.in_a_row],
+            "flat_steps": self.flat.in_a_row,
+        }
+
+    def restore_state(self, pieces: list[dict[str, Any]], values: dict[str, Any]) -> None:
+        """Continue where another process was: its `rest_of_window` and `unlogged`."""
+        self._step, self._buffered_inputs = values["step"], pieces or None
+        self._metrics["train"].update(values["metrics"])
+        self._tr_loss = torch.tensor(values["loss"], device=self.args.device)
+        self._total_loss_scalar, self._globalstep_last_logged = values["total_loss"], values["logged"]
+        self.finite.skipped, self.finite.in_a_row = values["skipped"]
+        self.flat.in_a_row = values["flat_steps"]

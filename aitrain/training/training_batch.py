@@ -1,0 +1,67 @@
+"""The episodes of one generation batch in training: which ones, with which seeds, and what is learned from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from accelerate.utils import gather_object
+
+from aitrain.environment.contract import Case
+from aitrain.rollout.episode import Episode
+from aitrain.training.episode_metrics import length_metrics
+from aitrain.training.policy_rollouts import PolicyRollouts
+
+
+@dataclass
+class TrainingBatch:
+    """One rank's share of a generation batch, groups side by side."""
+
+    step: int
+    """Optimizer steps that the policy has done."""
+    places: range
+    """The places of this rank's episodes among all that are sampled in the step."""
+    group_size: int
+    numbers: list[int]
+    """The row number of each episode's case."""
+    cases: list[Case]
+    episodes: list[Episode] = field(default_factory=list)
+
+    def play(self, rollouts: PolicyRollouts) -> None:
+        """Play the episodes. A group's sampling seeds are consecutive, its environment's seed is one."""
+        seeds = [rollouts.env_seed(self.step, number) for number in self.numbers]
+        groups = [divmod(place, self.group_size) for place in self.places]
+        sampling_seeds = [
+            rollouts.sampling_seed(self.step, number, group) + member
+            for number, (group, member) in zip(self.numbers, groups, strict=True)
+        ]
+        self.episodes = rollouts.play(self.cases, seeds, sampling_seeds)
+
+    def scores(self) -> list[float]:
+        """The score of each episode, NaN for none."""
+        scores = (episode.result.score for episode in self.episodes)
+        return [math.nan if score is None else score for score in scores]
+
+    def kept(self, masks_truncated: bool) -> list[bool]:
+        """Which episodes are in the loss."""
+        return [
+            episode.result.score is not None and not (masks_truncated and episode.is_truncated)
+            for episode in self.episodes
+        ]
+
+    def length_metrics(self) -> dict[str, float]:
+        """TRL's metrics of lengths, over all ranks, where stop strings end completions too: TRL knows tokens only."""
+        own = [(e.trajectory.sampled_tokens, not e.trajectory.ended_by_policy) for e in self.episodes]
+        return length_metrics(gather_object(own))
+
+    def records(self, advantages: Sequence[float]) -> list[dict[str, Any]]:
+        """The rollout records."""
+        return [
+            {"step": self.step + 1, "policy_step": self.step}
+            | {"group": place // self.group_size}
+            | episode.record()
+            | {"advantage": advantage}
+            for place, episode, advantage in zip(self.places, self.episodes, advantages, strict=True)
+        ]
