@@ -19,6 +19,7 @@ from aitrain.environment.isolation import Isolation
 from aitrain.environment.runner import EnvRunner
 from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS
+from tests import runner_calls
 
 EPISODES = 64
 SECONDS = 0.1
@@ -99,12 +100,12 @@ def hosted(environment: object, isolation: str = "thread") -> Iterator[Scoring]:
     completions = [Transcript(case, text) for case, text in zip(CASES, TEXTS, strict=True)]
 
     def score_all() -> list[float | None]:
-        plays = host.begin(CASES, range(EPISODES))
-        scored = host.score(plays, completions)
-        host.end(plays)
+        plays = runner_calls.open_sessions(runner, CASES, range(EPISODES))
+        scored = runner_calls.score(runner, plays, completions)
+        runner_calls.end(runner, plays)
         return [one.score for one in scored]
 
-    with closing(EnvRunner(environment, config, apart)) as host:
+    with closing(EnvRunner(environment, config, apart)) as runner:
         yield score_all
 
 

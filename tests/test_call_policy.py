@@ -16,6 +16,7 @@ from aitrain.environment.calls import ToolCall
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.session import AssistantTurn
+from tests import runner_calls
 
 EPISODES = 12
 
@@ -69,15 +70,15 @@ def scored(environment: Any, batches: int = 1, **options: Any) -> tuple[list[flo
     told: list[str] = []
     cases = [Case(number, "?", {"prompt": "?"}) for number in range(EPISODES)]
     scores: list[float | None] = []
-    with closing(start_runner(environment, TrainConfig(**options))) as host:
-        host.tell = told.append
-        host.offer("a model", "a tokenizer")
+    with closing(start_runner(environment, TrainConfig(**options))) as runner:
+        runner.tell = told.append
+        runner.offer("a model", "a tokenizer")
         for _ in range(batches):
-            plays = host.begin(cases, range(EPISODES))
-            results = host.score(plays, [Transcript(case, str(case.case_idx)) for case in cases])
+            plays = runner_calls.open_sessions(runner, cases, range(EPISODES))
+            results = runner_calls.score(runner, plays, [Transcript(case, str(case.case_idx)) for case in cases])
             assert [result.failure for result in results] == [None] * EPISODES
             scores += [result.score for result in results]
-            host.end(plays)
+            runner_calls.end(runner, plays)
     return scores, told
 
 
@@ -295,12 +296,14 @@ def test_a_write_that_shows_later_has_its_batch_scored_again(meter: Meter) -> No
     told: list[str] = []
     cases = [Case(number, "?", {"prompt": "?"}) for number in range(EPISODES)]
     found = []
-    with closing(EnvRunner(environment, TrainConfig(), tell=told.append)) as host:
-        host.offer("a model", "a tokenizer")
+    with closing(EnvRunner(environment, TrainConfig(), tell=told.append)) as runner:
+        runner.offer("a model", "a tokenizer")
         for number in range(3):
-            plays = host.begin(cases, range(EPISODES))
-            found.append([one.score for one in host.score(plays, [Transcript(case, "") for case in cases])])
-            host.end(plays)
+            plays = runner_calls.open_sessions(runner, cases, range(EPISODES))
+            found.append(
+                [one.score for one in runner_calls.score(runner, plays, [Transcript(case, "") for case in cases])]
+            )
+            runner_calls.end(runner, plays)
             if number == 0:
                 environment.log.append("from here on")
 
@@ -409,10 +412,10 @@ def played(environment: Any, isolation: str) -> tuple[list[float | None], list[s
     told: list[str] = []
     cases = [Case(number, [{"role": "user", "content": "?"}], {"prompt": "?"}) for number in range(EPISODES)]
     found: list[float | None] = []
-    with closing(start_runner(environment, TrainConfig(rl_env_isolation=isolation, rl_env_workers=EPISODES))) as host:
-        host.tell = told.append
+    with closing(start_runner(environment, TrainConfig(rl_env_isolation=isolation, rl_env_workers=EPISODES))) as runner:
+        runner.tell = told.append
         for _ in range(2):
-            plays = host.begin(cases, range(EPISODES))
+            plays = runner_calls.open_sessions(runner, cases, range(EPISODES))
             calls: Sequence[AssistantTurn] = [
                 AssistantTurn(
                     str(case.case_idx),
@@ -420,12 +423,12 @@ def played(environment: Any, isolation: str) -> tuple[list[float | None], list[s
                 )
                 for case in cases
             ]
-            host.answer(plays, calls)
+            runner_calls.respond(runner, plays, calls)
             completions = [Transcript(case, [{"role": "assistant", "content": str(case.case_idx)}]) for case in cases]
-            results = host.score(plays, completions)
+            results = runner_calls.score(runner, plays, completions)
             assert [result.failure for result in results] == [None] * EPISODES
             found += [result.score for result in results]
-            host.end(plays)
+            runner_calls.end(runner, plays)
     return found, told
 
 

@@ -17,6 +17,7 @@ from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.row_copies import copied_rows, copied_words
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.session import AssistantTurn
+from tests import runner_calls
 
 QUESTION = [{"role": "user", "content": "38 + 47 ="}]
 ANSWER = [{"role": "assistant", "content": " 85"}]
@@ -87,13 +88,13 @@ def scores(environment: Any, isolation: str = "thread") -> tuple[list[float | No
     case = Case(3, row_of_case["prompt"], row_of_case)
     completions = [Transcript(case, deepcopy(ANSWER)) for _ in range(6)]
     found: list[float | None] = []
-    with closing(start_runner(environment, TrainConfig(rl_env_isolation=isolation, rl_env_workers=3))) as host:
+    with closing(start_runner(environment, TrainConfig(rl_env_isolation=isolation, rl_env_workers=3))) as runner:
         for _ in range(2):
-            plays = host.begin([case] * 6, range(6))
-            if host.lives_between_calls:
-                host.answer(plays, [AssistantTurn(" 85")] * 6)
-            found += [one.score for one in host.score(plays, completions)]
-            host.end(plays)
+            plays = runner_calls.open_sessions(runner, [case] * 6, range(6))
+            if runner.has_sessions:
+                runner_calls.respond(runner, plays, [AssistantTurn(" 85")] * 6)
+            found += [one.score for one in runner_calls.score(runner, plays, completions)]
+            runner_calls.end(runner, plays)
     return found, case, completions
 
 
@@ -174,17 +175,17 @@ def test_the_model_and_the_tokenizer_are_never_copied() -> None:
             return float(model is given[0] and tokenizer is given[1])
 
     given = ({"a": "model"}, {"a": "tokenizer"})
-    with closing(EnvRunner(Asks(), TrainConfig())) as host:
-        host.offer(*given)
+    with closing(EnvRunner(Asks(), TrainConfig())) as runner:
+        runner.offer(*given)
         case = Case(0, "?", {"prompt": "?"})
-        (scored,) = host.score(host.begin([case], [0]), [Transcript(case, "!")])
+        (scored,) = runner_calls.score(runner, runner_calls.open_sessions(runner, [case], [0]), [Transcript(case, "!")])
     assert scored.score == 1.0
 
 
 def test_a_tool_call_still_reaches_the_environment() -> None:
-    with closing(EnvRunner(SpoilsWithTools(), TrainConfig())) as host:
+    with closing(EnvRunner(SpoilsWithTools(), TrainConfig())) as runner:
         case = Case(3, (one := row())["prompt"], one)
-        plays = host.begin([case], [0])
-        (move,) = host.answer(plays, [AssistantTurn("", (ToolCall("look", {}),))])
-        host.end(plays)
+        plays = runner_calls.open_sessions(runner, [case], [0])
+        (move,) = runner_calls.respond(runner, plays, [AssistantTurn("", (ToolCall("look", {}),))])
+        runner_calls.end(runner, plays)
     assert move.messages[0]["content"] == "nothing"

@@ -16,6 +16,7 @@ from aitrain import ConfigError, EnvironmentFailed, Score, TrainConfig
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.judging import ScoreResult
 from aitrain.environment.runner import EnvRunner, EnvSession, FailureCount, start_runner
+from tests import runner_calls
 
 
 def played_by(
@@ -23,11 +24,13 @@ def played_by(
 ) -> tuple[list[ScoreResult], list[EnvSession]]:
     environment = type("Environment", (), {"score_episode": staticmethod(score_episode)})()
     cases = [Case(number, "?", {"prompt": "?"}) for number in range(len(texts))]
-    with closing(EnvRunner(environment, TrainConfig(**knobs))) as host:
-        host.offer("a model", "a tokenizer")
-        plays = host.begin(cases, [0] * len(cases))
-        scored = host.score(plays, [Transcript(case, text) for case, text in zip(cases, texts, strict=True)])
-        host.end(plays)
+    with closing(EnvRunner(environment, TrainConfig(**knobs))) as runner:
+        runner.offer("a model", "a tokenizer")
+        plays = runner_calls.open_sessions(runner, cases, [0] * len(cases))
+        scored = runner_calls.score(
+            runner, plays, [Transcript(case, text) for case, text in zip(cases, texts, strict=True)]
+        )
+        runner_calls.end(runner, plays)
     return scored, plays
 
 
@@ -164,10 +167,10 @@ def test_an_episode_that_a_limit_ends_has_a_score_in_range(score_range: str, sco
             return 5.0
 
     case = Case(0, "?", {"prompt": "?"})
-    with closing(start_runner(Plays(), TrainConfig(rl_score_range=score_range, rl_env_isolation=isolation))) as host:
-        plays = host.begin([case], [0])
-        (result,) = host.score(plays, [Transcript(case, "")])
-        host.end(plays)
+    with closing(start_runner(Plays(), TrainConfig(rl_score_range=score_range, rl_env_isolation=isolation))) as runner:
+        plays = runner_calls.open_sessions(runner, [case], [0])
+        (result,) = runner_calls.score(runner, plays, [Transcript(case, "")])
+        runner_calls.end(runner, plays)
     assert result.score == score
 
 

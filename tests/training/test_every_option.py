@@ -6,10 +6,11 @@ on: to TRL, to peft, to an engine, to the environment's calls, to a file or to a
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -24,10 +25,11 @@ from trl import GRPOTrainer
 from aitrain import TrainConfig, activity
 from aitrain.batch import plan_batch
 from aitrain.engines.sampling import Sampling
+from aitrain.environment.contract import Case
 from aitrain.environment.finding import find
 from aitrain.environment.judging import parse_score
 from aitrain.environment.loading import load
-from aitrain.environment.runner import EnvRunner, Isolation, start_runner
+from aitrain.environment.runner import EnvRunner, EnvSession, Isolation, start_runner
 from aitrain.errors import AitrainError
 from aitrain.knobs import as_help, knobs, resolve
 from aitrain.launch import preflight, processes, serving
@@ -38,6 +40,8 @@ from aitrain.training import hub, model, run, worker
 from aitrain.training.callbacks import Evaluator, Standing
 from aitrain.training.evaluation import HeldOut
 from aitrain.training.model import Precision, choose_precision
+from aitrain.training.policy_rollouts import PolicyRollouts
+from aitrain.training.rollout_setup import make_rollouts
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 from tests.environments.vowels import Vowels
@@ -130,23 +134,22 @@ def calls(config: TrainConfig) -> object:
     """What the environment's calls run in."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Isolation, "start", lambda *_: "processes")
-        host = start_runner(Vowels(), config)
-    return host.isolation, vars(host.workers)["_count"], vars(host.workers)["_timeout"]
+        runner = start_runner(Vowels(), config)
+    return runner.isolation, vars(runner.pool)["_threads"], vars(runner.pool)["_timeout"]
 
 
 def tries(config: TrainConfig) -> object:
     """How often a call is made that always fails."""
     made: list[int] = []
-    host = EnvRunner(Vowels(), config)
-    play = SimpleNamespace(failure=SimpleNamespace(kind="raised"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "_call", lambda plays, *_: [made.append(1) or _fail(play) for play in plays])
-        host._repeat([play], [len], "score_episode")  # type: ignore[list-item]
+    with closing(EnvRunner(Vowels(), config)) as runner:
+        session = EnvSession(Case(0, "?", {}), 0)
+
+        def fail() -> None:
+            made.append(1)
+            raise ValueError
+
+        asyncio.run(runner._repeat([session], [fail], "score_episode"))
     return len(made)
-
-
-def _fail(play: Any) -> None:
-    play.failure = SimpleNamespace(kind="raised")
 
 
 def folder(config: TrainConfig) -> object:
@@ -216,10 +219,11 @@ def trainer(config: TrainConfig) -> object:
         begun = EpisodeTrainer.__new__(EpisodeTrainer)
         with pytest.raises(_Begun):
             EpisodeTrainer.__init__(begun, parts, hooks)
-        seen_of.update(cases=len(parts.cases), limits=parts.limits, failures=vars(begun.failures))
+        seen_of.update(cases=len(parts.cases), limits=parts.limits, failures=rollouts(parts, hooks).failures)
         seen_of.update(callbacks=hooks.callbacks)
         accelerator = SimpleNamespace(is_main_process=False)
-        return SimpleNamespace(flat=None, add_callback=hooks.callbacks.append, accelerator=accelerator)
+        add, arguments = hooks.callbacks.append, parts.arguments
+        return SimpleNamespace(flat=None, add_callback=add, accelerator=accelerator, args=arguments, rollouts=None)
 
     def stop(*_: Any, **__: Any) -> None:
         raise _Begun
@@ -233,6 +237,16 @@ def trainer(config: TrainConfig) -> object:
         run.prepare(run.Job(config, RunFolder(Path("run")), Vowels(), lambda _: None), EnvRunner(Vowels(), config))
     names = [(type(one).__name__, list(getattr(one, "trackers", ()))) for one in seen_of["callbacks"]]
     return str({**seen_of, "callbacks": names})
+
+
+def rollouts(inputs: Any, hooks: Any) -> PolicyRollouts:
+    """The rollouts of a trainer, which is there only as far as they are made of it."""
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+    made: Any = SimpleNamespace(
+        eos_token_ids=[0], sampling=Sampling(), use_vllm=False, accelerator=accelerator, model=torch.nn.Linear(1, 1),
+        args=inputs.arguments, hooks=hooks,
+    )  # fmt: skip
+    return make_rollouts(made, inputs)
 
 
 def episodes(held_out: HeldOut) -> int:

@@ -14,9 +14,11 @@ import torch
 import aitrain.training.run
 from aitrain import Result
 from aitrain.rollout.episode import STOPS, Episode
+from aitrain.rollout.trajectory import Trajectory
 from aitrain.training.flat import FLAT, flat_share
 from aitrain.training.kept_rows import KEPT
 from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.training_batch import TrainingBatch
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference
 from tests.training.scripted_run import Endless, Scripted, ScriptedTrainer, Unscored
@@ -86,9 +88,9 @@ def test_a_truncated_episode_is_one_that_a_limit_of_ours_ended(stop: str) -> Non
     """By what ended it, and not by its last token, which may be the environment's."""
     failed = SimpleNamespace(failure=SimpleNamespace(kind="timed_out" if stop == "env_timeout" else "raised"))
     scored: Any = failed if stop.startswith("env_") else SimpleNamespace(failure=None)
-    track: Any = SimpleNamespace(stop=stop)
+    episode = Episode(SimpleNamespace(), Trajectory(stop=stop), result=scored)  # type: ignore[arg-type]
 
-    assert Episode(track, scored).is_truncated == (stop in ("max_tokens", "max_turns", "truncated"))
+    assert episode.is_truncated == (stop in ("max_tokens", "max_turns", "truncated"))
 
 
 @pytest.mark.parametrize(("masks", "kept"), [(False, [True, True, False, True]), (True, [True, False, False, True])])
@@ -100,10 +102,11 @@ def test_what_is_in_the_loss_is_scored_and_not_truncated_where_that_is_masked(ma
         _metrics={"train": {"frac_reward_zero_std": [0.0]}},
     )  # fmt: skip
     scores, truncated = [0.5, 1.0, None, 0.0], [False, True, True, False]
-    trainer._batch = [
-        SimpleNamespace(scored=SimpleNamespace(score=score), is_truncated=cut)
+    episodes: Any = [
+        SimpleNamespace(result=SimpleNamespace(score=score), is_truncated=cut)
         for score, cut in zip(scores, truncated, strict=True)
     ]
+    trainer._batch = TrainingBatch(0, range(4), 4, [], [], episodes)
 
     output = trainer._what_is_learned_from()
 

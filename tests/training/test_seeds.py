@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aitrain import Result
+from aitrain.engines.batching import BatchingEngine, BatchRow, seeds_of
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed, derived_seed
+from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
+from aitrain.rollout.limits import EndOfTurn
 from aitrain.run_folder import read_lines
-from aitrain.training.trainer import EpisodeTrainer
 from tests.training.conftest import difference
 from tests.training.small_server import SmallServer
 from tests.training.test_resume import as_if_killed_after
@@ -102,24 +105,37 @@ def test_what_an_environment_samples_itself_follows_from_the_seed_with_generate_
 
 
 @pytest.mark.parametrize(
-    ("draws", "count", "has_seeds"),
-    [([SampleSeed(5), SampleSeed(6)], 3, True), ([], 2, True), ([None, None], 3, False)],
+    ("seeds", "has_seeds"),
+    [([SampleSeed(5), SampleSeed(6)], True), ([], True), ([None, None], False)],
     ids=["some made up", "all made up", "episodes without seeds"],
 )
 def test_prompts_that_are_made_up_for_a_shared_engine_have_seeds_as_the_others_do(
-    draws: list[SampleSeed | None], count: int, has_seeds: bool
+    seeds: list[SampleSeed | None], has_seeds: bool
 ) -> None:
     """Each process hands the others its seeds in a collective call, so all of them must have some, or none."""
-    trainer: Any = object.__new__(EpisodeTrainer)
-    engine = SimpleNamespace(seeds=None)
-    vars(trainer).update(use_vllm=True, vllm_generation=engine)
+    sampled: list[list[SampleSeed]] = []
 
-    with trainer._sampled_with(draws, count):
-        assert (engine.seeds is not None) == has_seeds
-        if engine.seeds is not None:
-            assert len(engine.seeds) == count
-            assert engine.seeds[: len(draws)] == [draw.seed for draw in draws if draw]
-    assert engine.seeds is None
+    class Shared(BatchingEngine):
+        weight_version = 0
+
+        def agree(self, rows: int, max_tokens: int) -> tuple[int, int]:
+            return (0 if sampled else 3), max_tokens
+
+        def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+            sampled.append(seeds_of(rows))
+            return [Completion([9]) for _ in rows]
+
+    async def play() -> None:
+        engine = Shared(EndOfTurn([9]), None, RolloutClock())
+        async with engine.batch(len(seeds)) as leave:
+            for completion in asyncio.as_completed([engine.generate(GenerationRequest([1], 4, s)) for s in seeds]):
+                await completion
+                leave()
+
+    asyncio.run(play())
+    assert bool(sampled[0]) == has_seeds
+    if has_seeds:
+        assert sampled[0] == [*seeds, *[SampleSeed(0)] * (3 - len(seeds))]
 
 
 def test_seeds_follow_from_names_and_places() -> None:

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from trl.chat_template_utils import add_response_schema
 
 from aitrain import Result
-from aitrain.rollout.chat_format import ChatFormat
 from aitrain.run_folder import read_lines
+from aitrain.training.chat_templates import chat_format
 from aitrain.training.model import TINY
 from aitrain.training.trainer import EpisodeTrainer
 
@@ -75,8 +75,8 @@ def tokenizer() -> Any:
     ],
 )
 def test_only_what_ended_an_answer_is_stripped(tokenizer: Any, written: str, read: str) -> None:
-    answer = ChatFormat(tokenizer).read(tokenizer(written)["input_ids"], [], (), [tokenizer.eos_token_id])
-    assert answer.message["content"] == answer.reply.text == read
+    answer = chat_format(tokenizer).read(tokenizer(written)["input_ids"], [], (), [tokenizer.eos_token_id])
+    assert answer.message["content"] == answer.turn.text == read
 
 
 CALL = '<tool_call>\n{"name": "open", "arguments": {"code": "1<|im_start|>0"}}\n</tool_call>'
@@ -90,10 +90,10 @@ def test_a_special_token_inside_a_tool_call_is_an_argument_or_makes_the_call_unr
 ) -> None:
     known = AutoTokenizer.from_pretrained(TINY)
     known.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
-    chat = ChatFormat(add_response_schema(known) if own_format else tokenizer)
+    chat = chat_format(add_response_schema(known) if own_format else tokenizer)
     ids = [known(f"{text}<|im_end|>")["input_ids"] for text in (CALL, BROKEN, SAID)]
     prefix = known("<|im_start|>assistant\n")["input_ids"]
-    call, broken, plain = (chat.read(each, prefix, [TOOL], [known.eos_token_id]).reply for each in ids)
+    call, broken, plain = (chat.read(each, prefix, [TOOL], [known.eos_token_id]).turn for each in ids)
 
     assert call.calls[0].arguments == {"code": "1<|im_start|>0"}
     assert plain.text == SAID

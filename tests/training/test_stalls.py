@@ -21,7 +21,7 @@ from aitrain.engines import colocated
 from aitrain.engines import server as served
 from aitrain.report.runs import look
 from aitrain.run_folder import RunFolder, read_object
-from aitrain.training import checkpoints, evaluation, run, saving, tracking
+from aitrain.training import checkpoints, evaluation, run, saving, tracking, trainer
 from aitrain.training.model import tick_in_forward_passes
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.watchdog import Watchdog
@@ -95,7 +95,7 @@ PLACES: dict[str, tuple[Plant, str]] = {
     "build_dataset": (lambda patch, hang: patch.setattr(Words, "build_dataset", hang), "building the dataset"),
     "tokenizer": (lambda patch, hang: patch.setattr(run, "load_tokenizer", hang), "building the dataset"),
     "loading": (lambda patch, hang: patch.setattr(run, "load_model", hang), "loading "),
-    "trainer": (lambda patch, hang: patch.setattr(EpisodeTrainer, "_make_rollout", hang), "preparing the trainer"),
+    "trainer": (lambda patch, hang: patch.setattr(trainer, "make_rollouts", hang), "preparing the trainer"),
     "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_gathered", hang), "scoring 2 held-out cases."),
     "generate": (
         lambda patch, hang: patch.setattr(

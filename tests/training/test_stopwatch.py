@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from aitrain import Result
+from aitrain.rollout import clock as rollout_clock
+from aitrain.rollout.clock import RolloutClock
 from aitrain.training import stopwatch
 from aitrain.training.stopwatch import Stopwatch
 
@@ -28,34 +30,34 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(stopwatch, "time", made)
+    monkeypatch.setattr(rollout_clock, "time", made)
     return made
 
 
 def play(watch: Stopwatch, clock: Clock) -> None:
     """A rollout of 1 + 2 + 4 seconds: generating, in between, the environment."""
-    with watch.running("rollout"):
-        with watch.running("generate"):
+    with watch.clock.running("rollout"):
+        with watch.clock.running("generate"):
             clock.now += 1
         clock.now += 2
-        with watch.running("environment"):
+        with watch.clock.running("environment"):
             clock.now += 4
 
 
 def test_the_optimization_is_what_a_step_takes_beside_its_rollout(clock: Clock) -> None:
-    watch = Stopwatch()
+    watch = Stopwatch(RolloutClock())
     watch.on_step_begin(NOBODY, NOBODY, NOBODY)
     play(watch, clock)
-    watch.tokens += 36
     clock.now += 5
     watch.on_step_end(NOBODY, NOBODY, NOBODY)
 
-    assert watch.take() == {
+    assert watch.take(36) == {
         "time/step": 12, "time/generate": 1, "time/environment": 4, "time/optimize": 5, "tokens_per_second": 3,
     }  # fmt: skip
 
 
 def test_a_line_of_several_steps_has_their_means_and_nothing_of_what_was_between(clock: Clock) -> None:
-    watch = Stopwatch()
+    watch = Stopwatch(RolloutClock())
     for seconds in (1, 3):
         play(watch, clock)  # held-out cases are scored
         watch.on_step_begin(NOBODY, NOBODY, NOBODY)
@@ -63,10 +65,21 @@ def test_a_line_of_several_steps_has_their_means_and_nothing_of_what_was_between
         watch.on_step_end(NOBODY, NOBODY, NOBODY)
         play(watch, clock)
 
-    assert watch.take() == {
+    assert watch.take(0) == {
         "time/step": 2, "time/generate": 0, "time/environment": 0, "time/optimize": 2, "tokens_per_second": 0,
     }  # fmt: skip
-    assert watch.take() == {}
+    assert watch.take(0) == {}
+
+
+def test_a_part_that_runs_several_times_at_once_is_counted_once(clock: Clock) -> None:
+    clocks = RolloutClock()
+    with clocks.running("environment"):
+        clock.now += 1
+        with clocks.running("environment"), clocks.running("generate"):
+            clock.now += 2
+        clock.now += 1
+    assert clocks.take() == {"rollout": 0, "generate": 2, "environment": 4}
+    assert clocks.take() == {"rollout": 0, "generate": 0, "environment": 0}
 
 
 class Slow:

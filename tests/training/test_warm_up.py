@@ -100,10 +100,10 @@ def test_on_the_cpu_there_is_none(train: Train, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_longest_episode_of_several_turns_is_that_of_all_its_turns_within_the_context() -> None:
     def longest(turns: int, episode: int | None = None, context: int | None = None) -> int:
-        host = SimpleNamespace(environment=Words(), lives_between_calls=turns > 1)
+        runner = SimpleNamespace(environment=Words(), has_sessions=turns > 1)
         chat = SimpleNamespace(prompt_ids=lambda prompt, tools: list(range(10)))
         limits = Limits(turns, 100, episode, context)
-        parts: Any = SimpleNamespace(host=host, chat=chat, cases=[SimpleNamespace(prompt="x")], limits=limits)
+        parts: Any = SimpleNamespace(runner=runner, chat=chat, cases=[SimpleNamespace(prompt="x")], limits=limits)
         return warm_up.longest_shapes(parts).completion
 
     assert longest(turns=1) == 100
