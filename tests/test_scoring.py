@@ -14,8 +14,9 @@ import pytest
 
 from aitrain import ConfigError, EnvironmentFailed, Score, TrainConfig
 from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.judging import ScoreResult
-from aitrain.environment.runner import EnvRunner, EnvSession, FailureCount, start_runner
+from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
 from tests import runner_calls
 
 
