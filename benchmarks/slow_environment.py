@@ -15,8 +15,8 @@ from contextlib import closing, contextmanager
 
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import Case, Completion
-from aitrain.environment.isolation import Isolation
 from aitrain.environment.scoring import Host
+from aitrain.execution.processes import ProcessPool
 from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS
 
@@ -95,7 +95,7 @@ def timed(side: Scoring) -> float:
 def hosted(environment: object, isolation: str = "thread") -> Iterator[Scoring]:
     """Scoring as the trainer has it done."""
     config = TrainConfig(rl_env_isolation=isolation, rl_env_workers=EPISODES)
-    apart = Isolation.start(environment) if isolation == "process" else None
+    apart = ProcessPool.start(environment) if isolation == "process" else None
     completions = [Completion(case, text) for case, text in zip(CASES, TEXTS, strict=True)]
 
     def score_all() -> list[float | None]:

@@ -14,8 +14,9 @@ import pytest
 
 from aitrain import ConfigError, EnvironmentFailed, Score, TrainConfig
 from aitrain.environment.contract import Case, Completion
+from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.judging import Scored
-from aitrain.environment.scoring import FailureCount, Host, Play, host_of
+from aitrain.environment.scoring import Host, Play, host_of
 
 
 def played_by(score_episode: Callable[..., Any], *texts: str, **knobs: Any) -> tuple[list[Scored], list[Play]]:

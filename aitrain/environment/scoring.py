@@ -11,24 +11,24 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aitrain.config import TrainConfig
 from aitrain.environment.call_policy import CallPolicy, CopyPlan, Tell
 from aitrain.environment.contract import Case, Completion, level_of
 from aitrain.environment.dialogue import Dialogue, Move, Opening, Reply, dialogue_for
-from aitrain.environment.failures import CallFailed, Failure
-from aitrain.environment.isolation import Isolation, Seat
 from aitrain.environment.judging import Bounds, Scored
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.tools import Tools
 from aitrain.environment.watching import Watch
-from aitrain.environment.workers import Call, Calls, Meanwhile, Outcome, Workers
 from aitrain.errors import EnvironmentFailed
+from aitrain.execution.deadline_pool import DeadlinePool, Poll, TaskScope
+from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.processes import ProcessPool, WorkerLease
+from aitrain.execution.task import Outcome, Task
 from aitrain.machine import usable_cores
 
-PATIENCE = 3
-"""Batches in a row with too many failures, after which a run is given up."""
+T = TypeVar("T")
 
 THREADS = 64
 PROCESSES_PER_CORE = 4
@@ -61,7 +61,7 @@ class Play:
     sampling: EpisodeSeeds | None = None
     """What completions are sampled with; None: with the engine's own random numbers."""
 
-    def note(self, outcome: Outcome, place: str) -> None:
+    def note(self, outcome: Outcome[object], place: str) -> None:
         """What came of a call; `place` is where it was, if it cannot say so itself."""
         self.seconds += outcome.seconds
         if outcome.failure is not None:
@@ -74,10 +74,10 @@ class Host:
 
     environment: Any
     config: TrainConfig
-    isolation: Isolation | None = None
+    processes: ProcessPool | None = None
     given: dict[str, Any] = field(default_factory=dict)
     """What `score_episode` may use of the model's side: `model` and `tokenizer`, see `offer`."""
-    meanwhile: Meanwhile | None = None
+    meanwhile: Poll | None = None
     """What the waiting thread does, such as generating for environments that ask the model themselves."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     """What each call in a thread is made within, such as torch.no_grad, which is a thread's own."""
@@ -89,7 +89,7 @@ class Host:
     @cached_property
     def policy(self) -> CallPolicy:
         """How calls run, by what they write; asked for when the dataset is built, as that sets attributes, too."""
-        return CallPolicy(self.environment, self._level, self._by_episode, self.isolation is not None, self.tell)
+        return CallPolicy(self.environment, self._level, self._by_episode, self.processes is not None, self.tell)
 
     @cached_property
     def _by_episode(self) -> bool:
@@ -106,14 +106,14 @@ class Host:
         return level_of(self.environment)
 
     @cached_property
-    def workers(self) -> Workers:
+    def workers(self) -> DeadlinePool:
         """The threads that make the calls."""
-        unset = THREADS if self.isolation is None else PROCESSES_PER_CORE * usable_cores()
-        return Workers(self.config.rl_env_workers or unset, self.config.rl_env_timeout)
+        unset = THREADS if self.processes is None else PROCESSES_PER_CORE * usable_cores()
+        return DeadlinePool(self.config.rl_env_workers or unset, self.config.rl_env_timeout)
 
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Let `score_episode` use them; in processes of its own it gets the tokenizer only."""
-        if self.isolation is None:
+        if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self._level == "score_episode":
             handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
@@ -146,10 +146,10 @@ class Host:
             raise
 
     def _new_side(self) -> Side:
-        if self.isolation is None:
+        if self.processes is None:
             return dialogue_for(self.policy.object_for(), self.config.score_bounds)
         make = partial(_dialogue_in_process, self.policy.remote_plan, self.config.score_bounds)
-        return _Remote(self.isolation.lease(make))
+        return _Remote(self.processes.lease(make))
 
     def answer(self, plays: Sequence[Play], replies: Sequence[Reply]) -> list[Move]:
         """What the environment does after each answer; a failed episode is over."""
@@ -163,8 +163,8 @@ class Host:
     @contextmanager
     def answering(self) -> Iterator[Answering]:
         """What the environment does after answers that come one by one."""
-        with self.workers.taking() as calls:
-            yield Answering(self, calls)
+        with TaskScope[Move](self.workers) as scope:
+            yield Answering(self, scope)
 
     def place_of(self, reply: Reply) -> str:
         """Where a call that hangs or crashes is: it cannot say so itself."""
@@ -217,7 +217,7 @@ class Host:
 
     def _hangs(self, play: Play) -> bool:
         """In a thread, that is: a process that hung has been ended."""
-        return self.isolation is None and play.failure is not None and play.failure.kind == "timed_out"
+        return self.processes is None and play.failure is not None and play.failure.kind == "timed_out"
 
     def _repeat(self, plays: Sequence[Play], jobs: Sequence[Callable[[], Any]], place: str) -> list[Any]:
         """Make the calls, and those that failed again, as often as the knob says."""
@@ -239,7 +239,7 @@ class Host:
             play.note(outcome, place)
         return [outcome.value for outcome in outcomes]
 
-    def within(self, play: Play, job: Callable[[], Any]) -> Any:
+    def within(self, play: Play, job: Callable[[], T]) -> T:
         """Make a call of an episode as calls are made in a thread."""
         current_seeds.set(play.sampling)
         with self.around():
@@ -248,8 +248,8 @@ class Host:
     def close(self) -> None:
         """End the threads and processes."""
         self.workers.close()
-        if self.isolation is not None:
-            self.isolation.close()
+        if self.processes is not None:
+            self.processes.close()
         stored = self.given.get("tokenizer")
         if isinstance(stored, StoredTokenizer):
             stored.file.unlink(missing_ok=True)
@@ -260,8 +260,8 @@ class Answering:
     """Episodes whose environment answers as soon as the model did; each has at most one call under way."""
 
     host: Host
-    calls: Calls
-    _asked: dict[Call, tuple[Play, str]] = field(default_factory=dict)
+    scope: TaskScope[Move]
+    _asked: dict[Task[Move], tuple[Play, str]] = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
@@ -271,47 +271,48 @@ class Answering:
     def ask(self, play: Play, reply: Reply) -> None:
         """Let the environment go on with what the model said."""
         assert play.side is not None, "an episode without one ends with its first answer"
-        call = self.calls.make(partial(self.host.within, play, partial(play.side.answer, reply)))
-        self._asked[call] = play, self.host.place_of(reply)
+        task = self.scope.submit(partial(self.host.within, play, partial(play.side.answer, reply)))
+        self._asked[task] = play, self.host.place_of(reply)
 
     def answered(self) -> list[tuple[Play, Move]]:
-        """Wait for news, which may be none of ours (`Workers.wake`): what the environment did; a failed one is over."""
+        """Wait for news, which may be none of ours (`DeadlinePool.wake`): what the environment did; a failed one is
+        over."""
         moves = []
-        for call in self.calls.ended():
-            play, place = self._asked.pop(call)
-            play.note(call.outcome, place)
-            moves.append((play, call.outcome.value or Move(is_over=True)))
+        for task in self.scope.wait():
+            play, place = self._asked.pop(task)
+            play.note(task.outcome, place)
+            moves.append((play, task.outcome.value or Move(is_over=True)))
         return moves
 
 
 def host_of(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> Host:
     """The environment's side as the knobs say; processes are forked now, and close these file descriptors."""
     is_isolated = config.rl_env_isolation == "process"
-    return Host(environment, config, Isolation.start(environment, close) if is_isolated else None)
+    return Host(environment, config, ProcessPool.start(environment, close) if is_isolated else None)
 
 
 @dataclass(frozen=True)
 class _Remote:
     """A dialogue in another process."""
 
-    seat: Seat
+    lease: WorkerLease
 
     def open(self, words: dict[str, Any]) -> Opening:
-        opening: Opening = self.seat.call("open", words)
+        opening: Opening = self.lease.call("open", words)
         return opening
 
     def answer(self, reply: Reply) -> Move:
-        move: Move = self.seat.call("answer", reply)
+        move: Move = self.lease.call("answer", reply)
         return move
 
     def score(self, words: dict[str, Any]) -> Scored:
-        scored: Scored = self.seat.call("score", words)
+        scored: Scored = self.lease.call("score", words)
         return scored
 
     def close(self) -> None:
         with suppress(CallFailed):
-            self.seat.call("close")
-        self.seat.free()
+            self.lease.call("close")
+        self.lease.release()
 
 
 def _dialogue_in_process(plan: CopyPlan | None, bounds: Bounds, environment: Any) -> Dialogue:
@@ -358,65 +359,3 @@ def _stored(file: Path) -> Any:
     if file not in _STORED:
         _STORED[file] = pickle.loads(file.read_bytes())
     return _STORED[file]
-
-
-# -- over a whole run
-
-
-@dataclass
-class FailureCount:
-    """Failures over a whole run: what to tell the user once, and when to give up."""
-
-    most: float = 1.0
-    """Share of a batch that may fail (rl_max_failed)."""
-    told: set[str] = field(default_factory=set)
-    batches: int = 0
-    scored: int = 0
-    empty_batches: int = 0
-    bad_batches: int = 0
-
-    def first_of_each(self, failures: Sequence[tuple[str, str]]) -> list[str]:
-        """Of (kind, message) pairs, the messages of kinds that have not been told in this run."""
-        news = {kind: message for kind, message in reversed(failures) if kind not in self.told}
-        self.told |= set(news)
-        return list(news.values())
-
-    def after_batch(self, scores: int, failures: int, episodes: int) -> None:
-        """Note a batch, counted over all processes.
-
-        Raises:
-            EnvironmentFailed: nothing could be scored, or too much failed, for the third batch in a row.
-        """
-        self.batches += 1
-        self.scored += scores
-        self.bad_batches = self.bad_batches + 1 if failures > self.most * episodes else 0
-        is_empty = not scores and (failures or not self.scored)
-        self.empty_batches = self.empty_batches + 1 if is_empty else 0
-        if self.empty_batches >= PATIENCE:
-            raise EnvironmentFailed(self._nothing_to_learn_from(f"{PATIENCE} batches in a row"))
-        if self.bad_batches >= PATIENCE:
-            raise EnvironmentFailed(
-                f"More than {self.most:.0%} of the episodes failed in {PATIENCE} batches in a row (--rl-max-failed),"
-                f" {failures} of {episodes} in the last one.\n"
-                "The first failure of each kind is shown above; all of them are in rollouts/."
-            )
-
-    def after_run(self) -> None:
-        """A run in which nothing was scored has learned nothing.
-
-        Raises:
-            EnvironmentFailed: it is one.
-        """
-        if self.batches and not self.scored:
-            raise EnvironmentFailed(self._nothing_to_learn_from("the whole run"))
-
-    def _nothing_to_learn_from(self, where: str) -> str:
-        if self.told:
-            return (
-                f"The environment failed on every episode of {where}: there is nothing to learn from.\n"
-                "The first failure is shown above; all of them are in rollouts/."
-            )
-        return (
-            f"The environment returned None for every episode of {where}: there is nothing to learn from.\n"
-            "Is a `return` missing? None means that an episode cannot be scored."
-        )

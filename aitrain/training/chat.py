@@ -24,8 +24,8 @@ from aitrain import activity
 from aitrain.environment.calls import ToolCall, read_calls
 from aitrain.environment.contract import Prompt
 from aitrain.environment.dialogue import Message, Reply
-from aitrain.environment.loading import describe
 from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.execution.user_code import describe
 
 MARK = "answer7e1f"
 """Stands for an answer of the model in renderings that are made for what follows it."""

@@ -136,6 +136,7 @@ def _gathered(trainer: EpisodeTrainer, own: list[tuple[Draw, Episode]]) -> Scori
     failures = gather_object([e.scored.failure.kind for _, e in own if e.scored.failure is not None])
     if failures:
         trainer.tell_failures([episode for _, episode in own])
+    trainer.check_abandoned(sum(gather_object([trainer.abandoned_threads])))
     if failures and not scores:
         raise EnvironmentFailed(
             f"The environment failed on all {len(failures)} held-out cases ({', '.join(sorted(set(failures)))}).\n"

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from aitrain import activity
 from aitrain.environment.contract import Case, Completion
 from aitrain.environment.dialogue import Message, Move, Reply
-from aitrain.environment.failures import Failure
 from aitrain.environment.judging import Scored
 from aitrain.environment.scoring import Host, Play
 from aitrain.environment.seeds import Draw, EpisodeSeeds
 from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.execution.failure import Failure
 from aitrain.training.chat import Chat
 from aitrain.training.generation.stopping import StopStrings
 from aitrain.training.stopwatch import Stopwatch

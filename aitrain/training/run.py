@@ -36,11 +36,11 @@ from aitrain.checkpoint import (
 )
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
-from aitrain.environment.failures import CallFailed
 from aitrain.environment.scoring import Host, host_of
 from aitrain.environment.tools import Tools
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Event, Note, Phase
+from aitrain.execution.failure import CallFailed
 from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
 from aitrain.report.held_out import before_and_after, bounds_of
@@ -345,12 +345,12 @@ def _lengths(
 
 def _build(host: Host, tokenizer: PreTrainedTokenizerBase) -> tuple[dataset.Cases, dataset.Cases | None]:
     """The dataset; what building it changed on the environment travels to the processes that it runs in."""
-    if host.isolation is None:
+    if host.processes is None:
         return dataset.build(host.environment, tokenizer)
     before = dataset.pickled_attributes(host.environment)
     built = dataset.build(host.environment, tokenizer)
     try:
-        host.isolation.update(dataset.changed_attributes(host.environment, before))
+        host.processes.update(dataset.changed_attributes(host.environment, before))
     except CallFailed as error:
         raise EnvironmentFailed(f"What build_dataset set cannot be had in another process: {error}") from error
     return built

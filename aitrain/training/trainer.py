@@ -59,7 +59,8 @@ from trl.trainer import grpo_trainer
 
 from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
-from aitrain.environment.scoring import FailureCount, Host
+from aitrain.environment.failure_count import FailureCount
+from aitrain.environment.scoring import Host
 from aitrain.environment.seeds import Draw, derived_seed
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
@@ -296,11 +297,13 @@ class EpisodeTrainer(OptimizingTrainer):
         scores = sum(episode.scored.score is not None for episode in episodes)
         failures = sum(episode.scored.failure is not None for episode in episodes)
         tokens = sum(sum(episode.track.mask) for episode in episodes)
-        counts = torch.tensor([scores, failures, len(episodes), tokens], device=self.accelerator.device)
-        scores, failures, total, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
+        own = [scores, failures, len(episodes), tokens, self.abandoned_threads]
+        counts = torch.tensor(own, device=self.accelerator.device)
+        scores, failures, total, tokens, abandoned = self.accelerator.reduce(counts, reduction="sum").tolist()
         self.watch.tokens += tokens
         if failures:
             self.tell_failures(episodes)
+        self.check_abandoned(abandoned)
         self.failures.after_batch(scores, failures, total)
 
     def tell_failures(self, episodes: list[Episode]) -> None:
@@ -308,6 +311,21 @@ class EpisodeTrainer(OptimizingTrainer):
         named = [(e.scored.failure.kind, e.told) for e in episodes if e.scored.failure is not None]
         for message in self.failures.first_of_each(gather_object(named)):
             self.hooks.tell(message)
+
+    @property
+    def abandoned_threads(self) -> int:
+        """How many of this process's calls to the environment hang in threads."""
+        return self.rollout.host.workers.abandoned
+
+    def check_abandoned(self, threads: int) -> None:
+        """Given the count of all processes, as every process must: tell of the first one, give up at too many.
+
+        Raises:
+            EnvironmentFailed: there are too many.
+        """
+        note = self.failures.after_abandoned(threads, lambda: gather_object([self.rollout.host.workers.last_hang]))
+        if note is not None:
+            self.hooks.tell(note)
 
     def _write_rollouts(self, advantages: list[float]) -> None:
         self.hooks.write(

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalL
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.workers import Outcome, Workers
+from aitrain.execution.deadline_pool import DeadlinePool
+from aitrain.execution.task import Outcome
 from aitrain.training.generation import batching
 from aitrain.training.generation.batching import Batcher, Policy
 
@@ -46,18 +47,18 @@ class Watched:
         return self.alone(*args, **kwargs)
 
     @contextmanager
-    def threads(self, count: int) -> Iterator[Workers]:
-        workers = Workers(count, timeout=30)
-        self.batcher.wake = workers.wake
+    def threads(self, count: int) -> Iterator[DeadlinePool]:
+        pool = DeadlinePool(count, timeout=30)
+        self.batcher.wake = pool.wake
         try:
             with self.batcher.serving():
-                yield workers
+                yield pool
         finally:
-            workers.close()
+            pool.close()
 
-    def outcomes(self, jobs: Sequence[Job]) -> list[Outcome]:
-        with self.threads(len(jobs)) as workers:
-            return workers.run(jobs, self.batcher.meanwhile)
+    def outcomes(self, jobs: Sequence[Job]) -> list[Outcome[Any]]:
+        with self.threads(len(jobs)) as pool:
+            return pool.run(jobs, self.batcher.meanwhile)
 
     def together(self, calls: Sequence[dict[str, Any]]) -> list[Any]:
         outcomes = self.outcomes([lambda call=call: self.policy.generate(**call) for call in calls])
@@ -355,10 +356,10 @@ def test_the_window_is_half_a_generation_and_short_for_who_comes_one_at_a_time(
             watched.policy.generate(**masked(5, max_new_tokens=1))
 
     monkeypatch.setattr(watched, "alone", slow)
-    with watched.threads(3) as workers:
-        workers.run([lambda: turns(1), lambda: turns(1), lambda: time.sleep(1)], watched.batcher.meanwhile)
+    with watched.threads(3) as pool:
+        pool.run([lambda: turns(1), lambda: turns(1), lambda: time.sleep(1)], watched.batcher.meanwhile)
         asked.clear(), begun.clear()
-        workers.run([lambda: turns(3), lambda: time.sleep(2.5)], watched.batcher.meanwhile)
+        pool.run([lambda: turns(3), lambda: time.sleep(2.5)], watched.batcher.meanwhile)
     first, *later = [start - ask for ask, start in zip(asked, begun, strict=True)]
     assert seconds / 2 <= first < seconds
     assert max(later) < seconds / 3

@@ -26,8 +26,9 @@ from aitrain.batch import plan_batch
 from aitrain.environment.finding import find
 from aitrain.environment.judging import judged
 from aitrain.environment.loading import load
-from aitrain.environment.scoring import Host, Isolation, host_of
+from aitrain.environment.scoring import Host, host_of
 from aitrain.errors import AitrainError
+from aitrain.execution.processes import ProcessPool
 from aitrain.knobs import as_help, knobs, resolve
 from aitrain.launch import preflight, processes, serving
 from aitrain.launch.processes import Processes
@@ -129,9 +130,9 @@ def environment(config: TrainConfig) -> object:
 def calls(config: TrainConfig) -> object:
     """What the environment's calls run in."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Isolation, "start", lambda *_: "processes")
+        patch.setattr(ProcessPool, "start", lambda *_: "processes")
         host = host_of(Vowels(), config)
-    return host.isolation, vars(host.workers)["_count"], vars(host.workers)["_timeout"]
+    return host.processes, host.workers.threads, host.workers.timeout
 
 
 def tries(config: TrainConfig) -> object:
