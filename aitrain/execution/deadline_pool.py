@@ -11,7 +11,6 @@ import itertools
 import math
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -23,18 +22,15 @@ from typing import Generic, TypeVar
 
 from aitrain import activity
 from aitrain.execution.async_calls import run_if_async
+from aitrain.execution.deadline_thread import GRACE, DeadlineThread
 from aitrain.execution.failure import Failure, as_failure
-from aitrain.execution.stacks import stack_of_thread
-from aitrain.execution.task import Outcome, Task, Wait, current_task
+from aitrain.execution.task import Outcome, Task, current_task
 from aitrain.execution.user_code import users_line
 
 T = TypeVar("T")
 
-GRACE = 5.0
-"""Seconds that a call has to fail after what it waits for was cancelled; then its thread is abandoned."""
-RETRY = 1.0
-"""Seconds until threads are asked for again, where the system has none for the last calls."""
 CANCELLED = Failure("raised", "cancelled: nobody waits for this call any more")
+NO_THREAD = Failure("raised", "no thread can be started: the system has no more, and those that there were hang")
 
 
 class DeadlinePool:
@@ -54,14 +50,12 @@ class DeadlinePool:
         self._threads: set[threading.Thread] = set()
         self._running: dict[Task[object], threading.Thread] = {}
         self._unfinished = 0
-        self._deadline_thread: threading.Thread | None = None
-        self._earlier_deadline = threading.Condition(self._lock)
-        self._wakes_at = math.inf
+        self._deadlines = DeadlineThread(self._lock, self._running, self._abandon_hanging)
 
     def submit(self, job: Callable[[], T], on_done: Callable[[Task[T]], None]) -> Task[T]:
         """Call `job` in a thread as soon as one is free; `on_done` is called once, in that thread or in the deadline
         thread, when the call has ended or was abandoned."""
-        task = Task(job, on_done, self.timeout, self._lock, self._set_deadline)
+        task = Task(job, on_done, self.timeout, self._lock, self._deadlines.set_deadline)
         with self._lock:
             self._unfinished += 1
             try:
@@ -86,34 +80,27 @@ class DeadlinePool:
             self.cancel(task)
             raise
 
-    def cancel(self, task: Task[object]) -> None:
+    def cancel(self, task: Task[object], failure: Failure = CANCELLED) -> None:
         """Abandon a call, unless it has ended."""
         with self._lock:
             if task.is_done:
                 return
-            wait = task.wait
-            self._abandon(task, CANCELLED)
-        if wait is not None:
-            wait.cancel(CANCELLED)
-        task.on_done(task)
+            self._abandon(task, failure)
+        self._tell_abandoned(task, failure)
 
     def close(self) -> None:
         """End the threads; calls that have not started are cancelled, a thread in a call ends after it."""
         with self._lock:
+            waiting = self._take_queued()
             threads, self._threads = self._threads, set()
             tasks, self._queue = self._queue, queue.SimpleQueue()
-        with suppress(queue.Empty):
-            while (task := tasks.get_nowait()) is not None:
-                self.cancel(task)
+        for task in waiting:
+            self.cancel(task)
         for _ in threads:
             tasks.put(None)
         for thread in threads:
             thread.join(1.0)
-        with self._lock:
-            deadline_thread = self._deadline_thread
-            self._set_deadline(-math.inf)
-        if deadline_thread is not None:
-            deadline_thread.join(1.0)
+        self._deadlines.stop()
 
     # -- threads
 
@@ -123,10 +110,8 @@ class DeadlinePool:
         Raises:
             RuntimeError: the system has no thread at all for them.
         """
-        if self._deadline_thread is None and self.timeout < math.inf:
-            thread = threading.Thread(target=self._watch_deadlines, name="environment-deadlines", daemon=True)
-            thread.start()
-            self._deadline_thread = thread
+        if self.timeout < math.inf:
+            self._deadlines.start()
         if len(self._threads) < min(self.threads, self._unfinished):
             name = f"environment-{next(self._numbers)}"
             thread = threading.Thread(target=self._work, args=(self._queue,), name=name, daemon=True)
@@ -156,7 +141,7 @@ class DeadlinePool:
             return not task.is_done
 
     def _finish(self, task: Task[object], outcome: Outcome[object]) -> bool:
-        """Set the outcome, unless the call was abandoned."""
+        """Set the outcome, unless the call was abandoned: then its thread ends."""
         with self._lock:
             if task.is_abandoned:
                 self.abandoned -= 1
@@ -167,6 +152,16 @@ class DeadlinePool:
             activity.own.tick()
             return True
 
+    # -- abandoned calls
+
+    def _abandon_hanging(self, task: Task[object], failure: Failure, stack: StackSummary) -> None:
+        with self._lock:
+            if not task.is_overdue or (task.wait is not None and task.late is None):  # it goes on meanwhile
+                return
+            self.last_hang = users_line(stack)
+            self._abandon(task, failure)
+        self._tell_abandoned(task, failure)
+
     def _abandon(self, task: Task[object], failure: Failure) -> None:
         task.finish(Outcome(None, task.ran(), failure), is_abandoned=True)
         self._unfinished -= 1
@@ -175,66 +170,25 @@ class DeadlinePool:
         if thread is not None:
             self._threads.discard(thread)
             self.abandoned += 1
-            with suppress(RuntimeError):  # the deadline thread tries again
+            with suppress(RuntimeError):  # see _tell_abandoned
                 self._start_threads()
 
-    # -- deadlines
-
-    def _set_deadline(self, due: float) -> None:
-        """Wake the deadline thread if this is before what it waits for."""
-        if due < self._wakes_at:
-            self._wakes_at = due
-            self._earlier_deadline.notify()
-
-    def _watch_deadlines(self) -> None:
-        """All calls have the same timeout, so that few wake-ups look at all of the running ones."""
-        while True:
-            with self._lock:
-                if not self._unfinished:
-                    self._deadline_thread, self._wakes_at = None, math.inf
-                    return
-                now = time.perf_counter()
-                overdue = [task for task in self._running if task.due <= now]
-                if not overdue:
-                    self._wakes_at = min([*(task.due for task in self._running), self._next_try(now)])
-                    self._earlier_deadline.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
-            for task in overdue:
-                self._expire(task)
-
-    def _next_try(self, now: float) -> float:
-        if self._threads:
-            return math.inf
-        with suppress(RuntimeError):
-            self._start_threads()
-        return now + RETRY
-
-    def _expire(self, task: Task[object]) -> None:
-        """Cancel what an overdue call waits for; abandon a call that waits for nothing, or did not fail in time."""
-        wait, thread = task.wait, self._running.get(task)
-        if wait is not None and task.late is None:
-            self._cancel_wait(task, wait)
-        elif thread is not None:
-            self._abandon_hanging(task, stack_of_thread(thread))
-
-    def _cancel_wait(self, task: Task[object], wait: Wait) -> None:
-        failure = task.timed_out(wait.stack())
-        with self._lock:
-            if not task.is_overdue:  # it has ended or was paused meanwhile
-                return
-            task.give_grace(failure, GRACE)
-        wait.cancel(failure)
-
-    def _abandon_hanging(self, task: Task[object], stack: StackSummary) -> None:
-        failure = task.late or task.timed_out(stack)
-        with self._lock:
-            wait = task.wait
-            if not task.is_overdue or (wait is not None and task.late is None):
-                return
-            self.last_hang = users_line(stack)
-            self._abandon(task, failure)
+    def _tell_abandoned(self, task: Task[object], failure: Failure) -> None:
+        wait = task.wait
         if wait is not None:
             wait.cancel(failure)
         task.on_done(task)
+        with self._lock:
+            waiting = [] if self._threads else self._take_queued()
+        for other in waiting:
+            self.cancel(other, NO_THREAD)
+
+    def _take_queued(self) -> list[Task[object]]:
+        tasks = []
+        with suppress(queue.Empty):
+            while (task := self._queue.get_nowait()) is not None:
+                tasks.append(task)
+        return tasks
 
     # -- for callers that are not async
 

@@ -184,6 +184,27 @@ def test_fewer_threads_do_as_well_when_the_system_has_no_more(make_pool: Any, mo
     assert max(running) == 2
 
 
+def test_calls_that_no_thread_is_left_for_fail(
+    make_pool: Any, over: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, left = threading.Thread.start, itertools.count(1)
+
+    def once(self: threading.Thread) -> None:
+        if re.fullmatch(r"environment-\d+", self.name) and next(left) > 1:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", once)
+    pool = make_pool(2, timeout=0.2)
+
+    hung, other = pool.run([over.wait, lambda: 1])
+
+    assert failure(hung).kind == "timed_out"
+    assert failure(other).message.startswith("no thread can be started")
+    with pytest.raises(RuntimeError, match="new thread"):
+        pool.run([lambda: 1])
+
+
 # -- failures
 
 
@@ -588,7 +609,8 @@ def test_an_async_job_that_hangs_is_cancelled_and_its_thread_goes_on(make_pool: 
     async def outer() -> None:
         await inner()
 
-    pool.run([lambda: None] * 2)
+    both = threading.Barrier(2)
+    pool.run([lambda: both.wait(LONG)] * 2)
     before = threads()
     hung, other = pool.run([outer, lambda: 1])
 
@@ -631,7 +653,7 @@ def test_an_async_job_that_swallows_its_end_has_timed_out_all_the_same(make_pool
 def test_a_job_that_goes_on_after_its_wait_was_cancelled_is_abandoned(
     make_pool: Any, over: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aitrain.execution.deadline_pool.GRACE", 0.2)
+    monkeypatch.setattr("aitrain.execution.deadline_thread.GRACE", 0.2)
 
     async def hang() -> None:
         await asyncio.sleep(1000)
@@ -651,7 +673,7 @@ def test_a_job_that_goes_on_after_its_wait_was_cancelled_is_abandoned(
 
 
 def test_what_an_abandoned_job_waits_for_then_is_cancelled_too(make_pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aitrain.execution.deadline_pool.GRACE", 0.2)
+    monkeypatch.setattr("aitrain.execution.deadline_thread.GRACE", 0.2)
 
     async def hang() -> None:
         await asyncio.sleep(1000)

@@ -467,6 +467,33 @@ def test_a_thread_that_outlives_its_episode_is_refused_and_does_not_wait(watched
     assert watched.rows == []
 
 
+def test_a_thread_that_was_abandoned_is_refused_while_others_are_served(watched: Watched) -> None:
+    over, refused, late = threading.Event(), threading.Event(), []
+
+    def hang() -> None:
+        over.wait()
+        try:
+            watched.policy.generate(**masked(5, max_new_tokens=4))
+        except RuntimeError as error:
+            late.append(error)
+            refused.set()
+
+    def ask() -> Any:
+        over.set()
+        assert refused.wait(20)
+        return watched.policy.generate(**masked(5, max_new_tokens=4))
+
+    with watched.threads(2) as pool:
+        pool.timeout = 0.2
+        (hung,) = pool.run([hang], watched.batcher.meanwhile)
+        pool.timeout = 30.0
+        (served,) = pool.run([ask], watched.batcher.meanwhile)
+        assert hung.failure is not None
+        assert served.failure is None
+    assert len(watched.rows) == 1
+    assert ["after the episode had ended" in str(error) for error in late] == [True]
+
+
 def test_a_call_that_comes_just_when_serving_ends_does_not_wait(watched: Watched) -> None:
     came, is_over = threading.Event(), threading.Event()
 
