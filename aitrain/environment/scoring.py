@@ -137,7 +137,7 @@ class Host:
         return plays
 
     def _open(self, play: Play) -> tuple[Side, Opening]:
-        """A side of its own for each attempt: one that was given up may still be running."""
+        """A side of its own for each attempt: one that was abandoned may still be running."""
         side = self._new_side()
         try:
             return side, side.open(play.case.words(play.seed))

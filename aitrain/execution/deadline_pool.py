@@ -37,13 +37,14 @@ class DeadlinePool:
     """At most `threads` threads, made on demand and reused; each call has `timeout` seconds from its start."""
 
     def __init__(self, threads: int, timeout: float) -> None:
-        self.threads, self.timeout = threads, timeout
+        self.max_threads, self.timeout = threads, timeout
         self.abandoned = 0
         """Threads of abandoned calls that are still running."""
         self.last_hang = ""
         """The user's line that the last call to hang is at."""
         self._inbox: _LoopInbox | None = None
         self.scope_wakes: list[Callable[[], None]] = []
+        """Wakes of the open TaskScopes."""
         self._numbers = itertools.count(1)
         self._queue: queue.SimpleQueue[Task[object] | None] = queue.SimpleQueue()
         self._lock = threading.RLock()  # of all that follows, and of the tasks' clocks
@@ -53,8 +54,13 @@ class DeadlinePool:
         self._deadlines = DeadlineThread(self._lock, self._running, self._abandon_hanging)
 
     def submit(self, job: Callable[[], T], on_done: Callable[[Task[T]], None]) -> Task[T]:
-        """Call `job` in a thread as soon as one is free; `on_done` is called once, in that thread or in the deadline
-        thread, when the call has ended or was abandoned."""
+        """Call `job` in a thread as soon as one is free; an awaitable that it returns is awaited on the shared loop.
+        `on_done`, which must not block, is called once, in a thread of the pool, when the call has ended or was
+        abandoned.
+
+        Raises:
+            RuntimeError: the system has no thread at all.
+        """
         task = Task(job, on_done, self.timeout, self._lock, self._deadlines.set_deadline)
         with self._lock:
             self._unfinished += 1
@@ -112,7 +118,7 @@ class DeadlinePool:
         """
         if self.timeout < math.inf:
             self._deadlines.start()
-        if len(self._threads) < min(self.threads, self._unfinished):
+        if len(self._threads) < min(self.max_threads, self._unfinished):
             name = f"environment-{next(self._numbers)}"
             thread = threading.Thread(target=self._work, args=(self._queue,), name=name, daemon=True)
             try:

@@ -132,7 +132,7 @@ def calls(config: TrainConfig) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ProcessPool, "start", lambda *_: "processes")
         host = host_of(Vowels(), config)
-    return host.processes, host.workers.threads, host.workers.timeout
+    return host.processes, host.workers.max_threads, host.workers.timeout
 
 
 def tries(config: TrainConfig) -> object:
