@@ -6,6 +6,10 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+PACKAGE = Path(__file__).resolve().parent
+BUNDLED = next((folder for folder in (PACKAGE / "envs", PACKAGE.parent / "envs") if folder.is_dir()), PACKAGE / "envs")
+"""The example environments: beside the package in a checkout, inside it in a wheel."""
+
 
 def in_working_directory(name: str) -> ModuleSpec | None:
     """A top-level module or folder of the user's; a folder without `__init__.py` has no `origin`."""

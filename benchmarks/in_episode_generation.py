@@ -88,7 +88,7 @@ def sides(name: str) -> tuple[Side, Side]:
     from transformers.utils.logging import disable_progress_bar
 
     from aitrain.engines.model_proxy import ProxyBatcher
-    from aitrain.environment.workers import Workers
+    from aitrain.execution.deadline_pool import DeadlinePool
     from aitrain.training.model import model_path
 
     disable_progress_bar()
@@ -101,12 +101,11 @@ def sides(name: str) -> tuple[Side, Side]:
         return environment.score_episode(policy, tokenizer, f"answer {number % 7}", number)
 
     def ours() -> list[float]:
-        workers, batcher = Workers(EPISODES, timeout=600), ProxyBatcher(model, tokenizer.pad_token_id)
-        batcher.wake = workers.wake
+        pool, batcher = DeadlinePool(EPISODES, timeout=600), ProxyBatcher(model, tokenizer.pad_token_id)
         with batcher.serving():
             jobs = [lambda number=number: episode(batcher.policy, number) for number in range(EPISODES)]
-            outcomes = workers.run(jobs, batcher.meanwhile)
-        workers.close()
+            outcomes = pool.run(jobs, batcher.poll)
+        pool.close()
         return [outcome.value for outcome in outcomes]
 
     return ours, lambda: [episode(model, number) for number in range(EPISODES)]

@@ -15,8 +15,8 @@ from contextlib import closing, contextmanager
 
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import Case, Transcript
-from aitrain.environment.isolation import Isolation
 from aitrain.environment.runner import EnvRunner
+from aitrain.execution.processes import ProcessPool
 from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS
 from tests import runner_calls
@@ -96,7 +96,7 @@ def timed(side: Scoring) -> float:
 def hosted(environment: object, isolation: str = "thread") -> Iterator[Scoring]:
     """Scoring as the trainer has it done."""
     config = TrainConfig(rl_env_isolation=isolation, rl_env_workers=EPISODES)
-    apart = Isolation.start(environment) if isolation == "process" else None
+    apart = ProcessPool.start(environment) if isolation == "process" else None
     completions = [Transcript(case, text) for case, text in zip(CASES, TEXTS, strict=True)]
 
     def score_all() -> list[float | None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.environment.workers import Workers
+from aitrain.execution.deadline_pool import DeadlinePool
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain nothing on the small model
@@ -91,12 +91,12 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workers() -> Iterator[Callable[..., Workers]]:
-    """`workers(count, timeout)`: closed at the end; the deadline is one that nothing should come near."""
-    made: list[Workers] = []
+def make_pool() -> Iterator[Callable[..., DeadlinePool]]:
+    """`make_pool(threads, timeout)`: closed at the end; the deadline is one that nothing should come near."""
+    made: list[DeadlinePool] = []
 
-    def make(count: int = 4, timeout: float = 30.0) -> Workers:
-        made.append(Workers(count, timeout))
+    def make(threads: int = 4, timeout: float = 30.0) -> DeadlinePool:
+        made.append(DeadlinePool(threads, timeout))
         return made[-1]
 
     yield make

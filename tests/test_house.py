@@ -20,7 +20,7 @@ PACKAGE = ROOT / "aitrain"
 
 FLOORS = {
     "errors": 0, "packages": 0, "machine": 0, "vllm_ranks": 0, "activity": 0,
-    "privacy": 0, "events": 0.1, "values": 0.1, "loss_types": 0.1, "config": 0.2,
+    "execution": 0.5, "privacy": 0, "events": 0.1, "values": 0.1, "loss_types": 0.1, "config": 0.2,
     "batch": 1, "knobs": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
     "watchdog": 1.6, "report": 1.6, "launch": 2,
     "notebook": 3, "cli": 3, "__main__": 4,
@@ -37,11 +37,12 @@ HEAVY_FLOORS = {
     "run": 6, "worker": 7,
 }  # fmt: skip
 WITHIN = {
-    "contract": 0, "seeds": 0, "row_copies": 0, "source_code": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3,
+    "user_code": 0, "stacks": 0.5, "failure": 0.5, "message_socket": 0, "task": 1, "async_calls": 2,
+    "deadline_thread": 2, "fork_server": 2.5, "deadline_pool": 3,
+    "contract": 0, "seeds": 0, "row_copies": 0, "source_code": 0, "finding": 1, "loading": 2, "calls": 3,
     "watching": 2.5, "abstract_values": 2.6, "state_report": 2.7, "effects": 2.75, "access_log": 2.8,
     "attribute_reader": 2.85, "call_reader": 2.9, "expression_reader": 2.95, "state_analysis": 3, "call_policy": 4,
-    "workers": 4, "judging": 4, "tools": 4, "isolation": 5,
-    "dialogue": 5, "scoring": 6,
+    "judging": 4, "tools": 4, "dialogue": 5, "failure_count": 5, "scoring": 6,
     "trl_fields": 0, "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,
     "shape": 0, "room": 0.3, "capacity": 0.6,
     "preflight": 1, "serving": 2, "processes": 3,

@@ -14,7 +14,7 @@ import pytest
 
 from aitrain import ConfigError, EnvironmentFailed, Score, TrainConfig
 from aitrain.environment.contract import Case, Transcript
-from aitrain.environment.failure_count import FailureCount
+from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
 from aitrain.environment.judging import ScoreResult
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
 from tests import runner_calls
@@ -402,6 +402,35 @@ def test_a_run_too_short_for_patience_is_no_success_when_nothing_was_scored() ->
 
     with pytest.raises(EnvironmentFailed, match="failed on every episode of the whole run"):
         count.after_run()
+
+
+def test_the_first_thread_that_hangs_is_told_once() -> None:
+    count = FailureCount()
+    notes = [count.after_abandoned(threads, list) for threads in (0, 2, 3, 0, 63)]
+
+    assert [note is not None for note in notes] == [False, True, False, False, False]
+    assert "its thread was abandoned and runs on" in str(notes[1])
+
+
+def test_64_threads_that_hang_end_the_run_with_the_line_and_the_advice_to_use_processes() -> None:
+    never = threading.Event()
+    environment = type("Hangs", (), {"score_episode": staticmethod(lambda text: never.wait())})()  # the line
+    cases = [Case(number, "?", {"prompt": "?"}) for number in range(ABANDONED_LIMIT)]
+    with closing(EnvRunner(environment, TrainConfig(rl_env_timeout=0.2))) as runner:
+        plays = runner_calls.open_sessions(runner, cases, [0] * len(cases))
+        scored = runner_calls.score(runner, plays, [Transcript(case, "an answer") for case in cases])
+        runner_calls.end(runner, plays)
+        hanging, line = runner.pool.abandoned, runner.pool.last_hang
+        never.set()
+
+    assert {one.failure and one.failure.kind for one in scored} == {"timed_out"}
+    assert hanging == ABANDONED_LIMIT == 64
+    with pytest.raises(EnvironmentFailed, match="64 calls to the environment hang") as caught:
+        FailureCount().after_abandoned(hanging, lambda: ["", line])
+    assert caught.value.exit_code == 3
+    assert "test_scoring.py, line " in str(caught.value)
+    assert "# the line" in str(caught.value)
+    assert "use --rl-env-isolation process" in str(caught.value)
 
 
 def test_a_run_that_had_nothing_left_to_do_is_a_success() -> None:

@@ -1,8 +1,7 @@
 """Calls of `model.generate` from many threads, gathered into few.
 
 An environment that plays with the model itself is handed a `Policy` in its place. What it asks for is done in one
-thread, the one that waits for the environment: no other touches the model. The environment's threads take no lock here,
-see aitrain/environment/workers.py.
+thread, that of the event loop: no other touches the model.
 
 Where we lean on the inside of transformers 5.17:
 
@@ -34,7 +33,7 @@ from transformers import GenerationConfig
 from aitrain import activity
 from aitrain.engines.row_sampling import seeded_rows
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
-from aitrain.environment.workers import paused
+from aitrain.execution.task import is_abandoned, paused
 
 Engine = Callable[[list[list[int]], dict[str, Any]], list[list[int]]]
 """Completion ids for prompt ids, in their order: `engine(prompts, sampling)`. `sampling` has `max_new_tokens` and, as
@@ -92,8 +91,7 @@ class ProxyBatcher:
         """What this method of the model returns: at once in the serving thread, which may wait for nobody.
 
         Raises:
-            RuntimeError: nobody serves. Who asks then is an episode that was given up and runs on while the model
-                trains, which is no time to generate.
+            RuntimeError: the call that asks was abandoned, or nobody serves: the model may be training.
             Exception: whatever the method raises.
         """
         is_generate, seeds = method == "generate", current_seeds.get()
@@ -102,7 +100,7 @@ class ProxyBatcher:
         if threading.get_ident() == self._thread:
             return self._alone([call])[0]
         session = self._session
-        if session is None:
+        if session is None or is_abandoned():
             raise _over()
         session.calls.put(call)
         if session.is_over:  # perhaps nobody saw it

@@ -274,7 +274,8 @@ class VLLMServerEngine:
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
         """Nothing to prepare: the server answers each request by itself."""
-        yield lambda: None
+        with activity.own.waiting("generating", 0.0):
+            yield lambda: None
 
     def _complete(self, request: GenerationRequest) -> Answer:
         """In a thread. If the server dies, requests that wait are sent again: environments cannot go back."""

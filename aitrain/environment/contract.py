@@ -5,20 +5,13 @@ A method is called by signature: it gets the parameters it names, and no others.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import os
-import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aitrain.errors import EnvironmentFailed, did_you_mean
-
-if TYPE_CHECKING:
-    import asyncio
+from aitrain.execution.async_calls import run_if_async
 
 Prompt = str | list[dict[str, Any]]
 """What a case asks: a string, or chat messages."""
@@ -195,118 +188,11 @@ def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
     """`build_dataset` and its kin: the tokenizer by position, whatever the parameter is called, or nothing."""
     parameters = inspect.signature(method).parameters
     if any(_is_for_tokenizer(parameter) for parameter in list(parameters.values())[:1]):
-        return finished(method(tokenizer))
-    return finished(method(**arguments_for(method, {"tokenizer": tokenizer})))
+        return run_if_async(method(tokenizer))
+    return run_if_async(method(**arguments_for(method, {"tokenizer": tokenizer})))
 
 
 def _is_for_tokenizer(first: inspect.Parameter) -> bool:
     """Not one with a default of its own kind: `limit=100` is no tokenizer."""
     is_open = first.default is first.empty or first.default is None or first.name == "tokenizer"
     return is_open and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD)
-
-
-def finished(value: Any) -> Any:
-    """The value itself, or what it comes to when the method was `async def`."""
-    return run_async(value) if inspect.isawaitable(value) else value
-
-
-class Job:
-    """A call into the environment that has a deadline (those of workers.py are the only ones)."""
-
-    waits: tuple[Callable[[Any], object], object] | None = None
-    """What the call waits for just now outside its thread: see `ended_by`."""
-
-    def settle(self) -> None:
-        """Wait while somebody is just deciding whether to give the call up."""
-
-
-current_job: ContextVar[Job | None] = ContextVar("current_job", default=None)
-"""The job that the calling code is part of: asyncio hands it on to the coroutines that a job waits for."""
-
-
-@contextmanager
-def ended_by(end: Callable[[Any], object], awaited: object) -> Iterator[None]:
-    """The calling job waits here for something outside its thread: at its deadline, `end` is called with the Failure.
-
-    `awaited` is an awaitable, or a function that returns the stack that it hangs at."""
-    job = current_job.get()
-    if job is None:
-        yield
-        return
-    before, job.waits = job.waits, (end, awaited)
-    try:
-        job.settle()
-        yield
-    finally:
-        job.waits = before
-
-
-def run_async(awaitable: Awaitable[Any]) -> Any:
-    """Wait for it on the one loop that all async methods of the environment share (a client opened in one of them
-    stays usable in the next), also where the caller's own thread runs a loop, as in a notebook."""
-
-    import asyncio  # here, because the command line never needs it
-    import concurrent.futures
-
-    async def wait() -> tuple[Any, BaseException | None]:
-        try:
-            return await awaitable, None
-        except asyncio.CancelledError as error:  # the user's own, unless this task was cancelled
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return None, error
-
-    with _one_at_a_time:
-        loop = _loop()
-    future = asyncio.run_coroutine_threadsafe(wait(), loop)
-    try:
-        with ended_by(lambda _: future.cancel(), awaitable):
-            value, cancelled = future.result()
-    except concurrent.futures.CancelledError:
-        _forget_if_blocked(loop)
-        raise
-    if cancelled is not None:
-        raise cancelled
-    return value
-
-
-def _forget_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
-    """An `async def` that never yields blocks what shares its loop; later calls get a new one."""
-    answered = threading.Event()
-    loop.call_soon_threadsafe(answered.set)
-    if not answered.wait(1.0):
-        with _one_at_a_time:
-            if _loop() is loop:
-                _loop.cache_clear()
-
-
-@functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    import asyncio
-
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=_run_for_ever, args=(loop,), name="environment-loop", daemon=True).start()
-    return loop
-
-
-def _run_for_ever(loop: asyncio.AbstractEventLoop) -> None:
-    while True:
-        try:
-            return loop.run_forever()
-        except (KeyboardInterrupt, SystemExit):
-            pass  # whoever waits for the task gets it: asyncio lets these two end the loop as well
-
-
-_one_at_a_time = threading.Lock()
-
-
-def _forget_loop() -> None:
-    """The thread that ran it, or that held the lock, is not there in a forked process."""
-    global _one_at_a_time
-    _one_at_a_time = threading.Lock()
-    _loop.cache_clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_loop)

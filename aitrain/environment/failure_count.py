@@ -1,14 +1,17 @@
-"""Failures over a whole run: what is shown once, and when the run ends."""
+"""Failures over a whole run: what the user is told, and when the run is given up."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from aitrain.errors import EnvironmentFailed
 
 PATIENCE = 3
-"""Consecutive batches with too many failures that end a run."""
+"""Batches in a row with too many failures, after which a run is given up."""
+
+ABANDONED_LIMIT = 64
+"""Threads of calls that hang, over all processes, at which a run is given up: they hold memory, locks and cores."""
 
 
 @dataclass
@@ -22,6 +25,7 @@ class FailureCount:
     scored: int = 0
     empty_batches: int = 0
     bad_batches: int = 0
+    has_noted_abandoned: bool = False
 
     def first_of_each(self, failures: Sequence[tuple[str, str]]) -> list[str]:
         """Of (kind, message) pairs, the messages of kinds that have not been told in this run."""
@@ -48,6 +52,28 @@ class FailureCount:
                 f" {failures} of {episodes} in the last one.\n"
                 "The first failure of each kind is shown above; all of them are in rollouts/."
             )
+
+    def after_abandoned(self, threads: int, hangs_at: Callable[[], Sequence[str]]) -> str | None:
+        """Note how many threads of abandoned calls run on, counted over all processes; the first time that there are
+        some, returns what to tell the user. `hangs_at` gives the lines that calls hang at, one of each process.
+
+        Raises:
+            EnvironmentFailed: they are ABANDONED_LIMIT.
+        """
+        if threads >= ABANDONED_LIMIT:
+            line = next((line for line in hangs_at() if line), "at an unknown line")
+            raise EnvironmentFailed(
+                f"{threads} calls to the environment hang, and Python cannot end their threads. The last one hangs\n"
+                f"{line}\n"
+                "Processes can be ended: use --rl-env-isolation process."
+            )
+        if not threads or self.has_noted_abandoned:
+            return None
+        self.has_noted_abandoned = True
+        return (
+            "A call to the environment hangs: its thread was abandoned and runs on. The run ends at"
+            f" {ABANDONED_LIMIT} such threads; --rl-env-isolation process ends calls that hang."
+        )
 
     def after_run(self) -> None:
         """A run in which nothing was scored has learned nothing.

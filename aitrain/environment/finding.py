@@ -14,11 +14,7 @@ from typing import Any
 
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
-from aitrain.packages import in_working_directory, installed
-
-PACKAGE = Path(__file__).resolve().parents[1]
-BUNDLED = next((folder for folder in (PACKAGE / "envs", PACKAGE.parent / "envs") if folder.is_dir()), PACKAGE / "envs")
-"""The example environments: beside the package in a checkout, inside it in a wheel."""
+from aitrain.packages import BUNDLED, in_working_directory, installed
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.contract import Score
-from aitrain.environment.failures import Failure
+from aitrain.execution.failure import Failure
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.environment.call_policy import CopyPlan
-from aitrain.environment.failures import CallFailed
-from aitrain.environment.isolation import Isolation, Seat
 from aitrain.environment.judging import Bounds, ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session, session_for
+from aitrain.execution.failure import CallFailed
+from aitrain.execution.processes import ProcessPool, WorkerLease
 
 
-def remote_session(processes: Isolation, plan: CopyPlan | None, bounds: Bounds) -> RemoteSession:
+def remote_session(processes: ProcessPool, plan: CopyPlan | None, bounds: Bounds) -> RemoteSession:
     """A session in a process of its own; where episodes write to the environment, each has a copy (`plan`)."""
     return RemoteSession(processes.lease(partial(_session_in_process, plan, bounds)))
 
@@ -25,24 +25,24 @@ def remote_session(processes: Isolation, plan: CopyPlan | None, bounds: Bounds) 
 class RemoteSession:
     """A session in another process."""
 
-    seat: Seat
+    lease: WorkerLease
 
     def open(self, words: dict[str, Any]) -> ResetResult:
-        opening: ResetResult = self.seat.call("open", words)
+        opening: ResetResult = self.lease.call("open", words)
         return opening
 
     def answer(self, reply: AssistantTurn) -> EnvResponse:
-        move: EnvResponse = self.seat.call("answer", reply)
+        move: EnvResponse = self.lease.call("answer", reply)
         return move
 
     def score(self, words: dict[str, Any]) -> ScoreResult:
-        scored: ScoreResult = self.seat.call("score", words)
+        scored: ScoreResult = self.lease.call("score", words)
         return scored
 
     def close(self) -> None:
         with suppress(CallFailed):
-            self.seat.call("close")
-        self.seat.free()
+            self.lease.call("close")
+        self.lease.release()
 
 
 def _session_in_process(plan: CopyPlan | None, bounds: Bounds, environment: Any) -> Session:

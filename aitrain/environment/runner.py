@@ -14,20 +14,22 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from aitrain import activity
 from aitrain.config import TrainConfig
 from aitrain.environment.call_policy import CallPolicy, Tell
 from aitrain.environment.contract import Case, Transcript, level_of
-from aitrain.environment.failures import Failure
-from aitrain.environment.isolation import Isolation
 from aitrain.environment.judging import ScoreResult
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, session_for
 from aitrain.environment.tools import Tools
 from aitrain.environment.watching import Watch
-from aitrain.environment.workers import Outcome
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import DeadlinePool
+from aitrain.execution.deadline_thread import GRACE
+from aitrain.execution.failure import Failure
+from aitrain.execution.processes import ProcessPool
+from aitrain.execution.task import Outcome
 from aitrain.machine import usable_cores
 
 THREADS = 64
@@ -63,7 +65,7 @@ class EnvSession:
     """How long the environment took, over all calls."""
     failure: Failure | None = None
 
-    def note(self, outcome: Outcome, place: str) -> None:
+    def note(self, outcome: Outcome[object], place: str) -> None:
         """Keep the time and the failure of a call; `place` is where it was, unless the failure says it."""
         self.seconds += outcome.seconds
         if outcome.failure is not None:
@@ -76,7 +78,7 @@ class EnvRunner:
 
     environment: Any
     config: TrainConfig
-    isolation: Isolation | None = None
+    processes: ProcessPool | None = None
     given: dict[str, Any] = field(default_factory=dict)
     """What `score_episode` may use of the policy's side: `model` and `tokenizer`, see `offer`."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -92,7 +94,7 @@ class EnvRunner:
     @cached_property
     def policy(self) -> CallPolicy:
         """How calls run, by what they write; asked for after build_dataset, which sets attributes too."""
-        return CallPolicy(self.environment, self._level, self._by_episode, self.isolation is not None, self.tell)
+        return CallPolicy(self.environment, self._level, self._by_episode, self.processes is not None, self.tell)
 
     @cached_property
     def _by_episode(self) -> bool:
@@ -120,12 +122,12 @@ class EnvRunner:
 
     @property
     def _threads(self) -> int:
-        default = THREADS if self.isolation is None else PROCESSES_PER_CORE * usable_cores()
+        default = THREADS if self.processes is None else PROCESSES_PER_CORE * usable_cores()
         return self.config.rl_env_workers or default
 
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Let `score_episode` use model and tokenizer; in other processes, the tokenizer only."""
-        if self.isolation is None:
+        if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self._level == "score_episode":
             handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
@@ -164,9 +166,9 @@ class EnvRunner:
 
     def _new_session(self) -> SessionLike:
         bounds = self.config.score_bounds
-        if self.isolation is None:
+        if self.processes is None:
             return session_for(self.policy.object_for(), bounds)
-        return remote_session(self.isolation, self.policy.remote_plan, bounds)
+        return remote_session(self.processes, self.policy.remote_plan, bounds)
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
@@ -229,7 +231,7 @@ class EnvRunner:
 
     def _hangs(self, one: EnvSession) -> bool:
         """In a thread, that is: a process that hung was ended."""
-        return self.isolation is None and one.failure is not None and one.failure.kind == "timed_out"
+        return self.processes is None and one.failure is not None and one.failure.kind == "timed_out"
 
     # -- calls
 
@@ -258,12 +260,13 @@ class EnvRunner:
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
         self._calls += 1
         try:
-            outcome = await self.pool.call(partial(self._within, one, job))
+            with activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE):
+                outcome = await self.pool.call(partial(self._within, one, job))
         finally:
             self._calls -= 1
         one.note(outcome, place)
         self.on_call_end()
-        return outcome.value  # type: ignore[no-any-return]
+        return outcome.value
 
     def _within(self, one: EnvSession, job: Callable[[], T]) -> T:
         """Make a call as calls are made in a thread."""
@@ -274,8 +277,8 @@ class EnvRunner:
     def close(self) -> None:
         """End the threads and processes."""
         self.pool.close()
-        if self.isolation is not None:
-            self.isolation.close()
+        if self.processes is not None:
+            self.processes.close()
         stored = self.given.get("tokenizer")
         if isinstance(stored, StoredTokenizer):
             stored.file.unlink(missing_ok=True)
@@ -284,4 +287,4 @@ class EnvRunner:
 def start_runner(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> EnvRunner:
     """The environment's side as the options set it; processes are forked now, and close these file descriptors."""
     is_isolated = config.rl_env_isolation == "process"
-    return EnvRunner(environment, config, Isolation.start(environment, close) if is_isolated else None)
+    return EnvRunner(environment, config, ProcessPool.start(environment, close) if is_isolated else None)

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aitrain.environment.calls import ToolCall
-from aitrain.environment.contract import MODEL_WORDS, arguments_for, finished, level_of
-from aitrain.environment.failures import CallFailed, Failure, as_failure
+from aitrain.environment.contract import MODEL_WORDS, arguments_for, level_of
 from aitrain.environment.judging import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.row_copies import copied_words
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
+from aitrain.execution.async_calls import run_if_async
+from aitrain.execution.failure import CallFailed, Failure, as_failure
 
 Message = dict[str, Any]
 
@@ -150,7 +151,7 @@ class SingleTurnSession(Session):
         method = self.environment.score_episode
         with within("score_episode"):
             return parse_score(
-                finished(method(**copied_words(arguments_for(method, words), shared=MODEL_WORDS))), self.bounds
+                run_if_async(method(**copied_words(arguments_for(method, words), shared=MODEL_WORDS))), self.bounds
             )
 
     def _close(self) -> None:
@@ -223,7 +224,7 @@ class ObjectSession(Session):
     def _begin(self, words: Mapping[str, Any]) -> None:
         method = self.environment.start
         with within("start"):
-            self.object = finished(method(**copied_words(arguments_for(method, words))))
+            self.object = run_if_async(method(**copied_words(arguments_for(method, words))))
         for name in ("step", "score"):
             if not callable(getattr(self.object, name, None)):
                 raise _wrong_type("start", f"returned {shown(self.object)}, which has no {name}")
@@ -232,17 +233,17 @@ class ObjectSession(Session):
 
     def _reply(self, text: str) -> Any:
         with within("step"):
-            return finished(self.object.step(text))
+            return run_if_async(self.object.step(text))
 
     def score(self, words: Mapping[str, Any]) -> ScoreResult:
         """What the object's `score` returns."""
         with within("score"):
-            return parse_score(finished(self.object.score()), self.bounds)
+            return parse_score(run_if_async(self.object.score()), self.bounds)
 
     def _close(self) -> None:
         close = getattr(getattr(self, "object", None), "close", None)
         if callable(close):
-            finished(close())
+            run_if_async(close())
 
 
 _DIALOGUES: dict[str, type[Session]] = {

@@ -24,9 +24,9 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import to_jsonable_python
 
 from aitrain.environment.calls import TOO_DEEP, ToolCall, clean, is_deep, short
-from aitrain.environment.contract import finished
-from aitrain.environment.loading import failure
 from aitrain.errors import EnvironmentFailed, did_you_mean
+from aitrain.execution.async_calls import run_if_async
+from aitrain.execution.user_code import failure_message
 
 MAX_ERROR = 500
 """How long the error for a wrong call may be: it takes room in the model's context."""
@@ -101,7 +101,7 @@ class Tools:
         values, problems = tool.read(copy.deepcopy(call.arguments or {}))  # a tool may change what it is given
         if problems:
             return _error(f"{tool.name}: {'; '.join(short(problem, 200) for problem in problems)}"), True
-        return _as_text(finished(tool.run(**values))), False
+        return _as_text(run_if_async(tool.run(**values))), False
 
     def _no_tool(self, name: str) -> str:
         near = did_you_mean(short(name), self._tools)
@@ -143,10 +143,10 @@ def _listed(owner: Any, place: str) -> list[Any]:
     if not callable(get_tools):
         raise EnvironmentFailed(f"{place} is not a method\nWrite `def get_tools(self)`, which returns a list.")
     try:
-        found = finished(get_tools())
+        found = run_if_async(get_tools())
         found = list(found) if isinstance(found, (tuple, Iterator)) else found
     except Exception as error:
-        raise EnvironmentFailed(failure(f"{place} raised", error)) from error
+        raise EnvironmentFailed(failure_message(f"{place} raised", error)) from error
     if not isinstance(found, list):
         returned = f"{short(repr(found))} ({type(found).__name__})"
         raise EnvironmentFailed(f"{place} returned {returned}\nReturn a list of methods; [] is no tools.")

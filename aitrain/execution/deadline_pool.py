@@ -1,38 +1,305 @@
-"""Stub until the real one is merged."""
+"""Threads for calls into the user's code, each call with a deadline.
+
+Nothing is raised in a thread from outside. One that hangs is abandoned: its call fails with its stack, and the thread
+leaves the pool, is counted, and ends by itself after its call, if that ever ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import itertools
+import math
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from traceback import StackSummary
+from types import TracebackType
+from typing import Generic, TypeVar
 
-from aitrain.environment.contract import finished
-from aitrain.environment.workers import Outcome, failure_of
+from aitrain import activity
+from aitrain.execution.async_calls import run_if_async
+from aitrain.execution.deadline_thread import GRACE, DeadlineThread
+from aitrain.execution.failure import Failure, as_failure
+from aitrain.execution.task import Outcome, Task, current_task
+from aitrain.execution.user_code import users_line
+
+T = TypeVar("T")
+
+CANCELLED = Failure("raised", "cancelled: nobody waits for this call any more")
+NO_THREAD = Failure("raised", "no thread can be started: the system has no more, and those that there were hang")
 
 
 class DeadlinePool:
-    abandoned = 0
-    running = 0
+    """At most `threads` threads, made on demand and reused; each call has `timeout` seconds from its start."""
 
     def __init__(self, threads: int, timeout: float) -> None:
-        self._threads, self._timeout = threads, timeout
-        self._pool = ThreadPoolExecutor(threads)
+        self.max_threads, self.timeout = threads, timeout
+        self.abandoned = 0
+        """Threads of abandoned calls that are still running."""
+        self.last_hang = ""
+        """The user's line that the last call to hang is at."""
+        self._inbox: _LoopInbox | None = None
+        self.scope_wakes: list[Callable[[], None]] = []
+        """Wakes of the open TaskScopes."""
+        self._numbers = itertools.count(1)
+        self._queue: queue.SimpleQueue[Task[object] | None] = queue.SimpleQueue()
+        self._lock = threading.RLock()  # of all that follows, and of the tasks' clocks
+        self._threads: set[threading.Thread] = set()
+        self._running: dict[Task[object], threading.Thread] = {}
+        self._unfinished = 0
+        self._deadlines = DeadlineThread(self._lock, self._running, self._abandon_hanging)
 
-    async def call(self, job: Callable[[], Any]) -> Outcome:
-        def work() -> Outcome:
-            start = time.perf_counter()
-            self.running += 1
+    def submit(self, job: Callable[[], T], on_done: Callable[[Task[T]], None]) -> Task[T]:
+        """Call `job` in a thread as soon as one is free; an awaitable that it returns is awaited on the shared loop.
+        `on_done`, which must not block, is called once, in a thread of the pool, when the call has ended or was
+        abandoned.
+
+        Raises:
+            RuntimeError: the system has no thread at all.
+        """
+        task = Task(job, on_done, self.timeout, self._lock, self._deadlines.set_deadline)
+        with self._lock:
+            self._unfinished += 1
             try:
-                return Outcome(finished(job()), time.perf_counter() - start)
-            except BaseException as error:
-                return Outcome(None, time.perf_counter() - start, failure_of(error))
-            finally:
-                self.running -= 1
+                self._start_threads()
+            except BaseException:
+                self._unfinished -= 1
+                raise
+            self._queue.put(task)
+        return task
 
-        return await asyncio.get_running_loop().run_in_executor(self._pool, contextvars.Context().run, work)
+    async def call(self, job: Callable[[], T]) -> Outcome[T]:
+        """The outcome of `job`, awaited on the running event loop; a call whose awaiting task is cancelled is
+        abandoned."""
+        loop = asyncio.get_running_loop()
+        if self._inbox is None or self._inbox.loop is not loop:
+            self._inbox = _LoopInbox(loop)
+        future: asyncio.Future[Outcome[T]] = loop.create_future()
+        task = self.submit(job, partial(self._inbox.deliver, future))
+        try:
+            return await future
+        except BaseException:
+            self.cancel(task)
+            raise
+
+    def cancel(self, task: Task[object], failure: Failure = CANCELLED) -> None:
+        """Abandon a call, unless it has ended."""
+        with self._lock:
+            if task.is_done:
+                return
+            self._abandon(task, failure)
+        self._tell_abandoned(task, failure)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False)
+        """End the threads; calls that have not started are cancelled, a thread in a call ends after it."""
+        with self._lock:
+            waiting = self._take_queued()
+            threads, self._threads = self._threads, set()
+            tasks, self._queue = self._queue, queue.SimpleQueue()
+        for task in waiting:
+            self.cancel(task)
+        for _ in threads:
+            tasks.put(None)
+        for thread in threads:
+            thread.join(1.0)
+        self._deadlines.stop()
+
+    # -- threads
+
+    def _start_threads(self) -> None:
+        """Start the threads that the unfinished calls need.
+
+        Raises:
+            RuntimeError: the system has no thread at all for them.
+        """
+        if self.timeout < math.inf:
+            self._deadlines.start()
+        if len(self._threads) < min(self.max_threads, self._unfinished):
+            name = f"environment-{next(self._numbers)}"
+            thread = threading.Thread(target=self._work, args=(self._queue,), name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more; fewer do as well
+                if not self._threads:
+                    raise
+                return
+            self._threads.add(thread)
+
+    def _work(self, tasks: queue.SimpleQueue[Task[object] | None]) -> None:
+        while (task := tasks.get()) is not None:
+            if self._start(task):
+                outcome = copy_context().run(_execute, task)
+                if not self._finish(task, outcome):
+                    return
+                task.on_done(task)
+                del outcome
+            del task  # and what it returned, while there is nothing to do
+
+    def _start(self, task: Task[object]) -> bool:
+        with self._lock:
+            if not task.is_done:
+                self._running[task] = threading.current_thread()
+                task.start()
+            return not task.is_done
+
+    def _finish(self, task: Task[object], outcome: Outcome[object]) -> bool:
+        """Set the outcome, unless the call was abandoned: then its thread ends."""
+        with self._lock:
+            if task.is_abandoned:
+                self.abandoned -= 1
+                return False
+            del self._running[task]
+            self._unfinished -= 1
+            task.finish(outcome)
+            activity.own.tick()
+            return True
+
+    # -- abandoned calls
+
+    def _abandon_hanging(self, task: Task[object], failure: Failure, stack: StackSummary) -> None:
+        with self._lock:
+            if not task.is_overdue or (task.wait is not None and task.late is None):  # it goes on meanwhile
+                return
+            self.last_hang = users_line(stack)
+            self._abandon(task, failure)
+        self._tell_abandoned(task, failure)
+
+    def _abandon(self, task: Task[object], failure: Failure) -> None:
+        task.finish(Outcome(None, task.ran(), failure), is_abandoned=True)
+        self._unfinished -= 1
+        activity.own.tick()
+        thread = self._running.pop(task, None)
+        if thread is not None:
+            self._threads.discard(thread)
+            self.abandoned += 1
+            with suppress(RuntimeError):  # see _tell_abandoned
+                self._start_threads()
+
+    def _tell_abandoned(self, task: Task[object], failure: Failure) -> None:
+        wait = task.wait
+        if wait is not None:
+            wait.cancel(failure)
+        task.on_done(task)
+        with self._lock:
+            waiting = [] if self._threads else self._take_queued()
+        for other in waiting:
+            self.cancel(other, NO_THREAD)
+
+    def _take_queued(self) -> list[Task[object]]:
+        tasks = []
+        with suppress(queue.Empty):
+            while (task := self._queue.get_nowait()) is not None:
+                tasks.append(task)
+        return tasks
+
+    # -- for callers that are not async
+
+    def run(self, jobs: Sequence[Callable[[], T]], poll: Poll | None = None) -> list[Outcome[T]]:
+        """The outcome of each job, in their order; never raises for what a job does."""
+        with TaskScope[T](self) as scope:
+            tasks = [scope.submit(job) for job in jobs]
+            while scope.running:
+                scope.wait(poll)
+        return [task.outcome for task in tasks]
+
+    def wake(self) -> None:
+        """Make the threads that wait in a TaskScope look again."""
+        for wake in list(self.scope_wakes):
+            wake()
+
+    @property
+    def size(self) -> int:
+        """How many threads there are."""
+        return len(self._threads)
+
+
+Poll = Callable[[int], float]
+"""Called in the thread that waits for tasks: given how many are in a thread, does what is due (may block) and returns
+the seconds until it wants to be called again (math.inf: when something changes)."""
+
+
+class TaskScope(Generic[T]):
+    """Tasks of one thread that waits for them; leaving it with an error abandons those that still run."""
+
+    def __init__(self, pool: DeadlinePool) -> None:
+        self.running: set[Task[T]] = set()
+        self._pool = pool
+        self._ended: queue.SimpleQueue[Task[T] | None] = queue.SimpleQueue()
+
+    def __enter__(self) -> TaskScope[T]:
+        self._pool.scope_wakes.append(self.wake)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._pool.scope_wakes.remove(self.wake)
+        if error is not None:
+            for task in self.running:
+                self._pool.cancel(task)
+
+    def submit(self, job: Callable[[], T]) -> Task[T]:
+        """See DeadlinePool."""
+        task = self._pool.submit(job, self._ended.put)
+        self.running.add(task)
+        return task
+
+    def wait(self, poll: Poll | None = None) -> list[Task[T]]:
+        """Wait until tasks have ended, or `wake`, or `poll` wants to be called again; those that have ended."""
+        seconds = math.inf if poll is None else poll(min(len(self.running), self._pool.size))
+        patience = ("waiting for the environment", self._pool.timeout + GRACE) if self.running else ("generating", 0.0)
+        with activity.own.waiting(*patience):
+            ended = [task for task in self._news(seconds) if task in self.running]
+        self.running.difference_update(ended)
+        return ended
+
+    def wake(self) -> None:
+        """End a wait."""
+        self._ended.put(None)
+
+    def _news(self, seconds: float) -> Iterator[Task[T]]:
+        timeout = min(max(seconds, 0.0), threading.TIMEOUT_MAX)
+        with suppress(queue.Empty):
+            news = self._ended.get(timeout=timeout)
+            while True:
+                if news is not None:
+                    yield news
+                news = self._ended.get_nowait()
+
+
+class _LoopInbox:
+    """Outcomes on their way to an event loop; those that arrive together wake it once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._arrived: deque[Callable[[], None]] = deque()
+        self._is_waking = False
+
+    def deliver(self, future: asyncio.Future[Outcome[T]], task: Task[T]) -> None:
+        """Resolve the future with the task's outcome; called in any thread."""
+        self._arrived.append(partial(_resolve, future, task.outcome))
+        if not self._is_waking:
+            self._is_waking = True
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                self.loop.call_soon_threadsafe(self._resolve_all)
+
+    def _resolve_all(self) -> None:
+        self._is_waking = False
+        while self._arrived:
+            self._arrived.popleft()()
+
+
+def _resolve(future: asyncio.Future[Outcome[T]], outcome: Outcome[T]) -> None:
+    if not future.done():
+        future.set_result(outcome)
+
+
+def _execute(task: Task[T]) -> Outcome[T]:
+    current_task.set(task)
+    try:
+        value = run_if_async(task.job())
+    except BaseException as error:
+        return Outcome(None, task.ran(), task.late or as_failure(error))
+    return Outcome(None if task.late else value, task.ran(), task.late)

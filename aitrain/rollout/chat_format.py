@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from aitrain import activity
 from aitrain.environment.calls import ToolCall, read_calls
 from aitrain.environment.contract import Prompt
-from aitrain.environment.loading import describe
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.execution.user_code import describe
 
 MARK = "answer7e1f"
 """Stands for an answer of the model in renderings that are made for what follows it."""

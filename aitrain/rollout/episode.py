@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.contract import Case, Transcript
-from aitrain.environment.failures import Failure
 from aitrain.environment.judging import ScoreResult
 from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import AssistantTurn, EnvResponse, Message
 from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.execution.failure import Failure
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Leave

@@ -16,9 +16,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import Case, Prompt, call_with_tokenizer
-from aitrain.environment.loading import failure
 from aitrain.environment.row_copies import copied_rows
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+from aitrain.execution.user_code import failure_message
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.training.holding_out import HeldOutRows, hold_out
 
@@ -124,7 +124,7 @@ def _call(method: Callable[..., Any], tokenizer: PreTrainedTokenizerBase) -> Cas
     except AitrainError:
         raise
     except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(failure(f"{name} raised", error)) from error
+        raise EnvironmentFailed(failure_message(f"{name} raised", error)) from error
     _check_rows(name, rows)
     return Cases(rows, range(len(rows)))
 

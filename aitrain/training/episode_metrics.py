@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aitrain.environment.failures import FAILURE_KINDS
+from aitrain.execution.failure import FAILURE_KINDS
 from aitrain.rollout.episode import STOPS, Episode
 
 

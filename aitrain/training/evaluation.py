@@ -130,6 +130,7 @@ def _gathered(rollouts: PolicyRollouts, own: list[tuple[HeldOutSample, Episode]]
     failures = gather_object([e.result.failure.kind for _, e in own if e.result.failure is not None])
     if failures:
         rollouts.tell_failures([episode for _, episode in own])
+    rollouts.check_abandoned(sum(gather_object([rollouts.abandoned_threads])))
     if failures and not scores:
         raise EnvironmentFailed(
             f"The environment failed on all {len(failures)} held-out cases ({', '.join(sorted(set(failures)))}).\n"

@@ -80,11 +80,13 @@ class PolicyRollouts:
         scores = sum(episode.result.score is not None for episode in episodes)
         failures = sum(episode.result.failure is not None for episode in episodes)
         tokens = sum(episode.trajectory.sampled_tokens for episode in episodes)
-        counts = torch.tensor([scores, failures, len(episodes), tokens], device=self.accelerator.device)
-        scores, failures, total, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
+        own = [scores, failures, len(episodes), tokens, self.abandoned_threads]
+        counts = torch.tensor(own, device=self.accelerator.device)
+        scores, failures, total, tokens, abandoned = self.accelerator.reduce(counts, reduction="sum").tolist()
         self.sampled_tokens += tokens
         if failures:
             self.tell_failures(episodes)
+        self.check_abandoned(abandoned)
         self.failures.after_batch(scores, failures, total)
 
     def tell_failures(self, episodes: list[Episode]) -> None:
@@ -92,6 +94,21 @@ class PolicyRollouts:
         failed = [(e.result.failure.kind, e.failure_message) for e in episodes if e.result.failure is not None]
         for message in self.failures.first_of_each(gather_object(failed)):
             self.tell(message)
+
+    @property
+    def abandoned_threads(self) -> int:
+        """Threads of this process in which a call of the environment hangs."""
+        return self.rollout.runner.pool.abandoned
+
+    def check_abandoned(self, threads: int) -> None:
+        """Tell of the first abandoned thread; `threads` counts those of all ranks, and every rank must call this.
+
+        Raises:
+            EnvironmentFailed: there are too many.
+        """
+        note = self.failures.after_abandoned(threads, lambda: gather_object([self.rollout.runner.pool.last_hang]))
+        if note is not None:
+            self.tell(note)
 
     def take_sampled_tokens(self) -> int:
         """Tokens that all ranks sampled in training since the last call."""

@@ -49,11 +49,11 @@ from aitrain.engines.server import (
     roomy_folder,
 )
 from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
-from aitrain.environment.failures import CallFailed
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.tools import Tools
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Event, Note, Phase
+from aitrain.execution.failure import CallFailed
 from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
 from aitrain.report.held_out import before_and_after, bounds_of
@@ -347,12 +347,12 @@ def _lengths(
 
 def _build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase) -> tuple[dataset.Cases, dataset.Cases | None]:
     """The dataset; what building it changed on the environment travels to the processes that it runs in."""
-    if runner.isolation is None:
+    if runner.processes is None:
         return dataset.build(runner.environment, tokenizer)
     before = dataset.pickled_attributes(runner.environment)
     built = dataset.build(runner.environment, tokenizer)
     try:
-        runner.isolation.update(dataset.changed_attributes(runner.environment, before))
+        runner.processes.update(dataset.changed_attributes(runner.environment, before))
     except CallFailed as error:
         raise EnvironmentFailed(f"What build_dataset set cannot be had in another process: {error}") from error
     return built

@@ -75,6 +75,15 @@ class Gone:
         return len(completion) % 5 / 5
 
 
+class Hung(Gone):
+    """Works for the held-out cases; in training every call hangs, with locks that nobody else needs."""
+
+    def score_episode(self, completion: str, case_idx: int) -> float:
+        while case_idx >= 0:
+            time.sleep(3600)  # for ever
+        return 0.5
+
+
 print("said by the module")
 
 

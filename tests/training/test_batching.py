@@ -21,7 +21,8 @@ from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 from aitrain.engines import model_proxy as batching
 from aitrain.engines.model_proxy import ModelProxy, ProxyBatcher
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.workers import Outcome, Workers
+from aitrain.execution.deadline_pool import DeadlinePool
+from aitrain.execution.task import Outcome
 
 PAD, END = 256, 258
 Job = Callable[[], Any]
@@ -46,18 +47,18 @@ class Watched:
         return self.alone(*args, **kwargs)
 
     @contextmanager
-    def threads(self, count: int) -> Iterator[Workers]:
-        workers = Workers(count, timeout=30)
-        self.batcher.wake = workers.wake
+    def threads(self, count: int) -> Iterator[DeadlinePool]:
+        pool = DeadlinePool(count, timeout=30)
+        self.batcher.wake = pool.wake
         try:
             with self.batcher.serving():
-                yield workers
+                yield pool
         finally:
-            workers.close()
+            pool.close()
 
-    def outcomes(self, jobs: Sequence[Job]) -> list[Outcome]:
-        with self.threads(len(jobs)) as workers:
-            return workers.run(jobs, self.batcher.meanwhile)
+    def outcomes(self, jobs: Sequence[Job]) -> list[Outcome[Any]]:
+        with self.threads(len(jobs)) as pool:
+            return pool.run(jobs, self.batcher.poll)
 
     def together(self, calls: Sequence[dict[str, Any]]) -> list[Any]:
         outcomes = self.outcomes([lambda call=call: self.policy.generate(**call) for call in calls])
@@ -355,10 +356,10 @@ def test_the_window_is_half_a_generation_and_short_for_who_comes_one_at_a_time(
             watched.policy.generate(**masked(5, max_new_tokens=1))
 
     monkeypatch.setattr(watched, "alone", slow)
-    with watched.threads(3) as workers:
-        workers.run([lambda: turns(1), lambda: turns(1), lambda: time.sleep(1)], watched.batcher.meanwhile)
+    with watched.threads(3) as pool:
+        pool.run([lambda: turns(1), lambda: turns(1), lambda: time.sleep(1)], watched.batcher.poll)
         asked.clear(), begun.clear()
-        workers.run([lambda: turns(3), lambda: time.sleep(2.5)], watched.batcher.meanwhile)
+        pool.run([lambda: turns(3), lambda: time.sleep(2.5)], watched.batcher.poll)
     first, *later = [start - ask for ask, start in zip(asked, begun, strict=True)]
     assert seconds / 2 <= first < seconds
     assert max(later) < seconds / 3
@@ -466,6 +467,33 @@ def test_a_thread_that_outlives_its_episode_is_refused_and_does_not_wait(watched
     assert watched.rows == []
 
 
+def test_a_thread_that_was_abandoned_is_refused_while_others_are_served(watched: Watched) -> None:
+    over, refused, late = threading.Event(), threading.Event(), []
+
+    def hang() -> None:
+        over.wait()
+        try:
+            watched.policy.generate(**masked(5, max_new_tokens=4))
+        except RuntimeError as error:
+            late.append(error)
+            refused.set()
+
+    def ask() -> Any:
+        over.set()
+        assert refused.wait(20)
+        return watched.policy.generate(**masked(5, max_new_tokens=4))
+
+    with watched.threads(2) as pool:
+        pool.timeout = 0.2
+        (hung,) = pool.run([hang], watched.batcher.poll)
+        pool.timeout = 30.0
+        (served,) = pool.run([ask], watched.batcher.poll)
+        assert hung.failure is not None
+        assert served.failure is None
+    assert len(watched.rows) == 1
+    assert ["after the episode had ended" in str(error) for error in late] == [True]
+
+
 def test_a_call_that_comes_just_when_serving_ends_does_not_wait(watched: Watched) -> None:
     came, is_over = threading.Event(), threading.Event()
 
@@ -497,7 +525,7 @@ def test_whoever_waits_is_told_when_the_generation_is_interrupted(
         thread, results = in_a_thread(lambda: watched.policy.generate(**masked(5, max_new_tokens=4)))
         assert came.wait(20)
         with pytest.raises(KeyboardInterrupt):
-            watched.batcher.meanwhile(1)
+            watched.batcher.poll(1)
         thread.join(20)
     assert [type(result) for result in results] == [RuntimeError]
 

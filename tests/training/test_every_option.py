@@ -29,8 +29,9 @@ from aitrain.environment.contract import Case
 from aitrain.environment.finding import find
 from aitrain.environment.judging import parse_score
 from aitrain.environment.loading import load
-from aitrain.environment.runner import EnvRunner, EnvSession, Isolation, start_runner
+from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
 from aitrain.errors import AitrainError
+from aitrain.execution.processes import ProcessPool
 from aitrain.knobs import as_help, knobs, resolve
 from aitrain.launch import preflight, processes, serving
 from aitrain.launch.processes import Processes
@@ -133,9 +134,9 @@ def environment(config: TrainConfig) -> object:
 def calls(config: TrainConfig) -> object:
     """What the environment's calls run in."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Isolation, "start", lambda *_: "processes")
+        patch.setattr(ProcessPool, "start", lambda *_: "processes")
         runner = start_runner(Vowels(), config)
-    return runner.isolation, vars(runner.pool)["_threads"], vars(runner.pool)["_timeout"]
+    return runner.processes, runner.pool.max_threads, runner.pool.timeout
 
 
 def tries(config: TrainConfig) -> object:

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -404,7 +405,36 @@ def test_an_environment_that_fails_on_the_held_out_cases_is_refused_before_train
     assert not (command.folder / "run").exists()
 
 
+def test_a_run_whose_calls_hang_in_threads_ends_with_the_advice_to_use_processes_and_is_saved(
+    command: Command,
+) -> None:
+    done = command.run(
+        "Hung", "--max-steps=20", "--rl-max-new-tokens=4", "--rl-env-timeout=0.5", "--rl-prompts-per-step=6",
+        "--rl-num-generations=8", "--batch-size=48", "--rl-max-failed=1",
+    )  # fmt: skip
+
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.count("A call to the environment hangs: its thread was abandoned") == 1
+    assert "96 calls to the environment hang" in done.stderr
+    assert "ill.py, line " in done.stderr.partition("96 calls")[2]
+    assert "in score_episode: time.sleep(3600)  # for ever" in done.stderr.partition("96 calls")[2]
+    assert "use --rl-env-isolation process" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads((command.folder / "run" / "result.json").read_text())["status"] == "failed"
+    assert command.is_saved()
+
+
 # -- tools
+
+
+OVER = threading.Event()
+"""Set after the tests, so that none of their threads runs on."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_endless() -> Iterator[None]:
+    yield
+    OVER.set()
 
 
 class Workshop:
@@ -433,7 +463,7 @@ class Workshop:
 
     def endless(self) -> None:
         """Sand."""
-        while True:
+        while not OVER.is_set():
             time.sleep(0.01)
 
     def score_episode(self, text: str) -> float:

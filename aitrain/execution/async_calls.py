@@ -1,0 +1,98 @@
+"""The event loop that all `async def` methods of the user share: a client opened in one stays usable in the next."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import threading
+from collections.abc import Awaitable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from aitrain.execution.stacks import stack_of_awaitable
+from aitrain.execution.task import on_cancel
+
+if TYPE_CHECKING:
+    import asyncio
+
+T = TypeVar("T")
+
+
+def run_if_async(value: T | Awaitable[T]) -> T:
+    """The value itself, or the result of a method that was `async def`."""
+    return run_async(value) if inspect.isawaitable(value) else value
+
+
+def run_async(awaitable: Awaitable[T]) -> T:
+    """Wait for it on the shared loop, also where the calling thread runs a loop of its own, as in a notebook."""
+
+    import asyncio  # here, because the command line never needs it
+    import concurrent.futures
+
+    async def wait() -> T | asyncio.CancelledError:
+        try:
+            return await awaitable
+        except asyncio.CancelledError as error:  # the user's own, unless this task was cancelled
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return error
+
+    with _lock:
+        loop = shared_loop()
+    future = asyncio.run_coroutine_threadsafe(wait(), loop)
+    try:
+        with on_cancel(lambda _: future.cancel(), partial(stack_of_awaitable, awaitable)):
+            result = future.result()
+    except concurrent.futures.CancelledError:
+        _replace_if_blocked(loop)
+        raise
+    except BaseException:
+        future.cancel()
+        raise
+    if isinstance(result, asyncio.CancelledError):
+        raise result
+    return result
+
+
+def _replace_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
+    """Give later calls a new loop if an `async def` that never yields blocks this one."""
+    answered = threading.Event()
+    loop.call_soon_threadsafe(answered.set)
+    if not answered.wait(1.0):
+        with _lock:
+            if shared_loop() is loop:
+                shared_loop.cache_clear()
+
+
+@functools.cache
+def shared_loop() -> asyncio.AbstractEventLoop:
+    """The loop, in a thread of its own."""
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=_run_forever, args=(loop,), name="environment-loop", daemon=True).start()
+    return loop
+
+
+def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            return loop.run_forever()
+        except (KeyboardInterrupt, SystemExit):
+            pass  # raised to whoever waits for the task: asyncio lets these two end the loop as well
+
+
+_lock = threading.Lock()
+
+
+def _forget_loop() -> None:
+    """In a forked process: neither the loop's thread nor one that held the lock exists there."""
+    global _lock
+    _lock = threading.Lock()
+    shared_loop.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_loop)

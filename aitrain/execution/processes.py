@@ -1,0 +1,294 @@
+"""Worker processes for the user's code: for code that hangs, crashes or never lets other threads run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import socket
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from io import FileIO
+from traceback import StackSummary
+from typing import Any
+
+from aitrain.execution import fork_server
+from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.fork_server import DUMP_SIGNAL, Request, answer_call, fork, pickled, run_fork_server
+from aitrain.execution.message_socket import MessageSocket
+from aitrain.execution.stacks import stack_of_dump
+from aitrain.execution.task import on_cancel, paused
+
+SERVER_GONE = Failure("crashed", "crashed: the process that starts environment processes is gone")
+OPEN_FILES = 8192
+
+
+class ProcessPool:
+    """Worker processes, forked on demand by a fork server and reused; `start` it before torch is imported, which they
+    need not carry."""
+
+    def __init__(self, server: MessageSocket, pid: int) -> None:
+        self.server_pid = pid
+        self._server = server
+        self._lock = threading.Lock()
+        self._free: list[_Worker] = []
+        self._lost: list[int] = []  # process ids of workers whose lease was dropped without a release
+        self._generation = 0
+        self._is_open = True
+
+    @classmethod
+    def start(cls, environment: object, close: Sequence[int] = ()) -> ProcessPool:
+        """Fork the server; it closes these file descriptors, which must not be kept open by anybody else."""
+        _allow_many_files()
+        ours, theirs = socket.socketpair()
+        # the system watches the thread that forks: the server would end with one that is not the main one
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
+        with warnings.catch_warnings():  # a notebook has threads, none of which the server relies on
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            pid = fork(partial(run_fork_server, environment, theirs, [ours.fileno(), *close], parent))
+        theirs.close()
+        return cls(MessageSocket(ours), pid)
+
+    def update(self, attributes: dict[str, bytes]) -> None:
+        """Set pickled attributes on the environment, for the processes that are leased from now on.
+
+        Raises:
+            CallFailed: one of them cannot be unpickled there, or the fork server is gone.
+        """
+        self._generation += 1
+        failure = self._ask("update", attributes)
+        while self._free:
+            self._retire(self._free.pop())
+        if isinstance(failure, Failure):
+            raise CallFailed(failure)
+
+    def lease(self, make: Callable[[object], object]) -> WorkerLease:
+        """Lease a process, in which the first call makes `make(environment)`.
+
+        Raises:
+            CallFailed: no process can be started.
+        """
+        while self._lost:
+            with suppress(IndexError):  # another thread has just taken the last
+                self._ask("reap", self._lost.pop())
+        return WorkerLease(self, self._free_worker() or self._spawn(), make)
+
+    def close(self) -> None:
+        """End all processes, and wait for them."""
+        with self._lock:
+            was_open, self._is_open = self._is_open, False
+            self._server.close()
+        if not was_open:
+            return
+        while self._free:
+            self._free.pop().close()
+        with suppress(ChildProcessError):  # somebody else has waited for it
+            if not _has_ended(self.server_pid, 10.0):
+                os.kill(self.server_pid, signal.SIGKILL)
+                os.waitpid(self.server_pid, 0)
+
+    def take_back(self, worker: _Worker, is_broken: bool) -> None:
+        """Keep a worker for the next lease, or end it."""
+        if is_broken or worker.generation != self._generation or not worker.messages.send(b""):
+            self._retire(worker)
+        else:
+            self._free.append(worker)
+
+    def end(self, worker: _Worker) -> Failure:
+        """End a worker, and say how it ended.
+
+        Raises:
+            CallFailed: the fork server is gone.
+        """
+        worker.when_lost.detach()
+        return _crash(self._ask("reap", worker.pid))
+
+    def _free_worker(self) -> _Worker | None:
+        while self._free:
+            with suppress(IndexError):  # another thread has just taken the last
+                worker = self._free.pop()
+                if worker.messages.is_open():
+                    return worker
+                self._retire(worker)
+        return None
+
+    def _retire(self, worker: _Worker) -> None:
+        with suppress(CallFailed):  # the fork server is gone, and the worker with it
+            if not worker.has_ended:
+                self.end(worker)
+        worker.close()
+
+    def _spawn(self) -> _Worker:
+        ours, theirs = socket.socketpair()
+        dump, dump_end = os.pipe()
+        generation, pid = self._generation, None
+        try:
+            pid = self._ask("spawn", None, [theirs.fileno(), dump_end])
+        finally:
+            theirs.close()
+            os.close(dump_end)
+            if not isinstance(pid, int):
+                ours.close()
+                os.close(dump)
+        if not isinstance(pid, int):
+            raise CallFailed(Failure("crashed", f"crashed: no process can be started: {pid}"))
+        worker = _Worker(pid, MessageSocket(ours), FileIO(dump), generation)
+        worker.when_lost = weakref.finalize(worker, self._lost.append, pid)
+        worker.when_lost.atexit = False
+        return worker
+
+    def _ask(self, command: str, value: object = None, fds: Sequence[int] = ()) -> object:
+        """The fork server's answer; the user's code is not charged for the time."""
+        with paused(), self._lock:
+            try:
+                is_sent = self._server.send(pickle.dumps((command, value)), fds)
+                answer = self._server.receive()[0] if is_sent else None
+            except BaseException:
+                self._server.close()  # by Ctrl+C: the outstanding answer would be taken for that to the next question
+                raise
+        if answer is None:
+            raise CallFailed(SERVER_GONE)
+        result: object = pickle.loads(answer)
+        return result
+
+
+def _allow_many_files() -> None:
+    """Two for each process: 512 episodes at a time are more than most systems allow unasked."""
+    import resource  # not on Windows, which has no fork either
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class WorkerLease:
+    """One worker process, for one object made from the environment; one thread uses it at a time."""
+
+    def __init__(self, pool: ProcessPool, worker: _Worker, make: Callable[[object], object]) -> None:
+        self._pool, self._worker = pool, worker
+        self._make: Callable[[object], object] | None = make
+        self._lock = threading.Lock()  # against the thread that ends a call which is just ending
+        self._is_calling = self._is_released = False
+        self._failure: Failure | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._worker.pid
+
+    def call(self, method: str, *arguments: object) -> Any:
+        """What a method of the object returns; inside a task, until the task's deadline.
+
+        Raises:
+            CallFailed: it raised, hung or crashed; after the latter two, all further calls do.
+        """
+        if self._is_released:
+            raise RuntimeError("this lease was released")
+        request: Request = (self._make, method, arguments)
+        message = pickled(request, "was given")
+        with self._lock:
+            if self._failure is not None:
+                raise CallFailed(self._failure)
+            self._is_calling = True
+        with on_cancel(self._end, self._stack):
+            answer = self._worker.messages.receive()[0] if self._worker.messages.send(message) else None
+        with self._lock:
+            self._is_calling = False
+        value, failure = self._read(answer)
+        if failure is not None:
+            raise CallFailed(failure)
+        self._make = None
+        return value
+
+    def release(self) -> None:
+        """Give the process back: its object is dropped, and the next lease gets the process, unless it is broken."""
+        with self._lock:
+            was_released, self._is_released = self._is_released, True
+        if not was_released:
+            self._pool.take_back(self._worker, self._is_calling or self._failure is not None)
+
+    def _read(self, answer: bytes | None) -> tuple[object, Failure | None]:
+        if answer is None or self._failure is not None:
+            self._failure = self._failure or self._crashed()
+            return None, self._failure
+        try:
+            value, failure = pickle.loads(answer)
+        except Exception as error:
+            return None, Failure("wrong_type", f"returned what cannot be passed between processes: {error!r}"[:300])
+        return value, failure
+
+    def _crashed(self) -> Failure:
+        try:
+            return self._pool.end(self._worker)
+        except CallFailed as error:
+            return error.failure
+
+    def _end(self, failure: Failure) -> None:
+        """Called in the thread that watches the deadlines."""
+        with self._lock:
+            if self._is_calling:
+                self._failure = failure
+                self._crashed()
+
+    def _stack(self) -> StackSummary:
+        """The stack of the user's code in the process, which exists, as only `_end` has it waited for."""
+        with self._lock:
+            if not self._is_calling:
+                return StackSummary()
+            with suppress(ProcessLookupError):
+                os.kill(self._worker.pid, DUMP_SIGNAL)
+            return stack_of_dump(self._worker.read_dump(), (fork_server.__file__, answer_call.__name__))
+
+
+class _Worker:
+    """The training process's side of a worker process."""
+
+    when_lost: weakref.finalize[..., _Worker]
+
+    def __init__(self, pid: int, messages: MessageSocket, dump: FileIO, generation: int) -> None:
+        self.pid, self.messages, self.generation = pid, messages, generation
+        self._dump = dump
+
+    @property
+    def has_ended(self) -> bool:
+        """Never end it again: its process id may be that of another process by now."""
+        return not self.when_lost.alive
+
+    def read_dump(self) -> str:
+        """The stacks that it writes when it gets DUMP_SIGNAL."""
+        poll, text, patience = select.poll(), b"", 500
+        poll.register(self._dump, select.POLLIN)
+        while poll.poll(patience) and (part := self._dump.read(65536)):
+            text, patience = text + part, 10
+        return text.decode("ascii", "replace")
+
+    def close(self) -> None:
+        """Close the connections to it."""
+        self.messages.close()
+        self._dump.close()
+
+
+def _has_ended(pid: int, seconds: float) -> bool:
+    """Whether a process ends within these seconds."""
+    until = time.monotonic() + seconds
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def _crash(status: object) -> Failure:
+    """The failure of a call whose process ended with this status."""
+    code = os.waitstatus_to_exitcode(status if isinstance(status, int) else 0)
+    if code >= 0:
+        return Failure("crashed", f"crashed: its process exited with code {code}")
+    name = signal.Signals(-code).name if -code in list(signal.Signals) else "unknown"
+    return Failure("crashed", f"crashed: its process was ended by signal {-code} ({name})")

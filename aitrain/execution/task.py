@@ -1,0 +1,174 @@
+"""One call into the user's code: its clock, what it waits for, and its outcome."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from traceback import StackSummary
+from typing import Generic, TypeVar
+
+from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.user_code import users_line
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T_co]):
+    """The result of a call: its value or its failure, and the seconds that its clock ran."""
+
+    value: T_co | None = None
+    seconds: float = 0.0
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Something outside its thread that a task waits for: how to cancel it, and where it is."""
+
+    cancel: Callable[[Failure], object]
+    stack: Callable[[], StackSummary]
+
+
+class Task(Generic[T_co]):
+    """One call in a DeadlinePool. `lock` is the pool's; `set_deadline` tells the pool, under the lock, when the task is
+    due."""
+
+    def __init__(
+        self,
+        job: Callable[[], T_co],
+        on_done: Callable[[Task[T_co]], None],
+        timeout: float,
+        lock: threading.RLock,
+        set_deadline: Callable[[float], None],
+    ) -> None:
+        self.job, self.on_done, self.timeout = job, on_done, timeout
+        self.outcome: Outcome[T_co] = Outcome()
+        self.is_done = False
+        self.is_abandoned = False
+        self.wait: Wait | None = None
+        self.late: Failure | None = None
+        """The failure of a task whose wait was cancelled at the deadline."""
+        self._lock, self._set_deadline = lock, set_deadline
+        self._budget = timeout
+        self._ran = 0.0
+        self._since: float | None = None  # None: the clock stands still
+        self._pauses = 0
+
+    def start(self) -> None:
+        """Start the clock."""
+        self._set_clock(runs=True)
+
+    def pause(self) -> None:
+        """Stop the clock; pauses nest, also those of several threads."""
+        with self._lock:
+            self._pauses += 1
+            self._set_clock(runs=False)
+
+    def resume(self) -> None:
+        """Undo one pause."""
+        with self._lock:
+            self._pauses -= 1
+            if not self._pauses:
+                self._set_clock(runs=True)
+
+    def _set_clock(self, runs: bool) -> None:
+        with self._lock:
+            self._ran, self._since = self.ran(), time.perf_counter() if runs else None
+            if not self.is_done:
+                self._set_deadline(self.due)
+
+    def ran(self) -> float:
+        """Seconds on the clock."""
+        with self._lock:
+            return self._ran + (0.0 if self._since is None else time.perf_counter() - self._since)
+
+    @property
+    def due(self) -> float:
+        """When the time is up, as `time.perf_counter` counts; inf while the clock stands still."""
+        return math.inf if self._since is None else self._since + self._budget - self._ran
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its time is up before it has ended."""
+        return not self.is_done and self.due <= time.perf_counter()
+
+    def begin_wait(self, wait: Wait) -> Wait | None:
+        """Note what the task waits for; returns the enclosing wait.
+
+        Raises:
+            CallFailed: the task was abandoned, so that nothing would cancel the wait.
+        """
+        with self._lock:
+            if self.is_abandoned and self.outcome.failure is not None:
+                raise CallFailed(self.outcome.failure)
+            before, self.wait = self.wait, wait
+        return before
+
+    def give_grace(self, failure: Failure, seconds: float) -> None:
+        """Fail with this, after so many more seconds at most."""
+        self.late, self._budget = failure, self.ran() + seconds
+        self._set_deadline(self.due)
+
+    def finish(self, outcome: Outcome[T_co], is_abandoned: bool = False) -> None:
+        """Set the outcome, once."""
+        self.outcome, self.is_done, self.is_abandoned = outcome, True, is_abandoned
+
+    def timed_out(self, stack: StackSummary) -> Failure:
+        """The failure of a task that is still at these lines at its deadline."""
+        lines = [f"timed out: no answer within {self.timeout:g} s", users_line(stack)]
+        return Failure("timed_out", "\n".join(line for line in lines if line), "".join(stack.format()))
+
+
+current_task: ContextVar[Task[object] | None] = ContextVar("current_task", default=None)
+"""The task that the calling code belongs to; asyncio passes it on to the coroutines that a task waits for."""
+
+
+def remaining() -> float | None:
+    """Seconds that the calling task has left; None outside of a task."""
+    task = current_task.get()
+    return None if task is None else max(0.0, task.timeout - task.ran())
+
+
+def is_abandoned() -> bool:
+    """Whether the calling task was abandoned: nobody waits for it any more."""
+    task = current_task.get()
+    return task is not None and task.is_abandoned
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Stop the clock of the calling task: it waits for the model and not for the environment."""
+    task = current_task.get()
+    if task is None:
+        yield
+        return
+    task.pause()
+    try:
+        yield
+    finally:
+        task.resume()
+
+
+@contextmanager
+def on_cancel(cancel: Callable[[Failure], object], stack: Callable[[], StackSummary]) -> Iterator[None]:
+    """The calling task waits here for something outside its thread: at the deadline `cancel` is called with the
+    failure, which has the stack that `stack` returns.
+
+    Raises:
+        CallFailed: the task was abandoned.
+    """
+    task = current_task.get()
+    if task is None:
+        yield
+        return
+    before = task.begin_wait(Wait(cancel, stack))
+    try:
+        yield
+    finally:
+        task.wait = before
