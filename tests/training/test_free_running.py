@@ -1,12 +1,13 @@
-"""Episodes that go on one by one, as with a vLLM server: the same episodes, without waiting for each other."""
+"""Episodes that do not wait for each other, as with a vLLM server: the same episodes as in rounds."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import pytest
@@ -15,41 +16,57 @@ from transformers import AutoTokenizer
 
 from aitrain import RunFailed, TrainConfig
 from aitrain.engines import server as served
-from aitrain.engines.server import Asking, VLLMServerEngine
+from aitrain.engines.batching import BatchingEngine, BatchRow
+from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
-from aitrain.rollout.episode import Completion, Episode, Limits, Rollout
+from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
+from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.training.model import TINY
 from tests.training.test_served import END, Fake, adapted, by
 
 CASES = [Case(n, [{"role": "user", "content": f"say {n}:"}], {"prompt": ""}) for n in range(12)]
-LIMITS = Limits(turns=4, answer_tokens=6, episode_tokens=60, context=512)
+LIMITS = Limits(turns=4, turn_tokens=6, episode_tokens=60, context=512)
 TOKENIZER = AutoTokenizer.from_pretrained(TINY)
-ENDS = [TOKENIZER.eos_token_id]
+ENDING = EndOfTurn([TOKENIZER.eos_token_id])
 
 
-def said_to(prompt: list[int]) -> Completion:
+def completion_of(prompt: list[int], max_tokens: int) -> Completion:
     """What this policy answers to a prompt, always the same: letters, mostly with an end."""
     drawn = random.Random(str(prompt))
     letters = TOKENIZER("".join(drawn.choices("abcdef", k=drawn.randint(1, 9))), add_special_tokens=False)["input_ids"]
-    ids = [*letters, *ENDS]
-    return Completion(ids, [-0.1 * n for n in range(len(ids))])
+    ids = [*letters, *ENDING.eos_ids]
+    return Completion(ids, [-0.1 * n for n in range(len(ids))]).first(max_tokens)
 
 
-def generate(prompts: list[list[int]], most: int, begun: Sequence[int], draws: Any) -> list[Completion] | None:
-    return [said_to(prompt).first(most) for prompt in prompts] or None
+class InRounds(BatchingEngine):
+    """A policy that answers all prompts at the same time."""
+
+    weight_version = 0
+
+    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+        return [completion_of(row.prompt_ids, max_tokens) for row in rows]
 
 
-class Sometime:
+class OneByOne:
     """A policy that answers each prompt by itself, after a while."""
 
-    pushes = 0
+    weight_version = 0
 
-    def answer(self, prompt: list[int], most: int, seed: int | None = None) -> tuple[list[int], list[float]]:
-        time.sleep(random.uniform(0, 0.01))
-        sampled = said_to(prompt).first(most)
-        return sampled.ids, sampled.logprobs or []
+    def __init__(self, clock: RolloutClock | None = None) -> None:
+        self.clock = clock or RolloutClock()
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        with self.clock.running("generate"):
+            await asyncio.sleep(random.uniform(0, 0.01))
+        return completion_of(request.prompt_ids, request.max_tokens)
+
+    @asynccontextmanager
+    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
+        yield lambda: None
 
 
 class Talk:
@@ -90,42 +107,48 @@ class OneOf:
         return min(1.0, self.said.count("a") / 5)
 
 
-def rollout_of(host: EnvRunner, asking: Callable[[], Any] | None, limits: Limits = LIMITS) -> Rollout:
+def rollout_of(runner: EnvRunner, engine: Any, limits: Limits = LIMITS) -> Rollout:
     chat = format_for_episodes(ChatFormat(TOKENIZER), ["user"])
-    return Rollout(host, chat, limits, generate, ENDS, nullcontext, asking)
+    return Rollout(runner, engine, chat, limits, ENDING, clock=engine.clock)
+
+
+def play(runner: EnvRunner, engine: Any, seeds: Any = None, limits: Limits = LIMITS) -> list[Episode]:
+    seeds = [0] * len(CASES) if seeds is None else seeds
+    return asyncio.run(rollout_of(runner, engine, limits).play(CASES, seeds))
+
+
+def in_rounds(limits: Limits = LIMITS) -> InRounds:
+    return InRounds(ENDING, limits.context, RolloutClock())
 
 
 @pytest.fixture
-def host(request: pytest.FixtureRequest) -> Iterator[EnvRunner]:
-    knobs = {"rl_env_timeout": 20.0, **getattr(request, "param", {})}
-    with closing(start_runner(Talk(), TrainConfig(**knobs))) as made:
+def runner(request: pytest.FixtureRequest) -> Iterator[EnvRunner]:
+    options = {"rl_env_timeout": 20.0, **getattr(request, "param", {})}
+    with closing(start_runner(Talk(), TrainConfig(**options))) as made:
         yield made
-
-
-def freely(host: EnvRunner, policy: Any = None) -> Callable[[], Any]:
-    return lambda: Asking(policy or Sometime(), host.workers.wake)
 
 
 def told(episodes: list[Episode]) -> list[Any]:
     """All of them but the time they took."""
-    records = [episode.record() | {"seconds": 0} for episode in episodes]
-    tracks = [episode.track for episode in episodes]
     return [
-        (record, track.prompt_ids, track.ids, track.mask, track.logprobs, track.stop)
-        for record, track in zip(records, tracks, strict=True)
+        (episode.record() | {"seconds": 0}, *(vars(episode.trajectory)[name] for name in TRAJECTORY))
+        for episode in episodes
     ]
+
+
+TRAJECTORY = ("prompt_ids", "ids", "mask", "logprobs", "turns", "stop")
 
 
 @pytest.mark.parametrize("limits", [LIMITS, Limits(2, 9), Limits(5, 3, 90), Limits(9, 9, None, 150)], ids=str)
 @pytest.mark.parametrize("environment", [Talk, Tools])
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_the_episodes_are_those_of_rounds(environment: type, isolation: str, limits: Limits) -> None:
-    with closing(start_runner(environment(), TrainConfig(rl_env_isolation=isolation))) as host:
+    with closing(start_runner(environment(), TrainConfig(rl_env_isolation=isolation))) as runner:
         seeds = range(len(CASES))
-        together = rollout_of(host, None, limits).play(CASES, seeds)
-        alone = rollout_of(host, freely(host), limits).play(CASES, seeds)
+        together = play(runner, in_rounds(limits), seeds, limits)
+        alone = play(runner, OneByOne(), seeds, limits)
     assert told(alone) == told(together)
-    assert len({episode.track.turns for episode in alone}) > 1
+    assert len({len(episode.trajectory.turns) for episode in alone}) > 1
 
 
 def test_an_episode_does_not_wait_for_another_one() -> None:
@@ -144,28 +167,31 @@ def test_an_episode_does_not_wait_for_another_one() -> None:
             over[case_idx].set()
             return 1.0
 
-    with closing(start_runner(Last(), TrainConfig(rl_env_timeout=60.0, rl_max_turns=8))) as host:
-        episodes = rollout_of(host, freely(host), Limits(8, 6)).play(CASES, [0] * len(CASES))
-    assert [episode.scored.score for episode in episodes] == [1.0] * len(CASES)
+    with closing(start_runner(Last(), TrainConfig(rl_env_timeout=60.0, rl_max_turns=8))) as runner:
+        episodes = play(runner, OneByOne(), limits=Limits(8, 6))
+    assert [episode.result.score for episode in episodes] == [1.0] * len(CASES)
 
 
-@pytest.mark.parametrize("host", [{"rl_env_timeout": 0.3}], indirect=True)
-def test_an_environment_that_hangs_takes_one_episode_with_it(host: EnvRunner) -> None:
+@pytest.mark.parametrize("runner", [{"rl_env_timeout": 0.3}], indirect=True)
+def test_an_environment_that_hangs_takes_one_episode_with_it(runner: EnvRunner) -> None:
+    is_over = threading.Event()
+
     class Hangs(Talk):
         def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, float]:
             yield None
-            while case_idx == 5:
-                time.sleep(0.01)
+            while case_idx == 5 and not is_over.wait(0.01):
+                pass
             return 1.0
 
-    host.environment = Hangs()
-    episodes = rollout_of(host, freely(host)).play(CASES, [0] * len(CASES))
+    runner.environment = Hangs()
+    episodes = play(runner, OneByOne())
+    is_over.set()
     assert [episode.stop for episode in episodes].count("env_timeout") == 1
     assert episodes[5].stop == "env_timeout"
-    assert [episode.scored.score for episode in episodes[:5]] == [1.0] * 5
+    assert [episode.result.score for episode in episodes[:5]] == [1.0] * 5
 
 
-def test_both_clocks_run_while_some_wait_for_the_policy_and_some_for_their_environment(host: EnvRunner) -> None:
+def test_both_clocks_run_while_some_wait_for_the_policy_and_some_for_their_environment(runner: EnvRunner) -> None:
     class Slow(Talk):
         def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, float]:
             for _ in range(2):
@@ -173,34 +199,33 @@ def test_both_clocks_run_while_some_wait_for_the_policy_and_some_for_their_envir
                 time.sleep(0.02)
             return 1.0
 
-    class Slower(Sometime):
-        def answer(self, prompt: list[int], most: int, seed: int | None = None) -> Any:
-            time.sleep(0.02)
-            return super().answer(prompt, most)
+    class Slower(OneByOne):
+        async def generate(self, request: GenerationRequest) -> Completion:
+            with self.clock.running("generate"):
+                await asyncio.sleep(0.02)
+            return await super().generate(request)
 
-    host.environment = Slow()
-    rollout = rollout_of(host, freely(host, Slower()))
-    rollout.watch.on_step_begin(None, None, None)
-    rollout.play(CASES, [0] * len(CASES))
-    rollout.watch.on_step_end(None, None, None)
-    times = rollout.watch.take()
-    assert times["time/generate"] >= 0.04
-    assert times["time/environment"] >= 0.02
+    runner.environment = Slow()
+    engine = Slower()
+    play(runner, engine)
+    seconds = engine.clock.take()
+    assert seconds["generate"] >= 0.04
+    assert seconds["environment"] >= 0.02
 
 
-def test_a_policy_that_fails_ends_the_rollout_and_the_next_one_begins_anew(host: EnvRunner) -> None:
-    class Fails(Sometime):
-        def answer(self, prompt: list[int], most: int, seed: int | None = None) -> Any:
+def test_a_policy_that_fails_ends_the_rollout_and_the_next_one_begins_anew(runner: EnvRunner) -> None:
+    class Fails(OneByOne):
+        async def generate(self, request: GenerationRequest) -> Completion:
             raise RunFailed("the server is gone")
 
     with pytest.raises(RunFailed, match="the server is gone"):
-        rollout_of(host, freely(host, Fails())).play(CASES, [0] * len(CASES))
-    seeds = [0] * len(CASES)
-    assert told(rollout_of(host, freely(host)).play(CASES, seeds)) == told(rollout_of(host, None).play(CASES, seeds))
+        play(runner, Fails())
+    assert told(play(runner, OneByOne())) == told(play(runner, in_rounds()))
 
 
-def test_no_episode_at_all(host: EnvRunner) -> None:
-    assert rollout_of(host, freely(host)).play([], []) == []
+def test_no_episode_at_all(runner: EnvRunner) -> None:
+    assert asyncio.run(rollout_of(runner, OneByOne()).play([], [])) == []
+    assert asyncio.run(rollout_of(runner, in_rounds()).play([], [])) == []
 
 
 # -- by HTTP
@@ -214,23 +239,27 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     server.stop()
 
 
-def answers_of(engine: VLLMServerEngine, prompts: list[list[int]]) -> dict[int, Any]:
-    """All of them, by number, taken as they come."""
-    news = threading.Semaphore(0)
-    asking = Asking(engine, news.release)
-    for number, prompt in enumerate(prompts):
-        asking.ask(number, prompt, 3 + number)
-    answers: dict[int, Any] = {}
-    while asking.waiting:
-        news.acquire()
-        answers.update(asking.answered())
-    return answers
+def completions_of(engine: VLLMServerEngine, prompts: list[list[int]]) -> list[Completion]:
+    """All of them, asked for at the same time, each with a limit of its own."""
+
+    async def all_of() -> list[Completion]:
+        requests = [GenerationRequest(prompt, 3 + number) for number, prompt in enumerate(prompts)]
+        return await asyncio.gather(*map(engine.generate, requests))
+
+    return asyncio.run(all_of())
 
 
 def test_each_prompt_is_a_request_with_its_own_limit(fake: Fake) -> None:
-    answers = answers_of(by(fake, longest=20), [[n] * 15 for n in range(1, 9)])
-    assert answers == {n: ([15 * (n + 1), END], [0.0, -0.5]) for n in range(8)}
+    completions = completions_of(by(fake, longest=20), [[n] * 15 for n in range(1, 9)])
+    assert completions == [Completion([15 * (n + 1), END], [0.0, -0.5]) for n in range(8)]
     assert sorted(body["max_tokens"] for body in fake.bodies("/v1/completions")) == [3, 4, 5, 5, 5, 5, 5, 5]
+
+
+def test_the_likeliest_tokens_are_asked_for_without_truncation(fake: Fake) -> None:
+    request = GenerationRequest([1], 4, decoding=Decoding.GREEDY)
+    asyncio.run(by(fake, temperature=0.7, top_k=5, top_p=0.9).generate(request))
+    (body,) = fake.bodies("/v1/completions")
+    assert (body["temperature"], body["top_k"], body["top_p"]) == (0.0, -1, 1.0)
 
 
 def test_a_server_that_dies_among_them_gets_the_weights_once_and_what_waited_is_asked_again(
@@ -238,10 +267,11 @@ def test_a_server_that_dies_among_them_gets_the_weights_once_and_what_waited_is_
 ) -> None:
     torch.manual_seed(0)
     engine = by(fake, served.AdapterSync(adapted(), tmp_path / "sync"))
-    engine.sync_weights()
+    engine.load_weights(7)
     fake.troubles = [lambda _: None, lambda fake: fake.dies(0.3), lambda _: None]  # type: ignore[func-returns-value, list-item]
-    answers = answers_of(engine, [[n] for n in range(20)])
-    assert {n: ids for n, (ids, _) in answers.items()} == {n: [n, END] for n in range(20)}
+    completions = completions_of(engine, [[n] for n in range(20)])
+    assert [completion.ids for completion in completions] == [[n, END] for n in range(20)]
+    assert {completion.weight_version for completion in completions} == {7}
     assert engine.restarts == 1
     assert engine.sync.holds(engine.server, 1)
 
@@ -250,5 +280,5 @@ def test_a_server_that_is_gone_for_good_is_said(fake: Fake) -> None:
     engine = by(fake, patience=0.3)
     fake.stop()
     with pytest.raises(RunFailed, match="is gone, and was not back"):
-        answers_of(engine, [[1], [2]])
+        completions_of(engine, [[1], [2]])
     fake.start()

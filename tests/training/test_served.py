@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import importlib
 import importlib.util
@@ -44,7 +45,10 @@ from aitrain.engines.server import (
     check_server,
     roomy_folder,
 )
+from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.rollout.engine import Completion, GenerationRequest
+from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.model import TINY
 
 END = 258
@@ -208,7 +212,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
 
 
 def by(fake: Fake, sync: Any = None, deadline: float = 20.0, **settings: Any) -> VLLMServerEngine:
-    return VLLMServerEngine(VLLMClient(fake.url, deadline), sync, ALONE, "base", **settings)
+    return VLLMServerEngine(VLLMClient(fake.url, deadline), sync, ALONE, "base", end=EndOfTurn([END]), **settings)
+
+
+def ids_of(answers: list[tuple[list[int], list[float]]]) -> list[list[int]]:
+    return [ids for ids, _ in answers]
 
 
 @pytest.fixture(params=[AdapterSync, DiskSync])
@@ -219,31 +227,28 @@ def sync(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def test_answers_come_in_the_order_of_the_prompts(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served, "CHUNK_PROMPTS", 3)
     prompts = [[n] * (1 + 7 * n % 5) for n in range(1, 20)]
-    given, ids, logprobs, nothing = by(fake).generate(prompts=prompts, images=None, num_generations=1)
-    assert given == prompts
-    assert ids == [[sum(prompt), END] for prompt in prompts]
-    assert logprobs == [[[0.0], [-0.5]]] * 19
-    assert nothing is None
+    answers = by(fake).generate_batch(prompts)
+    assert answers == [([sum(prompt), END], [0.0, -0.5]) for prompt in prompts]
     assert [len(body["prompt"]) for body in fake.bodies("/v1/completions")].count(3) == 6
 
 
 def test_a_request_is_not_enormous(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served, "CHUNK_TOKENS", 10)
     prompts = [[1] * 6, [2] * 3, [3] * 4, [4] * 50]
-    assert by(fake).generate(prompts)[1] == [[6, END], [6, END], [12, END], [200, END]]
+    assert ids_of(by(fake).generate_batch(prompts)) == [[6, END], [6, END], [12, END], [200, END]]
     sizes = [sum(map(len, body["prompt"])) for body in fake.bodies("/v1/completions")]
     assert sorted(sizes) == [4, 9, 50]
 
 
 def test_no_prompt_is_no_request(fake: Fake) -> None:
-    assert by(fake).generate([]) == ([], [], [], None)
+    assert by(fake).generate_batch([]) == []
     assert not fake.asked
 
 
 def test_what_a_request_says(fake: Fake) -> None:
     engine = by(fake, top_k=5, stop_token_ids=[END], max_completion_length=30)
     vars(engine).update(temperature=0.7, top_p=0.9, min_p=None, repetition_penalty=1.1)
-    engine.generate([[1, 2]])
+    engine.generate_batch([[1, 2]])
     (body,) = fake.bodies("/v1/completions")
     salt = body.pop("cache_salt")
     assert body == {
@@ -251,22 +256,23 @@ def test_what_a_request_says(fake: Fake) -> None:
         "min_p": 0.0, "repetition_penalty": 1.1, "stop_token_ids": [END], "logprobs": 0, "return_token_ids": True,
         "return_tokens_as_token_ids": True,
     }  # fmt: skip
-    engine.generate([[1, 2]])
+    engine.generate_batch([[1, 2]])
     assert fake.bodies("/v1/completions")[1]["cache_salt"] == salt
 
 
 def test_each_answer_is_asked_for_with_its_own_seed_and_a_group_in_one_request(fake: Fake) -> None:
     engine = by(fake, seeds=[7, 8, 9, 20, 21, 30])
     prompts = [[1, 2], [1, 2], [1, 2], [3], [4, 5], [4, 5]]
-    assert engine.generate(prompts)[1] == [[sum(prompt), END] for prompt in prompts]
+    assert ids_of(engine.generate_batch(prompts)) == [[sum(prompt), END] for prompt in prompts]
     asked = {(str(body["prompt"]), body["n"], body["seed"]) for body in fake.bodies("/v1/completions")}
     assert asked == {("[[1, 2]]", 3, 7), ("[[3]]", 1, 20), ("[[4, 5]]", 1, 21), ("[[4, 5]]", 1, 30)}
-    assert engine.answer([6], 5, seed=40) == ([6, END], [0.0, -0.5])
+    request = GenerationRequest([6], 5, SampleSeed(40))
+    assert asyncio.run(engine.generate(request)) == Completion([6, END], [0.0, -0.5])
     assert fake.bodies("/v1/completions")[-1]["seed"] == 40
 
 
 def test_the_likeliest_answers_need_no_seed(fake: Fake) -> None:
-    by(fake, seeds=[1, 2], temperature=0.0).generate([[1], [1]])
+    by(fake, seeds=[1, 2], temperature=0.0).generate_batch([[1], [1]])
     (body,) = fake.bodies("/v1/completions")
     assert "seed" not in body
 
@@ -274,7 +280,7 @@ def test_the_likeliest_answers_need_no_seed(fake: Fake) -> None:
 def test_a_request_says_the_further_sampling_options_and_no_more_tokens_at_least_than_at_most(fake: Fake) -> None:
     extras = Sampling(presence_penalty=0.5, frequency_penalty=-1.0, min_new_tokens=20, stop=("</a>",)).vllm_extras
     engine = by(fake, longest=100, max_completion_length=30, generation_kwargs=extras([END], 30))
-    engine.generate([[1] * 60, [1] * 95])
+    engine.generate_batch([[1] * 60, [1] * 95])
     bodies = {body["max_tokens"]: body for body in fake.bodies("/v1/completions")}
     assert {limit: body["min_tokens"] for limit, body in bodies.items()} == {30: 20, 5: 5}
     wanted = {
@@ -288,22 +294,16 @@ def test_a_server_with_a_token_limit_of_its_own_is_refused(fake: Fake, monkeypat
     """The max_new_tokens of its model's generation_config, unless it was started with --generation-config vllm."""
     cut = {"index": 0, "prompt_token_ids": [1], "token_ids": [5] * 3, "logprobs": {"token_logprobs": [0.0] * 3}}
     monkeypatch.setattr(VLLMClient, "post", lambda *_: {"choices": [{**cut, "finish_reason": "length"}]})
-    assert by(fake, max_completion_length=3).generate([[1]])[1] == [[5, 5, 5]]
+    assert ids_of(by(fake, max_completion_length=3).generate_batch([[1]])) == [[5, 5, 5]]
     with pytest.raises(RunFailed, match=r"cuts answers at 3 tokens, and 30 were.*\n.*--generation-config vllm"):
-        by(fake, max_completion_length=30).generate([[1]])
+        by(fake, max_completion_length=30).generate_batch([[1]])
 
 
 def test_an_answer_fits_behind_its_prompt_and_the_others_are_as_long_as_before(fake: Fake) -> None:
     engine = by(fake, longest=100, max_completion_length=30)
-    engine.generate([[1] * 60, [1] * 95, [1] * 70, [1] * 120])
+    engine.generate_batch([[1] * 60, [1] * 95, [1] * 70, [1] * 120])
     limits = {len(prompt): body["max_tokens"] for body in fake.bodies("/v1/completions") for prompt in body["prompt"]}
     assert limits == {60: 30, 70: 30, 95: 5, 120: 1}
-
-
-def test_images_are_refused(fake: Fake) -> None:
-    assert by(fake).generate([[1]], images=[None])[1] == [[1, END]]
-    with pytest.raises(RunFailed, match="no images"):
-        by(fake).generate([[1]], images=[["a picture"]])
 
 
 # -- trouble
@@ -313,7 +313,7 @@ def test_a_slow_server_has_a_deadline(fake: Fake) -> None:
     fake.troubles = [lambda _: time.sleep(2)]  # type: ignore[func-returns-value, list-item]
     start = time.monotonic()
     with pytest.raises(RunFailed, match=r"did not answer /v1/completions within 0 seconds"):
-        by(fake, deadline=0.2).generate([[1]])
+        by(fake, deadline=0.2).generate_batch([[1]])
     assert time.monotonic() - start < 1.5
 
 
@@ -325,19 +325,19 @@ def test_a_server_that_dies_meanwhile_gets_the_weights_again_and_is_asked_again(
     engine.sync_weights()
     fake.troubles = [lambda fake: fake.dies()]  # type: ignore[func-returns-value, list-item]
     prompts = [[n] for n in range(10)]
-    assert engine.generate(prompts)[1] == [[n, END] for n in range(10)]
+    assert ids_of(engine.generate_batch(prompts)) == [[n, END] for n in range(10)]
     assert engine.restarts == 1
     assert sync.holds(engine.server, 1)
-    assert engine.generate(prompts)[1] == [[n, END] for n in range(10)]
+    assert ids_of(engine.generate_batch(prompts)) == [[n, END] for n in range(10)]
     assert engine.restarts == 1
 
 
 def test_a_server_that_was_started_anew_in_between_gets_the_weights_before_it_is_asked(fake: Fake, sync: Any) -> None:
     engine = by(fake, sync)
     engine.sync_weights()
-    engine.generate([[1]])
+    engine.generate_batch([[1]])
     fake.restart()
-    assert engine.generate([[1]])[1] == [[1, END]]
+    assert ids_of(engine.generate_batch([[1]])) == [[1, END]]
     assert engine.restarts == 1
     assert sync.holds(engine.server, 1)
 
@@ -355,7 +355,7 @@ def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(
         next(starts, lambda: None)()
 
     monkeypatch.setattr(engine, "_make_current", look_then_restart)
-    assert engine.generate([[1]])[1] == [[1, END]]
+    assert ids_of(engine.generate_batch([[1]])) == [[1, END]]
     assert engine.restarts == 1
     assert len(fake.bodies("/v1/completions")) == 2
 
@@ -370,8 +370,8 @@ def test_processes_that_find_the_server_new_at_the_same_time(fake: Fake, sync: A
         engine.sync_weights()
     for number in range(5):
         fake.restart()
-        asking = [partial(engine.generate, [[number]]) for engine in engines]
-        assert [answers[1] for answers in served._in_parallel(asking)] == [[[number, END]]] * 2
+        asking = [partial(engine.generate_batch, [[number]]) for engine in engines]
+        assert [ids_of(answers) for answers in served._in_parallel(asking)] == [[[number, END]]] * 2
         assert sync.holds(engines[0].server, 1)
 
 
@@ -388,21 +388,21 @@ def test_a_server_that_is_gone_for_good_ends_the_run(fake: Fake) -> None:
     engine = by(fake, patience=0.3)
     fake.stop()
     with pytest.raises(RunFailed, match=r"is gone, and was not back within 0 seconds: /v1/completions: ConnectError"):
-        engine.generate([[1]])
+        engine.generate_batch([[1]])
     fake.start()
 
 
 def test_a_server_that_always_fails_ends_the_run(fake: Fake) -> None:
     fake.troubles = [lambda _: (500, {"error": {"message": "out of\nmemory"}})] * 3
     with pytest.raises(RunFailed, match="failed 3 times at the same thing: /v1/completions: 500: out of memory"):
-        by(fake).generate([[1]])
-    assert by(fake).generate([[1]])[1] == [[1, END]]
+        by(fake).generate_batch([[1]])
+    assert ids_of(by(fake).generate_batch([[1]])) == [[1, END]]
 
 
 def test_what_a_server_refuses_is_said_at_once(fake: Fake) -> None:
     fake.troubles = [lambda _: (400, {"error": {"message": "the prompt is too long"}})]
     with pytest.raises(RunFailed, match=r"refuses /v1/completions: 400: the prompt is too long"):
-        by(fake).generate([[1]])
+        by(fake).generate_batch([[1]])
     assert len(fake.bodies("/v1/completions")) == 1
 
 
@@ -410,7 +410,7 @@ def test_answers_to_something_else_end_the_run(fake: Fake) -> None:
     choice = {"index": 0, "prompt_token_ids": [7, 1], "token_ids": [2], "logprobs": {"token_logprobs": [0.0]}}
     fake.troubles = [lambda _: (200, {"choices": [choice]})]
     with pytest.raises(RunFailed, match="other prompts"):
-        by(fake).generate([[1]])
+        by(fake).generate_batch([[1]])
 
 
 # -- weights
@@ -421,9 +421,9 @@ def test_an_adapter_is_named_after_its_first_push_and_no_prefix_of_the_old_one_c
 ) -> None:
     engine = by(fake, AdapterSync(adapted(), tmp_path / "sync"))
     for _ in range(2):
-        engine.generate([[1]])
+        engine.generate_batch([[1]])
         engine.sync_weights()
-    engine.generate([[1]])
+    engine.generate_batch([[1]])
     bodies = fake.bodies("/v1/completions")
     assert [body["model"] for body in bodies] == ["base", "policy", "policy"]
     assert len({body["cache_salt"] for body in bodies}) == 3
@@ -467,11 +467,11 @@ def test_another_process_may_have_loaded_the_adapter_already(fake: Fake, tmp_pat
 def test_two_runs_do_not_share_a_server(fake: Fake, sync: Any, tmp_path: Path) -> None:
     engine, other = by(fake, sync), by(fake, type(sync)(sync.model, tmp_path / "other"))
     engine.sync_weights()
-    engine.generate([[1]])
+    engine.generate_batch([[1]])
     other.sync_weights()
-    other.generate([[1]])
+    other.generate_batch([[1]])
     with pytest.raises(RunFailed, match="Another run hands its weights"):
-        engine.generate([[1]])
+        engine.generate_batch([[1]])
 
 
 def test_the_files_of_an_adapter_are_peft_s(fake: Fake, tmp_path: Path) -> None:
@@ -718,7 +718,8 @@ def engine_of(real: Vllm, sync: Any) -> VLLMServerEngine:
 def difference(engine: VLLMServerEngine, model: Any, temperature: float = 1.0) -> float:
     """The median one between the server's log-probabilities and the model's own."""
     engine.temperature = temperature
-    asked, answers, logprobs, _ = engine.generate(prompts())
+    answered = engine.generate_batch(prompts())
+    asked, answers, logprobs = prompts(), ids_of(answered), [[[value] for value in each] for _, each in answered]
     gaps: list[float] = []
     for prompt, answer, values in zip(asked, answers, logprobs, strict=True):
         with torch.no_grad():
@@ -730,7 +731,7 @@ def difference(engine: VLLMServerEngine, model: Any, temperature: float = 1.0) -
 
 def greedy(engine: VLLMServerEngine) -> list[list[int]]:
     engine.temperature = 0.0
-    return engine.generate(prompts())[1]
+    return ids_of(engine.generate_batch(prompts()))
 
 
 def greedy_of(model: Any) -> list[list[int]]:
@@ -842,13 +843,16 @@ def test_a_seed_decides_what_the_real_server_samples_beside_whatever_else(
     engine = engine_of(real, AdapterSync(model, tmp_path / "sync"))
     asked = [prompt for prompt in prompts()[:5] for _ in range(4)]
     engine.seeds = [100 * (place // 4) + place % 4 for place in range(len(asked))]
-    together = engine.generate(asked)[1]
-    assert engine.generate(asked)[1] == together
-    alone = [engine.answer(prompt, 40, seed)[0] for prompt, seed in zip(asked, engine.seeds, strict=True)]
+    together = ids_of(engine.generate_batch(asked))
+    assert ids_of(engine.generate_batch(asked)) == together
+    requests = [
+        GenerationRequest(prompt, 40, SampleSeed(seed)) for prompt, seed in zip(asked, engine.seeds, strict=True)
+    ]
+    alone = [asyncio.run(engine.generate(request)).ids for request in requests]
     assert alone == together
     assert len({tuple(answer) for answer in together}) > len(together) / 2
     engine.seeds = [seed + 1 for seed in engine.seeds]
-    assert [ids for place, ids in enumerate(engine.generate(asked)[1]) if place % 4 < 3] == [
+    assert [ids for place, ids in enumerate(ids_of(engine.generate_batch(asked))) if place % 4 < 3] == [
         ids for place, ids in enumerate(together) if place % 4 > 0
     ]
 
@@ -877,7 +881,7 @@ def test_the_real_server_may_be_killed_and_started_anew(real: Vllm, model: PeftM
     before = greedy(engine)
     threading.Timer(0.1, lambda: (real.kill(), real.start())).start()  # type: ignore[func-returns-value]
     vars(engine).update(temperature=1.0, max_completion_length=1500, patience=180.0)
-    engine.generate(prompts() * 20)
+    engine.generate_batch(prompts() * 20)
     engine.max_completion_length = 40
     assert greedy(engine) == before == greedy_of(model)
     assert engine.restarts == 1
