@@ -151,15 +151,18 @@ def test_an_episode_does_not_wait_for_another_one() -> None:
 
 @pytest.mark.parametrize("host", [{"rl_env_timeout": 0.3}], indirect=True)
 def test_an_environment_that_hangs_takes_one_episode_with_it(host: Host) -> None:
+    over = threading.Event()
+
     class Hangs(Talk):
         def episode(self, case_idx: int, seed: int) -> Generator[str | None, str, float]:
             yield None
-            while case_idx == 5:
+            while case_idx == 5 and not over.is_set():
                 time.sleep(0.01)
             return 1.0
 
     host.environment = Hangs()
     episodes = rollout_of(host, freely(host)).play(CASES, [0] * len(CASES))
+    over.set()
     assert [episode.stop for episode in episodes].count("env_timeout") == 1
     assert episodes[5].stop == "env_timeout"
     assert [episode.scored.score for episode in episodes[:5]] == [1.0] * 5
