@@ -17,8 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing, nullcontext
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,40 +92,60 @@ def measured(name: str, environment: Slow, url: str, pairs: int) -> Row:
     from aitrain.config import TrainConfig
     from aitrain.environment.runner import start_runner
 
-    with closing(start_runner(environment, TrainConfig(rl_env_workers=EPISODES))) as host:
-        freely, in_rounds = rollouts(host, url)
+    with closing(start_runner(environment, TrainConfig(rl_env_workers=EPISODES))) as runner:
+        freely, in_rounds = rollouts(runner, url)
         for side in (freely, in_rounds):
             seconds_of(side)
         done = [(seconds_of(freely), seconds_of(in_rounds)) for _ in range(pairs)]
     return Row(name, *zip(*done, strict=True))
 
 
-def rollouts(host: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+def rollouts(runner: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """A rollout of all episodes in the two ways, with the same server."""
     from transformers import AutoTokenizer
 
-    from aitrain.engines.server import Asking, VLLMClient, VLLMServerEngine
+    from aitrain.engines.batching import BatchingEngine, BatchRow
+    from aitrain.engines.server import VLLMClient, VLLMServerEngine
     from aitrain.environment.contract import Case
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
-    from aitrain.rollout.episode import Completion, Limits, Rollout
+    from aitrain.rollout.clock import RolloutClock
+    from aitrain.rollout.engine import Completion, Decoding
+    from aitrain.rollout.episode import Rollout
+    from aitrain.rollout.event_loop import EventLoop
+    from aitrain.rollout.limits import EndOfTurn, Limits
     from aitrain.training.model import TINY
 
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
-    engine = VLLMServerEngine(VLLMClient(url), None, alone, "policy-base", 1024, max_completion_length=ANSWER_TOKENS)  # type: ignore[arg-type]
-
-    def generate(prompts: list[list[int]], most: int, *_: Any) -> list[Completion] | None:
-        _, answers, logprobs, _ = engine.generate(prompts)
-        return [Completion(ids, [value for (value,) in of]) for ids, of in zip(answers, logprobs, strict=True)] or None
-
-    limits = Limits(TURNS, ANSWER_TOKENS, None, 1024)
-    chat = format_for_episodes(ChatFormat(tokenizer), ["user"])
-    in_rounds = Rollout(host, chat, limits, generate, [tokenizer.eos_token_id], nullcontext)
-    freely = Rollout(
-        host, chat, limits, generate, [tokenizer.eos_token_id], nullcontext, partial(Asking, engine, host.workers.wake)
+    end = EndOfTurn([tokenizer.eos_token_id])
+    server = VLLMServerEngine(
+        VLLMClient(url),
+        None,
+        alone,
+        "policy-base",
+        1024,
+        end=end,
+        max_completion_length=ANSWER_TOKENS,  # type: ignore[arg-type]
     )
+
+    class InRounds(BatchingEngine):
+        """All episodes get their next completion at the same time."""
+
+        weight_version = 0
+
+        def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+            answers = server.generate_batch([row.prompt_ids for row in rows])
+            return [Completion(ids, logprobs) for ids, logprobs in answers]
+
+    limits, loop = Limits(TURNS, ANSWER_TOKENS, None, 1024), EventLoop()
+    chat = format_for_episodes(ChatFormat(tokenizer), ["user"])
     cases = [Case(n, [{"role": "user", "content": f"count from {n}"}], {"prompt": ""}) for n in range(EPISODES)]
-    return (lambda: freely.play(cases, range(EPISODES))), (lambda: in_rounds.play(cases, range(EPISODES)))
+
+    def side(engine: Any) -> Callable[[], Any]:
+        rollout = Rollout(runner, engine, chat, limits, end)
+        return lambda: loop.run(rollout.play(cases, range(EPISODES)))
+
+    return side(server), side(InRounds(end, 1024, RolloutClock()))
 
 
 def seconds_of(side: Callable[[], Any]) -> float:
@@ -134,7 +153,7 @@ def seconds_of(side: Callable[[], Any]) -> float:
     start = time.perf_counter()
     episodes = side()
     seconds = time.perf_counter() - start
-    if any(episode.track.turns != TURNS or episode.scored.score != 1.0 for episode in episodes):
+    if any(len(episode.trajectory.turns) != TURNS or episode.result.score != 1.0 for episode in episodes):
         raise RuntimeError("an episode was not played to its end: the times cannot be compared")
     return seconds
 

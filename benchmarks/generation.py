@@ -185,9 +185,9 @@ def prepared(model: Path, way: str) -> Iterator[Any]:
 
     plan = check(configuration(model, way), has_environment=True)
     folder = plan.open_folder()
-    with serving(plan, folder, lambda _: None) as url, closing(EnvRunner(Talk(), plan.config)) as host:
+    with serving(plan, folder, lambda _: None) as url, closing(EnvRunner(Talk(), plan.config)) as runner:
         config = plan.config.model_copy(update={"vllm_server_url": url} if url else {})
-        yield prepare(Job(config, folder, host.environment, lambda _: None), host).trainer
+        yield prepare(Job(config, folder, runner.environment, lambda _: None), runner).trainer
 
 
 def configuration(model: Path, way: str) -> TrainConfig:
@@ -204,9 +204,9 @@ def rollout(trainer: Any, number: int, turns: int) -> Played:
     cases = [trainer.cases[first + place // GENERATIONS] for place in range(EPISODES)]
     trainer.state.global_step += 1  # so that vLLM is handed the weights, as in every step
     start, cpu = time.perf_counter(), cpu_seconds()
-    episodes: Sequence[Any] = trainer.rollout.play(cases, range(EPISODES))
+    episodes: Sequence[Any] = trainer.rollouts.play(cases, range(EPISODES), range(EPISODES))
     seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu
-    return Played(sum(sum(episode.track.mask) for episode in episodes), seconds, cpu)
+    return Played(sum(episode.trajectory.sampled_tokens for episode in episodes), seconds, cpu)
 
 
 def cpu_seconds() -> float:

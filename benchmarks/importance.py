@@ -118,10 +118,10 @@ def prepared(way: str, model: Path) -> Iterator[Any]:
     config = TrainConfig(**(KNOBS | where | sizes | WAYS[way]), use_vllm=True, rl_max_new_tokens=max(LENGTHS))
     plan = check(config, has_environment=True)
     folder = plan.open_folder()
-    with serving(plan, folder, lambda _: None) as url, closing(EnvRunner(Asks(), plan.config)) as host:
+    with serving(plan, folder, lambda _: None) as url, closing(EnvRunner(Asks(), plan.config)) as runner:
         config = plan.config.model_copy(update={"vllm_server_url": url} if url else {})
-        trainer = prepare(Job(config, folder, host.environment, lambda _: None), host).trainer
-        with closing(trainer):
+        trainer = prepare(Job(config, folder, runner.environment, lambda _: None), runner).trainer
+        with closing(trainer.rollouts):
             yield trainer
 
 
@@ -130,27 +130,28 @@ def batch(trainer: Any, sampling: dict[str, Any], length: int) -> tuple[int, lis
     import torch
 
     from aitrain.engines.sampling import Sampling
-    from aitrain.rollout.episode import Limits
+    from aitrain.rollout.limits import Limits
     from aitrain.training.trainer import replaced
 
     shaped = Sampling(**sampling)
     basics = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
     engine = {name: getattr(shaped, name) for name in basics}
     extras = shaped.vllm_extras(trainer.eos_token_ids, length)
-    limits = Limits(1, length, None, trainer.rollout.limits.context)
-    rollout = replace(trainer.rollout, limits=limits)
+    limits = Limits(1, length, None, trainer.rollouts.rollout.limits.context)
+    rollout = replace(trainer.rollouts.rollout, limits=limits)
     rows = [{"case": place // GENERATIONS} for place in range(PROMPTS * GENERATIONS)]
     with (
-        replaced(trainer, {"sampling": shaped, "rollout": rollout}),
-        replaced(trainer.vllm_generation, engine | {"generation_kwargs": extras}),
+        replaced(trainer, {"sampling": shaped}),
+        replaced(trainer.rollouts, {"rollout": rollout}),
+        replaced(trainer.rollouts.server or trainer.vllm_generation, engine | {"generation_kwargs": extras}),
     ):
         trainer.model.train()
         output = trainer._generate_and_score_completions(rows)
     mask = (output["completion_mask"] * output["tool_mask"]).float()
     difference = (output["old_per_token_logps"] - output["sampling_per_token_logps"]) * mask
     said = torch.zeros_like(mask)
-    for row, episode in enumerate(trainer._batch):
-        said[row, : len(episode.track.ids)] = torch.tensor(episode.track.logprobs)
+    for row, episode in enumerate(trainer._batch.episodes):
+        said[row, : len(episode.trajectory.ids)] = torch.tensor(episode.trajectory.logprobs)
     raw = (output["old_per_token_logps"] - said) * mask
     tokens = int(mask.sum(-1).mean())
     return tokens, difference.sum(-1).exp().tolist(), raw.sum(-1).exp().tolist()

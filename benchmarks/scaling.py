@@ -85,13 +85,13 @@ def player(folder: Path) -> Iterator[Play]:
 
     batch = {"batch_size": FEW, "rl_prompts_per_step": 2, "rl_num_generations": 4}
     config = TrainConfig(**KNOBS, **batch, rl_max_new_tokens=8, eval_cases=0, output_dir=str(folder))
-    with closing(EnvRunner(TwoTurns(), config)) as host:
+    with closing(EnvRunner(TwoTurns(), config)) as runner:
         with quietly():
-            trainer = prepare(Job(config, RunFolder(folder), host.environment, lambda _: None), host).trainer
+            trainer = prepare(Job(config, RunFolder(folder), runner.environment, lambda _: None), runner).trainer
         cases = [trainer.cases[number] for number in range(MANY)]
 
         def play(number: int) -> None:
-            check(trainer.rollout.play(cases[:number], range(number)), number)
+            check(trainer.rollouts.play(cases[:number], range(number), range(number)), number)
 
         yield play
 
@@ -102,7 +102,9 @@ def check(episodes: list[Any], number: int) -> None:
     Raises:
         RuntimeError: one has not.
     """
-    played = [episode for episode in episodes if episode.track.turns == 2 and episode.scored.score is not None]
+    played = [
+        episode for episode in episodes if len(episode.trajectory.turns) == 2 and episode.result.score is not None
+    ]
     if len(played) != number:
         raise RuntimeError(f"{number - len(played)} of {number} episodes were not played to their end")
 

@@ -80,7 +80,7 @@ class BatchingEngine(ABC):
         """Sample one completion, in the next round."""
         waiting = _Waiting(request, asyncio.get_running_loop().create_future(), [], [])
         self._waiting.append(waiting)
-        self._changed.set()
+        self._wake_if_all_wait()
         return await waiting.result
 
     @asynccontextmanager
@@ -96,7 +96,11 @@ class BatchingEngine(ABC):
 
     def _leave(self) -> None:
         self._live -= 1
-        self._changed.set()
+        self._wake_if_all_wait()
+
+    def _wake_if_all_wait(self) -> None:
+        if len(self._waiting) >= self._live:
+            self._changed.set()
 
     async def _rounds(self) -> None:
         while True:

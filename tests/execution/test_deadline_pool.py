@@ -347,7 +347,7 @@ def test_nothing_is_raised_in_a_hung_thread_and_what_it_returns_late_is_dropped(
 def test_a_lock_that_a_hung_thread_holds_fails_those_who_wait_for_it_and_nobody_else(
     make_pool: Any, over: threading.Event
 ) -> None:
-    pool, lock = make_pool(4, timeout=0.3), threading.Lock()
+    pool, lock = make_pool(4, timeout=0.15), threading.Lock()
 
     def hold() -> None:
         with lock:
@@ -369,7 +369,7 @@ def test_a_lock_that_a_hung_thread_holds_fails_those_who_wait_for_it_and_nobody_
 
 
 def test_of_200_calls_at_once_one_hangs(make_pool: Any, over: threading.Event) -> None:
-    pool = make_pool(200, timeout=1.0)
+    pool = make_pool(200, timeout=0.5)
     jobs = [lambda number=number: over.wait() if number == 77 else number for number in range(200)]
 
     outcomes = pool.run(jobs)

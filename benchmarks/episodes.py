@@ -1,0 +1,116 @@
+"""What aitrain's own code takes for a turn of an episode: `python -m benchmarks.episodes`.
+
+512 episodes of 8 turns with an engine that answers at once and an environment that does next to nothing: what is left
+is the chat format, the threads of the environment and the bookkeeping. In rounds, and with an engine that answers each
+episode by itself; beside them the chat template and the tokenizer alone, for scale.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+from benchmarks.measuring import options, spread
+from benchmarks.overhead import SURROUNDINGS
+
+EPISODES, TURNS = 512, 8
+SAID = "go on"
+
+
+class Talk:
+    """Says the same seven times."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return []
+
+    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
+        yield None
+        for _ in range(TURNS - 1):
+            yield SAID
+        return 1.0
+
+
+def main() -> int:
+    """Measure and show."""
+    pairs = options("Microseconds of aitrain's own code for a turn.").parse_args().pairs
+    os.environ.update(SURROUNDINGS)
+    sides = prepared()
+    taken = {name: [microseconds(side) for _ in range(pairs + 1)][1:] for name, side in sides.items()}
+    print(f"{EPISODES} episodes of {TURNS} turns, {pairs} rollouts each; microseconds for a turn\n")
+    for name, values in taken.items():
+        print(f"{name:24} {statistics.median(values):6.0f}  {spread(values)}")
+    return 0
+
+
+def microseconds(side: Callable[[], object]) -> float:
+    """For one turn of one episode."""
+    start = time.perf_counter()
+    side()
+    return (time.perf_counter() - start) / EPISODES / TURNS * 1e6
+
+
+def prepared() -> dict[str, Callable[[], object]]:
+    """What is measured, by its name."""
+    from transformers import AutoTokenizer
+
+    from aitrain.config import TrainConfig
+    from aitrain.engines.batching import BatchingEngine, BatchRow
+    from aitrain.environment.contract import Case
+    from aitrain.environment.runner import start_runner
+    from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
+    from aitrain.rollout.clock import RolloutClock
+    from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
+    from aitrain.rollout.episode import Rollout
+    from aitrain.rollout.event_loop import EventLoop
+    from aitrain.rollout.limits import EndOfTurn, Limits
+    from aitrain.training.model import TINY
+
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    end, limits, loop = EndOfTurn([tokenizer.eos_token_id]), Limits(TURNS, 32), EventLoop()
+    ids = [*tokenizer("an answer", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    chat = format_for_episodes(ChatFormat(tokenizer), ["user"])
+    cases = [Case(n, [{"role": "user", "content": f"say {n}:"}], {"prompt": ""}, n) for n in range(EPISODES)]
+
+    class Rounds(BatchingEngine):
+        """Answers all episodes at once."""
+
+        weight_version = 0
+
+        def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+            return [Completion(ids, [-0.1] * len(ids)) for _ in rows]
+
+    class Server:
+        """Answers each episode at once."""
+
+        async def generate(self, request: GenerationRequest) -> Completion:
+            return Completion(ids, [-0.1] * len(ids))
+
+        @asynccontextmanager
+        async def batch(self, episodes: int) -> AsyncIterator[Leave]:
+            yield lambda: None
+
+    def play(engine: Any) -> None:
+        with closing(start_runner(Talk(), TrainConfig())) as runner:
+            episodes = loop.run(Rollout(runner, engine, chat, limits, end).play(cases, range(EPISODES)))
+        if any(len(one.trajectory.turns) != TURNS or one.result.score != 1.0 for one in episodes):
+            raise RuntimeError("an episode was not played to its end: the times mean nothing")
+
+    def format_alone() -> None:
+        for _ in range(EPISODES * TURNS):
+            chat.read(ids, [], (), end.eos_ids)
+            chat.following_ids([{"role": "user", "content": SAID}], ids[-1], is_chat=True)
+
+    return {
+        "in rounds": lambda: play(Rounds(end, None, RolloutClock())),
+        "one by one": lambda: play(Server()),
+        "chat format alone": format_alone,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
