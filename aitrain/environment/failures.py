@@ -6,6 +6,7 @@ import traceback
 from dataclasses import dataclass
 
 from aitrain.environment.loading import failure
+from aitrain.errors import AitrainError
 
 FAILURE_KINDS = ("raised", "timed_out", "crashed", "server", "wrong_type", "not_finite", "out_of_range")
 
@@ -24,7 +25,7 @@ class Failure:
     place: str = ""
 
 
-class CallFailed(Exception):
+class CallFailed(AitrainError):
     """A call whose failure is known already, such as one in another process."""
 
     def __init__(self, failure: Failure) -> None:

@@ -27,7 +27,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain.errors import ConfigError, RunFailed
+from aitrain.errors import ConfigError, RunFailed, ServerFailed
 from aitrain.training.generation import served, tied_head
 from aitrain.training.generation.agreement import Agreement
 from aitrain.training.generation.sampling import Sampling
@@ -37,7 +37,6 @@ from aitrain.training.generation.served import (
     DiskSync,
     Served,
     Server,
-    ServerFailed,
     Wanted,
     check,
     check_for_nccl,
