@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.config import TrainConfig
-from aitrain.errors import ConfigError
+from aitrain.errors import CheckpointDamagedError, ConfigError
 from aitrain.knobs import knobs
 from aitrain.privacy import without_secrets
 from aitrain.run_folder import RunFolder, forget, plain, sync, write_json
@@ -32,10 +32,6 @@ STAGING = ".saving-"
 """What lies in a folder of such a name is not finished."""
 OLD, GONE = ".old-", ".gone-"
 """What is being replaced, and what is being deleted."""
-
-
-class Damaged(Exception):
-    """Why a folder is no whole checkpoint, in a few words."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ def newest_checkpoint(folder: RunFolder, tell: Callable[[str], None]) -> Path | 
     for checkpoint in checkpoints_of(folder):
         try:
             check_whole(checkpoint)
-        except Damaged as why:
+        except CheckpointDamagedError as why:
             tell(f"{checkpoint} is skipped: {why}")
         else:
             return checkpoint
@@ -100,7 +96,7 @@ def check_whole(checkpoint: Path) -> None:
     """Every byte of it is read.
 
     Raises:
-        Damaged: which file is missing, foreign, or not what was written.
+        CheckpointDamagedError: which file is missing, foreign, or not what was written.
     """
     _check_files(checkpoint, _content(checkpoint)["files"])
 
@@ -109,7 +105,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """What it was made of.
 
     Raises:
-        Damaged: the manifest is missing, or not what was written.
+        CheckpointDamagedError: the manifest is missing, or not what was written.
     """
     content = _content(checkpoint)
     known = {field.name: content[field.name] for field in fields(Manifest)}
@@ -122,30 +118,32 @@ def _content(checkpoint: Path) -> dict[str, Any]:
         is_as_written = content.pop("sha256") == _digest(content)
         step = content["step"]
     except FileNotFoundError:
-        raise Damaged(f"it has no {MANIFEST}: it was not written to its end, or not by aitrain") from None
+        raise CheckpointDamagedError(
+            f"it has no {MANIFEST}: it was not written to its end, or not by aitrain"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         is_as_written, step = False, None
     if not is_as_written:
-        raise Damaged(f"{MANIFEST} is not what was written")
+        raise CheckpointDamagedError(f"{MANIFEST} is not what was written")
     if step != step_of(checkpoint):
-        raise Damaged(f"{MANIFEST} is that of step {step}")
+        raise CheckpointDamagedError(f"{MANIFEST} is that of step {step}")
     return dict(content)
 
 
 def _check_files(checkpoint: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     there = {name: path for name, path in _files(checkpoint) if name != MANIFEST}
     if missing := sorted(files.keys() - there.keys()):
-        raise Damaged(f"{missing[0]} is missing")
+        raise CheckpointDamagedError(f"{missing[0]} is missing")
     if foreign := sorted(there.keys() - files.keys()):
-        raise Damaged(f"{foreign[0]} is none of its files")
+        raise CheckpointDamagedError(f"{foreign[0]} is none of its files")
     for name, path in there.items():
         size, wanted = path.stat().st_size, files[name]["size"]
         if size != wanted:
-            raise Damaged(f"{name} has {size} bytes, and had {wanted}")
+            raise CheckpointDamagedError(f"{name} has {size} bytes, and had {wanted}")
     with ThreadPoolExecutor(4) as pool:
         for name, digest in zip(there, pool.map(_digest_of, there.values()), strict=True):
             if digest != files[name]["sha256"]:
-                raise Damaged(f"{name} is not what was written (its sha256 differs)")
+                raise CheckpointDamagedError(f"{name} is not what was written (its sha256 differs)")
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -1,29 +1,45 @@
-"""What can go wrong for a user: one family, one exit code each.
+"""All errors of aitrain, in one tree, with the exit code of each branch.
 
-    AitrainError            anything that aitrain itself reports
-        ConfigError         2   the command, a knob or a file it names is wrong
-        EnvironmentFailed   3   the user's environment cannot be used, or stopped working
-        RunFailed           1   training itself failed
-        Interrupted         130 somebody asked the run to stop
+    AitrainError                    base class of everything that aitrain raises by itself
+        ConfigError             2   the command, an option, or a file that an option names is wrong
+        EnvironmentFailed       3   the user's environment cannot be used, or stopped working
+        RunFailed               1   training itself failed
+            CannotWriteError        the disk is full or read-only
+            DivergedError           loss, gradients or weights are NaN or inf
+            ServerFailed            a vLLM server failed one process; raised on all of them
+            ServerRefusedError      a vLLM server answered a request with a 4xx status
+            ServerTimeoutError      a vLLM server did not answer in time
+        Interrupted             130 Ctrl-C or SIGTERM ended the run
+        CallFailed                  a call of the environment failed; defined in execution/failure.py
+        CheckpointDamagedError      a file of a checkpoint is missing or was changed
+        RequestRefusedError         the report's page server does not answer a request
+        ServerGoneError             no vLLM server answers, or its engine is dead
 
-A message says what happened, where, and what to do next, in at most five lines.
+The last four are caught and turned into something that a user sees. A message says what happened, where, and what to do
+next, in at most five lines.
 """
+
+from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from http import HTTPStatus
 
 __all__ = ["AitrainError", "ConfigError", "EnvironmentFailed", "Interrupted", "RunFailed"]
 
 
 class AitrainError(Exception):
-    """Anything that aitrain reports to a user as one short message."""
+    """Base class of all errors of aitrain; its text is one short message for the user."""
 
     exit_code = 1
 
 
 class ConfigError(AitrainError):
-    """The command, a knob, or a file that a knob names is wrong: nothing was started."""
+    """The command, an option, or a file that an option names is wrong; nothing was started."""
 
     exit_code = 2
 
@@ -35,9 +51,41 @@ class EnvironmentFailed(AitrainError):
 
 
 class RunFailed(AitrainError):
-    """Training was started and failed for a reason that is not the user's command or environment."""
+    """Training was started and failed for a reason that is neither the user's command nor the environment."""
 
     exit_code = 1
+
+
+class CannotWriteError(RunFailed):
+    """The disk is full or read-only, so that nothing else can be saved either."""
+
+
+class DivergedError(RunFailed):
+    """Loss, gradients or weights are NaN or inf for good; raised on all processes in the same step."""
+
+    def __init__(self, message: str, has_finite_weights: bool) -> None:
+        super().__init__(message)
+        self.has_finite_weights = has_finite_weights
+
+
+class ServerFailed(RunFailed):
+    """A vLLM server gave no completions, or took no weights, for one process; raised on all processes together."""
+
+
+class ServerRefusedError(RunFailed):
+    """A vLLM server that works refused a request; `status` is the HTTP status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ServerTimeoutError(RunFailed):
+    """A vLLM server did not answer a request within the deadline."""
+
+
+class ServerGoneError(AitrainError):
+    """No vLLM server answers, or it answers that its engine is dead."""
 
 
 class Interrupted(AitrainError):
@@ -46,23 +94,37 @@ class Interrupted(AitrainError):
     exit_code = 130
 
 
+class CheckpointDamagedError(AitrainError):
+    """A folder is not a complete checkpoint; the text is the reason in a few words."""
+
+
+class RequestRefusedError(AitrainError):
+    """The page server does not answer a request; `status` is the HTTP status."""
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` Did you mean x?` for the known word nearest to a misspelt one, or nothing."""
+    """` Did you mean x?` for the known word most similar to `word`; empty if none is similar."""
     near = get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean {near[0]}?" if near else ""
 
 
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
-"""What the system says when a file cannot be written any more."""
+WRITE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
+"""System errors that mean that a file cannot be written."""
 
 
-def as_ours(error: BaseException) -> AitrainError:
-    """The error itself when it is one of ours; what a library raised as RunFailed, on one line."""
+def to_aitrain_error(error: BaseException) -> AitrainError:
+    """An AitrainError unchanged; any other exception as an AitrainError with its message on one line."""
     if isinstance(error, AitrainError):
         return error
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("Stopped.")
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
+    if isinstance(error, OSError) and error.errno in WRITE_ERRORS:
         where = f" {error.filename}" if error.filename else ""
-        return RunFailed(f"Cannot write{where}: {error.strerror}\nMake room. What was saved before is whole.")
+        return RunFailed(
+            f"Cannot write{where}: {error.strerror}\nFree some disk space. Everything saved before is intact."
+        )
     return RunFailed(f"Training failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")

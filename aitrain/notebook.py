@@ -14,7 +14,7 @@ from typing import Any
 from aitrain import activity
 from aitrain.config import TrainConfig
 from aitrain.environment.loading import load
-from aitrain.errors import AitrainError, ConfigError, RunFailed, as_ours
+from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
 from aitrain.events import Note
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.launch.preflight import Plan, check
@@ -39,7 +39,7 @@ def train_here(config: TrainConfig, environment: Any = None) -> Result:
             folder.discard()
         if isinstance(error, AitrainError):
             raise
-        raise as_ours(error) from error
+        raise to_aitrain_error(error) from error
 
 
 def _for_one_process(config: TrainConfig) -> TrainConfig:

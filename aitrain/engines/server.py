@@ -47,7 +47,7 @@ from transformers.utils import logging
 from aitrain import activity
 from aitrain.engines import tied_head
 from aitrain.engines.merged_weights import merged_weights
-from aitrain.errors import ConfigError, RunFailed
+from aitrain.errors import ConfigError, RunFailed, ServerFailed, ServerGoneError, ServerRefusedError, ServerTimeoutError
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
 from aitrain.rollout.limits import EndOfTurn
@@ -87,26 +87,6 @@ SALT = uuid.uuid4().hex
 # -- HTTP
 
 
-class Gone(Exception):
-    """Nobody answers, or an engine that is dead."""
-
-
-class ServerFailed(RunFailed):
-    """No answers or no weights for one process of a run, raised by all of them at the same moment."""
-
-
-class Refused(RunFailed):
-    """The server is well and does not do what it was asked for."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class Slow(RunFailed):
-    """The server took too long."""
-
-
 class VLLMClient:
     """Calls that all have a deadline, each on a connection of its own: one that was kept may be closed by now."""
 
@@ -123,7 +103,7 @@ class VLLMClient:
         """What is there.
 
         Raises:
-            Gone, Refused, Slow: as for `post`.
+            ServerGoneError, ServerRefusedError, ServerTimeoutError: as for `post`.
         """
         return self._call("GET", path)
 
@@ -131,9 +111,9 @@ class VLLMClient:
         """The answer.
 
         Raises:
-            Gone: there is no server, it hung up, or says that it failed.
-            Refused: it does not want to.
-            Slow: it took too long.
+            ServerGoneError: there is no server, it hung up, or says that it failed.
+            ServerRefusedError: it does not do what it was asked for.
+            ServerTimeoutError: it took too long.
         """
         return self._call("POST", path, json=body)
 
@@ -148,12 +128,12 @@ class VLLMClient:
         try:
             response = self._http.request(verb, f"{self.url}{path}", **body)
         except httpx.ReadTimeout:
-            raise Slow(
+            raise ServerTimeoutError(
                 f"The vLLM server at {self.url} did not answer {path} within {self._deadline:.0f} seconds.\n"
                 "Its log says what it is doing; fewer episodes at a time or shorter answers take less."
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Gone(f"{path}: {type(error).__name__}: {error}") from None
+            raise ServerGoneError(f"{path}: {type(error).__name__}: {error}") from None
         if response.status_code >= 400:
             raise self._failure(path, response)
         return response.json() if "json" in response.headers.get("content-type", "") else response.text
@@ -161,8 +141,8 @@ class VLLMClient:
     def _failure(self, path: str, response: httpx.Response) -> Exception:
         what = f"{path}: {response.status_code}: {_message(response)}"
         if response.status_code >= 500:
-            return Gone(what)
-        return Refused(f"The vLLM server at {self.url} refuses {what}", response.status_code)
+            return ServerGoneError(what)
+        return ServerRefusedError(f"The vLLM server at {self.url} refuses {what}", response.status_code)
 
 
 def _message(response: httpx.Response) -> str:
@@ -387,7 +367,7 @@ class VLLMServerEngine:
         for _ in range(TRIES):
             try:
                 return work()
-            except Gone as gone:
+            except ServerGoneError as gone:
                 what = str(gone)
                 self._current_until = 0.0
                 self._wait_until_up(what)
@@ -428,7 +408,7 @@ class VLLMServerEngine:
         for chunk, part in zip(chunks, _in_parallel(calls), strict=True):
             answers.update(zip(chunk.places, part, strict=True))
         if self.pushes and not self.sync.holds(self.server, self.pushes):
-            raise Gone("it was started anew while it answered")  # some answers may be those of other weights
+            raise ServerGoneError("it was started anew while it answered")  # some answers may be those of other weights
         return [answers[n] for n in range(len(prompts))]
 
     def _chunks(self, prompts: list[list[int]]) -> list[_Chunk]:
@@ -666,7 +646,7 @@ class AdapterSync(_Files):
         """See Sync."""
         try:
             server.post("/v1/load_lora_adapter", {"lora_name": self.name, "lora_path": str(self.path(number))})
-        except Refused:
+        except ServerRefusedError:
             if not self.holds(server, number):  # another process was faster
                 raise
 
@@ -845,9 +825,9 @@ def check_server(url: str, wanted: ServerNeeds) -> ServerModel:
         wanted = replace(wanted, is_on_cpu=_is_on_cpu(details))
         base = _base(server, wanted)
         lack = _lack(server, base, wanted) or _lack_in(details, wanted)
-    except Gone as gone:
+    except ServerGoneError as gone:
         lack = f"cannot be used ({gone})"
-    except Slow:
+    except ServerTimeoutError:
         lack = f"did not answer within {CHECK_SECONDS:.0f} seconds"
     except (RunFailed, KeyError, TypeError) as error:
         lack = f"does not answer like one ({type(error).__name__}: {error})"
@@ -895,7 +875,7 @@ def _details(server: VLLMClient) -> dict[str, Any]:
     """How it was started, which it tells in its development mode only."""
     try:
         details: dict[str, Any] = server.get("/server_info?config_format=json")["vllm_config"]
-    except Refused:
+    except ServerRefusedError:
         return {}
     return details
 
@@ -923,9 +903,9 @@ def _lacks_sync(server: VLLMClient, wanted: ServerNeeds) -> str:
     nothing = {"lora_name": "policy", "lora_path": "/nonexistent"}
     try:
         server.post("/v1/load_lora_adapter", nothing)
-    except Gone as gone:
+    except ServerGoneError as gone:
         return "takes no adapters" if "not enabled" in str(gone) else ""
-    except Refused as refused:
+    except ServerRefusedError as refused:
         return "does not load adapters while it runs" if "Not Found" in str(refused) else ""
     return ""
 
@@ -934,14 +914,14 @@ def _version_of(server: VLLMClient) -> str:
     """Nothing where it does not tell."""
     try:
         return _weight_version(server)
-    except Refused:
+    except ServerRefusedError:
         return ""
 
 
 def _has(call: Callable[[], Any]) -> bool:
     try:
         call()
-    except Refused:
+    except ServerRefusedError:
         return False
     return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
+from aitrain.errors import AitrainError
 from aitrain.execution.user_code import failure_message
 
 FAILURE_KINDS = ("raised", "timed_out", "crashed", "server", "wrong_type", "not_finite", "out_of_range")
@@ -24,7 +25,7 @@ class Failure:
     place: str = ""
 
 
-class CallFailed(Exception):
+class CallFailed(AitrainError):
     """A call whose failure is already known, such as one made in another process."""
 
     def __init__(self, failure: Failure) -> None:

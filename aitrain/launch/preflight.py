@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.checkpoint import (
     PREFIX,
-    Damaged,
     changed_knobs,
     check_whole,
     is_named_checkpoint,
@@ -24,7 +23,7 @@ from aitrain.checkpoint import (
 )
 from aitrain.config import TrainConfig
 from aitrain.environment.finding import Source, check_by_reading, find
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.capacity import check_room
 from aitrain.launch.memory import check_memory
 from aitrain.launch.nvidia import visible_gpus
@@ -273,7 +272,7 @@ def _named(path: Path) -> Path:
         raise ConfigError(f"resume_from_checkpoint: {path} is not a checkpoint folder ({PREFIX}<step>){near}")
     try:
         check_whole(path)
-    except Damaged as why:
+    except CheckpointDamagedError as why:
         raise ConfigError(
             f"resume_from_checkpoint: {path} is refused: {why}\nSay --resume for the newest whole one."
         ) from None

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from aitrain.errors import RequestRefusedError
 from aitrain.report.episodes import Query
 from aitrain.report.page import SCRIPTS, SERVED_POLICY, STYLES, asset, served
 from aitrain.report.shelf import OpenRun, Shelf
@@ -31,14 +32,6 @@ HEADERS = {
 KINDS = {"css": "text/css", "js": "text/javascript", "html": "text/html", "json": "application/json"}
 
 Parameters = Mapping[str, str]
-
-
-class Refused(Exception):
-    """A request that is not answered; `status` says why."""
-
-    def __init__(self, status: HTTPStatus, why: str) -> None:
-        super().__init__(why)
-        self.status = status
 
 
 class PageServer(ThreadingHTTPServer):
@@ -67,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._check_who_asks()
             kind, body = self._answer()
             self._send(HTTPStatus.OK, kind, body)
-        except Refused as refused:
+        except RequestRefusedError as refused:
             self._send(refused.status, "json", _as_json({"error": str(refused)}))
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True  # the page was left
@@ -84,13 +77,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _check_who_asks(self) -> None:
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or _host_of(f"//{hosts[0]}") not in HOSTS:
-            raise Refused(HTTPStatus.MISDIRECTED_REQUEST, "Ask for 127.0.0.1 or localhost.")
+            raise RequestRefusedError(HTTPStatus.MISDIRECTED_REQUEST, "Ask for 127.0.0.1 or localhost.")
         origin = self.headers.get("Origin")
         if origin is not None and origin != f"http://{hosts[0]}":
-            raise Refused(HTTPStatus.FORBIDDEN, "Another page may not ask.")
+            raise RequestRefusedError(HTTPStatus.FORBIDDEN, "Another page may not ask.")
         is_page = self.path.partition("?")[0] == "/"  # which a link on another page may lead to: it holds nothing
         if not is_page and self.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
-            raise Refused(HTTPStatus.FORBIDDEN, "Another page may not ask.")
+            raise RequestRefusedError(HTTPStatus.FORBIDDEN, "Another page may not ask.")
 
     def _answer(self) -> tuple[str, bytes]:
         path, _, query = self.path.partition("?")
@@ -100,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
             return path.rpartition(".")[2], asset(path.removeprefix("/assets/")).encode()
         if path in ANSWERS:
             return "json", _as_json(ANSWERS[path](self.server.shelf, _parameters(query)))
-        raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here.")
+        raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is nothing here.")
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)
@@ -134,14 +127,14 @@ def _parameters(query: str) -> Parameters:
     try:
         return dict(parse_qsl(query, max_num_fields=30, errors="replace"))
     except ValueError:
-        raise Refused(HTTPStatus.BAD_REQUEST, "Too many parameters.") from None
+        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, "Too many parameters.") from None
 
 
 def _run(shelf: Shelf, parameters: Parameters) -> OpenRun:
     """By its id among those there are; never by a path."""
     run = shelf.runs().get(parameters.get("run", ""))
     if run is None:
-        raise Refused(HTTPStatus.NOT_FOUND, "There is no such run.")
+        raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such run.")
     return run
 
 
@@ -150,7 +143,7 @@ def _whole(parameters: Parameters, name: str, default: int | None = None) -> int
     if not text:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise Refused(HTTPStatus.BAD_REQUEST, f"{name} must be a whole number.")
+        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, f"{name} must be a whole number.")
     return int(text)
 
 
@@ -159,7 +152,7 @@ def _share(parameters: Parameters, name: str) -> float | None:
     try:
         return float(text) if text else None
     except ValueError:
-        raise Refused(HTTPStatus.BAD_REQUEST, f"{name} must be a number.") from None
+        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, f"{name} must be a number.") from None
 
 
 def _query(parameters: Parameters) -> Query:
@@ -174,7 +167,7 @@ def _episode(shelf: Shelf, parameters: Parameters) -> Any:
     number = _whole(parameters, "n")
     found = None if number is None else _run(shelf, parameters).episode(number)
     if found is None:
-        raise Refused(HTTPStatus.NOT_FOUND, "There is no such episode.")
+        raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such episode.")
     return found
 
 

@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from aitrain import activity
 from aitrain.checkpoint import PREFIX, STAGING, Manifest, publish, rotate, seal
-from aitrain.errors import RunFailed
+from aitrain.errors import CannotWriteError
 from aitrain.run_folder import RunFolder
 from aitrain.training.callbacks import Standing
 from aitrain.training.history import History
@@ -50,7 +50,7 @@ class Checkpoints:
         call this.
 
         Raises:
-            RunFailed: there is no room, or the folder cannot be written; what was whole is whole.
+            CannotWriteError: there is no room, or the folder cannot be written; what was whole is whole.
         """
         step, accelerator = trainer.state.global_step, trainer.accelerator
         if step == self.last:
@@ -153,7 +153,7 @@ def saying_what_room_it_needs(folder: RunFolder, size: int) -> Iterator[None]:
     """A failed write as an error that says how much room there should be.
 
     Raises:
-        RunFailed: a file could not be written; what was half written is gone.
+        CannotWriteError: a file could not be written; what was half written is gone.
     """
     try:
         yield
@@ -164,15 +164,11 @@ def saying_what_room_it_needs(folder: RunFolder, size: int) -> Iterator[None]:
             shutil.rmtree(unfinished, ignore_errors=True)
         free = shutil.disk_usage(folder.path).free
         why = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
-        raise CannotWrite(
+        raise CannotWriteError(
             f"Cannot save in {folder.path}: {why}\n"
             f"It takes about {_megabytes(size)}, and {_megabytes(free)} are free. What was saved before is whole:\n"
             "make room and go on with --resume."
         ) from error
-
-
-class CannotWrite(RunFailed):
-    """There is no room, or the folder has become read-only: nothing else can be saved either."""
 
 
 def _megabytes(size: int) -> str:

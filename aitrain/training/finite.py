@@ -8,20 +8,12 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from aitrain.errors import ConfigError, RunFailed
+from aitrain.errors import ConfigError, DivergedError
 
 IN_A_ROW = 3
 """Skipped steps in a row that end a run: the next ones would be no better."""
 IN_A_ROW_SCALED = 20
 """The same under fp16, where the loss is scaled up so far that some steps overflow and halve the scale, from 2**16."""
-
-
-class Diverged(RunFailed):
-    """The numbers do not come right any more. All processes raise it in the same step."""
-
-    def __init__(self, message: str, has_finite_weights: bool) -> None:
-        super().__init__(message)
-        self.has_finite_weights = has_finite_weights
 
 
 class Finite(TrainerCallback):  # type: ignore[misc]
@@ -48,7 +40,7 @@ class Finite(TrainerCallback):  # type: ignore[misc]
         decay. Under fp16 the scaler does the same, and wants to see them.
 
         Raises:
-            Diverged: it was so for too many steps in a row.
+            DivergedError: it was so for too many steps in a row.
         """
         norm_is_finite = torch.isfinite(torch.as_tensor(0.0 if norm is None else norm, device=self.accelerator.device))
         is_finite, self.losses = torch.stack([norm_is_finite, *self.losses]).all(), []
@@ -66,7 +58,7 @@ class Finite(TrainerCallback):  # type: ignore[misc]
         if self.skipped == 1 and not is_scaled:
             self.tell(f"Step {step} is left out: its loss or gradient is NaN or inf (skipped_steps in metrics.jsonl).")
         if self.in_a_row >= (IN_A_ROW_SCALED if is_scaled else IN_A_ROW):
-            raise Diverged(
+            raise DivergedError(
                 f"Loss or gradient was NaN or inf in {self.in_a_row} steps in a row, up to step {step}.\n"
                 f"None of them changed the weights: model/ has those of step {step - self.in_a_row}.\n"
                 "Lower --lr, or say --dtype float32 or --mixed-precision no, and see rollouts/ for what was odd.",
@@ -79,11 +71,11 @@ class Finite(TrainerCallback):  # type: ignore[misc]
         """After each step, and before anything is saved.
 
         Raises:
-            Diverged: there is a weight that is not finite.
+            DivergedError: there is a weight that is not finite.
         """
         trained = (parameter for parameter in given["model"].parameters() if parameter.requires_grad)
         if not self._everywhere(are_finite(trained, self.accelerator.device)):
-            raise Diverged(
+            raise DivergedError(
                 f"The weights are no longer finite after step {state.global_step + 1}: it was too large.\n"
                 "Lower --lr or --max-grad-norm.",
                 has_finite_weights=False,

@@ -39,7 +39,6 @@ from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import (
     AdapterSync,
     DiskSync,
-    ServerFailed,
     ServerModel,
     ServerNeeds,
     VLLMClient,
@@ -51,7 +50,15 @@ from aitrain.engines.server import (
 from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.tools import Tools
-from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFailed
+from aitrain.errors import (
+    AitrainError,
+    CannotWriteError,
+    ConfigError,
+    DivergedError,
+    EnvironmentFailed,
+    RunFailed,
+    ServerFailed,
+)
 from aitrain.events import Announce, Ended, Evaluated, Event, Note, Phase
 from aitrain.execution.failure import CallFailed
 from aitrain.heartbeat import Progress
@@ -65,9 +72,9 @@ from aitrain.training import dataset, saving
 from aitrain.training.alarms import Alarms, OffPolicy
 from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.checkpoints import CannotWrite, Checkpoints, Return, saying_what_room_it_needs, size_of
+from aitrain.training.checkpoints import Checkpoints, Return, saying_what_room_it_needs, size_of
 from aitrain.training.evaluation import BATCH, HeldOut, Scorings, recorded_before
-from aitrain.training.finite import Diverged, check_weights
+from aitrain.training.finite import check_weights
 from aitrain.training.flat import StopWhenFlat
 from aitrain.training.history import History
 from aitrain.training.hub import check_hub, push
@@ -193,7 +200,7 @@ def _train_and_score(job: Job, prepared: Prepared) -> Result:
         if outcome.status == "finished" or job.stop.because is not None:
             outcome = _score_after(job, prepared, outcome)
     except AitrainError as error:
-        if _is_everywhere(error) and not isinstance(error, CannotWrite):
+        if _is_everywhere(error) and not isinstance(error, CannotWriteError):
             _go_back(job, prepared.trainer, error)
             _save(job, prepared)
             _finish(job, prepared, Outcome("failed", time.monotonic() - start, before))
@@ -204,12 +211,12 @@ def _train_and_score(job: Job, prepared: Prepared) -> Result:
 def _is_everywhere(error: AitrainError) -> bool:
     """Environments, servers and numbers gone wrong are given up by all processes at once; any other error is one's own,
     and saving would wait for the rest, which in turn wait for it."""
-    return isinstance(error, (EnvironmentFailed, ServerFailed, Diverged)) or PartialState().num_processes == 1
+    return isinstance(error, (EnvironmentFailed, ServerFailed, DivergedError)) or PartialState().num_processes == 1
 
 
 def _go_back(job: Job, trainer: EpisodeTrainer, error: AitrainError) -> None:
     """To the newest checkpoint, or to nothing that could be saved, where the weights themselves have gone wrong."""
-    if not isinstance(error, Diverged) or error.has_finite_weights:
+    if not isinstance(error, DivergedError) or error.has_finite_weights:
         return
     checkpoint = newest_checkpoint(job.folder, lambda why: job.announce(Note(why)))
     if checkpoint is not None:

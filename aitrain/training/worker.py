@@ -31,7 +31,7 @@ from aitrain.environment.contract import check_methods
 from aitrain.environment.finding import find
 from aitrain.environment.loading import load
 from aitrain.environment.runner import start_runner
-from aitrain.errors import RunFailed, as_ours
+from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.knobs import read_file
@@ -93,7 +93,7 @@ def main(arguments: list[str], channel: Channel) -> int:
             _work(arguments, folder, channel, heartbeat)
     except (Exception, KeyboardInterrupt) as error:
         traceback.print_exception(error)
-        ours = as_ours(error)
+        ours = to_aitrain_error(error)
         channel(Failed(str(ours), ours.exit_code))
         return ours.exit_code
     return 0

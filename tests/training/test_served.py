@@ -36,7 +36,6 @@ from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import (
     AdapterSync,
     DiskSync,
-    ServerFailed,
     ServerModel,
     ServerNeeds,
     VLLMClient,
@@ -46,7 +45,7 @@ from aitrain.engines.server import (
     roomy_folder,
 )
 from aitrain.environment.seeds import SampleSeed
-from aitrain.errors import ConfigError, RunFailed
+from aitrain.errors import ConfigError, RunFailed, ServerFailed
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.model import TINY

@@ -3,19 +3,54 @@
 from __future__ import annotations
 
 import ast
+import atexit
+import functools
+import importlib.util
 import inspect
+import random
 import re
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationMixin
-from trl import GRPOConfig, GRPOTrainer
+import typer
+from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch.nn.modules.dropout import _DropoutNd
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, Trainer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer, chat_template_utils
+from trl.generation import vllm_generation
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.kernels import chunked_logprob
+from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
+from typer import _completion_shared
+from typer._click.exceptions import NoArgsIsHelpError
+from typer._click.shell_completion import CompletionItem, add_completion_class
+from typer._completion_classes import BashComplete, FishComplete, ZshComplete
+from typer.core import TyperGroup
 
+from aitrain.launch.room import TILE
 from aitrain.launch.trl_fields import trl_fields
 from aitrain.training.trainer import EpisodeTrainer
+from tests.training.upstream_uses import uses
+
+DOCUMENTED = {
+    "accelerator", "add_callback", "args", "compute_loss", "compute_loss_context_manager", "create_model_card",
+    "is_deepspeed_enabled", "is_fsdp_enabled", "lr_scheduler", "model", "model_wrapped", "optimizer",
+    "processing_class", "remove_callback", "save_model", "state", "train", "training_step",
+}  # fmt: skip
+"""Public members of transformers' Trainer."""
+CALLBACK_EVENTS = {
+    "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin",
+}  # fmt: skip
+NOT_INSIDE = {"_exit", "_batcher"}
+"""`os._exit`, which Python documents, and a slot of a class of ours."""
 
 OVERRIDDEN_OR_CALLED = {
     "_generate_and_score_completions": ["inputs"],
@@ -34,6 +69,19 @@ OVERRIDDEN_OR_CALLED = {
     "_prepare_inputs": ["generation_batch"],
     "_compute_loss": ["model", "inputs"],
 }  # fmt: skip
+
+
+def test_every_use_of_inside_api_is_named_in_this_file() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    missing = {name: places for name, places in uses().items() if not re.search(rf"\b{name}\b", text)}
+    assert not missing, "write a contract test for each of them"
+
+
+def test_the_search_for_uses_finds_what_is_known_to_be_used() -> None:
+    assert uses().keys() >= {
+        "_last_lr", "_run_exitfuncs", "_ChunkedLogProbFunction", "_get_logits_processor", "_generate",
+        "_buffered_inputs",
+    }  # fmt: skip
 
 
 class Spy(GRPOTrainer):  # type: ignore[misc]
@@ -287,6 +335,226 @@ def test_the_gradients_norm_is_asked_for_once_a_step_right_before_the_optimizers
     assert calls == ["loss", "norm", "step"]
     assert all(map(torch.equal, trainer.weights, trainer.model.parameters()))
     assert not trainer.optimizer.state
+
+
+# -- the trainer's attributes
+
+
+@pytest.fixture(scope="module")
+def trained(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> GRPOTrainer:
+    """A plain trainer after two steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    return train_plainly(GRPOTrainer, small_model, folder, lambda prompts, **_: [0.0] * len(prompts), min_p=0.1)
+
+
+def test_the_trainers_public_members_are_there(trained: GRPOTrainer) -> None:
+    assert not {name for name in DOCUMENTED if not hasattr(trained, name)}
+    assert not {name for name in CALLBACK_EVENTS if not hasattr(TrainerCallback, name)}
+
+
+def test_the_trainer_keeps_its_sampling_and_loss_settings_in_attributes(trained: GRPOTrainer) -> None:
+    sampling = {
+        "temperature": trained.temperature,
+        "top_p": trained.top_p,
+        "top_k": trained.top_k,
+        "min_p": trained.min_p,
+        "repetition_penalty": trained.repetition_penalty,
+    }
+    assert sampling == {name: getattr(trained.args, name) for name in sampling}
+    assert trained.max_completion_length == trained.args.max_completion_length == 4
+    assert (trained.num_generations, trained.num_iterations) == (4, 1)
+    assert (trained.beta, trained.loss_type) == (trained.args.beta, trained.args.loss_type)
+    assert (trained.shuffle_dataset, trained.use_adaptive_entropy) == (True, False)
+    assert trained.use_transformers_continuous_batching is False
+    assert trained.mask_truncated_completions is False
+    assert trained.ref_model is None
+    assert trained.current_gradient_accumulation_steps == 1
+
+
+def test_a_replaced_generation_is_asked_after_the_weights_of_each_step_were_synced_once(trained: GRPOTrainer) -> None:
+    """use_vllm, vllm_mode, _last_loaded_step and vllm_generation are all that has to be set for that."""
+    calls: list[Any] = []
+
+    class Engine:
+        def sync_weights(self) -> None:
+            calls.append("sync")
+
+        def generate(self, **asked: Any) -> Any:
+            calls.append(sorted(asked))
+            return asked["prompts"], [[65], [66]], [[[-0.5]], [[-1.5]]], None
+
+    before = trained.use_vllm, trained.vllm_mode
+    trained.use_vllm, trained.vllm_mode, trained._last_loaded_step = True, "server", -1
+    trained.vllm_generation = Engine()
+    try:
+        for _ in range(2):
+            ids, logprobs = trained._generate_single_turn([[1], [2]], None, {}, 1)
+            assert (ids, logprobs) == ([[65], [66]], [[-0.5], [-1.5]])
+    finally:
+        trained.use_vllm, trained.vllm_mode = before
+    asked = ["images", "num_generations", "profiler", "prompts"]
+    assert calls == ["sync", asked, asked]
+    assert trained._last_loaded_step == trained.state.global_step
+
+
+def test_a_generation_that_is_replaced_is_made_in_one_place() -> None:
+    assert grpo_trainer.VLLMGeneration is VLLMGeneration
+    assert inspect.getsource(GRPOTrainer.__init__).count("VLLMGeneration(") == 1
+    assert list(inspect.signature(VLLMGeneration.sync_weights).parameters) == ["self"]
+
+
+def test_the_learning_rate_is_read_from_what_the_scheduler_last_set(trained: GRPOTrainer) -> None:
+    scheduler = trained.lr_scheduler
+    before, scheduler._last_lr = scheduler.get_last_lr(), [0.25]
+    assert trained._get_learning_rate() == 0.25
+    scheduler._last_lr = before
+    assert len(scheduler.base_lrs) == len(before) == len(trained.optimizer.param_groups)
+    assert all({"lr", "initial_lr"} <= set(group) for group in trained.optimizer.param_groups)
+
+
+def test_a_scheduler_sets_rates_from_its_base_rates() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    scheduler.base_lrs = [0.4]
+    optimizer.step()
+    scheduler.step()
+    assert scheduler.get_last_lr() == [0.2]
+
+
+def test_an_accelerator_says_which_forward_pass_ends_a_step_and_whether_weights_are_sharded() -> None:
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.sync_gradients is True
+    assert accelerator.state.deepspeed_plugin is None
+
+
+def test_logits_exist_in_tiles_of_the_size_that_the_memory_estimate_takes() -> None:
+    assert TILE == (chunked_logprob.TOKEN_CHUNK_SIZE, trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE)
+    assert isinstance(trl_utils._ChunkedLogProbFunction, type)
+
+
+def test_the_weights_of_a_checkpoint_are_loaded_without_optimizer_and_schedule() -> None:
+    source = inspect.getsource(Trainer._load_from_checkpoint)
+    assert "self.optimizer" not in source
+    assert "self.lr_scheduler" not in source
+
+
+# -- TRL's vLLM
+
+
+def test_vllm_generation_starts_hands_over_and_asks_as_it_did() -> None:
+    """What engines override and read: mode, llm, vllm_client, tensor_parallel_size, tp_group, _dist.is_fsdp."""
+    made, started = (inspect.getsource(getattr(VLLMGeneration, name)) for name in ("__init__", "_init_vllm"))
+    assert all(f"self.{name} = " in made for name in ("mode", "tensor_parallel_size", "_dist"))
+    assert "self._init_vllm()" in made
+    assert "self.llm = LLM(" in started
+    assert '"seed"' in started or "seed=" in started
+    assert "self.vllm_client = VLLMClient(" in started
+    assert "self.tp_group, _ =" in started
+    assert "self._dist.is_fsdp" in inspect.getsource(VLLMGeneration._iter_named_params)
+    synced = inspect.getsource(VLLMGeneration.sync_weights)
+    assert "self._iter_named_params()" in synced
+    assert "self.llm.llm_engine.model_executor.driver_worker.model_runner" in synced
+    assert "self.llm.reset_prefix_cache()" in synced
+    asked = inspect.getsource(VLLMGeneration.generate)
+    assert asked.count("self.llm.generate(") == 1
+    assert "sampling_params=sampling_params" in asked
+    assert "all_gather_object(gathered_prompts, prompts, group=self.tp_group)" in asked
+
+
+def test_vllms_class_is_looked_up_in_trls_module_where_it_is_replaced() -> None:
+    assert hasattr(vllm_generation, "LLM") == (importlib.util.find_spec("vllm") is not None)
+
+
+def test_trls_client_talks_through_a_session_of_requests() -> None:
+    source = Path(str(inspect.getfile(vllm_generation))).with_name("vllm_client.py").read_text(encoding="utf-8")
+    assert "self.session = requests.Session()" in source
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_vllm_loads_weights_like_a_checkpoint_into_a_running_engine() -> None:
+    """llm_engine.step and model_runner.reload_weights, get_model; tests/vllm/test_colocated.py runs them."""
+    package = Path(str(importlib.util.find_spec("vllm").origin)).parent  # type: ignore[union-attr]
+    runner = (package / "v1" / "worker" / "gpu_model_runner.py").read_text(encoding="utf-8")
+    assert re.search(r"def reload_weights\(\s*self,\s*weights_iterator", runner)
+    assert "def get_model(self)" in runner
+    assert "def step(self)" in (package / "v1" / "engine" / "llm_engine.py").read_text(encoding="utf-8")
+
+
+# -- transformers, peft and torch
+
+
+def test_a_generation_config_is_prepared_with_words_that_are_no_settings_left_over(trained: GRPOTrainer) -> None:
+    config, rest = trained.model._prepare_generation_config(GenerationConfig(top_k=3), max_new_tokens=2, other=1)
+    assert (config.top_k, config.max_new_tokens, rest["other"]) == (3, 2, 1)
+    assert "max_new_tokens" not in rest
+    assert GenerationConfig._get_default_generation_params()["do_sample"] is False
+    assert "_from_model_config" in vars(GenerationConfig())
+
+
+def test_dropout_layers_have_one_base_class_and_a_probability() -> None:
+    assert issubclass(torch.nn.Dropout, _DropoutNd)
+    assert torch.nn.Dropout(0.5).p == 0.5
+
+
+def test_an_adapter_wraps_weights_under_the_names_that_merging_undoes(small_model: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(small_model)
+    model = get_peft_model(base, LoraConfig(target_modules="all-linear", r=2, task_type="CAUSAL_LM"))
+    assert model.prefix == "lora_"
+    assert all(hasattr(model, name) for name in ("get_base_model", "peft_config"))
+    layer = next(module for module in model.modules() if isinstance(module, LoraLayer))
+    assert layer.active_adapters == ["default"]
+    assert "default" in layer.lora_A
+    assert "default" not in layer.lora_embedding_A
+    assert layer.get_delta_weight("default").shape == layer.base_layer.weight.shape
+    assert any(".base_layer.weight" in name for name, _ in model.get_base_model().named_parameters())
+
+
+def test_chat_templates_are_completed_by_functions_that_take_what_they_took() -> None:
+    taken = {
+        "add_response_schema": ["processing_class"],
+        "supports_tool_calling": ["processing_class"],
+        "get_training_chat_template": ["processing_class"],
+        "parse_response": ["tokenizer", "ids", "prefix", "tools"],
+    }
+    for name, names in taken.items():
+        parameters = list(inspect.signature(getattr(chat_template_utils, name)).parameters)
+        assert parameters[: len(names)] == names, name
+
+
+# -- Typer and Python
+
+
+def test_typer_completes_through_the_classes_and_functions_that_we_extend() -> None:
+    for kind in (BashComplete, FishComplete, ZshComplete):
+        assert isinstance(kind.name, str)
+        assert list(inspect.signature(kind.get_completion_args).parameters) == ["self"]
+        assert list(inspect.signature(kind.format_completion).parameters) == ["self", "item"]
+    assert CompletionItem("value", help="text").help == "text"
+    assert list(inspect.signature(add_completion_class).parameters) == ["cls", "name"]
+    parameters = inspect.signature(_completion_shared.get_completion_script).parameters
+    assert set(parameters) == {"prog_name", "complete_var", "shell"}
+    assert list(inspect.signature(_completion_shared.install).parameters) == ["shell", "prog_name", "complete_var"]
+    assert not inspect.signature(_completion_shared._get_shell_name).parameters
+
+
+def test_typers_groups_look_commands_up_in_a_method_and_its_errors_say_which_option() -> None:
+    assert list(inspect.signature(TyperGroup.resolve_command).parameters) == ["self", "ctx", "args"]
+    assert list(inspect.signature(TyperGroup.get_help_option).parameters) == ["self", "ctx"]
+    assert issubclass(NoArgsIsHelpError, typer.TyperException)
+
+
+def test_registered_exit_functions_can_be_run_before_a_process_is_left_without_its_shutdown() -> None:
+    assert callable(atexit._run_exitfuncs)
+    code = "import atexit, os; atexit.register(print, 'once', flush=True); atexit._run_exitfuncs(); os._exit(3)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("once\n", 3)
+
+
+def test_python_shows_frames_cached_functions_the_shared_generator_and_a_semaphores_count() -> None:
+    assert threading.get_ident() in sys._current_frames()
+    assert isinstance(functools.cache(len), functools._lru_cache_wrapper)
+    assert random._inst.random.__self__ is random.random.__self__  # type: ignore[attr-defined]
+    assert threading.Semaphore(2)._value == 2
 
 
 def train_plainly(
