@@ -68,9 +68,9 @@ def prepared() -> dict[str, Callable[[], object]]:
     from aitrain.rollout.episode import Rollout
     from aitrain.rollout.event_loop import EventLoop
     from aitrain.rollout.limits import EndOfTurn, Limits
-    from aitrain.training.model import TINY
+    from aitrain.training.model import TINY_MODEL
 
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     end, limits, loop = EndOfTurn([tokenizer.eos_token_id]), Limits(TURNS, 32), EventLoop()
     ids = [*tokenizer("an answer", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     chat = format_for_episodes(ChatFormat(tokenizer), ["user"])

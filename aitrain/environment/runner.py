@@ -16,14 +16,14 @@ from typing import Any, Protocol, TypeVar
 
 from aitrain import activity
 from aitrain.config import TrainConfig
-from aitrain.environment.call_policy import CallPolicy, Tell
+from aitrain.environment.call_policy import CallPolicy, Notify
 from aitrain.environment.contract import Case, Transcript, level_of
 from aitrain.environment.judging import ScoreResult
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, session_for
+from aitrain.environment.state_watch import StateWatch
 from aitrain.environment.tools import Tools
-from aitrain.environment.watching import Watch
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.deadline_thread import GRACE
@@ -83,12 +83,12 @@ class EnvRunner:
     """What `score_episode` may use of the policy's side: `model` and `tokenizer`, see `offer`."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     """A context for each call in a thread, such as torch.no_grad, which holds for one thread."""
-    tell: Tell = lambda _: None
+    tell: Notify = lambda _: None
     """Shows the user, once, how calls run that write to the environment."""
     on_call_end: Callable[[], None] = lambda: None
     """Called on the event loop after each call."""
 
-    _watch: Watch | None = None
+    _watch: StateWatch | None = None
     _calls: int = 0
 
     @cached_property

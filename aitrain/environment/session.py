@@ -15,7 +15,7 @@ from typing import Any
 from aitrain.environment.calls import ToolCall
 from aitrain.environment.contract import MODEL_WORDS, arguments_for, level_of
 from aitrain.environment.judging import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
-from aitrain.environment.row_copies import copied_words
+from aitrain.environment.row_copies import copy_arguments
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.async_calls import run_if_async
@@ -151,7 +151,7 @@ class SingleTurnSession(Session):
         method = self.environment.score_episode
         with within("score_episode"):
             return parse_score(
-                run_if_async(method(**copied_words(arguments_for(method, words), shared=MODEL_WORDS))), self.bounds
+                run_if_async(method(**copy_arguments(arguments_for(method, words), shared=MODEL_WORDS))), self.bounds
             )
 
     def _close(self) -> None:
@@ -170,7 +170,7 @@ class GeneratorSession(Session):
             self.tools = Tools.of(self.environment)
         method = self.environment.episode
         with within("episode"):
-            self.generator = method(**copied_words(arguments_for(method, words)))
+            self.generator = method(**copy_arguments(arguments_for(method, words)))
             if not hasattr(self.generator, "send"):
                 raise _wrong_type("episode", f"returned {shown(self.generator)}, not a generator: it has no `yield`")
             said = self._advance(None)
@@ -224,7 +224,7 @@ class ObjectSession(Session):
     def _begin(self, words: Mapping[str, Any]) -> None:
         method = self.environment.start
         with within("start"):
-            self.object = run_if_async(method(**copied_words(arguments_for(method, words))))
+            self.object = run_if_async(method(**copy_arguments(arguments_for(method, words))))
         for name in ("step", "score"):
             if not callable(getattr(self.object, name, None)):
                 raise _wrong_type("start", f"returned {shown(self.object)}, which has no {name}")

@@ -15,7 +15,7 @@ from aitrain.environment.failure_count import FailureCount
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.training.model import tick_in_forward_passes
+from aitrain.training.model import count_forward_passes
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.scopes import evaluation_mode
 from aitrain.training.trainer_engine import TrainerEngine
@@ -40,7 +40,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
         trainer.vllm_generation = TRLServer(engine, trainer)
     policy = trainer.accelerator.unwrap_model(trainer.model)
-    tick_in_forward_passes(policy)
+    count_forward_passes(policy)
     proxy = ProxyBatcher(policy, inputs.tokenizer.pad_token_id, generate)
     runner.around, runner.on_call_end = torch.no_grad, lambda: proxy.on_call_end()
     runner.offer(proxy.policy, inputs.tokenizer)

@@ -51,16 +51,16 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import Limits
 from aitrain.training.dataset import Cases
 from aitrain.training.episode_metrics import episode_metrics
-from aitrain.training.epochs import CaseStream, Epochs
-from aitrain.training.finite import Finite
-from aitrain.training.flat import FLAT, FlatSteps, flat_share
+from aitrain.training.epochs import CaseSampler, EpochCallback
 from aitrain.training.kept_rows import KEPT, KeptRows
-from aitrain.training.model import keep_adapter_precise
+from aitrain.training.model import keep_adapter_float32
+from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.resumable_trainer import ResumableTrainer
 from aitrain.training.rollout_setup import make_rollouts
 from aitrain.training.scopes import replaced
 from aitrain.training.stopwatch import Stopwatch
 from aitrain.training.training_batch import TrainingBatch
+from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
 
 
 @dataclass(frozen=True)
@@ -114,20 +114,20 @@ class EpisodeTrainer(ResumableTrainer):
                 rollout_func=self.roll_out,
             )
         if inputs.peft_config is not None and not (self.is_fsdp_enabled or is_deepspeed_zero3_enabled()):
-            keep_adapter_precise(self.model)  # sharded, all weights have to be of one type
+            keep_adapter_float32(self.model)  # sharded, all weights have to be of one type
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
-        self.flat = FlatSteps()
-        self.finite = Finite(self.accelerator, hooks.tell)
+        self.flat = ZeroVarianceSteps()
+        self.finite = NonFiniteGuard(self.accelerator, hooks.tell)
         self.updates = 0  # steps that had a gradient and a learning rate
         if not self.use_vllm and self.sampling.needs_processor:  # LocalSampling applies them
             self.generation_config.update(min_p=None, repetition_penalty=1.0)
             self.generation_kwargs |= {"min_p": None, "repetition_penalty": 1.0}
         self.rollouts = make_rollouts(self, inputs)
         self.watch = Stopwatch(self.rollouts.rollout.clock)
-        for callback in (Epochs(inputs.schedule), self.finite, self.watch):
+        for callback in (EpochCallback(inputs.schedule), self.finite, self.watch):
             self.add_callback(callback)
         self.context = inputs.limits.context
         self.aligns_rows = self.is_sharded or self.depends_on_left_padding()
@@ -155,11 +155,11 @@ class EpisodeTrainer(ResumableTrainer):
         """Which episodes of this process are in the loss, and whether none of any process has an advantage."""
         device, kept = self.accelerator.device, self._batch.kept(self.masks_truncated)
         everywhere = self.accelerator.gather(torch.tensor([self._batch.scores(), kept], device=device).T)
-        share = flat_share(everywhere[:, 0], everywhere[:, 1], self.num_generations)
+        share = zero_variance_share(everywhere[:, 0], everywhere[:, 1], self.num_generations)
         self._metrics["train"]["frac_reward_zero_std"][-1] = share
         mean = everywhere[:, 0].nanmean().item()
         self.flat.reward = None if math.isnan(mean) else mean
-        return {KEPT: torch.tensor(kept, device=device), FLAT: torch.tensor(share == 1.0, device=device)}
+        return {KEPT: torch.tensor(kept, device=device), ZERO_VARIANCE: torch.tensor(share == 1.0, device=device)}
 
     def roll_out(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """TRL's rollout function: the episodes of this batch, as tokens."""
@@ -201,8 +201,8 @@ class EpisodeTrainer(ResumableTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.hooks.save(self, partial(super()._save_checkpoint, model, trial))
 
-    def _get_train_sampler(self, dataset: Any = None) -> CaseStream:
-        return CaseStream(self.schedule, self.num_generations, self.args.seed if self.shuffle_dataset else None)
+    def _get_train_sampler(self, dataset: Any = None) -> CaseSampler:
+        return CaseSampler(self.schedule, self.num_generations, self.args.seed if self.shuffle_dataset else None)
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Nothing: saving.py writes the card of a run."""

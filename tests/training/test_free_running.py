@@ -25,12 +25,12 @@ from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
-from aitrain.training.model import TINY
+from aitrain.training.model import TINY_MODEL
 from tests.training.test_served import END, Fake, adapted, by
 
 CASES = [Case(n, [{"role": "user", "content": f"say {n}:"}], {"prompt": ""}) for n in range(12)]
 LIMITS = Limits(turns=4, turn_tokens=6, episode_tokens=60, context=512)
-TOKENIZER = AutoTokenizer.from_pretrained(TINY)
+TOKENIZER = AutoTokenizer.from_pretrained(TINY_MODEL)
 ENDING = EndOfTurn([TOKENIZER.eos_token_id])
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aitrain.environment.finding import Source, no_such_class, refuse_keywords, several, specs
+from aitrain.environment.locator import EnvSource, module_specs, no_such_class, refuse_keywords, several_classes
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 
 
-def load(source: Source, keywords: Mapping[str, Any]) -> object:
+def load_env(source: EnvSource, keywords: Mapping[str, Any]) -> object:
     """The environment, imported and constructed.
 
     Raises:
@@ -44,7 +44,7 @@ def _nothing_compiled() -> Iterator[None]:
         sys.dont_write_bytecode = before
 
 
-def _import(source: Source) -> ModuleType:
+def _import(source: EnvSource) -> ModuleType:
     _allow_sibling_imports(source)
     try:
         return _import_module(source.module) if source.is_module else _import_file(source)
@@ -52,7 +52,7 @@ def _import(source: Source) -> ModuleType:
         raise EnvironmentFailed(failure_message("The environment's module cannot be imported", error)) from error
 
 
-def _allow_sibling_imports(source: Source) -> None:
+def _allow_sibling_imports(source: EnvSource) -> None:
     """At the end of the path, so that a user's folder named like a library does not hide the library."""
     own = Path.cwd() if source.is_module or source.file is None else source.file.parent
     for folder in (str(own), str(Path.cwd())):
@@ -62,11 +62,11 @@ def _allow_sibling_imports(source: Source) -> None:
 
 def _import_module(name: str) -> ModuleType:
     if name.partition(".")[0] not in sys.modules:
-        _execute(specs(name)[0])
+        _execute(module_specs(name)[0])
     return importlib.import_module(name)
 
 
-def _import_file(source: Source) -> ModuleType:
+def _import_file(source: EnvSource) -> ModuleType:
     spec = importlib.util.spec_from_file_location(source.module, source.file)
     assert spec is not None  # a file that ends in .py always has a loader
     return _execute(spec)
@@ -85,7 +85,7 @@ def _execute(spec: ModuleSpec) -> ModuleType:
     return module
 
 
-def _only_class(source: Source, module: ModuleType) -> str:
+def _only_class(source: EnvSource, module: ModuleType) -> str:
     found = [
         name
         for name, value in vars(module).items()
@@ -94,7 +94,7 @@ def _only_class(source: Source, module: ModuleType) -> str:
     found = [name for name in found if not name.startswith("_")]
     place = str(source.file or source.module)
     if len(found) > 1:
-        raise ConfigError(several(place, found))
+        raise ConfigError(several_classes(place, found))
     if not found:
         raise ConfigError(f"rl_env_class: no class in {place} has build_dataset\nName one with --rl-env-class.")
     return found[0]
