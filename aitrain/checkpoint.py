@@ -23,7 +23,7 @@ from typing import Any
 from aitrain.config import TrainConfig
 from aitrain.errors import CheckpointDamagedError, ConfigError
 from aitrain.knobs import knobs
-from aitrain.privacy import without_secrets
+from aitrain.redaction import without_secrets
 from aitrain.run_folder import RunFolder, forget, plain, sync, write_json
 
 MANIFEST = "manifest.json"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
-from aitrain.privacy import masked
+from aitrain.redaction import masked
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from typing import Any
 
 from aitrain import activity
 from aitrain.config import TrainConfig
-from aitrain.environment.loading import load
+from aitrain.environment.loader import load
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
 from aitrain.events import Note
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.launch.preflight import Plan, check
 from aitrain.launch.serving import serving
-from aitrain.privacy import opt_out
+from aitrain.redaction import opt_out
 from aitrain.report.terminal import Screen
 from aitrain.report.writing import Reporting
 from aitrain.run_folder import Result, RunFolder

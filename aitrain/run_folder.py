@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from aitrain.errors import ConfigError
-from aitrain.privacy import masked
+from aitrain.redaction import masked
 
 if TYPE_CHECKING:
     from aitrain.config import TrainConfig

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aitrain.config import TrainConfig
-from aitrain.environment import finding, loading
+from aitrain.environment import loader, locator
 from aitrain.environment.contract import Case, check_contract
 from aitrain.environment.judging import Scored
 from aitrain.errors import ConfigError, EnvironmentFailed
@@ -35,7 +35,7 @@ def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
 
 
 def load(**config: Any) -> Any:
-    return loading.load(finding.find(TrainConfig(model="any", rl_env_module="envs.gsm8k")), config)
+    return loader.load(locator.find(TrainConfig(model="any", rl_env_module="envs.gsm8k")), config)
 
 
 def score(environment: Any, text: str, case_idx: int = 0) -> Scored:

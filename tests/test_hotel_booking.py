@@ -11,7 +11,7 @@ import pytest
 
 from aitrain import Score
 from aitrain.config import TrainConfig
-from aitrain.environment import finding, loading
+from aitrain.environment import loader, locator
 from aitrain.environment.tools import Tools
 
 TOPICS = ["city", "dates", "budget", "stars", "breakfast"]
@@ -20,7 +20,7 @@ CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def load(**config: Any) -> Any:
-    return loading.load(finding.find(TrainConfig(model="any", rl_env="envs.hotel_booking")), config)
+    return loader.load(locator.find(TrainConfig(model="any", rl_env="envs.hotel_booking")), config)
 
 
 @pytest.fixture(scope="module")

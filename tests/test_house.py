@@ -20,7 +20,7 @@ PACKAGE = ROOT / "aitrain"
 
 FLOORS = {
     "errors": 0, "packages": 0, "machine": 0, "vllm_ranks": 0, "activity": 0,
-    "privacy": 0, "events": 0.1, "values": 0.1, "loss_types": 0.1, "config": 0.2,
+    "redaction": 0, "events": 0.1, "values": 0.1, "loss_types": 0.1, "config": 0.2,
     "batch": 1, "knobs": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
     "watchdog": 1.6, "report": 1.6, "launch": 2,
     "notebook": 3, "cli": 3, "__main__": 4,
@@ -29,16 +29,17 @@ FLOORS = {
 
 HEAVY_FLOORS = {
     "model": 1, "chat": 1, "dataset": 1.5, "trl_arguments": 2, "hub": 1, "provenance": 1, "tiny_model": 1,
-    "holding_out": 1, "stopwatch": 2, "tracking": 5, "warm_up": 5,
-    "finite": 1, "flat": 1, "kept_rows": 1, "padding": 1, "epochs": 1, "generation": 2, "rollout": 3, "trainer": 4,
+    "holdout": 1, "stopwatch": 2, "tracking": 5, "warm_up": 5,
+    "non_finite": 1, "zero_variance": 1, "kept_rows": 1, "padding": 1, "epochs": 1, "generation": 2, "rollout": 3,
+    "trainer": 4,
     "scopes": 1, "episode_metrics": 3.5, "logprobs": 3.5, "optimizing": 3.6,
-    "evaluation": 5, "alarms": 5, "saving": 5,
-    "joining": 2, "history": 4, "callbacks": 5.1, "checkpoints": 5.2,
+    "evaluation": 5, "diagnostics": 5, "saving": 5,
+    "distributed": 2, "history": 4, "callbacks": 5.1, "checkpoints": 5.2,
     "run": 6, "worker": 7,
 }  # fmt: skip
 WITHIN = {
-    "contract": 0, "seeds": 0, "row_copies": 0, "source_code": 0, "finding": 1, "loading": 2, "failures": 3, "calls": 3,
-    "watching": 2.5, "abstract_values": 2.6, "state_report": 2.7, "effects": 2.75, "access_log": 2.8,
+    "contract": 0, "seeds": 0, "row_copies": 0, "source_code": 0, "locator": 1, "loader": 2, "failures": 3, "calls": 3,
+    "state_watch": 2.5, "abstract_values": 2.6, "state_report": 2.7, "effects": 2.75, "access_log": 2.8,
     "attribute_reader": 2.85, "call_reader": 2.9, "expression_reader": 2.95, "state_analysis": 3, "call_policy": 4,
     "workers": 4, "judging": 4, "tools": 4, "isolation": 5,
     "dialogue": 5, "scoring": 6,
@@ -77,7 +78,7 @@ def imports(file: Path) -> Iterator[tuple[str, bool]]:
 
 
 def room(module: str) -> str:
-    """`aitrain.training.run` is in the room `run`, `aitrain.environment.loading` in `environment`."""
+    """`aitrain.training.run` is in the room `run`, `aitrain.environment.loader` in `environment`."""
     parts = module.split(".")
     return (parts[2] if parts[1] == "training" and len(parts) > 2 else parts[1]) if len(parts) > 1 else "__init__"
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from aitrain.environment.contract import level_of
-from aitrain.environment.finding import bundled_modules
+from aitrain.environment.locator import bundled_modules
 from aitrain.environment.state_analysis import analyze_state
 from aitrain.environment.state_report import StateReport
 
@@ -729,8 +729,8 @@ def test_hidden_ways_to_write_are_never_taken_for_none(make: Callable[[], Any]) 
 
 def test_the_bundled_environments_write_nothing_that_calls_share(tmp_path: Path) -> None:
     from aitrain import TrainConfig
-    from aitrain.environment.finding import find
-    from aitrain.environment.loading import load
+    from aitrain.environment.loader import load
+    from aitrain.environment.locator import find
 
     data = tmp_path / "train.jsonl"
     data.write_text(

@@ -127,7 +127,7 @@ def _usage(error: typer.TyperException) -> str:
 
 
 def _tell(message: str, code: int, error: BaseException) -> int:
-    from aitrain.privacy import masked
+    from aitrain.redaction import masked
     from aitrain.report.visible import visible
 
     message = masked(message)

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Literal
 
-from aitrain.environment.loading import is_users_file
+from aitrain.environment.loader import is_users_file
 from aitrain.environment.source_code import FunctionNode
-from aitrain.environment.watching import is_users_object
+from aitrain.environment.state_watch import is_users_object
 
 Use = Literal["all", "item", "none"]
 """What an expression is evaluated for: its whole value, one item of it by a key, or only to be changed in place."""

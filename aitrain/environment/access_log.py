@@ -18,7 +18,7 @@ from aitrain.environment.effects import (
     OF_ONE_CALL,
 )
 from aitrain.environment.state_report import READS, Access, Place
-from aitrain.environment.watching import is_users_module, is_users_object
+from aitrain.environment.state_watch import is_users_module, is_users_object
 
 
 @dataclass

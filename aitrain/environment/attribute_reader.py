@@ -30,7 +30,7 @@ from aitrain.environment.access_log import AccessLog, Frame
 from aitrain.environment.effects import (
     PER_CALL,
 )
-from aitrain.environment.watching import is_users_module, is_users_object
+from aitrain.environment.state_watch import is_users_module, is_users_object
 
 
 class AttributeReader(AccessLog):

@@ -12,7 +12,7 @@ from typing import Any
 
 from aitrain.environment.state_analysis import analyze_state
 from aitrain.environment.state_report import Place, StateReport
-from aitrain.environment.watching import Watch, closes_over, is_small_container, leads_to
+from aitrain.environment.state_watch import Watch, closes_over, is_small_container, leads_to
 
 Tell = Callable[[str], None]
 

@@ -47,10 +47,10 @@ from aitrain.environment.effects import (
     is_query,
     process_wide,
 )
-from aitrain.environment.loading import is_users_file
+from aitrain.environment.loader import is_users_file
 from aitrain.environment.source_code import function_node
 from aitrain.environment.state_report import Place
-from aitrain.environment.watching import is_users_object
+from aitrain.environment.state_watch import is_users_object
 
 MAX_CALLS = 2000
 """Calls that are followed; an environment with more of them counts as one whose source says nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
-from aitrain.environment.loading import failure
+from aitrain.environment.loader import failure
 from aitrain.errors import AitrainError
 
 FAILURE_KINDS = ("raised", "timed_out", "crashed", "server", "wrong_type", "not_finite", "out_of_range")

@@ -31,7 +31,7 @@ from typing import Any
 
 from aitrain.environment.contract import ended_by, finished
 from aitrain.environment.failures import CallFailed, Failure
-from aitrain.environment.loading import users_line
+from aitrain.environment.loader import users_line
 from aitrain.environment.workers import failure_of, paused
 
 GONE = Failure("crashed", "crashed: the process that starts environment processes is gone")

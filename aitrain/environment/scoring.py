@@ -21,8 +21,8 @@ from aitrain.environment.failures import CallFailed, Failure
 from aitrain.environment.isolation import Isolation, Seat
 from aitrain.environment.judging import Bounds, Scored
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
+from aitrain.environment.state_watch import Watch
 from aitrain.environment.tools import Tools
-from aitrain.environment.watching import Watch
 from aitrain.environment.workers import Call, Calls, Meanwhile, Outcome, Workers
 from aitrain.errors import EnvironmentFailed
 from aitrain.machine import usable_cores

@@ -37,7 +37,7 @@ from aitrain.environment.effects import (
 )
 from aitrain.environment.expression_reader import ExpressionReader
 from aitrain.environment.state_report import Classifier, StateReport
-from aitrain.environment.watching import is_users_object
+from aitrain.environment.state_watch import is_users_object
 
 
 def analyze_state(environment: Any, level: str) -> StateReport:

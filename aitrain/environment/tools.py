@@ -25,7 +25,7 @@ from pydantic_core import to_jsonable_python
 
 from aitrain.environment.calls import TOO_DEEP, ToolCall, clean, is_deep, short
 from aitrain.environment.contract import finished
-from aitrain.environment.loading import failure
+from aitrain.environment.loader import failure
 from aitrain.errors import EnvironmentFailed, did_you_mean
 
 MAX_ERROR = 500

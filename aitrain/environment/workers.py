@@ -24,7 +24,7 @@ from typing import Any
 from aitrain import activity
 from aitrain.environment.contract import Job, current_job, finished
 from aitrain.environment.failures import Failure, as_failure
-from aitrain.environment.loading import users_line
+from aitrain.environment.loader import users_line
 
 Meanwhile = Callable[[int], float]
 """Called in the thread that waits for the calls: given how many calls are running (started, not finished), does what is

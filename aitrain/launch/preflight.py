@@ -22,7 +22,7 @@ from aitrain.checkpoint import (
     refuse_changes,
 )
 from aitrain.config import TrainConfig
-from aitrain.environment.finding import Source, check_by_reading, find
+from aitrain.environment.locator import Source, check_by_reading, find
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.capacity import check_room
 from aitrain.launch.memory import check_memory
@@ -32,7 +32,7 @@ from aitrain.launch.trl_effects import check_trl_effects
 from aitrain.launch.trl_fields import check_trl_fields, words_of
 from aitrain.loss_types import remarks
 from aitrain.packages import installed
-from aitrain.privacy import forms, secrets
+from aitrain.redaction import forms, secrets
 from aitrain.run_folder import RunFolder
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there

@@ -24,7 +24,7 @@ from aitrain.heartbeat import sign_of_life
 from aitrain.launch.preflight import Plan
 from aitrain.launch.serving import serving
 from aitrain.machine import usable_cores
-from aitrain.privacy import mask_file, opt_out
+from aitrain.redaction import mask_file, opt_out
 from aitrain.run_folder import RunFolder
 from aitrain.watchdog import Stall, Watchdog, ask_for_stacks, descendants, message, waits_for_another_rank
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from aitrain.config import TrainConfig
-from aitrain.environment.finding import PACKAGE
+from aitrain.environment.locator import PACKAGE
 from aitrain.errors import RunFailed
 from aitrain.events import Announce, Note, Phase
 from aitrain.launch.preflight import Plan, starts_server

@@ -18,7 +18,7 @@ import yaml
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.knobs import as_command, read_file
-from aitrain.privacy import masked, without_secrets
+from aitrain.redaction import masked, without_secrets
 from aitrain.report.held_out import shown
 from aitrain.report.picture import draw_curve
 from aitrain.report.plot import curve

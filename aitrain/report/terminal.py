@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from aitrain.events import Evaluated, Event, Note, Phase, Step
-from aitrain.privacy import masked
+from aitrain.redaction import masked
 from aitrain.report.block import Block, can_be_drawn_over
 from aitrain.report.dashboard import Dashboard, evaluated_line, number, step_line
 from aitrain.report.duration import duration

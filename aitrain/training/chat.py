@@ -24,7 +24,7 @@ from aitrain import activity
 from aitrain.environment.calls import ToolCall, read_calls
 from aitrain.environment.contract import Prompt
 from aitrain.environment.dialogue import Message, Reply
-from aitrain.environment.loading import describe
+from aitrain.environment.loader import describe
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 MARK = "answer7e1f"

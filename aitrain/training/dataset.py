@@ -16,11 +16,11 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import Case, Prompt, call_with_tokenizer
-from aitrain.environment.loading import failure
+from aitrain.environment.loader import failure
 from aitrain.environment.row_copies import copied_rows
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.training.chat import Chat
-from aitrain.training.holding_out import HeldOutRows, hold_out
+from aitrain.training.holdout import HeldOutRows, hold_out
 
 DEFAULT_EVAL_SHARE = 10
 DEFAULT_EVAL_CASES = 64

@@ -24,11 +24,11 @@ from typing import Any, cast
 import torch
 
 from aitrain import activity
-from aitrain.training.finite import Finite
-from aitrain.training.flat import FLAT, FlatSteps
 from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.logprobs import LogProbTrainer
+from aitrain.training.non_finite import Finite
 from aitrain.training.scopes import replaced
+from aitrain.training.zero_variance import FLAT, FlatSteps
 
 
 class OptimizingTrainer(LogProbTrainer):

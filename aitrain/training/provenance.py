@@ -14,7 +14,7 @@ import torch
 
 from aitrain.config import TrainConfig
 from aitrain.machine import usable_cores
-from aitrain.privacy import without_secrets
+from aitrain.redaction import without_secrets
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
 

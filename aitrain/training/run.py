@@ -54,13 +54,12 @@ from aitrain.report.card import try_to_write_card
 from aitrain.report.held_out import before_and_after, bounds_of
 from aitrain.run_folder import Result, RunFolder, read_lines, write_json
 from aitrain.training import dataset, saving
-from aitrain.training.alarms import Alarms, OffPolicy
 from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
 from aitrain.training.chat import Chat, chat_for_episodes
 from aitrain.training.checkpoints import Checkpoints, Return, saying_what_room_it_needs, size_of
+from aitrain.training.diagnostics import Alarms, OffPolicy
+from aitrain.training.distributed import join, saying_who_hangs
 from aitrain.training.evaluation import HeldOut, Scorings, recorded_before
-from aitrain.training.finite import check_weights
-from aitrain.training.flat import StopWhenFlat
 from aitrain.training.generation.agreement import Agreement
 from aitrain.training.generation.served import (
     AdapterSync,
@@ -75,7 +74,6 @@ from aitrain.training.generation.served import (
 )
 from aitrain.training.history import History
 from aitrain.training.hub import check_hub, push
-from aitrain.training.joining import join, saying_who_hangs
 from aitrain.training.model import (
     Precision,
     check_vocabulary,
@@ -86,6 +84,7 @@ from aitrain.training.model import (
     lora_config,
     model_path,
 )
+from aitrain.training.non_finite import check_weights
 from aitrain.training.provenance import describe_run
 from aitrain.training.rollout import Limits, refuse_tools_for_strings
 from aitrain.training.tracking import About, Tracking
@@ -99,6 +98,7 @@ from aitrain.training.trl_arguments import (
     refuse_sharded,
 )
 from aitrain.training.warm_up import Longest, can_warm_up, longest_shapes, warm_up
+from aitrain.training.zero_variance import StopWhenFlat
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from aitrain import activity
 from aitrain.config import TrainConfig
 from aitrain.events import Evaluated
-from aitrain.privacy import without_secrets
+from aitrain.redaction import without_secrets
 from aitrain.run_folder import RunFolder
 from aitrain.values import write_yaml
 

@@ -65,8 +65,6 @@ from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
 from aitrain.training.episode_metrics import episode_metrics, length_metrics
 from aitrain.training.epochs import CaseStream, Epochs
-from aitrain.training.finite import Finite
-from aitrain.training.flat import FLAT, FlatSteps, flat_share
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
 from aitrain.training.generation.local import LocalSampling
@@ -75,10 +73,12 @@ from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.served import Asking, Served
 from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.model import keep_adapter_precise, tick_in_forward_passes
+from aitrain.training.non_finite import Finite
 from aitrain.training.optimizing import OptimizingTrainer
 from aitrain.training.rollout import Episode, Limits, Rollout, Sampled
 from aitrain.training.scopes import evaluation_mode, replaced
 from aitrain.training.stopwatch import Stopwatch
+from aitrain.training.zero_variance import FLAT, FlatSteps, flat_share
 
 
 @dataclass(frozen=True)

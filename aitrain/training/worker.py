@@ -28,14 +28,14 @@ import numpy
 from aitrain import activity
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import check_methods
-from aitrain.environment.finding import find
-from aitrain.environment.loading import load
+from aitrain.environment.loader import load
+from aitrain.environment.locator import find
 from aitrain.environment.scoring import host_of
 from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.knobs import read_file
-from aitrain.privacy import MaskedStream
+from aitrain.redaction import MaskedStream
 from aitrain.run_folder import RunFolder
 from aitrain.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks
 

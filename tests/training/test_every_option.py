@@ -23,15 +23,15 @@ from trl import GRPOTrainer
 
 from aitrain import TrainConfig, activity
 from aitrain.batch import plan_batch
-from aitrain.environment.finding import find
 from aitrain.environment.judging import judged
-from aitrain.environment.loading import load
+from aitrain.environment.loader import load
+from aitrain.environment.locator import find
 from aitrain.environment.scoring import Host, Isolation, host_of
 from aitrain.errors import AitrainError
 from aitrain.knobs import as_help, knobs, resolve
 from aitrain.launch import preflight, processes, serving
 from aitrain.launch.processes import Processes
-from aitrain.privacy import NO_TELEMETRY
+from aitrain.redaction import NO_TELEMETRY
 from aitrain.run_folder import RunFolder
 from aitrain.training import hub, model, run, worker
 from aitrain.training.callbacks import Evaluator, Standing

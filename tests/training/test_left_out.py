@@ -13,10 +13,10 @@ import torch
 
 import aitrain.training.run
 from aitrain import Result
-from aitrain.training.flat import FLAT, flat_share
 from aitrain.training.kept_rows import KEPT
 from aitrain.training.rollout import STOPS, Episode
 from aitrain.training.trainer import EpisodeTrainer
+from aitrain.training.zero_variance import FLAT, flat_share
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference
 from tests.training.scripted_run import Endless, Scripted, ScriptedTrainer, Unscored

@@ -17,8 +17,8 @@ import trl
 from transformers import AutoTokenizer
 
 from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
-from aitrain.environment.finding import find
-from aitrain.environment.loading import load
+from aitrain.environment.loader import load
+from aitrain.environment.locator import find
 from aitrain.run_folder import read_lines
 from aitrain.training.trainer import EpisodeTrainer
 

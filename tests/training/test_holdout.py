@@ -12,7 +12,7 @@ from aitrain import Result, TrainConfig
 from aitrain.run_folder import read_lines
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases, PromptLimit, Split, split
-from aitrain.training.holding_out import hold_out
+from aitrain.training.holdout import hold_out
 from aitrain.training.model import load_tokenizer
 from tests.training.test_evaluation import result_of
 

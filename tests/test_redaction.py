@@ -10,7 +10,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.launch.preflight import check
-from aitrain.privacy import MASK, is_secret_name, mask_file, masked, secrets, without_secrets
+from aitrain.redaction import MASK, is_secret_name, mask_file, masked, secrets, without_secrets
 from aitrain.report import card
 
 VALUE = 'se"cr\\et value\nwith ä'
@@ -19,7 +19,7 @@ VALUE = 'se"cr\\et value\nwith ä'
 @pytest.fixture(autouse=True)
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_api_key", VALUE)
-    monkeypatch.setattr("aitrain.privacy._known.until", -1.0)
+    monkeypatch.setattr("aitrain.redaction._known.until", -1.0)
 
 
 def test_secrets_are_told_by_name_and_length_and_are_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +127,6 @@ def test_the_model_card_which_is_uploaded_holds_no_secret_of_the_environment_or_
 def test_every_list_of_names_is_this_one() -> None:
     """What is uploaded, tracked, shown and logged agrees on what a secret is."""
     package = Path(__file__).parents[1] / "aitrain"
-    files = [file for file in package.rglob("*.py") if file.name != "privacy.py"]
+    files = [file for file in package.rglob("*.py") if file.name != "redaction.py"]
     naming = [file.name for file in files if "password" in file.read_text(encoding="utf-8").lower()]
     assert naming == []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aitrain import Result
-from aitrain.training.alarms import LASTS, Alarms, OffPolicy, Watch, common_alarms
+from aitrain.training.diagnostics import LASTS, Alarms, OffPolicy, Watch, common_alarms
 from tests.environments.vowels import Vowels
 
 FINE = {

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from aitrain import ConfigError, Result
 from aitrain.errors import RunFailed
-from aitrain.training.finite import are_finite
+from aitrain.training.non_finite import are_finite
 from aitrain.training.trainer import EpisodeTrainer
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference, weights

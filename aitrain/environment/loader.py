@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aitrain.environment.finding import BUNDLED, PACKAGE, Source, no_such_class, refuse_keywords, several, specs
+from aitrain.environment.locator import BUNDLED, PACKAGE, Source, no_such_class, refuse_keywords, several, specs
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from types import FunctionType, ModuleType
 from typing import Any
 
-from aitrain.environment.loading import is_users_file
+from aitrain.environment.loader import is_users_file
 
 CONTAINERS = (list, dict, set, deque)
 MAX_WATCHED = 10_000

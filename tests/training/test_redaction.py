@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aitrain import Result, TrainConfig
-from aitrain.privacy import MASK, NO_TELEMETRY
+from aitrain.redaction import MASK, NO_TELEMETRY
 from aitrain.run_folder import read_lines
 from tests.environments.leaky import SECRETS, Leaky
 from tests.training.test_processes import workers_in
@@ -80,7 +80,7 @@ def test_a_notebooks_run_masks_what_it_writes_and_shows(
 
     for name, value in PLANTED.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("aitrain.privacy._known.until", -1.0)
+    monkeypatch.setattr("aitrain.redaction._known.until", -1.0)
     config = TrainConfig(
         model=str(small_model), output_dir=str(tmp_path), max_steps=2, rl_max_new_tokens=4, rl_kl_coef=0
     )

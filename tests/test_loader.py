@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from aitrain import AitrainError, ConfigError, EnvironmentFailed, TrainConfig
-from aitrain.environment.finding import bundled_modules, check_by_reading, find
-from aitrain.environment.loading import load
+from aitrain.environment.loader import load
+from aitrain.environment.locator import bundled_modules, check_by_reading, find
 from tests.conftest import write
 
 ENV = "class Env:\n    def build_dataset(self, tokenizer): ...\n    def score_episode(self): ...\n"
