@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
-from aitrain.redaction import masked
+from aitrain.redaction import redact
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ _KINDS: dict[str, type[Event]] = {
 
 def encode(event: Event) -> str:
     """The event as one line of JSON, newline included, without secrets."""
-    fields = {name: masked(value) if isinstance(value, str) else value for name, value in asdict(event).items()}
+    fields = {name: redact(value) if isinstance(value, str) else value for name, value in asdict(event).items()}
     return json.dumps({"event": type(event).__name__, **fields}) + "\n"
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from aitrain import activity
 from aitrain.config import TrainConfig
-from aitrain.environment.loader import load
+from aitrain.environment.loader import load_env
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
 from aitrain.events import Note
 from aitrain.heartbeat import Heartbeat, Progress
-from aitrain.launch.preflight import Plan, check
+from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.serving import serving
-from aitrain.redaction import opt_out
+from aitrain.redaction import disable_telemetry
 from aitrain.report.terminal import Screen
 from aitrain.report.writing import Reporting
 from aitrain.run_folder import Result, RunFolder
@@ -51,10 +51,10 @@ def _for_one_process(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"num_processes": 1})
 
 
-def _run(plan: Plan, folder: RunFolder, environment: Any) -> Result:
+def _run(plan: RunPlan, folder: RunFolder, environment: Any) -> Result:
     if environment is None:
         assert plan.source is not None  # check() found it
-        environment = load(plan.source, plan.config.rl_env_config or {})
+        environment = load_env(plan.source, plan.config.rl_env_config or {})
     report = Reporting(folder)
     with Screen() as screen:
         try:
@@ -75,8 +75,8 @@ class Watchers:
     heartbeat: Heartbeat
 
 
-def _train(plan: Plan, environment: Any, watchers: Watchers) -> Result:
-    opt_out(plan.config.telemetry)
+def _train(plan: RunPlan, environment: Any, watchers: Watchers) -> Result:
+    disable_telemetry(plan.config.telemetry)
     from aitrain.environment.scoring import host_of
     from aitrain.training.callbacks import StopRequest
     from aitrain.training.run import Job, run

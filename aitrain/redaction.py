@@ -16,9 +16,9 @@ SECRET_NAME = re.compile(
     r"(?:^|_)(?:o?auth(?:orization|entication)?|pass|pwd|pin|pat|jwt|dsn|login|private|sig|signature)(?:_|$)"
 )
 """Names of secrets, in lower case with underscores: of environment variables and of keywords of environments."""
-ABOUT_SECRET = re.compile(r"_(?:columns?|fields?|names?|paths?|files?|dir|folder|policy|types?|length|limit|count)$")
+NOT_THE_SECRET = re.compile(r"_(?:columns?|fields?|names?|paths?|files?|dir|folder|policy|types?|length|limit|count)$")
 """Ends of names of what is known about a secret, or about a key of a table: `key_column`, `password_policy`."""
-NO_SECRET = ("pwd", "oldpwd")
+HARMLESS_NAMES = ("pwd", "oldpwd")
 """Names that only look like those of secrets: the shell's own."""
 SECRET_VALUE = re.compile(
     r"""(?x)
@@ -33,15 +33,15 @@ SECRET_VALUE = re.compile(
     """
 )
 """Values that are secrets by their form, whatever they are called."""
-PARAMETER = re.compile(r"(?<![^?&;\s])([\w.-]+)=([^&;\s#]+)")
+URL_PARAMETER = re.compile(r"(?<![^?&;\s])([\w.-]+)=([^&;\s#]+)")
 """One of an address or of a connection string: `?api_key=...`, `Password=...;`, `host=db password=...`."""
-SHORTEST = 8
+MIN_SECRET_LENGTH = 8
 """Letters of a secret, at least: `false` and `1` are none, and would be found everywhere."""
 MASK = "***"
-FRESH = 1.0
+REFRESH_SECONDS = 1.0
 """Seconds for which the list is good; an environment may set variables while it runs."""
 
-NO_TELEMETRY = {
+TELEMETRY_OFF = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -51,33 +51,33 @@ NO_TELEMETRY = {
 """What keeps the libraries from telling their makers how they are used, unless --telemetry is on."""
 
 
-def opt_out(telemetry: bool) -> None:
+def disable_telemetry(telemetry: bool) -> None:
     """Ask the libraries of this process and of those that it starts for silence; what the user has set stays."""
     if not telemetry:
-        for name, value in NO_TELEMETRY.items():
+        for name, value in TELEMETRY_OFF.items():
             os.environ.setdefault(name, value)
 
 
-def secrets() -> dict[str, str]:
+def secret_values() -> dict[str, str]:
     """The secrets among the environment variables, by name. A path that exists is none."""
     return {
         name: value
         for name, value in os.environ.items()
-        if is_secret_name(name) and len(value) >= SHORTEST and not _is_path(value)
+        if is_secret_name(name) and len(value) >= MIN_SECRET_LENGTH and not _is_path(value)
     }
 
 
 def is_secret_name(name: str) -> bool:
     """Whether what has this name is a secret: `HF_TOKEN`, `apiKey`, `db-password`, `credentials`."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name).strip("_").lower()
-    is_other = words in NO_SECRET or ABOUT_SECRET.search(words) is not None
+    is_other = words in HARMLESS_NAMES or NOT_THE_SECRET.search(words) is not None
     return not is_other and SECRET_NAME.search(words) is not None
 
 
 def without_secrets(value: Any) -> Any:
     """A value as JSON has it, with *** for what is a secret by its name or its form, at any depth."""
     if isinstance(value, str):
-        return masked(SECRET_VALUE.sub(MASK, PARAMETER.sub(_parameter, value)))
+        return redact(SECRET_VALUE.sub(MASK, URL_PARAMETER.sub(_parameter, value)))
     if isinstance(value, Mapping):
         named = str(value.get("name", ""))  # {"name": "token", "value": ...}
         return {
@@ -89,7 +89,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def _parameter(found: re.Match[str]) -> str:
-    is_count = found[2].isdecimal() and len(found[2]) < SHORTEST  # max_tokens=64
+    is_count = found[2].isdecimal() and len(found[2]) < MIN_SECRET_LENGTH  # max_tokens=64
     return f"{found[1]}={MASK}" if is_secret_name(found[1]) and not is_count else found[0]
 
 
@@ -103,7 +103,7 @@ def _is_path(value: str) -> bool:
     return value.startswith("/") and Path(value).exists()
 
 
-def forms(values: Iterable[str]) -> list[str]:
+def encoded_forms(values: Iterable[str]) -> list[str]:
     """How secrets may stand in a text: as they are, in JSON, in Python's repr, in an address; the longest first."""
     found = set()
     for value in values:
@@ -113,23 +113,23 @@ def forms(values: Iterable[str]) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-class _Known:
+class _KnownForms:
     """The forms of the secrets, looked up now and then."""
 
-    forms: list[str]
+    encoded_forms: list[str]
     until = -1.0
 
     def fresh(self) -> list[str]:
         if time.monotonic() > self.until:
-            self.forms = forms(secrets().values())
-            self.until = time.monotonic() + FRESH
+            self.forms = encoded_forms(secret_values().values())
+            self.until = time.monotonic() + REFRESH_SECONDS
         return self.forms
 
 
-_known = _Known()
+_known = _KnownForms()
 
 
-def masked(text: str) -> str:
+def redact(text: str) -> str:
     """The text with *** where a secret stood."""
     for form in _known.fresh():
         if form in text:
@@ -137,7 +137,7 @@ def masked(text: str) -> str:
     return text
 
 
-class MaskedStream:
+class RedactedStream:
     """A text stream that masks what is printed; everything else is the stream's own."""
 
     def __init__(self, stream: Any) -> None:
@@ -145,7 +145,7 @@ class MaskedStream:
 
     def write(self, text: str) -> int:
         """All of it, for the caller's count."""
-        self.stream.write(masked(text))
+        self.stream.write(redact(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -157,9 +157,9 @@ class MaskedStream:
         return getattr(self.stream, name)
 
 
-def mask_file(file: Path) -> None:
+def redact_file(file: Path) -> None:
     """Mask what others printed into a log: a program that an environment ran, or the vLLM server."""
-    found = [form.encode(errors="surrogateescape") for form in forms(secrets().values())]
+    found = [form.encode(errors="surrogateescape") for form in encoded_forms(secret_values().values())]
     try:
         content = before = file.read_bytes()
         for form in found:

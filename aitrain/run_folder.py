@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from aitrain.errors import ConfigError
-from aitrain.redaction import masked
+from aitrain.redaction import redact
 
 if TYPE_CHECKING:
     from aitrain.config import TrainConfig
@@ -279,16 +279,16 @@ def sync(path: Path) -> None:
 def plain(value: Any) -> Any:
     """The value in JSON's own types: nan and inf become null, scalars numbers, anything else its text. No secrets."""
     if isinstance(value, str):
-        return masked(value)
+        return redact(value)
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {masked(str(key)): plain(item) for key, item in value.items()}
+        return {redact(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
-    return plain(value.item()) if _is_scalar(value) else masked(str(value))
+    return plain(value.item()) if _is_scalar(value) else redact(str(value))
 
 
 def _is_scalar(value: Any) -> bool:

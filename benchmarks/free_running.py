@@ -70,13 +70,13 @@ def main() -> int:
     """Measure, show, judge."""
     pairs = options("Seconds of a rollout, each episode by itself against rounds.").parse_args().pairs
     os.environ.update(SURROUNDINGS)
-    from aitrain.launch.vllm_server import ServerPlan, VllmServer
-    from aitrain.training.model import TINY
+    from aitrain.launch.vllm_server import ServerConfig, VLLMServer
+    from aitrain.training.model import TINY_MODEL
 
     environments = {kind.__name__.replace("_", " "): Slow(kind) for kind in (mostly_fast, all_alike)}
     with tempfile.TemporaryDirectory(prefix="aitrain-free-") as folder:
-        plan = ServerPlan(str(TINY), Path(folder) / "log", context=1024, dtype="float32", sequences=EPISODES)
-        with VllmServer.start(plan, lambda _: None) as server:
+        plan = ServerConfig(str(TINY_MODEL), Path(folder) / "log", context=1024, dtype="float32", sequences=EPISODES)
+        with VLLMServer.start(plan, lambda _: None) as server:
             rows = [measured(name, slow, server.url, pairs) for name, slow in environments.items()]
     rows = [Row(row.name, row.ours, row.theirs, SECONDS if number == 0 else None) for number, row in enumerate(rows)]
     print(
@@ -108,10 +108,10 @@ def rollouts(host: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any]]
     from aitrain.environment.contract import Case
     from aitrain.training.chat import Chat, chat_for_episodes
     from aitrain.training.generation.served import Asking, Served, Server
-    from aitrain.training.model import TINY
+    from aitrain.training.model import TINY_MODEL
     from aitrain.training.rollout import Limits, Rollout, Sampled
 
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
     engine = Served(Server(url), None, alone, "policy-base", 1024, max_completion_length=ANSWER_TOKENS)  # type: ignore[arg-type]
 

@@ -22,7 +22,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from aitrain.batch import plan_batch
 from aitrain.config import TrainConfig
-from aitrain.training.model import TINY, choose_precision
+from aitrain.training.model import TINY_MODEL, choose_precision
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments
 from benchmarks.measuring import Bounds, Row
@@ -174,7 +174,7 @@ def per_turn(episodes: int, pairs: int, bounds: Bounds) -> list[Row]:
 def model_with_tools(folder: Path) -> str:
     """The tiny model with another chat template."""
     model = folder / "model"
-    shutil.copytree(TINY, model)
+    shutil.copytree(TINY_MODEL, model)
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.chat_template = TEMPLATE.read_text(encoding="utf-8")
     tokenizer.save_pretrained(model)

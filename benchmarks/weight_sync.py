@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.config import TrainConfig
-from aitrain.launch.vllm_server import MODEL_NAME, ServerPlan, VllmServer
+from aitrain.launch.vllm_server import MODEL_NAME, ServerConfig, VLLMServer
 from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS, in_new_process
 from benchmarks.shapes import QWEN_HALF_B, make_model
@@ -100,14 +100,14 @@ def served(case: Case, policy: Any, folder: Path) -> Iterator[Any]:
     size = sum(weight.numel() * weight.element_size() for weight in policy.parameters())
     where = roomy_folder(folder, size)
     sync: Any = AdapterSync(policy, where) if by_adapter else DiskSync(policy, where, renews=True)
-    plan = ServerPlan(
+    plan = ServerConfig(
         model_path(case.folder),
         folder.with_suffix(".log"),
         context=CONTEXT,
         lora_rank=TrainConfig().lora_r if by_adapter else None,
         dtype=case.dtype,
     )
-    with VllmServer.start(plan, lambda _: None) as server:
+    with VLLMServer.start(plan, lambda _: None) as server:
         generation = Served(Server(server.url), sync, PartialState(cpu=True), MODEL_NAME, max_completion_length=1)
         with closing(generation):
             yield generation

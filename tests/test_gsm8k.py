@@ -35,7 +35,7 @@ def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
 
 
 def load(**config: Any) -> Any:
-    return loader.load(locator.find(TrainConfig(model="any", rl_env_module="envs.gsm8k")), config)
+    return loader.load_env(locator.find_env(TrainConfig(model="any", rl_env_module="envs.gsm8k")), config)
 
 
 def score(environment: Any, text: str, case_idx: int = 0) -> Scored:

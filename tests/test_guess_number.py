@@ -10,7 +10,7 @@ from aitrain.environment import loader, locator
 
 @pytest.fixture
 def environment() -> Any:
-    return loader.load(locator.find(TrainConfig(model="any", rl_env="envs.guess_number")), {})
+    return loader.load_env(locator.find_env(TrainConfig(model="any", rl_env="envs.guess_number")), {})
 
 
 def play(environment: Any, number: int, *replies: str) -> tuple[list[str], float | None]:
@@ -105,7 +105,7 @@ def test_an_episode_that_a_limit_ends_is_worth_nothing(environment: Any) -> None
 
 
 def test_how_high_and_how_often_can_be_set() -> None:
-    source = locator.find(TrainConfig(model="any", rl_env="envs.guess_number"))
-    environment = loader.load(source, {"highest": 100, "guesses": 2})
+    source = locator.find_env(TrainConfig(model="any", rl_env="envs.guess_number"))
+    environment = loader.load_env(source, {"highest": 100, "guesses": 2})
     assert len(environment.build_dataset(None)) == 100
     assert play(environment, 100, "99", "100") == (["higher"], 0.5)

@@ -20,7 +20,7 @@ CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def load(**config: Any) -> Any:
-    return loader.load(locator.find(TrainConfig(model="any", rl_env="envs.hotel_booking")), config)
+    return loader.load_env(locator.find_env(TrainConfig(model="any", rl_env="envs.hotel_booking")), config)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from aitrain import AitrainError, ConfigError, EnvironmentFailed, TrainConfig
-from aitrain.environment.loader import load
-from aitrain.environment.locator import bundled_modules, check_by_reading, find
+from aitrain.environment.loader import load_env
+from aitrain.environment.locator import bundled_modules, check_by_reading, find_env
 from tests.conftest import write
 
 ENV = "class Env:\n    def build_dataset(self, tokenizer): ...\n    def score_episode(self): ...\n"
@@ -37,9 +37,9 @@ def imports_of_its_own(here: Path) -> Iterator[None]:
 def made(files: Mapping[str, str | bytes | None], *, config: dict[str, Any] | None = None, **knobs: str) -> Any:
     """The environment that these knobs name, through everything that a run does to get it."""
     write(Path.cwd(), files)
-    source = find(TrainConfig(**knobs))
+    source = find_env(TrainConfig(**knobs))
     check_by_reading(source, config or {})
-    return load(source, config or {})
+    return load_env(source, config or {})
 
 
 def refusal(kind: type[AitrainError], files: Mapping[str, str | bytes | None], **knobs: Any) -> str:
@@ -87,7 +87,7 @@ def test_a_file_is_found_by_its_full_path_and_from_the_home_folder(here: Path, m
 def test_finding_and_reading_run_nothing_of_the_users(here: Path) -> None:
     write(here, {"pkg/__init__.py": TRIPWIRE, "pkg/sub/__init__.py": TRIPWIRE, "pkg/sub/hotel.py": TRIPWIRE + ENV})
 
-    source = find(TrainConfig(rl_env_module="pkg.sub.hotel"))
+    source = find_env(TrainConfig(rl_env_module="pkg.sub.hotel"))
     check_by_reading(source, {})
 
     assert source.file == here / "pkg/sub/hotel.py"
@@ -182,7 +182,7 @@ def test_what_is_not_there_is_refused_with_what_is(knobs: dict[str, str], words:
 
 def test_every_bundled_environment_has_a_file_with_one_class() -> None:
     for name in bundled_modules():
-        file = find(TrainConfig(rl_env=name)).file
+        file = find_env(TrainConfig(rl_env=name)).file
         assert file is not None
         assert file.read_text(encoding="utf-8").count("def build_dataset(") == 1
 

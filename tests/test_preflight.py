@@ -15,7 +15,7 @@ from aitrain.checkpoint import MANIFEST, Manifest, seal
 from aitrain.cli.grpo import plan_lines
 from aitrain.launch import memory
 from aitrain.launch.nvidia import visible_gpus
-from aitrain.launch.preflight import Plan, check, training_gpus
+from aitrain.launch.preflight import RunPlan, check, training_gpus
 from aitrain.launch.trl_effects import OF_GENERATE, OF_NCCL, WITHOUT_EFFECT, check_trl_effects
 from aitrain.launch.trl_fields import KNOB_OF, OURS, trl_fields, words_of
 from aitrain.packages import installed
@@ -24,7 +24,7 @@ from tests.conftest import write
 ENVIRONMENT = "class Env:\n    def build_dataset(self, tokenizer): ...\n    def score_episode(self): ...\n"
 
 
-def plan(**knobs: Any) -> Plan:
+def plan(**knobs: Any) -> RunPlan:
     return check(TrainConfig(model="tiny", **knobs), has_environment=True)
 
 

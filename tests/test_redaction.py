@@ -10,7 +10,7 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.launch.preflight import check
-from aitrain.redaction import MASK, is_secret_name, mask_file, masked, secrets, without_secrets
+from aitrain.redaction import MASK, is_secret_name, redact, redact_file, secret_values, without_secrets
 from aitrain.report import card
 
 VALUE = 'se"cr\\et value\nwith ä'
@@ -30,7 +30,7 @@ def test_secrets_are_told_by_name_and_length_and_are_no_paths(monkeypatch: pytes
         "OTHER": "x" * 20,
     }.items():
         monkeypatch.setenv(name, value)
-    found = secrets()
+    found = secret_values()
     assert {"B_SECRET", "SOME_api_key"} <= set(found)
     assert not {"A_TOKEN", "KEYRING", "OTHER"} & set(found)
 
@@ -39,11 +39,11 @@ def test_secrets_are_told_by_name_and_length_and_are_no_paths(monkeypatch: pytes
     "form", [VALUE, json.dumps(VALUE), repr(VALUE), quote(VALUE), " ".join(VALUE.split())], ids=range(5)
 )
 def test_every_form_of_it_is_masked(form: str, tmp_path: Path) -> None:
-    assert MASK in masked(f"before {form} after")
-    assert "cr" not in masked(f"before {form} after")
+    assert MASK in redact(f"before {form} after")
+    assert "cr" not in redact(f"before {form} after")
     log = tmp_path / "some.log"
     log.write_bytes(b"\xff " + form.encode() + b" after")
-    mask_file(log)
+    redact_file(log)
     assert log.read_bytes().startswith(b"\xff ")
     assert b"cr" not in log.read_bytes()
     assert log.read_bytes().endswith(b"after")

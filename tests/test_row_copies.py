@@ -15,7 +15,7 @@ from aitrain import TrainConfig
 from aitrain.environment.calls import ToolCall
 from aitrain.environment.contract import Case, Completion
 from aitrain.environment.dialogue import Reply
-from aitrain.environment.row_copies import copied_rows, copied_words
+from aitrain.environment.row_copies import copy_arguments, copy_rows
 from aitrain.environment.scoring import Host, host_of
 
 QUESTION = [{"role": "user", "content": "38 + 47 ="}]
@@ -110,7 +110,7 @@ def test_what_a_call_changes_in_its_row_is_seen_by_no_other_call(environment: An
 def test_prompt_and_row_of_one_call_are_still_the_same_object() -> None:
     case = Case(3, (one := row())["prompt"], one)
 
-    words = copied_words(Completion(case, ANSWER).words())
+    words = copy_arguments(Completion(case, ANSWER).words())
 
     assert words["case"]["prompt"] is words["prompt"]
     assert words["prompt"] is not case.prompt
@@ -120,7 +120,7 @@ def test_what_cannot_or_should_not_be_copied_is_shared_inside_of_a_row_that_is_c
     lock, rows = threading.Lock(), [{"id": 1}]
     shared = {"lock": lock, "check": rows.append, "kind": dict, "generator": (n for n in ())}
 
-    copied = copied_words({"case": {**shared, "rows": rows}})["case"]
+    copied = copy_arguments({"case": {**shared, "rows": rows}})["case"]
 
     assert all(copied[name] is value for name, value in shared.items())
     assert copied["rows"] == rows
@@ -134,7 +134,7 @@ def test_arrays_sets_tuples_and_own_objects_are_copied_too() -> None:
 
     given: dict[str, Any] = {"array": np.zeros(3), "seen": {1}, "pair": ([1], 2), "board": Board()}
 
-    copied = copied_words(given)
+    copied = copy_arguments(given)
     copied["array"][0] = copied["board"].cells[0] = 7
     copied["seen"].add(2)
     copied["pair"][0].append(2)
@@ -151,7 +151,7 @@ def test_a_row_that_holds_itself_or_nests_very_deep_is_no_error() -> None:
     for _ in range(5000):
         deep = [deep]
 
-    copied = copied_words({"own": own, "deep": deep})
+    copied = copy_arguments({"own": own, "deep": deep})
 
     assert copied["own"]["own"] is copied["own"]
     assert copied["deep"] is deep
@@ -161,7 +161,7 @@ def test_rows_of_the_dataset_are_not_those_that_the_environment_kept() -> None:
     board = object()
     kept = [{"prompt": [{"role": "user", "content": "?"}], "board": board}]
 
-    taken = copied_rows(kept)
+    taken = copy_rows(kept)
     kept[0]["prompt"].append({"role": "assistant", "content": "the answer"})  # type: ignore[attr-defined]
 
     assert len(taken[0]["prompt"]) == 1

@@ -729,8 +729,8 @@ def test_hidden_ways_to_write_are_never_taken_for_none(make: Callable[[], Any]) 
 
 def test_the_bundled_environments_write_nothing_that_calls_share(tmp_path: Path) -> None:
     from aitrain import TrainConfig
-    from aitrain.environment.loader import load
-    from aitrain.environment.locator import find
+    from aitrain.environment.loader import load_env
+    from aitrain.environment.locator import find_env
 
     data = tmp_path / "train.jsonl"
     data.write_text(
@@ -739,6 +739,6 @@ def test_the_bundled_environments_write_nothing_that_calls_share(tmp_path: Path)
     )
     for module in bundled_modules():
         keywords = {"data_path": str(data)} if module.endswith("gsm8k") else {}
-        environment = load(find(TrainConfig(rl_env=module)), keywords)
+        environment = load_env(find_env(TrainConfig(rl_env=module)), keywords)
         report = found(environment)
         assert (report.scratch, report.carried, report.unclear) == ({}, {}, None), module

@@ -23,9 +23,9 @@ from aitrain.errors import ConfigError, RunFailed
 from aitrain.events import Event, Note
 from aitrain.launch import preflight, vllm_server
 from aitrain.launch import serving as serving_room
-from aitrain.launch.preflight import Plan
+from aitrain.launch.preflight import RunPlan
 from aitrain.launch.serving import serving
-from aitrain.launch.vllm_server import MODEL_NAME, ServerPlan, VllmServer
+from aitrain.launch.vllm_server import MODEL_NAME, ServerConfig, VLLMServer
 from aitrain.run_folder import RunFolder
 
 FAKE = """
@@ -74,13 +74,13 @@ with VllmServer.start(plan, lambda text: None) as server:
 
 
 @pytest.fixture
-def plan(here: Path) -> Callable[..., ServerPlan]:
+def plan(here: Path) -> Callable[..., ServerConfig]:
     """`plan("healthy")`: a stand-in that does what the word says, in the working directory."""
     (here / "fake.py").write_text(FAKE)
 
-    def make(what: str, **values: object) -> ServerPlan:
+    def make(what: str, **values: object) -> ServerConfig:
         program = (sys.executable, str(here / "fake.py"), what)
-        return ServerPlan("model", here / "vllm-server.log", program=program, **{"timeout": 20.0, **values})  # type: ignore[arg-type]
+        return ServerConfig("model", here / "vllm-server.log", program=program, **{"timeout": 20.0, **values})  # type: ignore[arg-type]
 
     return make
 
@@ -122,7 +122,7 @@ def wait_until(is_so: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.05)
 
 
-def processes_of(server: VllmServer) -> set[int]:
+def processes_of(server: VLLMServer) -> set[int]:
     assert server._keeper is not None
     return descendants(server._keeper.pid)
 
@@ -135,9 +135,9 @@ def arguments_in(log: Path) -> list[str]:
 # -- the usual way
 
 
-def test_it_is_healthy_when_start_returns_and_gone_after_the_block(plan: Callable[..., ServerPlan]) -> None:
+def test_it_is_healthy_when_start_returns_and_gone_after_the_block(plan: Callable[..., ServerConfig]) -> None:
     told: list[str] = []
-    with VllmServer.start(plan("healthy"), told.append) as server:
+    with VLLMServer.start(plan("healthy"), told.append) as server:
         pids = processes_of(server)
         assert len(alive(pids)) == 3
         assert server.poll() is None
@@ -149,10 +149,12 @@ def test_it_is_healthy_when_start_returns_and_gone_after_the_block(plan: Callabl
     server.stop()
 
 
-def test_the_arguments_say_what_the_plan_says(plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arguments_say_what_the_plan_says(
+    plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "a-secret")
     on_gpus = plan("healthy", gpus=("2", "3"), tensor_parallel=2, context=512, lora_rank=9, sequences=64, memory=0.5)
-    with VllmServer.start(on_gpus, silent):
+    with VLLMServer.start(on_gpus, silent):
         arguments = arguments_in(on_gpus.log)
 
     assert {"--model=model", "--host=127.0.0.1", "--tensor-parallel-size=2", "--max-model-len=512"} <= set(arguments)
@@ -165,7 +167,7 @@ def test_the_arguments_say_what_the_plan_says(plan: Callable[..., ServerPlan], m
 
 
 def test_the_cpu_is_used_without_gpus_and_the_users_own_settings_win(
-    plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+    plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "of another server")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
@@ -180,10 +182,10 @@ def test_the_cpu_is_used_without_gpus_and_the_users_own_settings_win(
 
 
 def test_a_proxy_of_the_environment_is_not_asked(
-    plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+    plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    with VllmServer.start(plan("healthy"), silent) as server:
+    with VLLMServer.start(plan("healthy"), silent) as server:
         assert server.poll() is None
 
 
@@ -206,10 +208,10 @@ def test_a_proxy_of_the_environment_is_not_asked(
         ("one\nsecond\nthird\nfourth", ["exit code 3", "second\nthird\nfourth"]),
     ],
 )  # fmt: skip
-def test_why_it_died_is_told_shortly(plan: Callable[..., ServerPlan], said: str, expected: list[str]) -> None:
+def test_why_it_died_is_told_shortly(plan: Callable[..., ServerConfig], said: str, expected: list[str]) -> None:
     plan("healthy").log.write_text("ValueError: No available memory for the cache blocks, in an earlier run\n")
     with pytest.raises(RunFailed) as failed:
-        VllmServer.start(plan(f"dies:{said}"), silent)
+        VLLMServer.start(plan(f"dies:{said}"), silent)
 
     message = str(failed.value)
     assert all(part in message for part in expected), message
@@ -218,18 +220,18 @@ def test_why_it_died_is_told_shortly(plan: Callable[..., ServerPlan], said: str,
     assert "(APIServer" not in message
 
 
-def test_one_that_is_never_healthy_is_ended(plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_never_healthy_is_ended(plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch) -> None:
     servers = remembered(monkeypatch)
     pids: set[int] = set()
     with pytest.raises(RunFailed, match=r"not ready after 2 s\. It was at:\narguments"):
-        VllmServer.start(plan("never", timeout=2.0), lambda text: pids.update(processes_of(servers[0])))
+        VLLMServer.start(plan("never", timeout=2.0), lambda text: pids.update(processes_of(servers[0])))
 
     assert len(pids) == 3
     assert alive(pids) == set()
 
 
 def test_what_is_raised_while_it_starts_ends_it(
-    plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+    plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, pids = remembered(monkeypatch), set[int]()
 
@@ -238,16 +240,16 @@ def test_what_is_raised_while_it_starts_ends_it(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        VllmServer.start(plan("never"), interrupt)
+        VLLMServer.start(plan("never"), interrupt)
 
     assert alive(pids) == set()
 
 
-def remembered(monkeypatch: pytest.MonkeyPatch) -> list[VllmServer]:
+def remembered(monkeypatch: pytest.MonkeyPatch) -> list[VLLMServer]:
     """The servers that are made from now on."""
-    servers: list[VllmServer] = []
-    begin = VllmServer._begin
-    monkeypatch.setattr(VllmServer, "_begin", lambda server: (servers.append(server), begin(server))[1])
+    servers: list[VLLMServer] = []
+    begin = VLLMServer._begin
+    monkeypatch.setattr(VLLMServer, "_begin", lambda server: (servers.append(server), begin(server))[1])
     return servers
 
 
@@ -275,30 +277,30 @@ def stranger() -> Iterator[int]:
 
 
 def test_a_port_that_somebody_took_meanwhile_is_left_to_them(
-    stranger: int, plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+    stranger: int, plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports = iter([stranger, vllm_server._free_port()])
     monkeypatch.setattr(vllm_server, "_free_port", lambda: next(ports))
-    with VllmServer.start(plan("healthy"), silent) as server:
+    with VLLMServer.start(plan("healthy"), silent) as server:
         assert server.port != stranger
         assert server.poll() is None
 
 
 def test_when_every_port_is_taken_that_is_said(
-    stranger: int, plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+    stranger: int, plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_server, "_free_port", lambda: stranger)
     with pytest.raises(RunFailed, match=f"listens on port {stranger}"):
-        VllmServer.start(plan("healthy"), silent)
+        VLLMServer.start(plan("healthy"), silent)
 
 
 # -- it dies, it is restarted, it will not go
 
 
 def test_poll_tells_when_it_was_killed_and_restart_brings_it_back_at_its_address(
-    plan: Callable[..., ServerPlan],
+    plan: Callable[..., ServerConfig],
 ) -> None:
-    with VllmServer.start(plan("healthy"), silent) as server:
+    with VLLMServer.start(plan("healthy"), silent) as server:
         first, url = processes_of(server), server.url
         os.kill(server_pid(server), signal.SIGKILL)
         wait_until(lambda: server.poll() is not None)
@@ -311,17 +313,17 @@ def test_poll_tells_when_it_was_killed_and_restart_brings_it_back_at_its_address
     assert server.poll() == 0
 
 
-def server_pid(server: VllmServer) -> int:
+def server_pid(server: VLLMServer) -> int:
     """Of the server itself, the keeper's child."""
     assert server._keeper is not None
     return int(Path(f"/proc/{server._keeper.pid}/task/{server._keeper.pid}/children").read_text().split()[0])
 
 
 def test_one_that_ignores_sigterm_is_killed_with_what_left_its_group(
-    plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+    plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_server, "PATIENCE", 1.0)
-    server = VllmServer.start(plan("stubborn"), silent)
+    monkeypatch.setattr(vllm_server, "STOP_SECONDS", 1.0)
+    server = VLLMServer.start(plan("stubborn"), silent)
     pids = processes_of(server)
     assert len(pids) == 4
     began = time.monotonic()
@@ -331,8 +333,8 @@ def test_one_that_ignores_sigterm_is_killed_with_what_left_its_group(
     assert alive(pids) == set()
 
 
-def test_it_stops_although_a_fork_of_ours_holds_the_pipe_to_the_keeper(plan: Callable[..., ServerPlan]) -> None:
-    server = VllmServer.start(plan("healthy"), silent)
+def test_it_stops_although_a_fork_of_ours_holds_the_pipe_to_the_keeper(plan: Callable[..., ServerConfig]) -> None:
+    server = VLLMServer.start(plan("healthy"), silent)
     assert server._keeper is not None
     assert server._keeper.stdin is not None
     held = os.dup(server._keeper.stdin.fileno())
@@ -345,11 +347,11 @@ def test_it_stops_although_a_fork_of_ours_holds_the_pipe_to_the_keeper(plan: Cal
 
 @pytest.mark.parametrize("what", ["healthy", "stubborn"])
 def test_nothing_is_left_when_somebody_kills_the_keeper(
-    what: str, plan: Callable[..., ServerPlan], monkeypatch: pytest.MonkeyPatch
+    what: str, plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its death asks the server to go; what does not, we end ourselves, and start it anew."""
-    monkeypatch.setattr(vllm_server, "PATIENCE", 1.0)
-    with VllmServer.start(plan(what), silent) as server:
+    monkeypatch.setattr(vllm_server, "STOP_SECONDS", 1.0)
+    with VLLMServer.start(plan(what), silent) as server:
         assert server._keeper is not None
         pids = processes_of(server)
         os.kill(server._keeper.pid, signal.SIGKILL)
@@ -361,19 +363,19 @@ def test_nothing_is_left_when_somebody_kills_the_keeper(
 
 
 @pytest.fixture
-def run_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
+def run_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunPlan]:
     """`run_plan(knob=...)`: of a run on the CPU with a server of its own."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(preflight, "installed", lambda name: object())
 
-    def make(**knobs: object) -> Plan:
+    def make(**knobs: object) -> RunPlan:
         return preflight.check(TrainConfig(model="tiny", use_vllm=True, vllm_mode="server", **knobs), True)  # type: ignore[arg-type]
 
     return make
 
 
 def test_a_run_starts_its_server_again_so_often_and_says_how_it_is(
-    plan: Callable[..., ServerPlan], run_plan: Callable[..., Plan], here: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, told, folder = remembered(monkeypatch), list[str](), RunFolder(here)
     monkeypatch.setattr(serving_room, "_server_plan", lambda *_: plan("healthy"))
@@ -400,7 +402,7 @@ def test_a_run_starts_its_server_again_so_often_and_says_how_it_is(
 
 
 def test_a_server_that_cannot_be_started_again_is_given_up_with_the_reason(
-    plan: Callable[..., ServerPlan], run_plan: Callable[..., Plan], here: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, folder = remembered(monkeypatch), RunFolder(here)
     monkeypatch.setattr(serving_room, "_server_plan", lambda *_: plan("healthy"))
@@ -411,7 +413,7 @@ def test_a_server_that_cannot_be_started_again_is_given_up_with_the_reason(
         assert folder.read_server()["why"].startswith("vLLM did not start: OSError: no/such is not a local folder")
 
 
-def test_a_server_gets_the_share_of_memory_that_was_said(run_plan: Callable[..., Plan], here: Path) -> None:
+def test_a_server_gets_the_share_of_memory_that_was_said(run_plan: Callable[..., RunPlan], here: Path) -> None:
     shares = [
         serving_room._server_plan(run_plan(**knobs), RunFolder(here)).memory
         for knobs in ({}, {"vllm_gpu_memory_utilization": 0.4})
@@ -423,7 +425,7 @@ def test_a_server_gets_the_share_of_memory_that_was_said(run_plan: Callable[...,
 
 
 @pytest.fixture
-def parent(plan: Callable[..., ServerPlan], here: Path) -> Iterator[subprocess.Popen[str]]:
+def parent(plan: Callable[..., ServerConfig], here: Path) -> Iterator[subprocess.Popen[str]]:
     """A process of its own that holds a server."""
     running = subprocess.Popen(
         [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -464,8 +466,8 @@ TINY = str(Path(aitrain.__file__).parent / "tiny_model")
 @needs_vllm
 def test_vllm_itself_serves_tokens_with_log_probabilities_and_leaves_no_process(here: Path) -> None:
     (here / "vllm").mkdir()
-    plan = ServerPlan(TINY, here / "vllm-server.log", context=256, lora_rank=8, sequences=8, timeout=180.0)
-    with VllmServer.start(plan, silent) as server:
+    plan = ServerConfig(TINY, here / "vllm-server.log", context=256, lora_rank=8, sequences=8, timeout=180.0)
+    with VLLMServer.start(plan, silent) as server:
         pids = processes_of(server)
         asked = {"model": MODEL_NAME, "prompt": [72, 105], "max_tokens": 4, "logprobs": 0, "return_token_ids": True}
         answer = post(server, "/v1/completions", {**asked, "temperature": 1.0})
@@ -476,7 +478,7 @@ def test_vllm_itself_serves_tokens_with_log_probabilities_and_leaves_no_process(
     assert alive(pids) == set()
 
 
-def post(server: VllmServer, path: str, values: object) -> dict[str, list[dict[str, dict[str, list[float]]]]]:
+def post(server: VLLMServer, path: str, values: object) -> dict[str, list[dict[str, dict[str, list[float]]]]]:
     request = urllib.request.Request(
         server.url + path, json.dumps(values).encode(), {"Content-Type": "application/json"}
     )
@@ -487,4 +489,4 @@ def post(server: VllmServer, path: str, values: object) -> dict[str, list[dict[s
 @needs_vllm
 def test_vllm_itself_says_that_there_is_no_such_model(here: Path) -> None:
     with pytest.raises(RunFailed, match="Give --model a folder"):
-        VllmServer.start(ServerPlan("no/such-model", here / "vllm-server.log", timeout=120.0), silent)
+        VLLMServer.start(ServerConfig("no/such-model", here / "vllm-server.log", timeout=120.0), silent)

@@ -14,7 +14,7 @@ from aitrain.cli.loudness import Wanted
 from aitrain.knobs import Knob, as_help, knobs, resolve
 
 if TYPE_CHECKING:
-    from aitrain.launch.preflight import Plan
+    from aitrain.launch.preflight import RunPlan
 
 
 def _show_help(ctx: typer.Context, wanted: bool) -> None:
@@ -112,7 +112,7 @@ def given_knobs(flags: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def plan_lines(plan: Plan) -> list[str]:
+def plan_lines(plan: RunPlan) -> list[str]:
     """What would be started."""
     config, folder = plan.config, plan.folder
     updates = config.trl.get("num_iterations", 1)

@@ -127,11 +127,11 @@ def _usage(error: typer.TyperException) -> str:
 
 
 def _tell(message: str, code: int, error: BaseException) -> int:
-    from aitrain.redaction import masked
+    from aitrain.redaction import redact
     from aitrain.report.visible import visible
 
-    message = masked(message)
+    message = redact(message)
     print(message if message.startswith("Usage:") else f"aitrain: {visible(message)}", file=sys.stderr)
     if "--debug" in sys.argv:
-        print(masked("".join(traceback.format_exception(error))), file=sys.stderr)
+        print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     return code

@@ -20,7 +20,7 @@ from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Event, Failed
 from aitrain.knobs import as_help, resolve
 from aitrain.launch.capacity import free_disk, machine_for, processes_sharing, shown
-from aitrain.launch.preflight import Plan, check
+from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.room import MIB, PROMPT, disk, levers, needs
 from aitrain.launch.shape import read_shape
 from aitrain.report.duration import duration
@@ -79,7 +79,7 @@ def plan(
 # -- memory and disk
 
 
-def _room_lines(wanted: Plan) -> Iterator[str]:
+def _room_lines(wanted: RunPlan) -> Iterator[str]:
     shape = read_shape(wanted.config.model)
     if shape is None:
         yield _line("memory", "unknown: this model's files are not on this machine, or are no safetensors")
@@ -100,7 +100,7 @@ def _room_lines(wanted: Plan) -> Iterator[str]:
     yield _line("disk", _disk(wanted))
 
 
-def _lengths(wanted: Plan) -> str:
+def _lengths(wanted: RunPlan) -> str:
     config = wanted.config
     prompt = config.rl_max_prompt_length
     said = f"prompts of {prompt}" if prompt else f"prompts of {PROMPT} (taken for granted; --rl-max-prompt-length)"
@@ -111,7 +111,7 @@ def _parts(parts: Any) -> Iterator[str]:
     yield from (_line("", f"{shown(count):>10} {name}") for name, count in parts.items() if count >= MIB)
 
 
-def _disk(wanted: Plan) -> str:
+def _disk(wanted: RunPlan) -> str:
     shape = read_shape(wanted.config.model)
     assert shape is not None
     room = disk(shape, wanted.config, wanted.batch)
@@ -123,7 +123,7 @@ def _disk(wanted: Plan) -> str:
 # -- time
 
 
-def _time_left(wanted: Plan) -> Iterator[str]:
+def _time_left(wanted: RunPlan) -> Iterator[str]:
     """From the run folder of this name, where there is one with steps that were timed."""
     folder = RunFolder(Path(os.path.expanduser(wanted.config.output_dir)) / wanted.config.project_name)
     status = read_object(folder.status)
@@ -136,7 +136,7 @@ def _time_left(wanted: Plan) -> Iterator[str]:
         yield _line("time", f"{_whole(pace, wanted, steps)} as in {folder.path}")
 
 
-def _whole(pace: float, wanted: Plan, steps: object) -> str:
+def _whole(pace: float, wanted: RunPlan, steps: object) -> str:
     count = wanted.config.max_steps or steps
     whole = f", {duration(pace * count)} for {count} steps" if isinstance(count, int) else ""
     return f"{pace:.2f}s a step{whole}, without scoring held-out cases,"
@@ -150,7 +150,7 @@ def _pace(folder: RunFolder) -> float | None:
     return float((lines[-1]["seconds"] - lines[0]["seconds"]) / (lines[-1]["step"] - lines[0]["step"]))
 
 
-def _measured(wanted: Plan, count: int, debug: bool) -> Iterator[str]:
+def _measured(wanted: RunPlan, count: int, debug: bool) -> Iterator[str]:
     """Train for real, in a folder that is thrown away."""
     if wanted.checkpoint is not None:
         raise ConfigError("--measure: it trains from the beginning; leave --resume-from-checkpoint out")
@@ -167,7 +167,7 @@ def _measured(wanted: Plan, count: int, debug: bool) -> Iterator[str]:
     yield _line("", f"{shown(peak):>10} of the CPU's memory were used at most by a process")
 
 
-def _train(short: Plan, debug: bool) -> RunFolder:
+def _train(short: RunPlan, debug: bool) -> RunFolder:
     from aitrain.launch.processes import Processes
 
     folder = short.open_folder()

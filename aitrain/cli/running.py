@@ -12,7 +12,7 @@ from aitrain.checkpoint import checkpoints_of, step_of
 from aitrain.cli.loudness import Wanted
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note
-from aitrain.launch.preflight import Plan
+from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
 from aitrain.report.log_tail import LogTail
 from aitrain.report.summary import scores
@@ -22,7 +22,7 @@ from aitrain.report.writing import Reporting
 from aitrain.run_folder import Result, RunFolder, read_lines
 
 
-def start(plan: Plan, wanted: Wanted) -> int:
+def start(plan: RunPlan, wanted: Wanted) -> int:
     """Run the plan and show what came of it; returns the exit code.
 
     Raises:
@@ -49,7 +49,7 @@ def start(plan: Plan, wanted: Wanted) -> int:
     return _say_how_to_resume(end, folder)
 
 
-def _run(plan: Plan, folder: RunFolder, announce: Announce) -> Failed | Ended:
+def _run(plan: RunPlan, folder: RunFolder, announce: Announce) -> Failed | Ended:
     try:
         end = Processes(plan, folder, announce).run()
     except BaseException as error:

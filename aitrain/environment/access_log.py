@@ -9,20 +9,20 @@ from types import FunctionType
 from typing import Any
 
 from aitrain.environment.abstract_values import (
-    NONE,
-    NOTHING,
+    EMPTY,
+    UNKNOWN,
     Value,
 )
 from aitrain.environment.effects import (
     CONTAINERS,
-    OF_ONE_CALL,
+    PER_CALL_PARAMETERS,
 )
-from aitrain.environment.state_report import READS, Access, Place
+from aitrain.environment.state_report import READS, StateAccess, WriteSite
 from aitrain.environment.state_watch import is_users_module, is_users_object
 
 
 @dataclass
-class Frame:
+class CallFrame:
     """One function under way: its local variables and what it may return."""
 
     function: FunctionType
@@ -33,12 +33,12 @@ class Frame:
     returned: list[tuple[Value, frozenset[str]]] = field(default_factory=list)
 
 
-State = frozenset[str] | None
+StoredRoots = frozenset[str] | None
 """Roots that the call has stored a value of its own in, whatever way it took; `name!` where that value is a new object.
 None: this point is never reached."""
 
 
-def meet(states: Iterable[State]) -> State:
+def merge_states(states: Iterable[StoredRoots]) -> StoredRoots:
     """What is certain after code that has gone one of several ways."""
     reached = [state for state in states if state is not None]
     return frozenset.intersection(*reached) if reached else None
@@ -49,19 +49,19 @@ class AccessLog:
 
     def __init__(self, environment: Any) -> None:
         self.environment, self.type = environment, type(environment)
-        self.accesses: list[Access] = []
-        self.unclear: Place | None = None
-        self.state: State = frozenset()
-        self.at_yield: State = None
+        self.accesses: list[StateAccess] = []
+        self.unclear: WriteSite | None = None
+        self.state: StoredRoots = frozenset()
+        self.at_yield: StoredRoots = None
         self.locks = 0
         self.loops = 0
         self.conditions: list[frozenset[str]] = []
         self.stack: list[Any] = []
         self.calls = 0
-        self.place = Place("", self.type.__name__, "", 0)
+        self.place = WriteSite("", self.type.__name__, "", 0)
         self.stored_from: dict[str, frozenset[str]] = {}
         self.computed_from: dict[str, frozenset[str] | set[str]] = {}
-        self.breaks: list[list[State]] = []
+        self.breaks: list[list[StoredRoots]] = []
         self.referenced: set[str] | None = None
         self.is_test = False
         self.paths: dict[int, str] = {}
@@ -77,7 +77,7 @@ class AccessLog:
             return
         is_fresh = root in self.state if kind in (*READS, "store") else root + "!" in self.state
         place = replace(self.place, target=root)
-        self.accesses.append(Access(root, kind, place, not is_fresh, self.locks > 0, hangs_on))
+        self.accesses.append(StateAccess(root, kind, place, not is_fresh, self.locks > 0, hangs_on))
 
     def _store(self, root: str, value: Value, is_new: bool) -> None:
         if root == "self.?":  # a computed name
@@ -86,11 +86,11 @@ class AccessLog:
         if self.state is not None:
             self.stored_from[root] = value.roots
             self.made[root] = value.made or self.made.get(root)
-            self.state = (self.state - {root + "!"}) | {root} | ({root + "!"} if is_new else NONE)
+            self.state = (self.state - {root + "!"}) | {root} | ({root + "!"} if is_new else EMPTY)
 
     def _change(self, roots: Iterable[str], kind: str, hangs_on: frozenset[str] | None = None) -> None:
         for root in roots:
-            others = self.stored_from.get(root, NONE) if self.state is not None and root in self.state else NONE
+            others = self.stored_from.get(root, EMPTY) if self.state is not None and root in self.state else EMPTY
             if others:  # the call has put a part of something shared there
                 self._note(root, "read")
                 self._change(others - {root}, kind, hangs_on)
@@ -112,7 +112,7 @@ class AccessLog:
     def _when_first_needed(self, root: str, value: Value) -> frozenset[str] | None:
         """What an attribute depends on that is made where a test finds it missing; None for any other store."""
         is_tested = any(f"={root}" in condition for condition in self.conditions)
-        if not is_tested or f"={root}" in value.sources or value.known is not NOTHING:
+        if not is_tested or f"={root}" in value.sources or value.known is not UNKNOWN:
             return None
         return self._hangs_on(Value(roots=frozenset({root})), Value(), value)
 
@@ -124,7 +124,7 @@ class AccessLog:
             return None  # `self.counts[key] = self.counts[key] + 1`, or `self.seen[key] = True`
         found |= self._leaves(frozenset().union(*self.conditions), key) - own
         if "case_idx" in key.exact:
-            found = {source for source in found if source in OF_ONE_CALL or source.startswith(("=", "*"))}
+            found = {source for source in found if source in PER_CALL_PARAMETERS or source.startswith(("=", "*"))}
         return frozenset(found)
 
     def _leaves(self, sources: Iterable[str], key: Value) -> set[str]:
@@ -147,14 +147,14 @@ class AccessLog:
     def _stand_in(self, root: str, kind: type | None) -> Any:
         """An empty object of a class, for a shared one that a call makes later: its methods are looked up there."""
         if kind is None or not is_users_module(kind.__module__) or hasattr(kind, "__del__"):
-            return NOTHING
+            return UNKNOWN
         if root not in self.stand_ins:
             try:
                 self.stand_ins[root] = object.__new__(kind)
             except TypeError:
-                return NOTHING
+                return UNKNOWN
         known = self.stand_ins[root]
-        return known if is_users_object(known) else NOTHING
+        return known if is_users_object(known) else UNKNOWN
 
     def _aliases(self, value: Any) -> list[str]:
         """Attributes that hold the same container."""

@@ -12,23 +12,23 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from aitrain.environment.abstract_values import (
-    NONE,
-    NOTHING,
+    EMPTY,
+    UNKNOWN,
     Use,
     Value,
-    is_data,
+    creates_items,
+    find_in_mro,
+    is_data_object,
     is_method,
     is_plain,
     is_super,
-    looked_up,
-    makes_items,
     methods_in,
     sample_of,
     static_attribute,
 )
-from aitrain.environment.access_log import AccessLog, Frame
+from aitrain.environment.access_log import AccessLog, CallFrame
 from aitrain.environment.effects import (
-    PER_CALL,
+    PER_THREAD_TYPES,
 )
 from aitrain.environment.state_watch import is_users_module, is_users_object
 
@@ -51,12 +51,12 @@ class AttributeReader(AccessLog):
     ) -> Value:
         raise NotImplementedError
 
-    def _eval(self, node: ast.expr, frame: Frame, use: Use = "all") -> Value:
+    def _eval(self, node: ast.expr, frame: CallFrame, use: Use = "all") -> Value:
         raise NotImplementedError
 
     # -- reads
 
-    def _name(self, name: str, frame: Frame, use: Use) -> Value:
+    def _name(self, name: str, frame: CallFrame, use: Use) -> Value:
         if name in frame.names:
             return frame.names[name]
         cells = dict(zip(frame.function.__code__.co_freevars, frame.function.__closure__ or (), strict=False))
@@ -74,15 +74,15 @@ class AttributeReader(AccessLog):
                 if inspect.isclass(value) or inspect.isroutine(value) or isinstance(value, ModuleType):
                     return self._of_object(value)
                 return self._plain_variable(name, value)
-            if not isinstance(value, PER_CALL) and use != "none":
+            if not isinstance(value, PER_THREAD_TYPES) and use != "none":
                 self._note(name, "look" if use == "all" else "read")
             return Value(frozenset({f"={name}"}), roots=frozenset({name}), known=value)
-        return Value(known=getattr(builtins, name, NOTHING))
+        return Value(known=getattr(builtins, name, UNKNOWN))
 
     def _plain_variable(self, name: str, value: Any) -> Value:
         """A global, or a variable of an enclosing function, whose value cannot be changed in place."""
         self._note(name, "read")
-        return Value(frozenset({f"={name}"}), known=NOTHING if value is None else value)
+        return Value(frozenset({f"={name}"}), known=UNKNOWN if value is None else value)
 
     def _enclosed(self, name: str, value: Any, use: Use) -> Value:
         """A variable of an enclosing function that has returned."""
@@ -90,7 +90,7 @@ class AttributeReader(AccessLog):
             return self._of_object(value)
         if is_plain(value):
             return self._plain_variable(name, value)
-        if not isinstance(value, PER_CALL) and use != "none":
+        if not isinstance(value, PER_THREAD_TYPES) and use != "none":
             self._note(name, "look" if use == "all" else "read")
         return Value(frozenset({f"={name}"}), roots=frozenset({name}), known=value)
 
@@ -99,7 +99,7 @@ class AttributeReader(AccessLog):
             return Value(is_self=True)
         return Value(known=value, is_class=inspect.isclass(value) and value in self.type.__mro__[:-1])
 
-    def _attribute(self, node: ast.Attribute, frame: Frame, is_called: bool, use: Use = "all") -> Value:
+    def _attribute(self, node: ast.Attribute, frame: CallFrame, is_called: bool, use: Use = "all") -> Value:
         if isinstance(node.value, ast.Call) and is_super(node.value):
             first = next(iter(frame.names.values()), Value())
             base = Value(is_self=first.is_self, is_class=first.is_class, after=frame.owner)
@@ -124,12 +124,12 @@ class AttributeReader(AccessLog):
 
     def _attribute_of_held(self, name: str, base: Value, is_called: bool, use: Use) -> Value:
         """An attribute of an object of the user's own that calls share: state with a path of its own."""
-        _, found = looked_up(type(base.known), name, None)
+        _, found = find_in_mro(type(base.known), name, None)
         own = vars(base.known)
         if isinstance(found, property) and isinstance(found.fget, FunctionType):
             return self._inline(found.fget, [base], {})
         if isinstance(found, functools.cached_property):
-            return Value(base.sources, known=own.get(name, NOTHING))
+            return Value(base.sources, known=own.get(name, UNKNOWN))
         if name not in own and is_method(found):
             return replace(base, known=found, receiver=base)
         return self._state_at(f"{self._path_of(base)}.{name}", own.get(name, found), is_called, use)
@@ -147,7 +147,7 @@ class AttributeReader(AccessLog):
         return self._state_at(f"{base.known.__name__}.{name}", found, False, use)
 
     def _attribute_of_self(self, name: str, base: Value, is_called: bool, use: Use = "all") -> Value:
-        owner, found = looked_up(self.type, name, base.after)
+        owner, found = find_in_mro(self.type, name, base.after)
         own = getattr(self.environment, "__dict__", {})
         if isinstance(found, property) and isinstance(found.fget, FunctionType):
             return self._inline(found.fget, [Value(is_self=True)], {}, owner=owner)
@@ -156,7 +156,7 @@ class AttributeReader(AccessLog):
             root = f"self.{name}"
             self._note(root, "look" if use == "all" else "read")
             known = own.get(name, self._stand_in(root, value.made))
-            return Value(value.sources, roots=NONE if is_plain(known) else frozenset({root}), known=known)
+            return Value(value.sources, roots=EMPTY if is_plain(known) else frozenset({root}), known=known)
         if name in own and isinstance(own[name], MethodType) and own[name].__self__ is self.environment:
             found = own[name].__func__
         elif name in own or not is_method(found):
@@ -181,15 +181,15 @@ class AttributeReader(AccessLog):
             return Value(frozenset({f"={root}"}), known=value)
         is_own = self.state is not None and root in self.state
         roots = frozenset({root, *self._aliases(value)})
-        return Value(frozenset({f"={root}"}), roots=roots, known=NOTHING if is_own else value)
+        return Value(frozenset({f"={root}"}), roots=roots, known=UNKNOWN if is_own else value)
 
     def _attribute_of_class(self, name: str, base: Value) -> Value:
-        owner, found = looked_up(self.type, name, base.after)
+        owner, found = find_in_mro(self.type, name, base.after)
         if is_method(found):
             return Value(known=found, receiver=base, after=owner)
         root = f"{self.type.__name__}.{name}"
         self._note(root, "read")
-        return Value(frozenset({f"={root}"}), roots=NONE if is_plain(found) else frozenset({root}), known=found)
+        return Value(frozenset({f"={root}"}), roots=EMPTY if is_plain(found) else frozenset({root}), known=found)
 
     def _refer(self, name: str, method: Value) -> None:
         """A method that is handed on may be called, now or later, or never."""
@@ -199,24 +199,24 @@ class AttributeReader(AccessLog):
             with self._perhaps():
                 self._call(method, [], {}, binding="entry")
 
-    def _subscript(self, node: ast.Subscript, frame: Frame, use: Use) -> Value:
+    def _subscript(self, node: ast.Subscript, frame: CallFrame, use: Use) -> Value:
         container, key = (
             self._eval(node.value, frame, "none" if use == "none" else "item"),
             self._eval(node.slice, frame),
         )
         if container.is_namespace:
             name = node.slice.value if isinstance(node.slice, ast.Constant) else "?"
-            return self._state_of_self(str(name), getattr(self.environment, str(name), NOTHING), False, use)
+            return self._state_of_self(str(name), getattr(self.environment, str(name), UNKNOWN), False, use)
         sources = container.sources | key.sources
-        if isinstance(node.slice, ast.Slice) and not is_data(container.known):  # a new list or string
+        if isinstance(node.slice, ast.Slice) and not is_data_object(container.known):  # a new list or string
             return Value(sources, elements=container.parts)
-        if makes_items(container.known):
+        if creates_items(container.known):
             return Value(sources)
         return Value(sources, roots=container.parts, known=sample_of(container.known))
 
     # -- writes
 
-    def _assign_name(self, name: str, value: Value, frame: Frame) -> None:
+    def _assign_name(self, name: str, value: Value, frame: CallFrame) -> None:
         if name in frame.declared_global:
             self._note(name, "store", self._when_first_needed(name, value))
             return
@@ -241,7 +241,7 @@ class AttributeReader(AccessLog):
             self._change_process(f"{owner.known.__name__}.{name}")
         elif is_users_object(owner.known):
             self._store_held(owner, name, value, is_new)
-        elif not isinstance(owner.known, PER_CALL):
+        elif not isinstance(owner.known, PER_THREAD_TYPES):
             self._change(owner.roots, "change")
 
     def _store_held(self, owner: Value, name: str, value: Value, is_new: bool) -> None:
@@ -256,6 +256,6 @@ class AttributeReader(AccessLog):
             name = written.value if isinstance(written, ast.Constant) and isinstance(written.value, str) else "?"
             self._store(f"self.{name}", value, False)
             return
-        if container.known is os.environ and value.known is NOTHING:
+        if container.known is os.environ and value.known is UNKNOWN:
             self._change_process("os.environ")
         self._change(container.roots, "item", self._hangs_on(container, key, value))

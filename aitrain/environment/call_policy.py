@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.environment.state_analysis import analyze_state
-from aitrain.environment.state_report import Place, StateReport
-from aitrain.environment.state_watch import Watch, closes_over, is_small_container, leads_to
+from aitrain.environment.state_report import StateReport, WriteSite
+from aitrain.environment.state_watch import StateWatch, closes_over, is_small_container, reaches
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class CopyPlan:
 
 def _leading_back(environment: Any) -> frozenset[str]:
     """Attributes that lead back to the environment: a copy needs ones that lead to the copy."""
-    return frozenset(name for name, value in vars(environment).items() if leads_to(value, environment))
+    return frozenset(name for name, value in vars(environment).items() if reaches(value, environment))
 
 
 def _forwarding(environment: Any, names: frozenset[str]) -> type:
@@ -101,7 +101,7 @@ class CallPolicy:
     level: str
     by_episode: bool
     in_processes: bool
-    tell: Tell
+    tell: Notify
     is_serial: bool = False
     """Whether calls run one after another, in the order of their cases."""
     plan: CopyPlan | None = None
@@ -153,7 +153,7 @@ class CallPolicy:
             "local variables need no copy."
         )
 
-    def _run_serially(self, place: Place, why: str = "", again: str = "") -> None:
+    def _run_serially(self, place: WriteSite, why: str = "", again: str = "") -> None:
         self.is_serial, self.is_known, self.plan = True, True, None
         self.tell(
             f"{_described(place)}, and other calls may read it{why}.\n"
@@ -184,11 +184,11 @@ class CallPolicy:
                 "__init__); local variables need no copy."
             )
 
-    def watch(self) -> Watch:
+    def watch(self) -> StateWatch:
         """Of what the calls that are made from now on write."""
-        return Watch(self.environment, frozenset(self.report.shared))
+        return StateWatch(self.environment, frozenset(self.report.shared))
 
-    def after_calls(self, watch: Watch) -> bool:
+    def after_calls(self, watch: StateWatch) -> bool:
         """Learn from what a batch of calls wrote. True: they must be made again, one after another."""
         if self.is_serial and self.is_known:
             return False
@@ -204,7 +204,7 @@ class CallPolicy:
         self.is_known = True
         return False
 
-    def after_episodes(self, watch: Watch) -> None:
+    def after_episodes(self, watch: StateWatch) -> None:
         """Learn from what a batch of episodes wrote."""
         watch.compare()
         if self.plan is None and not self.in_processes and watch.written and self.is_known:
@@ -212,8 +212,8 @@ class CallPolicy:
             place = self._unseen(watch.written[0])
             self._copy_for_episodes(StateReport(carried={place.target: place}))
 
-    def _unseen(self, path: str) -> Place:
-        return Place(path, f"{type(self.environment).__name__}.{self.level}", "", 0)
+    def _unseen(self, path: str) -> WriteSite:
+        return WriteSite(path, f"{type(self.environment).__name__}.{self.level}", "", 0)
 
 
 def _names(roots: set[str]) -> frozenset[str]:
@@ -232,6 +232,6 @@ def _small_containers(environment: Any) -> frozenset[str]:
     return frozenset(name for name, value in attributes.items() if is_small_container(value))
 
 
-def _described(place: Place) -> str:
+def _described(place: WriteSite) -> str:
     where = f"{Path(place.file).name}, line {place.line}" if place.file else "its source does not show where"
     return f"{place.function} changes {place.target} ({where})"

@@ -11,45 +11,45 @@ from types import FunctionType, MethodType
 
 from aitrain.environment.abstract_values import (
     APPENDS,
-    NONE,
-    NOTHING,
+    EMPTY,
+    UNKNOWN,
     Value,
-    bound,
-    exactly,
-    is_data,
-    is_drawn_from,
+    bind_parameters,
+    find_in_mro,
+    is_consumable,
+    is_data_object,
     is_instance,
     is_library_object,
     is_lock,
     is_method,
-    joined,
-    looked_up,
+    item_of,
+    merge_exact,
+    merge_values,
     owner_of,
-    part_of,
     static_attribute,
-    unwrapped,
-    use_of,
+    unwrap_function,
+    use_of_receiver,
 )
-from aitrain.environment.access_log import Frame, meet
+from aitrain.environment.access_log import CallFrame, merge_states
 from aitrain.environment.attribute_reader import AttributeReader
 from aitrain.environment.effects import (
-    CHANGE_FIRST,
-    CHANGE_FIRST_OF_ARRAYS,
-    CHANGES,
-    CHANGES_OF_OBJECTS,
+    ARRAY_MUTATES_FIRST_ARGUMENT,
+    BUILTIN_METHODS,
     CONTAINERS,
-    HARMLESS,
-    OF_BUILTINS,
-    PARTS,
-    PER_CALL,
-    TELLING,
-    VIEWS,
+    INJECTIVE_CALLS,
+    ITEM_METHODS,
+    MUTATES_FIRST_ARGUMENT,
+    MUTATING_METHODS,
+    MUTATING_OBJECT_METHODS,
+    PER_THREAD_TYPES,
+    PURE_FUNCTIONS,
+    VIEW_METHODS,
     is_query,
-    process_wide,
+    process_wide_effect,
 )
 from aitrain.environment.loader import is_users_file
 from aitrain.environment.source_code import function_node
-from aitrain.environment.state_report import Place
+from aitrain.environment.state_report import WriteSite
 from aitrain.environment.state_watch import is_users_object
 
 MAX_CALLS = 2000
@@ -61,12 +61,12 @@ MAX_DEPTH = 40
 class CallReader(AttributeReader):
     """Follows calls into the user's functions and methods."""
 
-    def _block(self, statements: Sequence[ast.stmt], frame: Frame) -> None:
+    def _block(self, statements: Sequence[ast.stmt], frame: CallFrame) -> None:
         raise NotImplementedError
 
-    def _call_node(self, node: ast.Call, frame: Frame) -> Value:
+    def _call_node(self, node: ast.Call, frame: CallFrame) -> Value:
         if isinstance(node.func, ast.Attribute):
-            callee = self._attribute(node.func, frame, is_called=True, use=use_of(node.func.attr))
+            callee = self._attribute(node.func, frame, is_called=True, use=use_of_receiver(node.func.attr))
             method = node.func.attr
         else:
             callee, method = self._eval(node.func, frame), ""
@@ -77,9 +77,9 @@ class CallReader(AttributeReader):
         special = self._special_call(node, callee, method, arguments)
         if special is not None:
             return special
-        if (method or getattr(callee.known, "__name__", "")) in TELLING:
+        if (method or getattr(callee.known, "__name__", "")) in INJECTIVE_CALLS:
             told = [*arguments, callee.receiver or Value()]
-            return Value(joined(told).sources, exact=exactly(told))
+            return Value(merge_values(told).sources, exact=merge_exact(told))
         has_star = any(isinstance(argument, ast.Starred) for argument in node.args)
         return self._call(callee, arguments, keywords, binding="star" if has_star else "given")
 
@@ -87,7 +87,7 @@ class CallReader(AttributeReader):
         """Python's own ways to read and write attributes, and methods that change what they are called on."""
         first = arguments[0] if arguments else Value()
         if callee.receiver is not None and callee.receiver.is_namespace:
-            if method in APPENDS | CHANGES:
+            if method in APPENDS | MUTATING_METHODS:
                 self._store("self.?", Value(), False)
             return Value()
         if method in ("__setattr__", "__delattr__"):
@@ -108,18 +108,18 @@ class CallReader(AttributeReader):
     def _known_call(self, node: ast.Call, callee: Value, method: str, arguments: list[Value]) -> Value | None:
         """Functions that change the process or their first argument, and methods of shared state."""
         first = arguments[0] if arguments else Value()
-        name = getattr(callee.known, "__name__", "") if callee.receiver is None or callee.roots == NONE else ""
-        setting = process_wide(callee)
+        name = getattr(callee.known, "__name__", "") if callee.receiver is None or callee.roots == EMPTY else ""
+        setting = process_wide_effect(callee)
         if setting is not None:
             self._change_process(setting)
             return Value()
-        if name in CHANGE_FIRST_OF_ARRAYS and callee.receiver is not None and not callee.roots:
+        if name in ARRAY_MUTATES_FIRST_ARGUMENT and callee.receiver is not None and not callee.roots:
             self._change(first.roots, "change")
-        if name in CHANGE_FIRST and first.roots:
+        if name in MUTATES_FIRST_ARGUMENT and first.roots:
             self._change(first.roots, "change")
-            return part_of(first)
+            return item_of(first)
         if callee.known in (list, tuple, sorted, iter, reversed, enumerate, zip, filter, map, set, dict):
-            whole = joined(arguments)
+            whole = merge_values(arguments)
             return Value(whole.sources, elements=whole.parts)
         if method in ("acquire", "release") and callee.receiver is not None:
             locks = is_lock(node.func.value, callee.receiver) if isinstance(node.func, ast.Attribute) else 0
@@ -146,7 +146,7 @@ class CallReader(AttributeReader):
             return self._attribute_of_self(str(arguments[0].value), Value(is_self=True), is_called=False)
         for name in dir(self.type):  # a method chosen by a name that was computed: any of them
             if not name.startswith("__") and name not in ("build_dataset", "build_eval_dataset", "reference"):
-                _, found = looked_up(self.type, name, None)
+                _, found = find_in_mro(self.type, name, None)
                 if is_method(found):
                     self._refer(name, Value(known=found, receiver=Value(is_self=True)))
         return Value()
@@ -154,43 +154,43 @@ class CallReader(AttributeReader):
     def _method_of_state(self, callee: Value, method: str, arguments: list[Value]) -> Value | None:
         """A method of something that calls share."""
         receiver = callee.receiver or Value()
-        whole = joined([receiver, *arguments])
+        whole = merge_values([receiver, *arguments])
         held = receiver.known
-        if isinstance(held, PER_CALL) or is_lock(None, receiver):
+        if isinstance(held, PER_THREAD_TYPES) or is_lock(None, receiver):
             return Value()
         follows = isinstance(callee.known, FunctionType) and is_users_file(callee.known.__code__.co_filename)
         if follows:
             return None
-        if is_drawn_from(held) or (method in CHANGES_OF_OBJECTS and not isinstance(held, CONTAINERS)):
+        if is_consumable(held) or (method in MUTATING_OBJECT_METHODS and not isinstance(held, CONTAINERS)):
             self._change(receiver.roots, "change")
-        elif is_data(held):
+        elif is_data_object(held):
             return self._method_of_data(receiver, method, whole)
         elif method in ("execute", "executemany", "executescript") and not is_query(arguments):
             self._change(receiver.roots, "change")
-        elif held is not NOTHING and not isinstance(held, CONTAINERS) and is_library_object(held):
+        elif held is not UNKNOWN and not isinstance(held, CONTAINERS) and is_library_object(held):
             return Value(whole.sources)
         elif method == "setdefault" and len(arguments) == 2:
             self._change(receiver.roots, "item", self._hangs_on(receiver, *arguments))
         elif method in APPENDS:
             self._change(receiver.roots, "append")
-        elif method in CHANGES:
+        elif method in MUTATING_METHODS:
             self._change(receiver.roots, "change")
-        elif held is NOTHING and method not in OF_BUILTINS:  # it may read whatever the object holds
+        elif held is UNKNOWN and method not in BUILTIN_METHODS:  # it may read whatever the object holds
             for root in receiver.roots:
                 self._note(f"{root}.*", "read")
         return Value(
             whole.sources,
-            exact=receiver.exact if method in TELLING else NONE,
-            roots=receiver.parts if method in PARTS else NONE,
+            exact=receiver.exact if method in INJECTIVE_CALLS else EMPTY,
+            roots=receiver.parts if method in ITEM_METHODS else EMPTY,
             elements=receiver.parts,
         )
 
     def _method_of_data(self, receiver: Value, method: str, whole: Value) -> Value:
         """A method of an array, a tensor or a buffer."""
         in_place = method.endswith("_") and not method.startswith("_")
-        if in_place or method in CHANGES | APPENDS:
+        if in_place or method in MUTATING_METHODS | APPENDS:
             self._change(receiver.roots, "change")
-        is_view = in_place or method in VIEWS
+        is_view = in_place or method in VIEW_METHODS
         return replace(receiver, receiver=None) if is_view else Value(whole.sources)
 
     def _call(
@@ -201,8 +201,8 @@ class CallReader(AttributeReader):
         binding: str = "given",
     ) -> Value:
         receiver = callee.receiver
-        whole = joined([*arguments, *keywords.values(), Value(receiver.sources) if receiver else Value()])
-        plain, is_static, of_class = unwrapped(callee.known)
+        whole = merge_values([*arguments, *keywords.values(), Value(receiver.sources) if receiver else Value()])
+        plain, is_static, of_class = unwrap_function(callee.known)
         if plain is None:
             call = None if inspect.isclass(callee.known) else static_attribute(callee.known, "__call__")
             if isinstance(call, FunctionType) and is_users_file(call.__code__.co_filename):
@@ -214,8 +214,8 @@ class CallReader(AttributeReader):
             self._escape([*arguments, *keywords.values()], plain.__name__)
             return Value(whole.sources)
         if isinstance(callee.known, MethodType):
-            bound = self._of_object(callee.known.__self__)
-            arguments = [replace(bound, roots=receiver.roots if receiver else NONE), *arguments]
+            bind_parameters = self._of_object(callee.known.__self__)
+            arguments = [replace(bind_parameters, roots=receiver.roots if receiver else EMPTY), *arguments]
         elif receiver is not None and not is_static and (receiver.is_self or of_class):
             arguments = [self._bound_to(receiver, of_class), *arguments]
         elif receiver is not None and not is_static and not receiver.is_class and is_instance(receiver.known):
@@ -239,12 +239,12 @@ class CallReader(AttributeReader):
 
     def _call_unseen(self, callee: Value, arguments: list[Value]) -> None:
         is_own = callee.receiver is not None and callee.receiver.is_self
-        if is_own and callee.known is not NOTHING and not inspect.isclass(callee.known):
+        if is_own and callee.known is not UNKNOWN and not inspect.isclass(callee.known):
             self.give_up(f"self.{getattr(callee.known, '__name__', '?')}")
         name = getattr(callee.known, "__name__", "what it is handed to")
         if callee.known in (exec, eval):
             self.give_up(name)
-        if name not in HARMLESS:
+        if name not in PURE_FUNCTIONS:
             self._escape(arguments, name)
 
     def _escape(self, values: Iterable[Value], where: str) -> None:
@@ -274,7 +274,7 @@ class CallReader(AttributeReader):
         binding: str = "given",
     ) -> Value:
         """Follow a call into a function."""
-        whole = joined([*arguments, *keywords.values()])
+        whole = merge_values([*arguments, *keywords.values()])
         code, node = function.__code__, function_node(function)
         self.calls += 1
         if code in self.stack:
@@ -282,11 +282,11 @@ class CallReader(AttributeReader):
         if node is None or self.calls > MAX_CALLS or len(self.stack) > MAX_DEPTH:
             self.give_up(f"the source of {code.co_name}")
             return Value(whole.sources)
-        names = bound(node, arguments, keywords, binding)
+        names = bind_parameters(node, arguments, keywords, binding)
         names |= self._shared_defaults(function, names)
-        frame = Frame(function, owner, names)
+        frame = CallFrame(function, owner, names)
         before = self.place, self.locks, self.breaks
-        self.place = Place("", code.co_qualname, code.co_filename, code.co_firstlineno)
+        self.place = WriteSite("", code.co_qualname, code.co_filename, code.co_firstlineno)
         self.breaks = []
         self.stack.append(code)
         read_before = len(self.accesses)
@@ -296,13 +296,13 @@ class CallReader(AttributeReader):
             self._block(node.body, frame)
             if self.state is not None:
                 frame.returned.append((Value(), self.state))
-            self.state = meet([state for _, state in frame.returned])
+            self.state = merge_states([state for _, state in frame.returned])
             values = [value for value, _ in frame.returned]
-            value = values[0] if len(values) == 1 else joined(values)
+            value = values[0] if len(values) == 1 else merge_values(values)
         self.stack.pop()
         self.place, self.locks, self.breaks = before
         read = {f"={access.root}" for access in self.accesses[read_before:]}
-        known = value.known if value.roots and is_users_object(value.known) else NOTHING
+        known = value.known if value.roots and is_users_object(value.known) else UNKNOWN
         return Value(
             value.sources | read, value.exact, value.roots, value.elements, value.is_self, known=known, made=value.made
         )

@@ -16,7 +16,7 @@ from aitrain.environment.calls import ToolCall
 from aitrain.environment.contract import MODEL_WORDS, arguments_for, finished, level_of
 from aitrain.environment.failures import CallFailed, Failure, as_failure
 from aitrain.environment.judging import ZERO_TO_ONE, Bounds, Scored, judged, shown
-from aitrain.environment.row_copies import copied_words
+from aitrain.environment.row_copies import copy_arguments
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 
@@ -150,7 +150,7 @@ class Answered(Dialogue):
         method = self.environment.score_episode
         with within("score_episode"):
             return judged(
-                finished(method(**copied_words(arguments_for(method, words), shared=MODEL_WORDS))), self.bounds
+                finished(method(**copy_arguments(arguments_for(method, words), shared=MODEL_WORDS))), self.bounds
             )
 
     def _close(self) -> None:
@@ -169,7 +169,7 @@ class Generated(Dialogue):
             self.tools = Tools.of(self.environment)
         method = self.environment.episode
         with within("episode"):
-            self.generator = method(**copied_words(arguments_for(method, words)))
+            self.generator = method(**copy_arguments(arguments_for(method, words)))
             if not hasattr(self.generator, "send"):
                 raise _wrong_type("episode", f"returned {shown(self.generator)}, not a generator: it has no `yield`")
             said = self._advance(None)
@@ -223,7 +223,7 @@ class Stepped(Dialogue):
     def _begin(self, words: Mapping[str, Any]) -> None:
         method = self.environment.start
         with within("start"):
-            self.object = finished(method(**copied_words(arguments_for(method, words))))
+            self.object = finished(method(**copy_arguments(arguments_for(method, words))))
         for name in ("step", "score"):
             if not callable(getattr(self.object, name, None)):
                 raise _wrong_type("start", f"returned {shown(self.object)}, which has no {name}")

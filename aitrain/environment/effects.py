@@ -10,42 +10,42 @@ from dataclasses import replace
 from types import ModuleType
 
 from aitrain.environment.abstract_values import (
-    NONE,
-    NOTHING,
+    EMPTY,
+    UNKNOWN,
     Value,
 )
-from aitrain.environment.state_report import Access
+from aitrain.environment.state_report import StateAccess
 
-CHANGES = {
+MUTATING_METHODS = {
     "pop", "popitem", "clear", "remove", "discard", "sort", "reverse", "popleft", "rotate", "subtract", "setdefault",
     "difference_update", "intersection_update", "symmetric_difference_update", "move_to_end", "__setitem__",
     "__delitem__", "fill", "resize", "fill_", "copy_", "add_", "zero_", "put_nowait", "get_nowait", "seek", "truncate",
     "read", "readline", "send", "throw", "__next__",
 }  # fmt: skip
-CHANGES_OF_OBJECTS = {
+MUTATING_OBJECT_METHODS = {
     "reset", "step", "seed", "push", "undo", "set_state", "load_state", "set_seed", "restore", "fetchone", "fetchall",
     "fetchmany",
 }  # fmt: skip
-PARTS = {"get", "setdefault", "values", "items", "pop", "popitem", "popleft", "__getitem__", "keys"}
-CHANGE_FIRST = {
+ITEM_METHODS = {"get", "setdefault", "values", "items", "pop", "popitem", "popleft", "__getitem__", "keys"}
+MUTATES_FIRST_ARGUMENT = {
     "shuffle", "heappush", "heappop", "heapify", "heapreplace", "heappushpop", "insort", "insort_left", "insort_right",
     "next", "anext",
 }  # fmt: skip
-HARMLESS = {
+PURE_FUNCTIONS = {
     "print", "str", "repr", "isinstance", "hasattr", "id", "dir", "hash", "callable", "bool", "len", "format", "iter",
 }  # fmt: skip
-PER_CALL = (threading.local, ContextVar)
+PER_THREAD_TYPES = (threading.local, ContextVar)
 CONTAINERS = (list, dict, set, bytearray)
-OF_ONE_CALL = {"model", "tokenizer", "completion", "messages", "text", "reply", "seed"}
+PER_CALL_PARAMETERS = {"model", "tokenizer", "completion", "messages", "text", "reply", "seed"}
 """Parameters that case_idx does not determine."""
-OF_BUILTINS = {name for kind in (str, bytes, int, float, list, dict, set, tuple) for name in dir(kind)}
-MESSAGES = {"debug", "info", "warning", "warn", "error", "log"}
-VIEWS = {
+BUILTIN_METHODS = {name for kind in (str, bytes, int, float, list, dict, set, tuple) for name in dir(kind)}
+LOG_METHODS = {"debug", "info", "warning", "warn", "error", "log"}
+VIEW_METHODS = {
     "reshape", "view", "ravel", "squeeze", "unsqueeze", "transpose", "swapaxes", "permute", "T", "flat", "data",
     "expand", "select", "narrow", "detach", "numpy", "diagonal", "getbuffer",
 }  # fmt: skip
-CHANGE_FIRST_OF_ARRAYS = {"copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis"}
-OF_THE_PROCESS = {
+ARRAY_MUTATES_FIRST_ARGUMENT = {"copyto", "put", "place", "putmask", "fill_diagonal", "put_along_axis"}
+PROCESS_WIDE_EFFECTS = {
     ("os", "chdir"): "the working directory", ("posix", "chdir"): "the working directory",
     ("os", "putenv"): "os.environ", ("os", "umask"): "the umask",
     ("random", "seed"): "Python's random numbers", ("random", "setstate"): "Python's random numbers",
@@ -55,22 +55,22 @@ OF_THE_PROCESS = {
     ("contextlib", "chdir"): "the working directory", ("locale", "setlocale"): "the locale",
 }  # fmt: skip
 """What a call of these functions changes for all threads."""
-TELLING = {"str", "repr", "tuple", "dumps", "sha256", "sha1", "md5", "blake2b", "encode", "hexdigest", "digest"}
+INJECTIVE_CALLS = {"str", "repr", "tuple", "dumps", "sha256", "sha1", "md5", "blake2b", "encode", "hexdigest", "digest"}
 """Calls whose result tells what they were given, as far as keys of a cache go."""
 
 
-def process_wide(callee: Value) -> str | None:
+def process_wide_effect(callee: Value) -> str | None:
     """What a function changes for the whole process."""
     known = callee.known
-    if known is NOTHING or not callable(known):
+    if known is UNKNOWN or not callable(known):
         return None
     owner = getattr(known, "__self__", None)
     module = getattr(known, "__module__", None) or ""
     if owner is not None and not isinstance(owner, ModuleType):  # random.seed is a method of a hidden generator
         module = "random" if owner is getattr(random, "_inst", None) else type(owner).__module__
-        module = "numpy.random" if module.startswith("numpy.random") and callee.roots == NONE else module
+        module = "numpy.random" if module.startswith("numpy.random") and callee.roots == EMPTY else module
     name = getattr(known, "__name__", "")
-    return OF_THE_PROCESS.get((module, name)) if not callee.roots else None
+    return PROCESS_WIDE_EFFECTS.get((module, name)) if not callee.roots else None
 
 
 def is_display(node: ast.expr) -> bool:
@@ -80,11 +80,11 @@ def is_display(node: ast.expr) -> bool:
 
 def is_query(arguments: list[Value]) -> bool:
     """Whether a statement of SQL only reads."""
-    text = arguments[0].known if arguments else NOTHING
+    text = arguments[0].known if arguments else UNKNOWN
     return isinstance(text, str) and text.lstrip().lower().startswith(("select", "explain"))
 
 
-def is_notice(node: ast.If) -> bool:
+def is_one_time_message(node: ast.If) -> bool:
     """Whether a block only says something once: `if not self.told: print(...); self.told = True`."""
     flag = ast.unparse(node.test.operand) if isinstance(node.test, ast.UnaryOp) else ""
     sets = [each for each in node.body if isinstance(each, ast.Assign)]
@@ -96,9 +96,9 @@ def is_notice(node: ast.If) -> bool:
 
 def _is_message(node: ast.expr) -> bool:
     name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    return name == "print" or name.rpartition(".")[2] in MESSAGES
+    return name == "print" or name.rpartition(".")[2] in LOG_METHODS
 
 
-def of_a_notice(access: Access) -> Access:
+def as_one_time_message(access: StateAccess) -> StateAccess:
     """The access, as one that is the same in each call."""
-    return replace(access, hangs_on=NONE) if access.kind == "store" else access
+    return replace(access, hangs_on=EMPTY) if access.kind == "store" else access

@@ -9,12 +9,12 @@ from dataclasses import replace
 from aitrain.environment.abstract_values import (
     Use,
     Value,
-    exactly,
     expressions,
-    joined,
-    part_of,
+    item_of,
+    merge_exact,
+    merge_values,
 )
-from aitrain.environment.access_log import Frame, meet
+from aitrain.environment.access_log import CallFrame, merge_states
 from aitrain.environment.call_reader import CallReader
 from aitrain.environment.source_code import FunctionNode
 
@@ -22,13 +22,13 @@ from aitrain.environment.source_code import FunctionNode
 class ExpressionReader(CallReader):
     """Evaluates expressions to what is known of their values."""
 
-    def _assign(self, target: ast.expr, value: Value, frame: Frame, is_new: bool) -> None:
+    def _assign(self, target: ast.expr, value: Value, frame: CallFrame, is_new: bool) -> None:
         raise NotImplementedError
 
-    def _all(self, nodes: Iterable[ast.AST], frame: Frame) -> Value:
-        return joined([self._eval(node, frame) for node in nodes if isinstance(node, ast.expr)])
+    def _all(self, nodes: Iterable[ast.AST], frame: CallFrame) -> Value:
+        return merge_values([self._eval(node, frame) for node in nodes if isinstance(node, ast.expr)])
 
-    def _eval(self, node: ast.expr, frame: Frame, use: Use = "all") -> Value:
+    def _eval(self, node: ast.expr, frame: CallFrame, use: Use = "all") -> Value:
         """The value of an expression, with a note of what it does."""
         match node:
             case ast.Name():
@@ -51,21 +51,21 @@ class ExpressionReader(CallReader):
             case ast.IfExp():
                 test = self._eval(node.test, frame)
                 with self._perhaps():
-                    chosen = joined([self._eval(node.body, frame), self._eval(node.orelse, frame)])
+                    chosen = merge_values([self._eval(node.body, frame), self._eval(node.orelse, frame)])
                 return replace(chosen, sources=chosen.sources | test.sources)
             case ast.BoolOp():
                 first = self._eval(node.values[0], frame)
                 with self._perhaps():
-                    return joined([first, *(self._eval(value, frame) for value in node.values[1:])])
+                    return merge_values([first, *(self._eval(value, frame) for value in node.values[1:])])
             case _:
                 return self._new_value(node, frame)
 
-    def _new_value(self, node: ast.expr, frame: Frame) -> Value:
+    def _new_value(self, node: ast.expr, frame: CallFrame) -> Value:
         """An object that an expression makes."""
         match node:
             case ast.Yield():
                 value = self._eval(node.value, frame) if node.value else Value()
-                self.at_yield = meet([self.at_yield, self.state])
+                self.at_yield = merge_states([self.at_yield, self.state])
                 self._escape([value], "a yield")
                 return Value(frozenset({"reply"}))
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
@@ -73,45 +73,47 @@ class ExpressionReader(CallReader):
             case ast.List() | ast.Tuple() | ast.Set():
                 items = [self._eval(item, frame) for item in node.elts]
                 self._escape(items, "a list")
-                whole = joined(items)
-                return Value(whole.sources, exact=exactly(items), elements=whole.parts)
+                whole = merge_values(items)
+                return Value(whole.sources, exact=merge_exact(items), elements=whole.parts)
             case ast.Dict():
                 items = [self._eval(item, frame) for item in (*node.keys, *node.values) if item is not None]
                 self._escape(items, "a dict")
-                whole = joined(items)
+                whole = merge_values(items)
                 return Value(whole.sources, elements=whole.parts)
             case ast.Compare():
                 is_membership = self.is_test and all(isinstance(each, (ast.In, ast.NotIn)) for each in node.ops)
                 how: Use = "item" if is_membership else "all"  # in a test it guards what follows; else it is a result
                 compared = [self._eval(node.left, frame), *(self._eval(each, frame, how) for each in node.comparators)]
-                return Value(joined(compared).sources)
+                return Value(merge_values(compared).sources)
             case ast.Constant():
                 return Value(known=node.value)
             case ast.JoinedStr():
                 texts = [self._eval(value, frame) for value in expressions(node)]
-                return Value(joined(texts).sources, exact=exactly(texts))
+                return Value(merge_values(texts).sources, exact=merge_exact(texts))
             case _:  # operators and the like make new values of old ones
                 return Value(self._all(expressions(node), frame).sources)
 
-    def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, frame: Frame) -> Value:
+    def _comprehension(
+        self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, frame: CallFrame
+    ) -> Value:
         sources: list[Value] = []
         with self._perhaps():
             for each in node.generators:
                 iterated = self._eval(each.iter, frame)
                 sources.append(iterated)
-                self._assign(each.target, part_of(iterated), frame, False)
+                self._assign(each.target, item_of(iterated), frame, False)
                 sources += [self._eval(test, frame) for test in each.ifs]
             made = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
             values = [self._eval(value, frame) for value in made]
-        whole = joined(values)
-        return Value(whole.sources | joined(sources).sources, elements=whole.roots)
+        whole = merge_values(values)
+        return Value(whole.sources | merge_values(sources).sources, elements=whole.roots)
 
-    def _nested(self, node: FunctionNode, frame: Frame) -> None:
+    def _nested(self, node: FunctionNode, frame: CallFrame) -> None:
         """A function inside of a function: it may be called from here on, as often as it likes."""
         arguments = node.args
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         names = {**frame.names, **{each.arg: Value() for each in every if each is not None}}
-        inner = Frame(frame.function, frame.owner, names, declared_global=set(frame.declared_global))
+        inner = CallFrame(frame.function, frame.owner, names, declared_global=set(frame.declared_global))
         place, breaks, at_yield = self.place, self.breaks, self.at_yield
         self._all([*arguments.defaults, *(default for default in arguments.kw_defaults if default)], frame)
         with self._perhaps():

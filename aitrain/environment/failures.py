@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
-from aitrain.environment.loader import failure
+from aitrain.environment.loader import failure_message
 from aitrain.errors import AitrainError
 
 FAILURE_KINDS = ("raised", "timed_out", "crashed", "server", "wrong_type", "not_finite", "out_of_range")
@@ -28,9 +28,9 @@ class Failure:
 class CallFailed(AitrainError):
     """A call whose failure is known already, such as one in another process."""
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
+    def __init__(self, failure_message: Failure) -> None:
+        super().__init__(failure_message.message)
+        self.failure = failure_message
 
 
 def as_failure(error: BaseException) -> Failure:
@@ -39,4 +39,4 @@ def as_failure(error: BaseException) -> Failure:
         return error.failure
     is_server = any(kind.__name__ in _UNREACHABLE for kind in type(error).__mro__)
     trace = "".join(traceback.format_exception(error))
-    return Failure("server" if is_server else "raised", failure("raised", error), trace)
+    return Failure("server" if is_server else "raised", failure_message("raised", error), trace)

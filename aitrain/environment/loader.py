@@ -15,11 +15,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aitrain.environment.locator import BUNDLED, PACKAGE, Source, no_such_class, refuse_keywords, several, specs
+from aitrain.environment.locator import (
+    BUNDLED,
+    PACKAGE,
+    EnvSource,
+    module_specs,
+    no_such_class,
+    refuse_keywords,
+    several_classes,
+)
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 
-def load(source: Source, keywords: Mapping[str, Any]) -> object:
+def load_env(source: EnvSource, keywords: Mapping[str, Any]) -> object:
     """The environment, imported and constructed.
 
     Raises:
@@ -45,15 +53,15 @@ def _nothing_compiled() -> Iterator[None]:
         sys.dont_write_bytecode = before
 
 
-def _import(source: Source) -> ModuleType:
+def _import(source: EnvSource) -> ModuleType:
     _allow_sibling_imports(source)
     try:
         return _import_module(source.module) if source.is_module else _import_file(source)
     except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(failure("The environment's module cannot be imported", error)) from error
+        raise EnvironmentFailed(failure_message("The environment's module cannot be imported", error)) from error
 
 
-def _allow_sibling_imports(source: Source) -> None:
+def _allow_sibling_imports(source: EnvSource) -> None:
     """At the end of the path, so that a user's folder named like a library does not hide the library."""
     own = Path.cwd() if source.is_module or source.file is None else source.file.parent
     for folder in (str(own), str(Path.cwd())):
@@ -63,11 +71,11 @@ def _allow_sibling_imports(source: Source) -> None:
 
 def _import_module(name: str) -> ModuleType:
     if name.partition(".")[0] not in sys.modules:
-        _execute(specs(name)[0])
+        _execute(module_specs(name)[0])
     return importlib.import_module(name)
 
 
-def _import_file(source: Source) -> ModuleType:
+def _import_file(source: EnvSource) -> ModuleType:
     spec = importlib.util.spec_from_file_location(source.module, source.file)
     assert spec is not None  # a file that ends in .py always has a loader
     return _execute(spec)
@@ -86,7 +94,7 @@ def _execute(spec: ModuleSpec) -> ModuleType:
     return module
 
 
-def _only_class(source: Source, module: ModuleType) -> str:
+def _only_class(source: EnvSource, module: ModuleType) -> str:
     found = [
         name
         for name, value in vars(module).items()
@@ -95,7 +103,7 @@ def _only_class(source: Source, module: ModuleType) -> str:
     found = [name for name in found if not name.startswith("_")]
     place = str(source.file or source.module)
     if len(found) > 1:
-        raise ConfigError(several(place, found))
+        raise ConfigError(several_classes(place, found))
     if not found:
         raise ConfigError(f"rl_env_class: no class in {place} has build_dataset\nName one with --rl-env-class.")
     return found[0]
@@ -109,7 +117,7 @@ def _construct(made_from: Any, name: str, keywords: Mapping[str, Any]) -> object
         return made_from(**keywords)
     except (Exception, SystemExit) as error:
         given = ", ".join(f"{key}=..." for key in keywords)
-        raise EnvironmentFailed(failure(f"{name}({given}) raised", error)) from error
+        raise EnvironmentFailed(failure_message(f"{name}({given}) raised", error)) from error
 
 
 def _check_signature(made_from: Any, name: str, keywords: Mapping[str, Any]) -> None:
@@ -126,12 +134,12 @@ def _check_signature(made_from: Any, name: str, keywords: Mapping[str, Any]) -> 
 # -- saying where the user's code failed
 
 
-def failure(what: str, error: BaseException) -> str:
+def failure_message(what: str, error: BaseException) -> str:
     """`score_episode raised: ValueError: no such city`, the user's own line, and what to do where we know it."""
-    return "\n".join(line for line in (f"{what}: {describe(error)}", _where(error), _remedy(error)) if line)
+    return "\n".join(line for line in (f"{what}: {describe_error(error)}", _where(error), _remedy(error)) if line)
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """`ValueError: no such city`, on one line, not too long."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300].rstrip(": ")

@@ -22,7 +22,7 @@ BUNDLED = next((folder for folder in (PACKAGE / "envs", PACKAGE.parent / "envs")
 
 
 @dataclass(frozen=True)
-class Source:
+class EnvSource:
     """Where an environment comes from."""
 
     module: str
@@ -32,7 +32,7 @@ class Source:
     """Whether it was named as a module, not as a file."""
 
 
-def find(config: TrainConfig) -> Source:
+def find_env(config: TrainConfig) -> EnvSource:
     """The environment's file, found without running any of the user's code.
 
     Raises:
@@ -58,14 +58,14 @@ def bundled_modules() -> list[str]:
     return [f"envs.{file.stem}" for file in sorted(BUNDLED.glob("*.py"))]
 
 
-def _find_file(place: str, class_name: str | None) -> Source:
+def _find_file(place: str, class_name: str | None) -> EnvSource:
     file = Path(os.path.expanduser(place))
     if os.path.isdir(file):
         raise ConfigError(f"rl_env: {place} is a folder, not a file")
     if not os.path.isfile(file):
         near = did_you_mean(file.name, [other.name for other in file.parent.glob("*.py")])
         raise ConfigError(f"rl_env: there is no file {place} (looked from {Path.cwd()}).{near}")
-    return Source(f"aitrain_environment_{file.stem}", file.resolve(), class_name, is_module=False)
+    return EnvSource(f"aitrain_environment_{file.stem}", file.resolve(), class_name, is_module=False)
 
 
 def _refuse_path(place: str) -> None:
@@ -88,27 +88,29 @@ def _way_in(folder: Path, example: str) -> str:
     return f"Name a file in it: {example.format(file=file, name=file.stem)}" if file else "It holds no Python file."
 
 
-def _find_module(knob: str, module: str, class_name: str | None) -> Source:
+def _find_module(knob: str, module: str, class_name: str | None) -> EnvSource:
     if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
         raise ConfigError(
             f"{knob}: {module} is not the name of a module, like package.module\n"
             "A file is named with --rl-env path/to/file.py:Class"
         )
-    chain = specs(module)
+    chain = module_specs(module)
     if chain:
         _refuse_library_name(knob, module, chain[0])
         _refuse_folder(knob, module, chain[-1])
         readable = (chain[-1].origin or "").endswith(".py")
-        return Source(module, Path(str(chain[-1].origin)) if readable else None, class_name, is_module=True)
+        return EnvSource(module, Path(str(chain[-1].origin)) if readable else None, class_name, is_module=True)
     if module in bundled_modules():
-        return Source(f"aitrain.{module}", BUNDLED / f"{module.removeprefix('envs.')}.py", class_name, is_module=False)
+        return EnvSource(
+            f"aitrain.{module}", BUNDLED / f"{module.removeprefix('envs.')}.py", class_name, is_module=False
+        )
     raise ConfigError(
         f"{knob}: there is no module {module} (looked in {Path.cwd()} and among the installed packages)."
         f"{did_you_mean(module, [*_modules_here(), *bundled_modules()])}\nBundled ones: {', '.join(bundled_modules())}"
     )
 
 
-def specs(module: str) -> list[ModuleSpec]:
+def module_specs(module: str) -> list[ModuleSpec]:
     """The packages on the way to a module and the module itself, none of them imported: that would run the user's
     code. The working directory comes first: an installed package called `tests` does not hide the user's own."""
     top, *rest = module.split(".")
@@ -161,7 +163,7 @@ def _modules_here() -> list[str]:
 # -- reading: what the file shows without being run
 
 
-def check_by_reading(source: Source, keywords: Mapping[str, Any]) -> None:
+def check_by_reading(source: EnvSource, keywords: Mapping[str, Any]) -> None:
     """Refuse a class or constructor keyword that the file plainly does not have.
 
     Raises:
@@ -200,12 +202,12 @@ def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _top_level(node)
 
 
-def _only_candidate(source: Source, classes: Mapping[str, ast.ClassDef]) -> str | None:
+def _only_candidate(source: EnvSource, classes: Mapping[str, ast.ClassDef]) -> str | None:
     """The class that is meant when none is named; None where only running the file can tell."""
     public = {name: node for name, node in classes.items() if not name.startswith("_")}
     candidates = [name for name, node in public.items() if _has_method(node, "build_dataset", classes)]
     if len(candidates) > 1:
-        raise ConfigError(several(str(source.file), candidates))
+        raise ConfigError(several_classes(str(source.file), candidates))
     if candidates:
         return candidates[0]
     if any(_inherits_from_elsewhere(node, classes) for node in public.values()):
@@ -216,7 +218,7 @@ def _only_candidate(source: Source, classes: Mapping[str, ast.ClassDef]) -> str 
     )
 
 
-def several(place: str, names: list[str]) -> str:
+def several_classes(place: str, names: list[str]) -> str:
     """What to say where more than one class could be meant."""
     return (
         f"rl_env_class: {place} has {len(names)} environments: {', '.join(names)}\n"
@@ -289,7 +291,7 @@ def _has_star_import(tree: ast.Module) -> bool:
     return any(alias.name == "*" for node in imports for alias in node.names)
 
 
-def no_such_class(source: Source, name: str, classes: list[str]) -> str:
+def no_such_class(source: EnvSource, name: str, classes: list[str]) -> str:
     """What to say where a class is not where it should be."""
     return (
         f"rl_env_class: there is no class {name} in {source.file}.{did_you_mean(name, classes)}\n"

@@ -12,7 +12,7 @@ Memo = dict[int, Any]
 """By the id of an original, its copy: values that contain one another still do in the copy."""
 
 
-def copied_words(words: Mapping[str, Any], shared: Collection[str] = ()) -> dict[str, Any]:
+def copy_arguments(words: Mapping[str, Any], shared: Collection[str] = ()) -> dict[str, Any]:
     """Deep copies of the values, except of those named in `shared`.
 
     Callables (functions, bound methods, models) and objects that refuse to be copied (locks, clients, open files) are
@@ -22,7 +22,7 @@ def copied_words(words: Mapping[str, Any], shared: Collection[str] = ()) -> dict
     return {name: value if name in shared else _deep_copy(value, memo, _object_copy) for name, value in words.items()}
 
 
-def copied_rows(rows: list[Any]) -> list[Any]:
+def copy_rows(rows: list[Any]) -> list[Any]:
     """The rows with lists, dicts and sets of their own; other objects in them are shared, as they may be large."""
     memo: Memo = {}
     return [_deep_copy(row, memo, _shared) for row in rows]

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aitrain.config import TrainConfig
-from aitrain.environment.call_policy import CallPolicy, CopyPlan, Tell
+from aitrain.environment.call_policy import CallPolicy, CopyPlan, Notify
 from aitrain.environment.contract import Case, Completion, level_of
 from aitrain.environment.dialogue import Dialogue, Move, Opening, Reply, dialogue_for
 from aitrain.environment.failures import CallFailed, Failure
 from aitrain.environment.isolation import Isolation, Seat
 from aitrain.environment.judging import Bounds, Scored
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.state_watch import Watch
+from aitrain.environment.state_watch import StateWatch
 from aitrain.environment.tools import Tools
 from aitrain.environment.workers import Call, Calls, Meanwhile, Outcome, Workers
 from aitrain.errors import EnvironmentFailed
@@ -81,10 +81,10 @@ class Host:
     """What the waiting thread does, such as generating for environments that ask the model themselves."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     """What each call in a thread is made within, such as torch.no_grad, which is a thread's own."""
-    tell: Tell = lambda _: None
+    tell: Notify = lambda _: None
     """Where the user is told, once, how calls run that write to the environment."""
 
-    _watch: Watch | None = None
+    _watch: StateWatch | None = None
 
     @cached_property
     def policy(self) -> CallPolicy:

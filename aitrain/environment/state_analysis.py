@@ -17,26 +17,26 @@ from types import FunctionType
 from typing import Any
 
 from aitrain.environment.abstract_values import (
-    NONE,
-    NOTHING,
+    EMPTY,
+    UNKNOWN,
     Value,
-    imported,
-    is_data,
+    find_in_mro,
+    imported_object,
+    is_data_object,
     is_lock,
-    joined_names,
-    looked_up,
+    item_of,
+    merge_scopes,
     names_self,
-    part_of,
 )
-from aitrain.environment.access_log import Frame, meet
+from aitrain.environment.access_log import CallFrame, merge_states
 from aitrain.environment.effects import (
     CONTAINERS,
+    as_one_time_message,
     is_display,
-    is_notice,
-    of_a_notice,
+    is_one_time_message,
 )
 from aitrain.environment.expression_reader import ExpressionReader
-from aitrain.environment.state_report import Classifier, StateReport
+from aitrain.environment.state_report import AccessClassifier, StateReport
 from aitrain.environment.state_watch import is_users_object
 
 
@@ -47,7 +47,7 @@ def analyze_state(environment: Any, level: str) -> StateReport:
         reader.read_episode(level)
     except RecursionError:
         reader.give_up("the source is nested too deep")
-    return Classifier(reader.accesses, reader.unclear).report()
+    return AccessClassifier(reader.accesses, reader.unclear).report()
 
 
 class _EpisodeReader(ExpressionReader):
@@ -80,14 +80,14 @@ class _EpisodeReader(ExpressionReader):
 
     # -- statements
 
-    def _block(self, statements: Sequence[ast.stmt], frame: Frame) -> None:
+    def _block(self, statements: Sequence[ast.stmt], frame: CallFrame) -> None:
         for statement in statements:
             if self.state is None:
                 return
             self.place = replace(self.place, line=statement.lineno)
             self._statement(statement, frame)
 
-    def _statement(self, node: ast.stmt, frame: Frame) -> None:
+    def _statement(self, node: ast.stmt, frame: CallFrame) -> None:
         match node:
             case ast.Expr():
                 self._eval(node.value, frame)
@@ -116,13 +116,13 @@ class _EpisodeReader(ExpressionReader):
             case _:
                 self._compound(node, frame)
 
-    def _compound(self, node: ast.stmt, frame: Frame) -> None:
+    def _compound(self, node: ast.stmt, frame: CallFrame) -> None:
         match node:
             case ast.If():
                 self._if(node, frame)
             case ast.For() | ast.AsyncFor():
                 iterated = self._eval(node.iter, frame)
-                self._loop(node, frame, lambda: self._assign(node.target, part_of(iterated), frame, False), False)
+                self._loop(node, frame, lambda: self._assign(node.target, item_of(iterated), frame, False), False)
             case ast.While():
                 endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
                 self._loop(node, frame, lambda: self._eval(node.test, frame), endless)
@@ -149,18 +149,18 @@ class _EpisodeReader(ExpressionReader):
             case _:
                 self._all(ast.iter_child_nodes(node), frame)
 
-    def _if(self, node: ast.If, frame: Frame) -> None:
+    def _if(self, node: ast.If, frame: CallFrame) -> None:
         self.is_test = True
         condition = self._eval(node.test, frame)
         self.is_test = False
         self.conditions.append(condition.sources)
         begin, ends, names, outcomes = self.state, [], frame.names, []
-        says_once = is_notice(node)
+        says_once = is_one_time_message(node)
         for block in (node.body, node.orelse):
             self.state, first, frame.names = begin, len(self.accesses), dict(names)
             self._block(block, frame)
             if says_once:
-                self.accesses[first:] = [of_a_notice(access) for access in self.accesses[first:]]
+                self.accesses[first:] = [as_one_time_message(access) for access in self.accesses[first:]]
             ends.append(self.state)
             outcomes += [frame.names] if self.state is not None else []
             if self.state is None:  # the call ends here, so that it matters which one came here
@@ -169,11 +169,11 @@ class _EpisodeReader(ExpressionReader):
                     for access in self.accesses[first:]
                 ]
         self.conditions.pop()
-        frame.names = joined_names(outcomes or [names])
-        self.state = meet(ends)
+        frame.names = merge_scopes(outcomes or [names])
+        self.state = merge_states(ends)
 
     def _loop(
-        self, node: ast.For | ast.AsyncFor | ast.While, frame: Frame, head: Callable[[], Any], endless: bool
+        self, node: ast.For | ast.AsyncFor | ast.While, frame: CallFrame, head: Callable[[], Any], endless: bool
     ) -> None:
         self.breaks, self.loops = [*self.breaks, []], self.loops + 1
         begin, before = self.state, dict(frame.names)
@@ -181,35 +181,35 @@ class _EpisodeReader(ExpressionReader):
             self.state = begin
             condition = head()
             after_head = self.state
-            self.conditions.append(condition.sources if isinstance(condition, Value) else NONE)
+            self.conditions.append(condition.sources if isinstance(condition, Value) else EMPTY)
             self._block(node.body, frame)
             self.conditions.pop()
-            frame.names = joined_names([before, frame.names])
+            frame.names = merge_scopes([before, frame.names])
         self.state = None if endless else after_head if isinstance(node, ast.While) else begin
         self._block(node.orelse, frame)
         self.loops -= 1
         *self.breaks, broken = self.breaks
-        self.state = meet([self.state, *broken])
+        self.state = merge_states([self.state, *broken])
 
-    def _try(self, node: ast.Try | ast.TryStar, frame: Frame) -> None:
+    def _try(self, node: ast.Try | ast.TryStar, frame: CallFrame) -> None:
         begin, ends, before, outcomes = self.state, [], dict(frame.names), []
         self._block(node.body, frame)
         self._block(node.orelse, frame)
         ends.append(self.state)
         outcomes += [frame.names] if self.state is not None else []
-        interrupted = joined_names([before, frame.names])
+        interrupted = merge_scopes([before, frame.names])
         for handler in node.handlers:
             self.state, frame.names = begin, {**interrupted, **({handler.name: Value()} if handler.name else {})}
             self._block(handler.body, frame)
             ends.append(self.state)
             outcomes += [frame.names] if self.state is not None else []
-        frame.names = joined_names(outcomes or [before])
-        after, self.state = meet(ends), begin
+        frame.names = merge_scopes(outcomes or [before])
+        after, self.state = merge_states(ends), begin
         self._block(node.finalbody, frame)
-        gained = (self.state or NONE) - (begin or NONE)
+        gained = (self.state or EMPTY) - (begin or EMPTY)
         self.state = None if after is None or self.state is None else after | gained
 
-    def _with(self, node: ast.With | ast.AsyncWith, frame: Frame) -> None:
+    def _with(self, node: ast.With | ast.AsyncWith, frame: CallFrame) -> None:
         locks = 0
         for item in node.items:
             value = self._eval(item.context_expr, frame)
@@ -228,7 +228,7 @@ class _EpisodeReader(ExpressionReader):
         entered = manager
         for name in ("__enter__", "__aenter__", "__exit__", "__aexit__"):
             kind = self.type if manager.is_self else type(manager.known)
-            _, method = looked_up(kind, name, None)
+            _, method = find_in_mro(kind, name, None)
             if isinstance(method, FunctionType):
                 if "exit" in name:
                     with self._perhaps():
@@ -237,7 +237,7 @@ class _EpisodeReader(ExpressionReader):
                     entered = self._inline(method, [manager], {}, owner=kind)
         return entered
 
-    def _match(self, node: ast.Match, frame: Frame) -> None:
+    def _match(self, node: ast.Match, frame: CallFrame) -> None:
         subject = self._eval(node.subject, frame)
         self.conditions.append(subject.sources)
         begin, ends, is_exhaustive, before, outcomes = self.state, [], False, dict(frame.names), []
@@ -246,7 +246,7 @@ class _EpisodeReader(ExpressionReader):
             for part in ast.walk(case.pattern):
                 name = getattr(part, "name", None) or getattr(part, "rest", None)
                 if isinstance(name, str):
-                    frame.names[name] = part_of(subject)
+                    frame.names[name] = item_of(subject)
             if case.guard is not None:
                 self._eval(case.guard, frame)
             self._block(case.body, frame)
@@ -254,24 +254,24 @@ class _EpisodeReader(ExpressionReader):
             outcomes += [frame.names] if self.state is not None else []
             is_exhaustive |= case.guard is None and isinstance(case.pattern, ast.MatchAs) and not case.pattern.pattern
         self.conditions.pop()
-        frame.names = joined_names(outcomes if is_exhaustive and outcomes else [*outcomes, before])
-        self.state = meet(ends if is_exhaustive else [*ends, begin])
+        frame.names = merge_scopes(outcomes if is_exhaustive and outcomes else [*outcomes, before])
+        self.state = merge_states(ends if is_exhaustive else [*ends, begin])
 
-    def _import(self, node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
+    def _import(self, node: ast.Import | ast.ImportFrom, frame: CallFrame) -> None:
         for alias in node.names:
-            frame.names[alias.asname or alias.name.partition(".")[0]] = Value(known=imported(node, alias))
+            frame.names[alias.asname or alias.name.partition(".")[0]] = Value(known=imported_object(node, alias))
 
     # -- assignments
 
-    def _assign(self, target: ast.expr, value: Value, frame: Frame, is_new: bool) -> None:
+    def _assign(self, target: ast.expr, value: Value, frame: CallFrame, is_new: bool) -> None:
         match target:
             case ast.Name():
                 self._assign_name(target.id, value, frame)
             case ast.Tuple() | ast.List():
                 for each in target.elts:
-                    self._assign(each, part_of(value), frame, is_new)
+                    self._assign(each, item_of(value), frame, is_new)
             case ast.Starred():
-                self._assign(target.value, part_of(value), frame, is_new)
+                self._assign(target.value, item_of(value), frame, is_new)
             case ast.Attribute():
                 self._store_attribute(self._eval(target.value, frame, use="none"), target.attr, value, is_new)
             case ast.Subscript():
@@ -279,13 +279,13 @@ class _EpisodeReader(ExpressionReader):
                 container = self._eval(target.value, frame, use="none")
                 self._store_item(container, key, value, target.slice)
 
-    def _augment(self, node: ast.AugAssign, frame: Frame) -> None:
+    def _augment(self, node: ast.AugAssign, frame: CallFrame) -> None:
         value = self._eval(node.value, frame)
         before = self._eval(node.target, frame)
         if isinstance(node.target, ast.Name) and node.target.id not in frame.declared_global:
-            if is_data(before.known):
+            if is_data_object(before.known):
                 self._change(before.roots, "change")
-            elif isinstance(before.known, CONTAINERS) or (before.known is NOTHING and is_display(node.value)):
+            elif isinstance(before.known, CONTAINERS) or (before.known is UNKNOWN and is_display(node.value)):
                 self._change(before.roots, "append")
             frame.names[node.target.id] = replace(before, sources=before.sources | value.sources)
         elif isinstance(node.target, ast.Name):
@@ -296,9 +296,9 @@ class _EpisodeReader(ExpressionReader):
         else:
             assert isinstance(node.target, ast.Subscript)
             container = self._eval(node.target.value, frame)
-            self._change(container.roots | (before.roots if is_display(node.value) else NONE), "change")
+            self._change(container.roots | (before.roots if is_display(node.value) else EMPTY), "change")
 
-    def _delete(self, target: ast.expr, frame: Frame) -> None:
+    def _delete(self, target: ast.expr, frame: CallFrame) -> None:
         if isinstance(target, ast.Attribute):
             owner = self._eval(target.value, frame)
             if owner.is_self:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aitrain.environment.abstract_values import NONE
+from aitrain.environment.abstract_values import EMPTY
 
 
 @dataclass(frozen=True)
-class Place:
+class WriteSite:
     """One access in the user's code, as messages show it."""
 
     target: str
@@ -22,27 +22,27 @@ class Place:
 class StateReport:
     """What the calls of an environment write, by name; each with the place of one write."""
 
-    scratch: dict[str, Place] = field(default_factory=dict)
+    scratch: dict[str, WriteSite] = field(default_factory=dict)
     """Written in each call before it is read there: exact with a copy of the object for each call."""
-    carried: dict[str, Place] = field(default_factory=dict)
+    carried: dict[str, WriteSite] = field(default_factory=dict)
     """A later call may read what an earlier one wrote: exact only one call after another."""
     shared: set[str] = field(default_factory=set)
     """Written in a way that bears calls at the same time: logs, caches, what is made when it is first needed, and what
     the environment guards with a lock of its own."""
     guarded: set[str] = field(default_factory=set)
     """Of `shared`, what is set (and not only filled) under a lock."""
-    unclear: Place | None = None
+    unclear: WriteSite | None = None
     """Something that the source does not show, so that there may be more writes."""
 
 
 @dataclass(frozen=True)
-class Access:
+class StateAccess:
     """One read or write of shared state."""
 
     root: str
     kind: str
     """read (one item), look (at all of it), store, append, item (`x[key] = value`) or change (otherwise in place)."""
-    place: Place
+    place: WriteSite
     is_first: bool
     """Whether the call may not have stored a value of its own there before."""
     is_locked: bool
@@ -54,11 +54,11 @@ READS = ("read", "look")
 
 
 @dataclass
-class Classifier:
+class AccessClassifier:
     """Decides, for each root that is written, whether calls may share it."""
 
-    accesses: list[Access]
-    unclear: Place | None
+    accesses: list[StateAccess]
+    unclear: WriteSite | None
 
     def report(self) -> StateReport:
         """What follows from the accesses."""
@@ -67,7 +67,7 @@ class Classifier:
             self._classify(root, [access for access in self.accesses if access.root == root], report)
         return report
 
-    def _classify(self, root: str, accesses: list[Access], report: StateReport) -> None:
+    def _classify(self, root: str, accesses: list[StateAccess], report: StateReport) -> None:
         writes = [access for access in accesses if access.kind not in READS]
         reads = [access for access in accesses if access.kind in READS]
         changes = [access for access in writes if access.kind != "store" and access.is_first]
@@ -95,7 +95,7 @@ class Classifier:
         above = {access.root[:-1] for access in self.accesses if access.root.endswith(".*")}
         return any(root.startswith(each) for each in above)
 
-    def _is_cache(self, access: Access, above: frozenset[str] = NONE) -> bool:
+    def _is_cache(self, access: StateAccess, above: frozenset[str] = EMPTY) -> bool:
         """Whether each call stores the same there: then it does not matter which is the first."""
         if access.hangs_on is None or not all(source.startswith("=") for source in access.hangs_on):
             return False

@@ -19,7 +19,7 @@ from typing import Any
 from aitrain.environment.loader import is_users_file
 
 CONTAINERS = (list, dict, set, deque)
-MAX_WATCHED = 10_000
+MAX_ITEMS = 10_000
 """Items that one snapshot holds, so that watching a batch costs a few milliseconds at most."""
 MAX_ARRAY_BYTES = 1 << 20
 
@@ -28,7 +28,7 @@ _NEUTRAL_BASES = {"builtins", "abc", "typing", "collections.abc", "dataclasses"}
 
 def is_small_container(value: Any) -> bool:
     """Whether a value is a container that a snapshot holds completely."""
-    return isinstance(value, CONTAINERS) and len(value) <= MAX_WATCHED
+    return isinstance(value, CONTAINERS) and len(value) <= MAX_ITEMS
 
 
 def is_users_object(value: Any) -> bool:
@@ -51,7 +51,7 @@ def is_users_module(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Snapshot:
     """One mutable object with its content at the time of the snapshot."""
 
     path: str
@@ -104,15 +104,15 @@ def _is_tensor(value: Any) -> bool:
     return type(value).__module__ == "torch" and type(value).__name__ == "Tensor"
 
 
-class Watch:
+class StateWatch:
     """What the calls of a batch write, by path: `self.case`, `self.client.session`, `Kind.count`, `COUNT`."""
 
     def __init__(self, environment: Any, ignored: frozenset[str] = frozenset()) -> None:
         self.environment, self.ignored = environment, ignored
         self.written: list[str] = []
-        self._left = MAX_WATCHED
+        self._left = MAX_ITEMS
         self._seen: set[int] = {id(environment)}
-        self._held: list[_Held] = []
+        self._held: list[_Snapshot] = []
         self._attributes = [(owner, dict(values)) for owner, values in _outer_values(environment)]
         if hasattr(environment, "__dict__"):
             self._hold("self", vars(environment), _cached_properties(environment), is_namespace=True)
@@ -124,7 +124,7 @@ class Watch:
         items = list(value.values()) if isinstance(value, dict) else list(value)
         keys = list(value) if isinstance(value, dict) else [""] * len(items)
         self._left -= len(items)
-        self._held.append(_Held(path, value, value.copy(), ignored, is_namespace))
+        self._held.append(_Snapshot(path, value, value.copy(), ignored, is_namespace))
         for key, item in zip(keys, items, strict=True):
             self._follow(f"{path}.{key}" if is_namespace else f"{path}[]", item)
 
@@ -141,7 +141,7 @@ class Watch:
         elif (_is_array(value) or _is_tensor(value)) and value.nbytes <= min(MAX_ARRAY_BYTES, self._left * 1024):
             self._left -= value.nbytes // 1024
             copied = value.copy() if _is_array(value) else value.detach().clone()
-            self._held.append(_Held(path, value, copied))
+            self._held.append(_Snapshot(path, value, copied))
         elif is_users_object(value) and len(vars(value)) <= self._left:
             self._hold(path, vars(value), _cached_properties(value), is_namespace=True)
 
@@ -190,7 +190,7 @@ def _outer_values(environment: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     for owner in type(environment).__mro__[:-1]:
         if not is_users_module(owner.__module__):
             continue
-        yield owner, {name: value for name, value in vars(owner).items() if _is_value(name, value)}
+        yield owner, {name: value for name, value in vars(owner).items() if _is_data(name, value)}
         functions = [value for value in vars(owner).values() if isinstance(value, FunctionType)]
         for function in functions:
             named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
@@ -199,12 +199,12 @@ def _outer_values(environment: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
                 {
                     name: value
                     for name, value in named.items()
-                    if name in function.__globals__ and _is_value(name, value)
+                    if name in function.__globals__ and _is_data(name, value)
                 },
             )
 
 
-def _is_value(name: str, value: Any) -> bool:
+def _is_data(name: str, value: Any) -> bool:
     is_code = inspect.isroutine(value) or isinstance(value, (type, ModuleType, property, cached_property))
     return not (name.startswith("__") or is_code or hasattr(type(value), "__get__"))
 
@@ -240,11 +240,11 @@ def _noting_sets(environment: Any, written: list[str]) -> Iterator[None]:
             type.__setattr__(kind, "__setattr__", own)
 
 
-def leads_to(value: Any, environment: Any) -> bool:
+def reaches(value: Any, environment: Any) -> bool:
     """Whether containers, methods, and the user's own objects lead from a value back to the environment."""
     seen: set[int] = set()
     left = [value]
-    while left and len(seen) < MAX_WATCHED:
+    while left and len(seen) < MAX_ITEMS:
         each = left.pop()
         if each is environment:
             return True

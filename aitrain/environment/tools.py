@@ -25,7 +25,7 @@ from pydantic_core import to_jsonable_python
 
 from aitrain.environment.calls import TOO_DEEP, ToolCall, clean, is_deep, short
 from aitrain.environment.contract import finished
-from aitrain.environment.loader import failure
+from aitrain.environment.loader import failure_message
 from aitrain.errors import EnvironmentFailed, did_you_mean
 
 MAX_ERROR = 500
@@ -146,7 +146,7 @@ def _listed(owner: Any, place: str) -> list[Any]:
         found = finished(get_tools())
         found = list(found) if isinstance(found, (tuple, Iterator)) else found
     except Exception as error:
-        raise EnvironmentFailed(failure(f"{place} raised", error)) from error
+        raise EnvironmentFailed(failure_message(f"{place} raised", error)) from error
     if not isinstance(found, list):
         returned = f"{short(repr(found))} ({type(found).__name__})"
         raise EnvironmentFailed(f"{place} returned {returned}\nReturn a list of methods; [] is no tools.")

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 import aitrain
-from aitrain.launch.libraries import fits, misfits, needs_of, torch_build, version_of, written
+from aitrain.launch.libraries import (
+    format_specifier,
+    is_compatible,
+    requirements_of,
+    torch_build,
+    version_conflicts,
+    version_of,
+)
 from aitrain.launch.nvidia import Driver, Gpu, ask_driver, visible_gpus
 from aitrain.machine import usable_cores
 from aitrain.packages import in_working_directory, installed
@@ -23,10 +30,10 @@ Remark = tuple[State, str]
 
 LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")
 """Those that have a line of their own, beside torch and vLLM."""
-CLOSE = {"torch", *LIBRARIES, "tokenizers", "huggingface-hub", "safetensors", "numpy", "pydantic"}
+STRICT = {"torch", *LIBRARIES, "tokenizers", "huggingface-hub", "safetensors", "numpy", "pydantic"}
 """Libraries that do not work with others in a version that those did not ask for."""
-SHADOWED = ("torch", *LIBRARIES, "vllm", "numpy", "tokenizers", "safetensors")
-LITTLE_DISK = 10
+SHADOWABLE = ("torch", *LIBRARIES, "vllm", "numpy", "tokenizers", "safetensors")
+LOW_DISK_GB = 10
 """GB; a model of a billion weights and two of its checkpoints are about as large."""
 
 
@@ -43,7 +50,7 @@ class Finding:
 def examine(output_dir: Path) -> list[Finding]:
     """Everything that `aitrain doctor` looks at, in the order in which it is told."""
     driver = ask_driver(versions=True)
-    looks: dict[str, Look] = {
+    looks: dict[str, Check] = {
         "aitrain": _aitrain,
         "Python": _python,
         "platform": _platform,
@@ -60,10 +67,10 @@ def examine(output_dir: Path) -> list[Finding]:
     return [finding for name, look in looks.items() for finding in _safely(name, look)]
 
 
-Look = Callable[[], Finding | Iterable[Finding]]
+Check = Callable[[], Finding | Iterable[Finding]]
 
 
-def _safely(name: str, look: Look) -> list[Finding]:
+def _safely(name: str, look: Check) -> list[Finding]:
     """A doctor of sick machines cannot stop at the first thing that is broken."""
     try:
         found = look()
@@ -115,8 +122,8 @@ def _disk(output_dir: Path) -> Finding:
     remarks: list[Remark] = []
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         remarks.append(("problem", f"no folder can be made in {folder}: give another one with --output-dir"))
-    if free < LITTLE_DISK:
-        remarks.append(("note", f"below {LITTLE_DISK} GB: checkpoints may fill it; --output-dir, --save-total-limit"))
+    if free < LOW_DISK_GB:
+        remarks.append(("note", f"below {LOW_DISK_GB} GB: checkpoints may fill it; --output-dir, --save-total-limit"))
     return _told("disk", f"{free:.1f} GB free for {output_dir}", remarks)
 
 
@@ -135,7 +142,7 @@ def _hub_token() -> Finding:
 
 def _hidden() -> Iterable[Finding]:
     """A folder without `__init__.py` hides nothing, but stands for a library that is not installed."""
-    for name in SHADOWED:
+    for name in SHADOWABLE:
         here = in_working_directory(name)
         if here is not None and (here.origin is not None or installed(name) is None):
             advice = "aitrain's processes do not see it; Python scripts started here would take it for the library"
@@ -204,7 +211,7 @@ def _aitrain() -> Finding:
     if version_of("aitrain") is None:
         advice = "which versions it needs is not known; in a checkout: pip install -e ."
         return Finding("aitrain", "note", f"{aitrain.__version__}, not installed as a package", advice)
-    wrong = [each for each in misfits("aitrain") if each.library not in ("torch", *LIBRARIES)]
+    wrong = [each for each in version_conflicts("aitrain") if each.library not in ("torch", *LIBRARIES)]
     return _told("aitrain", aitrain.__version__, [("problem", f"needs {each}") for each in wrong])
 
 
@@ -216,22 +223,22 @@ def _library(name: str) -> Finding:
 
 
 def _needed(name: str) -> str:
-    needed = needs_of("aitrain").get(name)
-    return written(needed) if needed is not None else ""
+    needed = requirements_of("aitrain").get(name)
+    return format_specifier(needed) if needed is not None else ""
 
 
 def _out_of_range(name: str, version: str) -> Iterable[Remark]:
-    needed = needs_of("aitrain").get(name)
-    if needed is not None and not fits(version, needed):
-        yield "problem", f'aitrain needs {written(needed)}: pip install "{name}{written(needed)}"'
+    needed = requirements_of("aitrain").get(name)
+    if needed is not None and not is_compatible(version, needed):
+        yield "problem", f'aitrain needs {format_specifier(needed)}: pip install "{name}{format_specifier(needed)}"'
 
 
 def _own_needs(name: str) -> Iterable[Remark]:
     """What the library itself asks for: grave where the two work hand in hand, worth a look elsewhere."""
-    wrong = misfits(name)
-    yield from (("problem" if each.library in CLOSE else "note", f"needs {each}") for each in wrong if each.version)
+    wrong = version_conflicts(name)
+    yield from (("problem" if each.library in STRICT else "note", f"needs {each}") for each in wrong if each.version)
     if missing := [each.library for each in wrong if each.version is None]:
-        yield "note" if CLOSE.isdisjoint(missing) else "problem", f"needs what is not installed: {', '.join(missing)}"
+        yield "note" if STRICT.isdisjoint(missing) else "problem", f"needs what is not installed: {', '.join(missing)}"
 
 
 def _torch(driver: Driver | None) -> Finding:
@@ -281,12 +288,12 @@ def _vllm_range(name: str, version: str) -> Iterable[Remark]:
     """aitrain's own range, and TRL's, which judges by the number before any `.post1` or `+cu130`."""
     from packaging.version import Version
 
-    ours, trls = (needs_of(library, "vllm").get("vllm") for library in ("aitrain", "trl"))
-    if ours is not None and not fits(version, ours):
-        wanted = "aitrain[vllm]" if name == "vllm" else f"{name}{written(ours)}"
-        yield "problem", f'aitrain needs {written(ours)}: pip install "{wanted}"'
-    if trls is not None and not fits(Version(version).base_version, trls):
-        yield "note", f"the installed TRL supports {written(trls)}"
+    ours, trls = (requirements_of(library, "vllm").get("vllm") for library in ("aitrain", "trl"))
+    if ours is not None and not is_compatible(version, ours):
+        wanted = "aitrain[vllm]" if name == "vllm" else f"{name}{format_specifier(ours)}"
+        yield "problem", f'aitrain needs {format_specifier(ours)}: pip install "{wanted}"'
+    if trls is not None and not is_compatible(Version(version).base_version, trls):
+        yield "note", f"the installed TRL supports {format_specifier(trls)}"
 
 
 def _vllm_build(is_cpu: bool, driver: Driver | None) -> Iterable[Remark]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Misfit:
+class VersionConflict:
     """A library that another one needs, and that is not there or not in that version."""
 
     library: str
@@ -26,7 +26,7 @@ class Misfit:
 
     def __str__(self) -> str:
         """`tokenizers>=0.22,<0.23, and 0.24.1 is installed: pip install ...`, where PyPI has the one that is needed."""
-        requirement = self.library + written(self.needed)
+        requirement = self.library + format_specifier(self.needed)
         state = "it is not installed" if self.version is None else f"{self.version} is installed"
         return f"{requirement}, and {state}" + ("" if "+" in requirement else f': pip install "{requirement}"')
 
@@ -42,7 +42,7 @@ def version_of(library: str) -> str | None:
     return line[1] if line else found.version
 
 
-def needs_of(library: str, extra: str = "") -> dict[str, SpecifierSet]:
+def requirements_of(library: str, extra: str = "") -> dict[str, SpecifierSet]:
     """The versions that an installed library asks for on this machine, by name; those of an extra as well."""
     from packaging.requirements import Requirement  # comes with transformers and accelerate; only `doctor` uses it
     from packaging.utils import canonicalize_name
@@ -59,18 +59,18 @@ def needs_of(library: str, extra: str = "") -> dict[str, SpecifierSet]:
     return needs
 
 
-def misfits(library: str) -> list[Misfit]:
+def version_conflicts(library: str) -> list[VersionConflict]:
     """What an installed library asks for and does not find."""
-    found = [Misfit(name, needed, version_of(name)) for name, needed in needs_of(library).items()]
-    return [each for each in found if each.version is None or not fits(each.version, each.needed)]
+    found = [VersionConflict(name, needed, version_of(name)) for name, needed in requirements_of(library).items()]
+    return [each for each in found if each.version is None or not is_compatible(each.version, each.needed)]
 
 
-def fits(version: str, needed: SpecifierSet) -> bool:
+def is_compatible(version: str, needed: SpecifierSet) -> bool:
     """Whether a version is one of those; a pre-release counts as any other."""
     return needed.contains(version, prereleases=True)
 
 
-def written(needed: SpecifierSet) -> str:
+def format_specifier(needed: SpecifierSet) -> str:
     """`>=5.17,<5.18`, the lower end first."""
     return ",".join(sorted(map(str, needed), reverse=True))
 

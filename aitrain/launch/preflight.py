@@ -22,7 +22,7 @@ from aitrain.checkpoint import (
     refuse_changes,
 )
 from aitrain.config import TrainConfig
-from aitrain.environment.locator import Source, check_by_reading, find
+from aitrain.environment.locator import EnvSource, check_by_reading, find_env
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.capacity import check_room
 from aitrain.launch.memory import check_memory
@@ -32,18 +32,18 @@ from aitrain.launch.trl_effects import check_trl_effects
 from aitrain.launch.trl_fields import check_trl_fields, words_of
 from aitrain.loss_types import remarks
 from aitrain.packages import installed
-from aitrain.redaction import forms, secrets
+from aitrain.redaction import encoded_forms, secret_values
 from aitrain.run_folder import RunFolder
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A run that passed every check: what will be started."""
 
     config: TrainConfig
-    source: Source | None
+    source: EnvSource | None
     """Where the environment comes from; None for an object that a notebook made."""
     batch: BatchPlan
     gpus: tuple[str, ...]
@@ -68,7 +68,7 @@ class Plan:
         return folder
 
 
-def check(config: TrainConfig, has_environment: bool = False) -> Plan:
+def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     """Everything that can be said about a run by looking.
 
     Raises:
@@ -79,7 +79,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
     check_trl_effects(config)
     _refuse_secrets(config)
     _check_words(config)
-    source = None if has_environment else find(config)
+    source = None if has_environment else find_env(config)
     if source is not None:
         check_by_reading(source, config.rl_env_config or {})
     _check_model(config)
@@ -97,7 +97,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> Plan:
         notes.append(note)
     checkpoint = _find_checkpoint(config, processes, notes.append)
     notes += check_room(config, batch, gpus[:processes])
-    return Plan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes))
+    return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes))
 
 
 def starts_server(config: TrainConfig) -> bool:
@@ -109,8 +109,8 @@ def _refuse_secrets(config: TrainConfig) -> None:
     """What is handed to the environment or to TRL is written to config.yaml."""
     for knob in ("rl_env_config", "trl"):
         text = json.dumps(getattr(config, knob), ensure_ascii=False)
-        for name, value in secrets().items():
-            if any(form in text for form in forms([value])):
+        for name, value in secret_values().items():
+            if any(form in text for form in encoded_forms([value])):
                 raise ConfigError(
                     f"{knob}: it holds the value of {name}, and would be written into the run folder\n"
                     f'Let the environment read it: os.environ["{name}"]'

@@ -21,10 +21,10 @@ from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
 from aitrain.heartbeat import sign_of_life
-from aitrain.launch.preflight import Plan
+from aitrain.launch.preflight import RunPlan
 from aitrain.launch.serving import serving
 from aitrain.machine import usable_cores
-from aitrain.redaction import mask_file, opt_out
+from aitrain.redaction import disable_telemetry, redact_file
 from aitrain.run_folder import RunFolder
 from aitrain.watchdog import Stall, Watchdog, ask_for_stacks, descendants, message, waits_for_another_rank
 
@@ -40,7 +40,7 @@ STOPPING = "stopping after this step; Ctrl-C again ends it at once"
 class Processes:
     """The training processes of one run, as their parent sees them."""
 
-    plan: Plan
+    plan: RunPlan
     folder: RunFolder
     announce: Announce
     pids: dict[int, int] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Processes:
 
         Returns the first failure, or how the run ended.
         """
-        opt_out(self.plan.config.telemetry)
+        disable_telemetry(self.plan.config.telemetry)
         with ExitStack() as stack:
             log = stack.enter_context(self.folder.log.open("a", encoding="utf-8"))
             stack.callback(self._mask_logs)
@@ -77,7 +77,7 @@ class Processes:
     def _mask_logs(self) -> None:
         """The workers mask what they print; programs that they run, and vLLM's server, do not."""
         for log in self.folder.path.glob("*.log"):
-            mask_file(log)
+            redact_file(log)
 
     def _start(self, log: TextIO) -> subprocess.Popen[str]:
         """In a session of their own: a Ctrl-C in the terminal reaches only us, and we pass it on."""

@@ -11,8 +11,8 @@ from aitrain.config import TrainConfig
 from aitrain.environment.locator import PACKAGE
 from aitrain.errors import RunFailed
 from aitrain.events import Announce, Note, Phase
-from aitrain.launch.preflight import Plan, starts_server
-from aitrain.launch.vllm_server import ServerPlan, VllmServer
+from aitrain.launch.preflight import RunPlan, starts_server
+from aitrain.launch.vllm_server import ServerConfig, VLLMServer
 from aitrain.run_folder import RunFolder, write_json
 
 LOOK = 0.5
@@ -20,7 +20,7 @@ LOOK = 0.5
 
 
 @contextmanager
-def serving(plan: Plan, folder: RunFolder, announce: Announce) -> Iterator[str | None]:
+def serving(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iterator[str | None]:
     """The address of the run's own server, while this lasts; None for a run that has none.
 
     Raises:
@@ -31,15 +31,15 @@ def serving(plan: Plan, folder: RunFolder, announce: Announce) -> Iterator[str |
         yield None
         return
     with (
-        VllmServer.start(_server_plan(plan, folder), lambda text: announce(Phase(text))) as server,
+        VLLMServer.start(_server_plan(plan, folder), lambda text: announce(Phase(text))) as server,
         _Watch(server, plan.config.vllm_max_restarts, announce, folder).watching(),
     ):
         yield server.url
 
 
-def _server_plan(plan: Plan, folder: RunFolder) -> ServerPlan:
+def _server_plan(plan: RunPlan, folder: RunFolder) -> ServerConfig:
     config = plan.config
-    return ServerPlan(
+    return ServerConfig(
         model=str(PACKAGE / "tiny_model") if config.model == "tiny" else config.model,
         log=folder.path / "vllm-server.log",
         gpus=plan.server_gpus,
@@ -65,7 +65,7 @@ def _context(config: TrainConfig) -> int | None:
 class _Watch:
     """Starts a server again that has died, so often and no more."""
 
-    server: VllmServer
+    server: VLLMServer
     restarts: int
     announce: Announce
     folder: RunFolder

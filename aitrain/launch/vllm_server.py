@@ -38,20 +38,20 @@ EXTENSION = "--worker-extension-cls=aitrain.training.generation.tied_head.Worker
 PORTS = range(20_000, 32_000)
 """Below those that systems hand out by themselves: between choosing one and listening on it lie ten seconds."""
 PORT_ATTEMPTS = 3
-PATIENCE = 15.0
+STOP_SECONDS = 15.0
 """Seconds that the server gets to end by itself."""
-KEEPERS_PATIENCE = 20.0
+KEEPER_STOP_SECONDS = 20.0
 """And its keeper, on top, to end what is left."""
-POLL = 0.25
+POLL_SECONDS = 0.25
 HTTP_TIMEOUT = 5.0
-MARK = "AITRAIN_SERVER"
+ENVIRONMENT_MARK = "AITRAIN_SERVER"
 """The variable by which we know the processes of a server whose keeper is gone."""
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would look for 127.0.0.1 at its own
 
 
 @dataclass(frozen=True)
-class ServerPlan:
+class ServerConfig:
     """What is served, and on what."""
 
     model: str
@@ -130,10 +130,10 @@ class _PortTaken(RunFailed):
 
 
 @dataclass
-class VllmServer:
+class VLLMServer:
     """One server. `start` makes it; leaving the `with` block ends it."""
 
-    plan: ServerPlan
+    plan: ServerConfig
     tell: Callable[[str], None]
     port: int
     _keeper: subprocess.Popen[bytes] | None = None
@@ -146,7 +146,7 @@ class VllmServer:
         return f"http://{HOST}:{self.port}"
 
     @classmethod
-    def start(cls, plan: ServerPlan, tell: Callable[[str], None]) -> VllmServer:
+    def start(cls, plan: ServerConfig, tell: Callable[[str], None]) -> VLLMServer:
         """A healthy server; `tell` hears each second how long it has taken.
 
         Raises:
@@ -188,14 +188,14 @@ class VllmServer:
         with suppress(BrokenPipeError), keeper.stdin:  # broken: it has ended already
             keeper.stdin.write(b"end")  # closing would not do: a process forked from us may hold the pipe too
         try:
-            keeper.wait(PATIENCE + KEEPERS_PATIENCE)
+            keeper.wait(STOP_SECONDS + KEEPER_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             keeper.kill()
             keeper.wait()
         if keeper.returncode < 0:  # somebody killed it, who left the server to itself
-            _end_marked(f"{MARK}={self._name}", PATIENCE)
+            _end_marked(f"{ENVIRONMENT_MARK}={self._name}", STOP_SECONDS)
 
-    def __enter__(self) -> VllmServer:
+    def __enter__(self) -> VLLMServer:
         return self
 
     def __exit__(
@@ -210,12 +210,12 @@ class VllmServer:
         with self.plan.log.open("ab") as log:
             log_start = log.tell()
             self._keeper = subprocess.Popen(
-                [*KEEPER, str(PATIENCE), *command],
+                [*KEEPER, str(STOP_SECONDS), *command],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**self.plan.environment(), MARK: self._name},
+                env={**self.plan.environment(), ENVIRONMENT_MARK: self._name},
                 start_new_session=True,
             )
         try:
@@ -236,7 +236,7 @@ class VllmServer:
                 raise _why_it_ended(self, code, log_start)
             if time.monotonic() - began > self.plan.timeout:
                 raise _not_in_time(self, log_start)
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
 
     def _is_healthy(self) -> bool:
         """And ours: another server may answer on the port."""
@@ -264,7 +264,7 @@ def _end_marked(mark: str, patience: float) -> None:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
 
 
 def _marked(mark: str) -> list[int]:
@@ -337,7 +337,7 @@ CAUSES = [
 """What the log says, the likelier cause first, and what to do about it."""
 
 
-def _why_it_ended(server: VllmServer, code: int, log_start: int) -> RunFailed:
+def _why_it_ended(server: VLLMServer, code: int, log_start: int) -> RunFailed:
     plan, lines = server.plan, _meaningful_lines(server.plan.log, log_start)
     if any(PORT_TAKEN.search(line) for line in lines):
         return _PortTaken(f"vLLM did not start: somebody else listens on port {server.port}.\nSee {plan.log}")
@@ -352,7 +352,7 @@ def _why_it_ended(server: VllmServer, code: int, log_start: int) -> RunFailed:
     return RunFailed("\n".join([f"vLLM did not start: {how}", *map(_short, _last_words(lines)), f"See {plan.log}"]))
 
 
-def _not_in_time(server: VllmServer, log_start: int) -> RunFailed:
+def _not_in_time(server: VLLMServer, log_start: int) -> RunFailed:
     last = [_short(line) for line in _meaningful_lines(server.plan.log, log_start)[-2:]]
     first = (
         f"vLLM was not ready after {server.plan.timeout:.0f} s. It was at:"

@@ -18,7 +18,7 @@ import yaml
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.knobs import as_command, read_file
-from aitrain.redaction import masked, without_secrets
+from aitrain.redaction import redact, without_secrets
 from aitrain.report.held_out import shown
 from aitrain.report.picture import draw_curve
 from aitrain.report.plot import curve
@@ -40,7 +40,7 @@ def write_card(folder: RunFolder) -> None:
         shutil.copyfile(picture, folder.model / PICTURE)
     config = TrainConfig(**read_file(folder.config))
     text = "\n\n".join([_front_matter(config), *_sections(folder, config, rollouts)])
-    write_text(folder.model / "README.md", masked(text) + "\n")
+    write_text(folder.model / "README.md", redact(text) + "\n")
 
 
 def _front_matter(config: TrainConfig) -> str:

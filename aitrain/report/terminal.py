@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from aitrain.events import Evaluated, Event, Note, Phase, Step
-from aitrain.redaction import masked
+from aitrain.redaction import redact
 from aitrain.report.block import Block, can_be_drawn_over
 from aitrain.report.dashboard import Dashboard, evaluated_line, number, step_line
 from aitrain.report.duration import duration
@@ -87,7 +87,7 @@ class Screen:
             self._pass_on()
             self.dashboard.take(event)
             if isinstance(event, Note):
-                self._keep(Text("! " + visible(masked(event.text)), style="yellow"))
+                self._keep(Text("! " + visible(redact(event.text)), style="yellow"))
             elif self.block is None:
                 self._tell(event)
             self._draw()

@@ -23,12 +23,12 @@ from aitrain.events import Announce, Step
 from aitrain.heartbeat import Progress
 from aitrain.training.history import History
 
-Scores: TypeAlias = tuple[float | None, float | None]
+MeanScores: TypeAlias = tuple[float | None, float | None]
 """Mean score of sampled and of greedy completions."""
 
 
 @dataclass
-class Standing:
+class EvalState:
     """What a run knows of its evaluations, and what a resumed one must know as well."""
 
     best: Best | None = None
@@ -89,7 +89,7 @@ class StopRequest:
         return bool(reduce(torch.tensor(int(wanted), device=state.device), reduction="sum").item())
 
 
-class Reporter(TrainerCallback):  # type: ignore[misc]
+class MetricsReporter(TrainerCallback):  # type: ignore[misc]
     """Writes metrics.jsonl, notes how far the run is and tells the screen, on the first process."""
 
     def __init__(self, history: History, progress: Progress, announce: Announce) -> None:
@@ -141,7 +141,7 @@ def _total(logs: dict[str, Any], *names: str) -> float | None:
     return sum(values) if values else None
 
 
-class Stopper(TrainerCallback):  # type: ignore[misc]
+class StopCallback(TrainerCallback):  # type: ignore[misc]
     """Ends the training with a checkpoint after the step in which a stop was asked for."""
 
     def __init__(self, stop: StopRequest) -> None:
@@ -156,7 +156,7 @@ class Stopper(TrainerCallback):  # type: ignore[misc]
             control.should_save = True
 
 
-class Evaluator(TrainerCallback):  # type: ignore[misc]
+class EvalCallback(TrainerCallback):  # type: ignore[misc]
     """Scores the held-out cases during training. The end of training has its own evaluation, and with --save-best one
     more before it, in which the last step competes with the others.
 
@@ -167,8 +167,8 @@ class Evaluator(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         config: TrainConfig,
-        evaluate: Callable[[int], Scores],
-        standing: Standing,
+        evaluate: Callable[[int], MeanScores],
+        standing: EvalState,
         ends_epoch: Callable[[int], bool],
     ) -> None:
         self.config = config

@@ -24,7 +24,7 @@ from aitrain import activity
 from aitrain.environment.calls import ToolCall, read_calls
 from aitrain.environment.contract import Prompt
 from aitrain.environment.dialogue import Message, Reply
-from aitrain.environment.loader import describe
+from aitrain.environment.loader import describe_error
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 MARK = "answer7e1f"
@@ -72,7 +72,7 @@ class Chat:
             return self._rendered(prompt, tools=list(tools) or None, **_GENERATE)
         except Exception as error:
             raise EnvironmentFailed(
-                f"The model's chat template refuses a prompt: {describe(error)}\nThe prompt: {str(prompt)[:160]}"
+                f"The model's chat template refuses a prompt: {describe_error(error)}\nThe prompt: {str(prompt)[:160]}"
             ) from error
 
     def prompt_ids(self, prompt: Prompt, tools: Schemas = ()) -> list[int]:
@@ -100,7 +100,7 @@ class Chat:
             answered, whole = self._answered_text(before), self._rendered([*before, *messages], **_GENERATE)
         except Exception as error:
             raise EnvironmentFailed(
-                f"The model's chat template refuses what the environment says: {describe(error)}\n"
+                f"The model's chat template refuses what the environment says: {describe_error(error)}\n"
                 f"The messages: {str(list(messages))[:160]}"
             ) from error
         if not whole.startswith(answered):
@@ -204,7 +204,7 @@ class Chat:
         try:
             is_same = self._rendered([*before, message], **_GENERATE).startswith(self._answered_text(before))
         except Exception as error:
-            return f"refuses a conversation of two turns ({describe(error)})"
+            return f"refuses a conversation of two turns ({describe_error(error)})"
         return "" if is_same else "writes earlier turns anew when the conversation goes on"
 
     def check_tools(self) -> None:

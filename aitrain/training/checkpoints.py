@@ -24,24 +24,24 @@ from aitrain import activity
 from aitrain.checkpoint import PREFIX, STAGING, Manifest, publish, rotate, seal
 from aitrain.errors import CannotWriteError
 from aitrain.run_folder import RunFolder
-from aitrain.training.callbacks import Standing
+from aitrain.training.callbacks import EvalState
 from aitrain.training.history import History
 from aitrain.training.scopes import replaced
 from aitrain.training.trainer import EpisodeTrainer
 
-TORCH_CANNOT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream")
+TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
 """What its errors name when a file could not be written: they are plain RuntimeErrors."""
 
 
 @dataclass
-class Checkpoints:
+class CheckpointWriter:
     """Writes the checkpoints of one run."""
 
     folder: RunFolder
     history: History
     about: Manifest
     """What does not change from one checkpoint to the next."""
-    standing: Standing
+    standing: EvalState
     limit: int | None
     last: int | None = field(default=None, init=False)
 
@@ -56,8 +56,8 @@ class Checkpoints:
         if step == self.last:
             return  # at the end of an epoch, after a save in its last step
         staging = self.folder.checkpoints / f"{STAGING}{step}"
-        size = size_of(trainer)
-        with activity.own.doing("saving a checkpoint", moves_files=True), saying_what_room_it_needs(self.folder, size):
+        size = save_size(trainer)
+        with activity.own.doing("saving a checkpoint", moves_files=True), explain_write_errors(self.folder, size):
             if accelerator.is_main_process:
                 shutil.rmtree(staging, ignore_errors=True)
                 staging.mkdir(parents=True)
@@ -137,7 +137,7 @@ def read_reference(trainer: EpisodeTrainer, folder: Path) -> None:
         load_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / REFERENCE))
 
 
-def size_of(trainer: EpisodeTrainer, with_optimizer: bool = True) -> int:
+def save_size(trainer: EpisodeTrainer, with_optimizer: bool = True) -> int:
     """Bytes that saving takes: weights, or the adapter's alone, and what the optimizer keeps for them."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = [p for p in model.parameters() if p.requires_grad or not hasattr(model, "peft_config")]
@@ -149,7 +149,7 @@ def size_of(trainer: EpisodeTrainer, with_optimizer: bool = True) -> int:
 
 
 @contextmanager
-def saying_what_room_it_needs(folder: RunFolder, size: int) -> Iterator[None]:
+def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
     """A failed write as an error that says how much room there should be.
 
     Raises:
@@ -158,7 +158,7 @@ def saying_what_room_it_needs(folder: RunFolder, size: int) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, RuntimeError) and not any(words in str(error) for words in TORCH_CANNOT_WRITE):
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in TORCH_WRITE_ERRORS):
             raise
         for unfinished in (*folder.checkpoints.glob(f"{STAGING}*"), *folder.path.glob(f"{STAGING}*")):
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -175,7 +175,7 @@ def _megabytes(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"
 
 
-class Return(TrainerCallback):  # type: ignore[misc]
+class RestoreState(TrainerCallback):  # type: ignore[misc]
     """Puts a resumed run where it was, after transformers has done its own part."""
 
     def __init__(self, checkpoint: Path, trainer: EpisodeTrainer, is_same: bool) -> None:

@@ -16,11 +16,11 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import Case, Prompt, call_with_tokenizer
-from aitrain.environment.loader import failure
-from aitrain.environment.row_copies import copied_rows
+from aitrain.environment.loader import failure_message
+from aitrain.environment.row_copies import copy_rows
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.training.chat import Chat
-from aitrain.training.holdout import HeldOutRows, hold_out
+from aitrain.training.holdout import HoldoutRows, hold_out
 
 DEFAULT_EVAL_SHARE = 10
 DEFAULT_EVAL_CASES = 64
@@ -83,7 +83,7 @@ def _stable(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Split:
+class DatasetSplit:
     """What is trained on and what is held out, and how many cases were too long for it."""
 
     train: Cases
@@ -124,7 +124,7 @@ def _call(method: Callable[..., Any], tokenizer: PreTrainedTokenizerBase) -> Cas
     except AitrainError:
         raise
     except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(failure(f"{name} raised", error)) from error
+        raise EnvironmentFailed(failure_message(f"{name} raised", error)) from error
     _check_rows(name, rows)
     return Cases(rows, range(len(rows)))
 
@@ -133,7 +133,7 @@ def _as_rows(name: str, returned: Any) -> Sequence[Mapping[str, Any]]:
     if isinstance(returned, datasets.Dataset):
         return cast(Sequence[Mapping[str, Any]], returned)  # it has len and [], which is all that we use
     if isinstance(returned, Iterable) and not isinstance(returned, (str, bytes, Mapping)):
-        return copied_rows(list(returned))  # the environment may keep its list and change it while it scores
+        return copy_rows(list(returned))  # the environment may keep its list and change it while it scores
     splits = f": return one of {', '.join(map(repr, returned))}" if isinstance(returned, datasets.DatasetDict) else ""
     raise EnvironmentFailed(
         f"{name} returned {'None' if returned is None else 'a ' + type(returned).__name__}{splits}\n"
@@ -266,7 +266,7 @@ def check_chat_template(cases: Cases, tokenizer: PreTrainedTokenizerBase) -> Non
         )
 
 
-def split(built: tuple[Cases, Cases | None], config: TrainConfig, limit: PromptLimit, needed: int = 0) -> Split:
+def split(built: tuple[Cases, Cases | None], config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
     """Drop prompts that are too long and hold cases out, by the seed; unasked, only what training does not need.
 
     Raises:
@@ -279,7 +279,7 @@ def split(built: tuple[Cases, Cases | None], config: TrainConfig, limit: PromptL
         rows = _hold_out(train, shown, config, needed)
         held, gone = set(rows.held_out), {*rows.held_out, *rows.left_out}
         trained = {key for place, key in enumerate(shown) if place not in gone}
-        return Split(
+        return DatasetSplit(
             train.only([number for place, number in enumerate(train.numbers) if place not in gone]),
             train.only([number for place, number in enumerate(train.numbers) if place in held]),
             dropped,
@@ -292,7 +292,7 @@ def split(built: tuple[Cases, Cases | None], config: TrainConfig, limit: PromptL
     key_of = dict(zip(usable.numbers, shown_held_out, strict=True))
     trained = set(shown)
     overlap = sum(key_of[number] in trained for number in held_out.numbers)
-    return Split(train, held_out, dropped, len(own_eval) - len(usable), overlap=overlap)
+    return DatasetSplit(train, held_out, dropped, len(own_eval) - len(usable), overlap=overlap)
 
 
 def _usable(cases: Cases, limit: PromptLimit) -> tuple[Cases, list[bytes]]:
@@ -303,7 +303,7 @@ def _usable(cases: Cases, limit: PromptLimit) -> tuple[Cases, list[bytes]]:
     return cases.only(list(found)), list(found.values())
 
 
-def _hold_out(cases: Cases, shown: list[bytes], config: TrainConfig, needed: int) -> HeldOutRows:
+def _hold_out(cases: Cases, shown: list[bytes], config: TrainConfig, needed: int) -> HoldoutRows:
     """Cases with the same prompt stay on one side. Where all prompts are the same, whole rows that are, do; and where
     these are, too, there is nothing to go by."""
     count, most = config.eval_cases, len(cases) - 1
@@ -361,7 +361,7 @@ def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
     return min(limits) if limits else None
 
 
-def check_enough(split: Split, prompts_per_step: int, limit: int | None) -> None:
+def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) -> None:
     """One step needs so many prompts.
 
     Raises:

@@ -10,13 +10,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from aitrain.config import TrainConfig
 
-LASTS = 5
+LINES_IN_A_ROW = 5
 """Lines of metrics in a row that must look bad: single batches do."""
 
-SOLVED = 0.9
+SOLVED_LEVEL = 0.9
 """Part of the score range from which, for the mean reward, groups that agree and a policy that is sure are no reason to
 worry."""
-TOO_HARD = 0.05
+TOO_HARD_LEVEL = 0.05
 """Part of the score range below which hardly any completion has scored."""
 
 Logs = Mapping[str, float]
@@ -24,7 +24,7 @@ Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Alarm:
+class Diagnostic:
     """A metric that is bad when `is_bad` says so, given all metrics of a line and those of the run's first one."""
 
     metric: str
@@ -43,13 +43,13 @@ def _level(logs: Logs, bounds: Bounds | None) -> float | None:
 
 def _is_solved(logs: Logs, bounds: Bounds | None) -> bool:
     level = _level(logs, bounds)
-    return level is not None and level >= SOLVED
+    return level is not None and level >= SOLVED_LEVEL
 
 
 def _same_scores(logs: Logs, bounds: Bounds | None) -> str:
     share, level = logs["frac_reward_zero_std"], _level(logs, bounds)
     where = f"mostly near {logs.get('reward') or 0.0:.2f}"
-    if bounds is not None and level is not None and level < TOO_HARD:
+    if bounds is not None and level is not None and level < TOO_HARD_LEVEL:
         where = f"at {bounds[0]:g}: the cases are too hard"
     if logs.get("unscored", 0.0) > 0:
         where += ", or fewer than two have a score"
@@ -91,7 +91,7 @@ about 0.05."""
 
 
 @dataclass(frozen=True)
-class OffPolicy:
+class RatioAdvice:
     """Why the importance ratio between vLLM and the trainer is far from 1, from what the run and its metrics say."""
 
     by_sequence: bool = True
@@ -100,7 +100,7 @@ class OffPolicy:
     """The options that make the sampling distribution another one than the model's; empty: none."""
 
     @classmethod
-    def of(cls, config: TrainConfig, arguments: Any) -> OffPolicy:
+    def of(cls, config: TrainConfig, arguments: Any) -> RatioAdvice:
         """As the run has them."""
         by_sequence = str(arguments.vllm_importance_sampling_mode).startswith("sequence")
         return cls(by_sequence, ", ".join(config.reshaped_sampling))
@@ -131,17 +131,17 @@ class OffPolicy:
         return shift > 0.001 and abs(gap - shift) < 0.3 * shift
 
 
-def common_alarms(bounds: Bounds | None = (0.0, 1.0)) -> tuple[Alarm, ...]:
+def common_diagnostics(bounds: Bounds | None = (0.0, 1.0)) -> tuple[Diagnostic, ...]:
     """The alarms of every run, given its lowest and highest score; None: it has none (`--rl-score-range any`)."""
     return (
-        Alarm(
+        Diagnostic(
             "frac_reward_zero_std",
             lambda now, _: now["frac_reward_zero_std"] >= 0.8 and not _is_solved(now, bounds),
             lambda logs: _same_scores(logs, bounds),
         ),
-        Alarm("completions/clipped_ratio", lambda now, _: now["completions/clipped_ratio"] > 0.5, _cut_off),
-        Alarm("unscored", lambda now, _: now["unscored"] > 0.25, _unscored),
-        Alarm(
+        Diagnostic("completions/clipped_ratio", lambda now, _: now["completions/clipped_ratio"] > 0.5, _cut_off),
+        Diagnostic("unscored", lambda now, _: now["unscored"] > 0.25, _unscored),
+        Diagnostic(
             "entropy",
             lambda now, first: now["entropy"] < min(0.1, 0.1 * first["entropy"]) and not _is_solved(now, bounds),
             _sure,
@@ -150,10 +150,10 @@ def common_alarms(bounds: Bounds | None = (0.0, 1.0)) -> tuple[Alarm, ...]:
 
 
 @dataclass
-class Watch:
+class DiagnosticsState:
     """Which alarms have looked bad for how long; each is told once in a run."""
 
-    alarms: tuple[Alarm, ...] = field(default_factory=common_alarms)
+    alarms: tuple[Diagnostic, ...] = field(default_factory=common_diagnostics)
     first: Logs = field(default_factory=dict)
     lasting: dict[str, int] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
@@ -165,18 +165,22 @@ class Watch:
         for alarm in self.alarms:
             rings = alarm.rings(logs, self.first)
             self.lasting[alarm.metric] = self.lasting.get(alarm.metric, 0) + 1 if rings else 0
-            if self.lasting[alarm.metric] >= LASTS and alarm.metric not in self.told:
+            if self.lasting[alarm.metric] >= LINES_IN_A_ROW and alarm.metric not in self.told:
                 self.told.add(alarm.metric)
                 advice.append(alarm.advice(logs))
         return advice
 
 
-class Alarms(TrainerCallback):  # type: ignore[misc]
+class DiagnosticsCallback(TrainerCallback):  # type: ignore[misc]
     """Watches the metrics, on the first process."""
 
-    def __init__(self, tell: Callable[[str], None], off_policy: OffPolicy, bounds: Bounds | None = (0.0, 1.0)) -> None:
+    def __init__(
+        self, tell: Callable[[str], None], off_policy: RatioAdvice, bounds: Bounds | None = (0.0, 1.0)
+    ) -> None:
         self.tell = tell
-        self.watch = Watch((*common_alarms(bounds), Alarm(_RATIO, lambda now, _: now[_RATIO] < 0.5, off_policy.advice)))
+        self.watch = DiagnosticsState(
+            (*common_diagnostics(bounds), Diagnostic(_RATIO, lambda now, _: now[_RATIO] < 0.5, off_policy.advice))
+        )
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs, **_: object

@@ -13,11 +13,11 @@ from aitrain.config import TrainConfig
 from aitrain.errors import RunFailed
 from aitrain.training.model import Precision
 
-TIMEOUTS = ("timed out waiting", "timeout caused", "watchdog caught collective", "wait timeout")
+TIMEOUT_MESSAGES = ("timed out waiting", "timeout caused", "watchdog caught collective", "wait timeout")
 """How gloo and NCCL say that another process did not answer in time, in small letters."""
 
 
-def join(config: TrainConfig, precision: Precision) -> int:
+def init_processes(config: TrainConfig, precision: Precision) -> int:
     """The number of processes. On the CPU they are joined here: transformers would leave `ddp_timeout` out, and then
     they wait for half an hour for one that hangs."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
@@ -28,7 +28,7 @@ def join(config: TrainConfig, precision: Precision) -> int:
 
 
 @contextmanager
-def saying_who_hangs(config: TrainConfig) -> Iterator[None]:
+def explain_timeout(config: TrainConfig) -> Iterator[None]:
     """A process that waited in vain says so, and not in its library's words.
 
     Raises:
@@ -37,7 +37,7 @@ def saying_who_hangs(config: TrainConfig) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not any(words in str(error).lower() for words in TIMEOUTS):
+        if not any(words in str(error).lower() for words in TIMEOUT_MESSAGES):
             raise
         raise RunFailed(
             f"Process {os.environ.get('RANK')} has waited for another one for {config.ddp_timeout} seconds"

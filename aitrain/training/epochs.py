@@ -18,7 +18,7 @@ from transformers.trainer_utils import IntervalStrategy
 from aitrain.batch import CaseSchedule
 
 
-class CaseStream(Sampler[int]):
+class CaseSampler(Sampler[int]):
     """Indices of cases, `generations` of each side by side, a generation batch as often as it is passed through.
 
     Where the cases fill whole batches, the order is that of TRL's own sampler.
@@ -49,7 +49,7 @@ class CaseStream(Sampler[int]):
             yield from range(count) if self.seed is None else torch.randperm(count, generator=generator).tolist()
 
 
-class Epochs(TrainerCallback):  # type: ignore[misc]
+class EpochCallback(TrainerCallback):  # type: ignore[misc]
     """Counts the epochs, and does at the end of each one what transformers would do there."""
 
     def __init__(self, schedule: CaseSchedule) -> None:

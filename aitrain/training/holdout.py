@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class HeldOutRows:
+class HoldoutRows:
     """Places in the dataset: what is held out, and what is left out of the training because it looks like that."""
 
     held_out: list[int]
     left_out: list[int]
 
 
-def hold_out(keys: Sequence[Hashable], count: int, most: int, seed: int) -> HeldOutRows:
+def hold_out(keys: Sequence[Hashable], count: int, most: int, seed: int) -> HoldoutRows:
     """About `count` of the rows; rows with the same key stay together, so at least two keys are needed.
 
     Whole groups of rows are taken, in an order drawn by the seed, as long as they fit. Where that comes to less than
@@ -37,8 +37,8 @@ def hold_out(keys: Sequence[Hashable], count: int, most: int, seed: int) -> Held
     if 2 * len(held) < count and len(held) + len(smallest) <= most and len(rest) > 1:
         missing = count - len(held)
         held += smallest[:missing]
-        return HeldOutRows(sorted(held), smallest[missing:])
-    return HeldOutRows(sorted(held), [])
+        return HoldoutRows(sorted(held), smallest[missing:])
+    return HoldoutRows(sorted(held), [])
 
 
 def _drawn(groups: list[list[int]], count: int, seed: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError, RunFailed
 
 
-def check_hub(config: TrainConfig) -> None:
+def check_hub_token(config: TrainConfig) -> None:
     """Before hours of training: is there a token to upload with at the end?
 
     Raises:
@@ -20,7 +20,7 @@ def check_hub(config: TrainConfig) -> None:
         raise ConfigError("push_to_hub: there is no token to upload with\nSet HF_TOKEN, or log in with: hf auth login")
 
 
-def push(config: TrainConfig, model: Path) -> str:
+def upload_model(config: TrainConfig, model: Path) -> str:
     """Upload the model folder; returns the repository's address.
 
     Raises:

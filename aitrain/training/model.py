@@ -18,7 +18,7 @@ from aitrain import activity
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 
-TINY = Path(__file__).resolve().parents[1] / "tiny_model"
+TINY_MODEL = Path(__file__).resolve().parents[1] / "tiny_model"
 """The shipped model, `--model tiny`; made by training/tiny_model.py."""
 
 CHAT_TEMPLATES = {
@@ -69,7 +69,7 @@ def _auto_dtype(config: TrainConfig, has_bf16: bool) -> torch.dtype:
 
 def model_path(name: str) -> str:
     """The Hub name or folder that a model's name stands for."""
-    return str(TINY) if name == "tiny" else name
+    return str(TINY_MODEL) if name == "tiny" else name
 
 
 def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
@@ -145,11 +145,11 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_path(config.model), **options)
     except Exception as error:
         raise _cannot_load(config, error) from error
-    switch_off_noise(model)
+    disable_dropout(model)
     return model
 
 
-def switch_off_noise(model: PreTrainedModel) -> None:
+def disable_dropout(model: PreTrainedModel) -> None:
     """Turn off the dropout and the router noise of a model, which would be active while it samples and while it trains:
     the policy would differ from itself in every forward pass, and from the reference model before the first step.
 
@@ -181,7 +181,7 @@ def _noise_of(owner: Any) -> Iterator[str]:
             yield name
 
 
-def tick_in_forward_passes(model: Any) -> None:
+def count_forward_passes(model: Any) -> None:
     """Make each forward pass a sign of progress: a token of each completion, or a micro-batch.
 
     Under LoRA, `generate` calls the base model alone, past the wrapper's hooks.
@@ -190,7 +190,7 @@ def tick_in_forward_passes(model: Any) -> None:
     innermost.register_forward_pre_hook(activity.tick)
 
 
-def keep_adapter_precise(model: torch.nn.Module) -> None:
+def keep_adapter_float32(model: torch.nn.Module) -> None:
     """Hold the weights of an adapter that trains in float32: in bfloat16, which TRL gives them on a quantized base,
     updates of less than 0.4 % of a weight round to nothing."""
     for parameter in model.parameters():

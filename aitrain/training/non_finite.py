@@ -10,13 +10,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from aitrain.errors import ConfigError, DivergedError
 
-IN_A_ROW = 3
+MAX_SKIPPED_IN_A_ROW = 3
 """Skipped steps in a row that end a run: the next ones would be no better."""
-IN_A_ROW_SCALED = 20
+MAX_SKIPPED_IN_A_ROW_FP16 = 20
 """The same under fp16, where the loss is scaled up so far that some steps overflow and halve the scale, from 2**16."""
 
 
-class Finite(TrainerCallback):  # type: ignore[misc]
+class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
     """Keeps what is not finite out of the weights and out of the optimizer's state, and counts how often it had to.
 
     The trainer shows it every loss, and the gradient's norm before the optimizer's step.
@@ -57,7 +57,7 @@ class Finite(TrainerCallback):  # type: ignore[misc]
         is_scaled = self.accelerator.scaler is not None
         if self.skipped == 1 and not is_scaled:
             self.tell(f"Step {step} is left out: its loss or gradient is NaN or inf (skipped_steps in metrics.jsonl).")
-        if self.in_a_row >= (IN_A_ROW_SCALED if is_scaled else IN_A_ROW):
+        if self.in_a_row >= (MAX_SKIPPED_IN_A_ROW_FP16 if is_scaled else MAX_SKIPPED_IN_A_ROW):
             raise DivergedError(
                 f"Loss or gradient was NaN or inf in {self.in_a_row} steps in a row, up to step {step}.\n"
                 f"None of them changed the weights: model/ has those of step {step - self.in_a_row}.\n"
@@ -74,7 +74,7 @@ class Finite(TrainerCallback):  # type: ignore[misc]
             DivergedError: there is a weight that is not finite.
         """
         trained = (parameter for parameter in given["model"].parameters() if parameter.requires_grad)
-        if not self._everywhere(are_finite(trained, self.accelerator.device)):
+        if not self._everywhere(all_finite(trained, self.accelerator.device)):
             raise DivergedError(
                 f"The weights are no longer finite after step {state.global_step + 1}: it was too large.\n"
                 "Lower --lr or --max-grad-norm.",
@@ -87,14 +87,14 @@ class Finite(TrainerCallback):  # type: ignore[misc]
         return not wrong.item()
 
 
-def are_finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+def all_finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Whether all numbers of them are, as a scalar on the device; it takes no memory to speak of."""
     extremes = [torch.stack(torch.aminmax(tensor.detach())).float() for tensor in tensors if tensor.numel()]
     found = [torch.isfinite(pair).all().to(device) for pair in extremes]
     return torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=device)
 
 
-def check_weights(model: torch.nn.Module, name: str) -> None:
+def check_weights_finite(model: torch.nn.Module, name: str) -> None:
     """That a model which was loaded is whole.
 
     Raises:
@@ -102,5 +102,5 @@ def check_weights(model: torch.nn.Module, name: str) -> None:
     """
     for title, parameter in model.named_parameters():
         is_plain = parameter.is_floating_point() and parameter.element_size() > 1  # quantized ones are codes
-        if is_plain and not are_finite([parameter], parameter.device):
+        if is_plain and not all_finite([parameter], parameter.device):
             raise ConfigError(f"model: {name} is damaged: {title} holds NaN or inf\nGet the model anew.")

@@ -26,17 +26,17 @@ import torch
 from aitrain import activity
 from aitrain.training.kept_rows import KEPT, KeptRows
 from aitrain.training.logprobs import LogProbTrainer
-from aitrain.training.non_finite import Finite
+from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.scopes import replaced
-from aitrain.training.zero_variance import FLAT, FlatSteps
+from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps
 
 
 class OptimizingTrainer(LogProbTrainer):
     """Its steps leave rows out of the loss, skip numbers that are not finite, and count what there was to learn."""
 
     rows: KeptRows
-    flat: FlatSteps
-    finite: Finite
+    flat: ZeroVarianceSteps
+    finite: NonFiniteGuard
     updates: int
     """Steps so far that had a gradient and a learning rate."""
 
@@ -46,7 +46,7 @@ class OptimizingTrainer(LogProbTrainer):
             loss: torch.Tensor = super().training_step(*arguments, **keywords)
         self.finite.see_loss(loss)
         self.rows.end_pass(self._piece, is_last=self.accelerator.sync_gradients)
-        self.flat.see(bool(self._piece[FLAT]))
+        self.flat.see(bool(self._piece[ZERO_VARIANCE]))
         if self.accelerator.sync_gradients:
             self.flat.end_step()
         return loss

@@ -54,11 +54,11 @@ from aitrain.report.card import try_to_write_card
 from aitrain.report.held_out import before_and_after, bounds_of
 from aitrain.run_folder import Result, RunFolder, read_lines, write_json
 from aitrain.training import dataset, saving
-from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
+from aitrain.training.callbacks import EvalCallback, EvalState, MeanScores, MetricsReporter, StopCallback, StopRequest
 from aitrain.training.chat import Chat, chat_for_episodes
-from aitrain.training.checkpoints import Checkpoints, Return, saying_what_room_it_needs, size_of
-from aitrain.training.diagnostics import Alarms, OffPolicy
-from aitrain.training.distributed import join, saying_who_hangs
+from aitrain.training.checkpoints import CheckpointWriter, RestoreState, explain_write_errors, save_size
+from aitrain.training.diagnostics import DiagnosticsCallback, RatioAdvice
+from aitrain.training.distributed import explain_timeout, init_processes
 from aitrain.training.evaluation import HeldOut, Scorings, recorded_before
 from aitrain.training.generation.agreement import Agreement
 from aitrain.training.generation.served import (
@@ -73,7 +73,7 @@ from aitrain.training.generation.served import (
     roomy_folder,
 )
 from aitrain.training.history import History
-from aitrain.training.hub import check_hub, push
+from aitrain.training.hub import check_hub_token, upload_model
 from aitrain.training.model import (
     Precision,
     check_vocabulary,
@@ -84,7 +84,7 @@ from aitrain.training.model import (
     lora_config,
     model_path,
 )
-from aitrain.training.non_finite import check_weights
+from aitrain.training.non_finite import check_weights_finite
 from aitrain.training.provenance import describe_run
 from aitrain.training.rollout import Limits, refuse_tools_for_strings
 from aitrain.training.tracking import About, Tracking
@@ -97,8 +97,8 @@ from aitrain.training.trl_arguments import (
     grpo_config,
     refuse_sharded,
 )
-from aitrain.training.warm_up import Longest, can_warm_up, longest_shapes, warm_up
-from aitrain.training.zero_variance import StopWhenFlat
+from aitrain.training.warm_up import LongestShapes, can_warm_up, longest_shapes, warm_up
+from aitrain.training.zero_variance import StopOnZeroVariance
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,11 @@ class Prepared:
     trainer: EpisodeTrainer
     held_out: HeldOut
     precision: Precision
-    stopper: Stopper
-    standing: Standing
-    evaluator: Evaluator
+    stopper: StopCallback
+    standing: EvalState
+    evaluator: EvalCallback
     tracking: Tracking
-    longest: Callable[[], Longest]
+    longest: Callable[[], LongestShapes]
     overlap: int
     """Held-out cases with the prompt of a training case."""
 
@@ -158,7 +158,7 @@ def run(job: Job) -> Result:
     with (
         closing(job.host or host_of(job.environment, job.config)) as host,
         job.folder.alone() if is_first else nullcontext(),
-        saying_who_hangs(job.config),
+        explain_timeout(job.config),
     ):
         if is_first:
             tidy(job.folder)
@@ -236,10 +236,10 @@ def prepare(job: Job, host: Host) -> Prepared:
     check_methods(job.environment)
     config = job.config
     precision = _precision(job)
-    batch = plan_batch(config, join(config, precision))
+    batch = plan_batch(config, init_processes(config, precision))
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, job.folder.checkpoints)
     refuse_sharded(arguments, config)
-    check_hub(config)
+    check_hub_token(config)
     job.announce(Phase("building the dataset"))
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
@@ -250,7 +250,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     job.stop.check()
     job.announce(Phase(f"loading {config.model}"))
     model = load_model(config, precision.dtype)
-    check_weights(model, config.model)
+    check_weights_finite(model, config.model)
     check_vocabulary(tokenizer, model)
     context = context_length(config, model)
     limit = dataset.PromptLimit(chat, dataset.prompt_limit(config, context), tools.schemas)
@@ -339,7 +339,7 @@ def _no_sense_in_waiting(job: Job) -> str:
 
 
 def _lengths(
-    job: Job, split: dataset.Split, limit: dataset.PromptLimit, context: int | None, runs_tools: bool
+    job: Job, split: dataset.DatasetSplit, limit: dataset.PromptLimit, context: int | None, runs_tools: bool
 ) -> Lengths:
     """Of the longest episode; where the environment goes on until the context is full, that is the context."""
     config, is_one_answer = job.config, level_of(job.environment) == "score_episode" and not runs_tools
@@ -402,7 +402,7 @@ def _chat(job: Job, chat: Chat, tools: Tools, is_chat: bool) -> Chat:
 
 def _split(
     job: Job, built: tuple[dataset.Cases, dataset.Cases | None], limit: dataset.PromptLimit, needed: int
-) -> dataset.Split:
+) -> dataset.DatasetSplit:
     split = dataset.split(built, job.config, limit, needed)
     dataset.check_enough(split, needed, limit.tokens)
     for text in _about_split(split, limit.tokens):
@@ -410,7 +410,7 @@ def _split(
     return split
 
 
-def _about_split(split: dataset.Split, limit: int | None) -> Iterator[str]:
+def _about_split(split: dataset.DatasetSplit, limit: int | None) -> Iterator[str]:
     if dropped := split.dropped + split.dropped_held_out:
         yield f"{dropped} cases dropped: their prompt has more than {limit} tokens."
     if split.left_out:
@@ -424,19 +424,21 @@ def _about_split(split: dataset.Split, limit: int | None) -> Iterator[str]:
         yield "No held-out cases: there will be no score before and after (--eval-cases)."
 
 
-def _assemble(job: Job, parts: Parts, split: dataset.Split, precision: Precision) -> Prepared:
+def _assemble(job: Job, parts: Parts, split: dataset.DatasetSplit, precision: Precision) -> Prepared:
     held_out = HeldOut(split.held_out, job.config.seed, job.config.eval_samples)
-    stopper, history = Stopper(job.stop), History(job.folder, job.checkpoint)
+    stopper, history = StopCallback(job.stop), History(job.folder, job.checkpoint)
 
     def tell(text: str) -> None:
         job.announce(Note(text))
 
     about = _describe(job, parts.cases, PartialState().num_processes)
     standing = _compare(job, about)
-    checkpoints = Checkpoints(job.folder, history, about, standing, job.config.save_total_limit)
+    checkpoints = CheckpointWriter(job.folder, history, about, standing, job.config.save_total_limit)
     records = Records(history, Tracking(About(job.folder, job.config), tell))
-    alarms = Alarms(tell, OffPolicy.of(job.config, parts.arguments), bounds_of(job.config.rl_score_range))
-    callbacks = [records.tracking, Reporter(history, job.progress, job.announce), alarms]
+    alarms = DiagnosticsCallback(
+        tell, RatioAdvice.of(job.config, parts.arguments), bounds_of(job.config.rl_score_range)
+    )
+    callbacks = [records.tracking, MetricsReporter(history, job.progress, job.announce), alarms]
     hooks = Hooks(records.add_rollouts, tell, callbacks, checkpoints.save)
     try:
         activity.own.enter("preparing the trainer", moves_files=True)
@@ -444,13 +446,13 @@ def _assemble(job: Job, parts: Parts, split: dataset.Split, precision: Precision
     except (ValueError, ImportError, NotImplementedError) as error:
         raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
     if job.config.stop_when_flat is not None:
-        trainer.add_callback(StopWhenFlat(job.config.stop_when_flat, trainer.flat, job.stop.want))
+        trainer.add_callback(StopOnZeroVariance(job.config.stop_when_flat, trainer.flat, job.stop.want))
     trainer.add_callback(stopper)
     evaluate = partial(_evaluate_at, job, trainer, held_out, records)
-    evaluator = Evaluator(job.config, evaluate, standing, parts.schedule.ends_epoch)
+    evaluator = EvalCallback(job.config, evaluate, standing, parts.schedule.ends_epoch)
     trainer.add_callback(evaluator)
     if job.checkpoint is not None:
-        trainer.add_callback(Return(job.checkpoint, trainer, standing.is_same))
+        trainer.add_callback(RestoreState(job.checkpoint, trainer, standing.is_same))
     job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(job.folder.environment, about.environment)
@@ -470,14 +472,14 @@ SCORED_BY = ("eval_cases", "eval_samples")
 """Options that must be equal for two scorings to be comparable."""
 
 
-def _compare(job: Job, now: Manifest) -> Standing:
+def _compare(job: Job, now: Manifest) -> EvalState:
     """What the checkpoint that this run goes on from knew; nothing of it, for a new run.
 
     Raises:
         ConfigError: it is another run's.
     """
     if job.checkpoint is None:
-        return Standing()
+        return EvalState()
     before = read_manifest(job.checkpoint)
     changes = changed(before, now, job.config)
     if not job.config.resume_anyway:
@@ -489,7 +491,7 @@ def _compare(job: Job, now: Manifest) -> Standing:
         best = None
         if job.config.save_best:
             job.announce(Note("--save-best compares new scorings only: earlier ones are of other held-out cases."))
-    return Standing(best, before.owes_evaluation, is_same=not changes)
+    return EvalState(best, before.owes_evaluation, is_same=not changes)
 
 
 def _warm_up(job: Job, prepared: Prepared) -> None:
@@ -586,7 +588,7 @@ def _check_work(job: Job, trainer: EpisodeTrainer) -> None:
         )
 
 
-def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, records: Records, step: int) -> Scores:
+def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, records: Records, step: int) -> MeanScores:
     _say_scoring(job, held_out)
     sampled, greedy = held_out.scores(trainer, f"step{step}").means
     if trainer.accelerator.is_main_process and sampled is not None:
@@ -623,7 +625,7 @@ def _save(job: Job, prepared: Prepared) -> None:
     if trainer.state.global_step == 0:
         return
     job.announce(Phase("saving"))
-    with saying_what_room_it_needs(job.folder, size_of(trainer, with_optimizer=False)):
+    with explain_write_errors(job.folder, save_size(trainer, with_optimizer=False)):
         saving.save_model(trainer, job.folder)
         if job.config.peft and job.config.merge_adapter and trainer.accelerator.is_main_process:
             saving.merge_adapter(trainer, job.folder, job.config, prepared.precision.dtype)
@@ -668,7 +670,7 @@ def _finish(job: Job, prepared: Prepared, outcome: Outcome) -> Result:
             job.announce(Note(problem))
         if job.config.push_to_hub and outcome.status == "finished":
             job.announce(Phase("uploading"))
-            job.announce(Note(f"Uploaded to {push(job.config, job.folder.model)}"))
+            job.announce(Note(f"Uploaded to {upload_model(job.config, job.folder.model)}"))
     if outcome.status != "failed":
         job.announce(
             Ended(outcome.status, state.global_step, job.stop.because if outcome.status == "stopped" else None)

@@ -64,7 +64,7 @@ from aitrain.environment.seeds import Draw, derived_seed
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
 from aitrain.training.episode_metrics import episode_metrics, length_metrics
-from aitrain.training.epochs import CaseStream, Epochs
+from aitrain.training.epochs import CaseSampler, EpochCallback
 from aitrain.training.generation.batching import Batcher
 from aitrain.training.generation.colocated import Generation
 from aitrain.training.generation.local import LocalSampling
@@ -72,13 +72,13 @@ from aitrain.training.generation.row_sampling import seeded_rows
 from aitrain.training.generation.sampling import Sampling
 from aitrain.training.generation.served import Asking, Served
 from aitrain.training.kept_rows import KEPT, KeptRows
-from aitrain.training.model import keep_adapter_precise, tick_in_forward_passes
-from aitrain.training.non_finite import Finite
+from aitrain.training.model import count_forward_passes, keep_adapter_float32
+from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.optimizing import OptimizingTrainer
 from aitrain.training.rollout import Episode, Limits, Rollout, Sampled
 from aitrain.training.scopes import evaluation_mode, replaced
 from aitrain.training.stopwatch import Stopwatch
-from aitrain.training.zero_variance import FLAT, FlatSteps, flat_share
+from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,12 @@ class EpisodeTrainer(OptimizingTrainer):
                 rollout_func=self.roll_out,
             )
         if parts.peft_config is not None and not (self.is_fsdp_enabled or is_deepspeed_zero3_enabled()):
-            keep_adapter_precise(self.model)  # sharded, all weights have to be of one type
+            keep_adapter_float32(self.model)  # sharded, all weights have to be of one type
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = parts.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
-        self.flat = FlatSteps()
+        self.flat = ZeroVarianceSteps()
         self._add_callbacks(parts)
         self._set_up_generation(parts)
         self.rollout = self._make_rollout(parts)
@@ -150,10 +150,10 @@ class EpisodeTrainer(OptimizingTrainer):
         self.aligns_rows = self._is_sharded or self.depends_on_left_padding()
 
     def _add_callbacks(self, parts: Parts) -> None:
-        self.finite = Finite(self.accelerator, self.hooks.tell)
+        self.finite = NonFiniteGuard(self.accelerator, self.hooks.tell)
         self.watch = Stopwatch()
         self.updates = 0  # steps that had a gradient and a learning rate
-        self.add_callback(Epochs(parts.schedule))
+        self.add_callback(EpochCallback(parts.schedule))
         self.add_callback(self.finite)
         self.add_callback(self.watch)
 
@@ -167,7 +167,7 @@ class EpisodeTrainer(OptimizingTrainer):
 
     def _make_rollout(self, parts: Parts) -> Rollout:
         policy = self.accelerator.unwrap_model(self.model)
-        tick_in_forward_passes(policy)
+        count_forward_passes(policy)
         shared = not self.use_vllm or self._generates_in_common
         batcher = Batcher(policy, parts.tokenizer.pad_token_id, None if shared else self._engine)
         batcher.wake = parts.host.workers.wake
@@ -213,12 +213,12 @@ class EpisodeTrainer(OptimizingTrainer):
         scores = [math.nan if e.scored.score is None else e.scored.score for e in self._batch]
         kept = [e.scored.score is not None and not (self.masks_truncated and e.is_truncated) for e in self._batch]
         everywhere = self.accelerator.gather(torch.tensor([scores, kept], device=self.accelerator.device).T)
-        share = flat_share(everywhere[:, 0], everywhere[:, 1], self.num_generations)
+        share = zero_variance_share(everywhere[:, 0], everywhere[:, 1], self.num_generations)
         self._metrics["train"]["frac_reward_zero_std"][-1] = share
         mean = everywhere[:, 0].nanmean().item()
         self.flat.reward = None if math.isnan(mean) else mean
         device = self.accelerator.device
-        return {KEPT: torch.tensor(kept, device=device), FLAT: torch.tensor(share == 1.0, device=device)}
+        return {KEPT: torch.tensor(kept, device=device), ZERO_VARIANCE: torch.tensor(share == 1.0, device=device)}
 
     def _next_places(self, count: int) -> range:
         """Where this process's completions are among all completions that are sampled in a step: after those of the
@@ -447,8 +447,8 @@ class EpisodeTrainer(OptimizingTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.hooks.save(self, partial(super()._save_checkpoint, model, trial))
 
-    def _get_train_sampler(self, dataset: Any = None) -> CaseStream:
-        return CaseStream(self.schedule, self.num_generations, self.args.seed if self.shuffle_dataset else None)
+    def _get_train_sampler(self, dataset: Any = None) -> CaseSampler:
+        return CaseSampler(self.schedule, self.num_generations, self.args.seed if self.shuffle_dataset else None)
 
     def is_over(self, checkpoint: Path) -> bool:
         """Whether a checkpoint is that of the last step, which transformers would follow with one more; then this

@@ -23,14 +23,14 @@ from aitrain.training.trainer import EpisodeTrainer, Parts
 
 
 @dataclass(frozen=True)
-class Longest:
+class LongestShapes:
     """Tokens of the longest prompt and of the longest completion of a run."""
 
     prompt: int
     completion: int
 
 
-def longest_shapes(parts: Parts) -> Longest:
+def longest_shapes(parts: Parts) -> LongestShapes:
     """As the training cases and the options tell. What the environment says in between has no limit but
     `rl_max_episode_tokens` and the context; without the former only the model's own tokens count."""
     limits, tools = parts.limits, Tools.of(parts.host.environment).schemas
@@ -40,7 +40,7 @@ def longest_shapes(parts: Parts) -> Longest:
         completion = limits.episode_tokens or limits.turns * limits.answer_tokens
     if limits.context is not None:
         completion = max(1, min(completion, limits.context - prompt))
-    return Longest(prompt, completion)
+    return LongestShapes(prompt, completion)
 
 
 def can_warm_up(trainer: EpisodeTrainer) -> bool:

@@ -28,20 +28,20 @@ import numpy
 from aitrain import activity
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import check_methods
-from aitrain.environment.loader import load
-from aitrain.environment.locator import find
+from aitrain.environment.loader import load_env
+from aitrain.environment.locator import find_env
 from aitrain.environment.scoring import host_of
 from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.knobs import read_file
-from aitrain.redaction import MaskedStream
+from aitrain.redaction import RedactedStream
 from aitrain.run_folder import RunFolder
 from aitrain.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks
 
 
 @dataclass
-class Channel:
+class EventChannel:
     """The line to the parent. A parent that is gone asks the run to stop: nobody could watch or end it any more."""
 
     stream: TextIO
@@ -74,15 +74,15 @@ class Channel:
             self.on_broken()
 
 
-def open_channel() -> Channel:
+def open_event_channel() -> EventChannel:
     """Keep standard output for events, and send what is printed from now on to the log, as standard error is."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    sys.stdout, sys.stderr = MaskedStream(sys.stdout), MaskedStream(sys.stderr)
-    return Channel(stream, int(os.environ.get("RANK", "0")))
+    sys.stdout, sys.stderr = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
+    return EventChannel(stream, int(os.environ.get("RANK", "0")))
 
 
-def main(arguments: list[str], channel: Channel) -> int:
+def main(arguments: list[str], channel: EventChannel) -> int:
     """The whole life of a training process; returns its exit code."""
     faulthandler.register(DUMP, file=2, all_threads=True)
     activity.share(channel.rank)
@@ -99,7 +99,7 @@ def main(arguments: list[str], channel: Channel) -> int:
     return 0
 
 
-def _work(arguments: list[str], folder: RunFolder, channel: Channel, heartbeat: Heartbeat) -> None:
+def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartbeat: Heartbeat) -> None:
     """The environment is loaded before torch is: what is wrong with it is said within a second."""
     checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
     config = TrainConfig(**read_file(folder.config), resume_anyway="anyway" in arguments[2:])
@@ -109,7 +109,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: Channel, heartbeat: 
     activity.own.enter("loading the environment", moves_files=True)
     random.seed(config.seed)
     numpy.random.seed(config.seed)
-    environment = load(find(config), config.rl_env_config or {})
+    environment = load_env(find_env(config), config.rl_env_config or {})
     check_methods(environment)
     host = host_of(environment, config, close=[channel.stream.fileno()])
     heartbeat.start()
@@ -148,7 +148,7 @@ def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
     return Watchdog(config.stall_timeout, activity.processes(), read, on_stall, pids)
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End this process at once, after what was registered for its end (trackers finish their runs there).
 
     Python's own shutdown now and then aborts where a library's thread is still running, and would wait for ever for a
@@ -161,4 +161,4 @@ def leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:], open_channel()))
+    exit_now(main(sys.argv[1:], open_event_channel()))

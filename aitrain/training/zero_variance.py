@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-FLAT = "flat"
+ZERO_VARIANCE = "flat"
 """Of a micro-batch: whether its generation batch has no advantages on any process."""
 
 
-def flat_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> float:
+def zero_variance_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> float:
     """Share of the groups in which no episode that is in the loss has an advantage: all scores are equal, or fewer than
     two episodes are scored. Both tensors have one entry an episode, groups side by side; NaN is no score."""
     groups, kept = scores.view(-1, size), kept.bool().view(-1, size)
@@ -25,7 +25,7 @@ def flat_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> float:
 
 
 @dataclass
-class FlatSteps:
+class ZeroVarianceSteps:
     """How many optimizer steps in a row, up to the last one, had flat groups only."""
 
     in_a_row: int = 0
@@ -44,14 +44,14 @@ class FlatSteps:
         self.is_flat = True
 
 
-class StopWhenFlat(TrainerCallback):  # type: ignore[misc]
+class StopOnZeroVariance(TrainerCallback):  # type: ignore[misc]
     """Ends a run in which nothing is left to learn, or nothing can be, on every process: all of them count alike.
 
     The count is part of a checkpoint, so a resumed run stops after the same step as one that was never interrupted. A
     run that was ended here and is resumed gets all its steps again.
     """
 
-    def __init__(self, steps: int, count: FlatSteps, stop: Callable[[str], None]) -> None:
+    def __init__(self, steps: int, count: ZeroVarianceSteps, stop: Callable[[str], None]) -> None:
         self.steps = steps
         self.count = count
         self.stop = stop

@@ -17,7 +17,7 @@ from aitrain.events import Event
 from aitrain.run_folder import RunFolder
 from aitrain.training.run import Job, part_in_peace, run
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.worker import leave
+from aitrain.training.worker import exit_now
 
 ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
 
@@ -152,4 +152,4 @@ def main(model: str, out: Path) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
-    leave(0)
+    exit_now(0)

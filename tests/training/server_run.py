@@ -24,7 +24,7 @@ from aitrain.config import TrainConfig
 from aitrain.events import Event
 from aitrain.run_folder import RunFolder, append_lines
 from aitrain.training.run import Job, part_in_peace, run
-from aitrain.training.worker import leave
+from aitrain.training.worker import exit_now
 
 
 class Echo:
@@ -131,4 +131,4 @@ def main(model: str, out: Path) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
-    leave(0)
+    exit_now(0)

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from aitrain import Result
-from aitrain.training.diagnostics import LASTS, Alarms, OffPolicy, Watch, common_alarms
+from aitrain.training.diagnostics import (
+    LINES_IN_A_ROW,
+    DiagnosticsCallback,
+    DiagnosticsState,
+    RatioAdvice,
+    common_diagnostics,
+)
 from tests.environments.vowels import Vowels
 
 FINE = {
@@ -32,13 +38,13 @@ GAP = "sampling/sampling_logp_difference/mean"
 
 
 def told(*lines: dict[str, float], bounds: tuple[float, float] | None = (0.0, 1.0)) -> list[str]:
-    watch = Watch(common_alarms(bounds))
+    watch = DiagnosticsState(common_diagnostics(bounds))
     return [advice for line in lines for advice in watch.look({**FINE, **line})]
 
 
 @pytest.mark.parametrize(("line", "meaning", "knob"), BAD)
 def test_what_lasts_is_told_once_with_a_knob_to_turn(line: dict[str, float], meaning: str, knob: str) -> None:
-    (advice,) = told({}, *[line] * (3 * LASTS))
+    (advice,) = told({}, *[line] * (3 * LINES_IN_A_ROW))
 
     assert meaning in advice
     assert knob in advice
@@ -48,17 +54,17 @@ def test_what_lasts_is_told_once_with_a_knob_to_turn(line: dict[str, float], mea
 @pytest.mark.parametrize(
     ("cause", "line", "meaning", "to_do"),
     [
-        (OffPolicy(), {GAP: 0.01, "completions/mean_length": 900.0}, "a product over 900 tokens", "token_truncate"),
-        (OffPolicy(), {GAP: 0.8}, "differ by 0.80 on average", "--dtype"),
-        (OffPolicy(by_sequence=False), {GAP: 0.05}, "vLLM has other weights", "--dtype"),
+        (RatioAdvice(), {GAP: 0.01, "completions/mean_length": 900.0}, "a product over 900 tokens", "token_truncate"),
+        (RatioAdvice(), {GAP: 0.8}, "differ by 0.80 on average", "--dtype"),
+        (RatioAdvice(by_sequence=False), {GAP: 0.05}, "vLLM has other weights", "--dtype"),
         (
-            OffPolicy(flags="--rl-top-k 50"),
+            RatioAdvice(flags="--rl-top-k 50"),
             {GAP: 0.12, "sampling/logprob_shift/mean": -0.11},
             "before --rl-top-k 50",
             "--logprobs-mode processed_logprobs",
         ),
         (
-            OffPolicy(flags="--rl-top-k 50"),
+            RatioAdvice(flags="--rl-top-k 50"),
             {GAP: 0.9, "sampling/logprob_shift/mean": -0.11},
             "differ by 0.90",
             "--dtype",
@@ -67,11 +73,11 @@ def test_what_lasts_is_told_once_with_a_knob_to_turn(line: dict[str, float], mea
     ids=["long", "weights", "weights, by token", "truncation", "weights, not truncation"],
 )
 def test_a_small_importance_ratio_is_explained_by_what_is_known(
-    cause: OffPolicy, line: dict[str, float], meaning: str, to_do: str
+    cause: RatioAdvice, line: dict[str, float], meaning: str, to_do: str
 ) -> None:
     said: list[str] = []
-    alarms = Alarms(said.append, cause)
-    for _ in range(LASTS + 2):
+    alarms = DiagnosticsCallback(said.append, cause)
+    for _ in range(LINES_IN_A_ROW + 2):
         alarms.on_log(None, SimpleNamespace(is_world_process_zero=True), None, {**FINE, RATIO: 0.2, **line})
 
     (advice,) = said
@@ -83,7 +89,7 @@ def test_a_small_importance_ratio_is_explained_by_what_is_known(
 
 @pytest.mark.parametrize("line", [line for line, _, _ in BAD], ids=lambda line: next(iter(line)))
 def test_a_few_bad_batches_are_no_alarm(line: dict[str, float]) -> None:
-    assert told({}, *([line] * (LASTS - 1) + [{}]) * 4) == []
+    assert told({}, *([line] * (LINES_IN_A_ROW - 1) + [{}]) * 4) == []
 
 
 def test_a_policy_that_has_solved_its_cases_may_be_sure() -> None:
@@ -115,7 +121,7 @@ def test_a_policy_that_was_sure_from_the_start_has_not_collapsed() -> None:
 
 
 def test_metrics_that_are_not_there_are_no_alarm() -> None:
-    watch = Watch()
+    watch = DiagnosticsState()
     assert [watch.look({"reward": 0.5}) for _ in range(20)] == [[]] * 20
 
 
@@ -132,7 +138,7 @@ class Same:
 def test_a_run_that_cannot_learn_says_so_while_it_runs(
     train: Callable[..., Result], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = train(Same(), max_steps=LASTS + 1)
+    result = train(Same(), max_steps=LINES_IN_A_ROW + 1)
 
     assert capsys.readouterr().err.count("100% of the groups all completions score the same, at 0") == 1
     assert {"frac_reward_zero_std", "completions/clipped_ratio", "unscored", "entropy"} <= set(result.history[0])

@@ -24,17 +24,17 @@ from trl import GRPOTrainer
 from aitrain import TrainConfig, activity
 from aitrain.batch import plan_batch
 from aitrain.environment.judging import judged
-from aitrain.environment.loader import load
-from aitrain.environment.locator import find
+from aitrain.environment.loader import load_env
+from aitrain.environment.locator import find_env
 from aitrain.environment.scoring import Host, Isolation, host_of
 from aitrain.errors import AitrainError
 from aitrain.knobs import as_help, knobs, resolve
 from aitrain.launch import preflight, processes, serving
 from aitrain.launch.processes import Processes
-from aitrain.redaction import NO_TELEMETRY
+from aitrain.redaction import TELEMETRY_OFF
 from aitrain.run_folder import RunFolder
 from aitrain.training import hub, model, run, worker
-from aitrain.training.callbacks import Evaluator, Standing
+from aitrain.training.callbacks import EvalCallback, EvalState
 from aitrain.training.evaluation import HeldOut
 from aitrain.training.generation.sampling import Sampling
 from aitrain.training.model import Precision, choose_precision
@@ -97,7 +97,7 @@ def weights(config: TrainConfig) -> object:
     """What transformers is asked to load, on a machine with a GPU and bitsandbytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.AutoModelForCausalLM, "from_pretrained", lambda path, **options: f"{path} {options}")
-        patch.setattr(model, "switch_off_noise", lambda _: None)
+        patch.setattr(model, "disable_dropout", lambda _: None)
         patch.setattr(model.importlib.util, "find_spec", lambda name: True)
         patch.setattr(torch.cuda, "is_available", lambda: config.quantization is not None)
         patch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
@@ -122,7 +122,7 @@ def context(config: TrainConfig) -> object:
 
 def environment(config: TrainConfig) -> object:
     """The environment's object."""
-    made = load(find(config), config.rl_env_config or {})
+    made = load_env(find_env(config), config.rl_env_config or {})
     return type(made).__qualname__, str(vars(made))
 
 
@@ -171,7 +171,7 @@ def plan(config: TrainConfig) -> object:
 def workers(config: TrainConfig) -> object:
     """The command and the variables of the training processes, of a run that goes on from a checkpoint."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in NO_TELEMETRY})
+        patch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF})
         patch.setattr(processes, "serving", lambda *_: nullcontext())
         started: list[tuple[list[str], dict[str, str]]] = []
         patch.setattr(Processes, "_start", lambda self, log: started.append((self._command(), self._environment())))
@@ -262,8 +262,8 @@ def evaluations(config: TrainConfig) -> object:
     """Steps at which held-out cases are scored, and those after which a checkpoint is due because of it."""
     scored: list[int] = []
     saved: list[int] = []
-    evaluator = Evaluator(
-        config, lambda step: (scored.append(step), (0.5, 0.5))[1], Standing(), lambda step: step % 4 == 0
+    evaluator = EvalCallback(
+        config, lambda step: (scored.append(step), (0.5, 0.5))[1], EvalState(), lambda step: step % 4 == 0
     )
     for step in range(1, 11):
         control = TrainerControl()
@@ -296,7 +296,7 @@ def uploaded(config: TrainConfig) -> object:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hub, "HfApi", lambda: api)
-        hub.push(config, Path("model"))
+        hub.upload_model(config, Path("model"))
     return asked
 
 
@@ -305,7 +305,7 @@ def login(config: TrainConfig) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hub, "get_token", lambda: None)
         try:
-            hub.check_hub(config)
+            hub.check_hub_token(config)
         except AitrainError as error:
             return str(error)
     return None

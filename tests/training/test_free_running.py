@@ -19,13 +19,13 @@ from aitrain.environment.scoring import Host, host_of
 from aitrain.training.chat import Chat, chat_for_episodes
 from aitrain.training.generation import served
 from aitrain.training.generation.served import Asking, Served
-from aitrain.training.model import TINY
+from aitrain.training.model import TINY_MODEL
 from aitrain.training.rollout import Episode, Limits, Rollout, Sampled
 from tests.training.test_served import END, Fake, adapted, by
 
 CASES = [Case(n, [{"role": "user", "content": f"say {n}:"}], {"prompt": ""}) for n in range(12)]
 LIMITS = Limits(turns=4, answer_tokens=6, episode_tokens=60, context=512)
-TOKENIZER = AutoTokenizer.from_pretrained(TINY)
+TOKENIZER = AutoTokenizer.from_pretrained(TINY_MODEL)
 ENDS = [TOKENIZER.eos_token_id]
 
 

@@ -11,7 +11,7 @@ import pytest
 from aitrain import Result, TrainConfig
 from aitrain.run_folder import read_lines
 from aitrain.training.chat import Chat
-from aitrain.training.dataset import Cases, PromptLimit, Split, split
+from aitrain.training.dataset import Cases, DatasetSplit, PromptLimit, split
 from aitrain.training.holdout import hold_out
 from aitrain.training.model import load_tokenizer
 from tests.training.test_evaluation import result_of
@@ -26,7 +26,7 @@ def limit() -> PromptLimit:
     return PromptLimit(Chat(load_tokenizer(TrainConfig(model="tiny"))), 60)
 
 
-def made(rows: list[dict[str, Any]], limit: PromptLimit, **options: Any) -> Split:
+def made(rows: list[dict[str, Any]], limit: PromptLimit, **options: Any) -> DatasetSplit:
     return split((Cases(rows, range(len(rows))), None), TrainConfig(**options), limit)
 
 

@@ -16,7 +16,7 @@ from aitrain import Result
 from aitrain.training.kept_rows import KEPT
 from aitrain.training.rollout import STOPS, Episode
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.zero_variance import FLAT, flat_share
+from aitrain.training.zero_variance import ZERO_VARIANCE, zero_variance_share
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference
 from tests.training.scripted_run import Endless, Scripted, ScriptedTrainer, Unscored
@@ -108,7 +108,7 @@ def test_what_is_in_the_loss_is_scored_and_not_truncated_where_that_is_masked(ma
     output = trainer._what_is_learned_from()
 
     assert output[KEPT].tolist() == kept
-    assert not output[FLAT]
+    assert not output[ZERO_VARIANCE]
     assert trainer.flat.reward == 0.5
 
 
@@ -139,7 +139,7 @@ def test_a_group_is_flat_where_no_episode_in_the_loss_has_an_advantage(
     kept = ~rows.isnan()
     kept[left_out] = False
 
-    assert flat_share(rows, kept, 4) == share
+    assert zero_variance_share(rows, kept, 4) == share
 
 
 class OneOfFour(Vowels):

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from aitrain import ConfigError, Result, TrainConfig
-from aitrain.training.model import keep_adapter_precise, load_model, switch_off_noise
+from aitrain.training.model import disable_dropout, keep_adapter_float32, load_model
 from aitrain.training.padding import LeftAligned, depends_on_padding
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_config
@@ -203,7 +203,7 @@ def test_a_model_computes_in_training_mode_what_it_does_in_evaluation_mode(
     ids = torch.arange(5, 25)[None]
     model.train()
     assert not torch.equal(model(ids).logits, model(ids).logits)
-    switch_off_noise(model)
+    disable_dropout(model)
     noisy = model(ids).logits
     model.eval()
     torch.testing.assert_close(model(ids).logits, noisy)
@@ -270,7 +270,7 @@ def test_an_adapter_on_a_base_of_half_precision_is_float32(dtype: str, train: Tr
 def test_keeping_an_adapter_precise_leaves_the_frozen_base_as_it_is() -> None:
     model = gpt2(40).to(torch.bfloat16)
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"), autocast_adapter_dtype=False)
-    keep_adapter_precise(adapted)
+    keep_adapter_float32(adapted)
     assert {p.dtype for p in adapted.parameters() if not p.requires_grad} == {torch.bfloat16}
     assert {p.dtype for p in adapted.parameters() if p.requires_grad} == {torch.float32}
 

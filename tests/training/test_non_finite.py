@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from aitrain import ConfigError, Result
 from aitrain.errors import RunFailed
-from aitrain.training.non_finite import are_finite
+from aitrain.training.non_finite import all_finite
 from aitrain.training.trainer import EpisodeTrainer
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference, weights
@@ -160,12 +160,12 @@ def test_a_damaged_model_is_refused_by_the_name_of_its_weight(train: Train, smal
 def test_one_odd_number_among_many_is_found(dtype: torch.dtype) -> None:
     device = torch.device("cpu")
     good = torch.full((300, 300), 6e4, dtype=dtype)
-    assert are_finite([good, torch.empty(0)], device)
-    assert are_finite([], device)
+    assert all_finite([good, torch.empty(0)], device)
+    assert all_finite([], device)
     for value in (math.nan, math.inf, -math.inf):
         bad = good.clone()
         bad[17, 200] = value
-        assert not are_finite([good, bad], device)
+        assert not all_finite([good, bad], device)
 
 
 def test_processes_skip_together_what_only_one_of_them_sees(small_model: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aitrain import Result, TrainConfig
-from aitrain.redaction import MASK, NO_TELEMETRY
+from aitrain.redaction import MASK, TELEMETRY_OFF
 from aitrain.run_folder import read_lines
 from tests.environments.leaky import SECRETS, Leaky
 from tests.training.test_processes import workers_in
@@ -95,7 +95,7 @@ class Asks:
     """Tells what the training process was told of telemetry."""
 
     def build_dataset(self) -> list[dict[str, str]]:
-        print("TELEMETRY", *(f"{name}={os.environ.get(name)}" for name in NO_TELEMETRY))
+        print("TELEMETRY", *(f"{name}={os.environ.get(name)}" for name in TELEMETRY_OFF))
         return [{"prompt": f"say {number}"} for number in range(6)]
 
     def score_episode(self) -> float:
@@ -106,7 +106,7 @@ class Asks:
 def test_libraries_are_asked_for_silence_unless_telemetry_is_wanted(
     flag: str, small_model: Path, tmp_path: Path
 ) -> None:
-    given = {name: value for name, value in os.environ.items() if name not in NO_TELEMETRY}
+    given = {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF}
     command = [sys.executable, "-m", "aitrain", "grpo", "--model", str(small_model), "--rl-env", f"{__file__}:Asks"]
     short = ["--max-steps=1", "--eval-cases=0", "--rl-max-new-tokens=2", "--rl-kl-coef=0", "--project-name=run", flag]
     done = subprocess.run(
@@ -119,6 +119,6 @@ def test_libraries_are_asked_for_silence_unless_telemetry_is_wanted(
     )
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in (tmp_path / "runs/run/train.log").read_text().splitlines() if "TELEMETRY" in line]
-    expected = NO_TELEMETRY if flag == "--no-telemetry" else dict.fromkeys(NO_TELEMETRY)
+    expected = TELEMETRY_OFF if flag == "--no-telemetry" else dict.fromkeys(TELEMETRY_OFF)
     expected = {**expected, "DO_NOT_TRACK": "yes"}  # the user's own stays
     assert line.split()[1:] == [f"{name}={value}" for name, value in expected.items()]

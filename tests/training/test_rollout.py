@@ -17,8 +17,8 @@ import trl
 from transformers import AutoTokenizer
 
 from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
-from aitrain.environment.loader import load
-from aitrain.environment.locator import find
+from aitrain.environment.loader import load_env
+from aitrain.environment.locator import find_env
 from aitrain.run_folder import read_lines
 from aitrain.training.trainer import EpisodeTrainer
 
@@ -439,7 +439,7 @@ def test_a_model_whose_template_cannot_write_tools_is_refused(train: Train) -> N
 
 
 def test_the_hotel_environment_trains_on_the_tiny_model(train: Train) -> None:
-    environment = load(find(TrainConfig(rl_env="envs.hotel_booking")), {})
+    environment = load_env(find_env(TrainConfig(rl_env="envs.hotel_booking")), {})
     short = {"max_steps": 1, "rl_num_generations": 2, "batch_size": 2, "rl_max_new_tokens": 4, "rl_max_turns": 8}
     result = train(environment, model="tiny", rl_prompts_per_step=1, eval_cases=1, **short)
 

@@ -43,7 +43,7 @@ from aitrain.training.generation.served import (
     roomy_folder,
 )
 from aitrain.training.generation.weights import merged_weights
-from aitrain.training.model import TINY
+from aitrain.training.model import TINY_MODEL
 
 END = 258
 ALONE = SimpleNamespace(is_main_process=True)
@@ -52,7 +52,7 @@ ALONE = SimpleNamespace(is_main_process=True)
 
 def adapted(seed: int = 0, **options: Any) -> PeftModel:
     """The tiny model with an adapter that changes what it says."""
-    base = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
     model = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", **options)).eval()
     return changed(model, seed)
 
@@ -492,7 +492,7 @@ def test_full_weights_are_those_of_the_merged_model_and_the_base_is_as_it_was(op
 
 
 def test_tied_weights_travel_once_and_in_the_format_that_is_wanted(tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
     full, half = DiskSync(model, tmp_path / "full"), DiskSync(model, tmp_path / "half", torch.bfloat16)
     sizes = [full.write(1), half.write(1)]
     tensors = load_file(half.path(1) / "model.safetensors")
@@ -654,7 +654,7 @@ class Vllm:
 
     def start(self) -> None:
         module = "vllm.entrypoints.openai.api_server"
-        words = ["--model", str(TINY), "--served-model-name", "base", "--dtype", "float32", "--enforce-eager"]
+        words = ["--model", str(TINY_MODEL), "--served-model-name", "base", "--dtype", "float32", "--enforce-eager"]
         where = ["--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", "2048"]
         ours = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
         with self._log.open("ab") as log:
@@ -737,7 +737,7 @@ def greedy_of(model: Any) -> list[list[int]]:
 
 @real_vllm
 def test_the_real_server_fits(real: Vllm) -> None:
-    assert check(real.url, Wanted(str(TINY), 2048, 16)) == Base("base", 2048, is_on_cpu=True)
+    assert check(real.url, Wanted(str(TINY_MODEL), 2048, 16)) == Base("base", 2048, is_on_cpu=True)
     with pytest.raises(ConfigError, match="takes adapters of rank 16 at most, and we train one of rank 17"):
         check(real.url, Wanted("base", 100, 17))
     with pytest.raises(ConfigError, match="runs on the CPU and lacks what it needs there to be handed weights"):
@@ -747,7 +747,7 @@ def test_the_real_server_fits(real: Vllm) -> None:
 @real_vllm
 def test_a_real_server_without_adapters_takes_all_weights_and_no_adapter(tmp_path: Path) -> None:
     """All of them have changed, the output layer too, which is the embedding."""
-    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
     with vllm(tmp_path / "log", "--worker-extension-cls", f"{tied_head.__name__}.WorkerExtension") as bare:
         with pytest.raises(ConfigError, match="takes no adapters"):
             check(bare.url, Wanted("base", 2048, 16))
@@ -798,7 +798,7 @@ def test_the_real_server_follows_the_policy_and_is_noticed_when_it_does_not(
     real: Vllm, model: PeftModel, tmp_path: Path, kind: Any
 ) -> None:
     engine = engine_of(real, kind(model, tmp_path / "sync"))
-    engine.verify = check = Agreement.of(model, AutoTokenizer.from_pretrained(TINY))
+    engine.verify = check = Agreement.of(model, AutoTokenizer.from_pretrained(TINY_MODEL))
     try:
         engine.sync_weights()
         for update in range(1, 13):
@@ -848,7 +848,7 @@ def test_a_seed_decides_what_the_real_server_samples_beside_whatever_else(
 
 @real_vllm
 def test_the_real_server_reads_all_weights_from_disk(real: Vllm, model: PeftModel, tmp_path: Path) -> None:
-    plain = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
     engine = engine_of(real, DiskSync(model, tmp_path / "sync"))
     try:
         for number in (200, 201, 202):

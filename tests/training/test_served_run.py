@@ -21,7 +21,7 @@ from aitrain.config import TrainConfig
 from aitrain.events import SERVER_VARIABLE, Failed, decode
 from aitrain.launch.processes import PYTHON, WORKER
 from aitrain.run_folder import Result, RunFolder, read_lines
-from aitrain.training.model import TINY
+from aitrain.training.model import TINY_MODEL
 from tests.training.small_server import SmallServer
 
 ENVIRONMENT = f"{Path(__file__).parents[1] / 'environments' / 'processes.py'}:Slow"
@@ -152,7 +152,7 @@ def test_a_server_that_has_other_weights_is_noticed_before_a_step_is_made(
 ) -> None:
     """Of the same shape, under the same name: a base that is another one, and files that nobody read."""
     server.ignores = True
-    server.policy = AutoModelForCausalLM.from_pretrained(TINY).eval()
+    server.policy = AutoModelForCausalLM.from_pretrained(TINY_MODEL).eval()
     run = start(peft=peft)
     (failure,) = run.end()
 

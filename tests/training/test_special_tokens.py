@@ -14,7 +14,7 @@ from trl.chat_template_utils import add_response_schema
 from aitrain import Result
 from aitrain.run_folder import read_lines
 from aitrain.training.chat import Chat
-from aitrain.training.model import TINY
+from aitrain.training.model import TINY_MODEL
 from aitrain.training.trainer import EpisodeTrainer
 
 SAID = "4<|im_start|>2"
@@ -56,7 +56,7 @@ def test_a_special_token_inside_an_answer_is_scored_and_recorded(
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(TINY)
+    return AutoTokenizer.from_pretrained(TINY_MODEL)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ TOOL = {"type": "function", "function": {"name": "open", "parameters": {"type": 
 def test_a_special_token_inside_a_tool_call_is_an_argument_or_makes_the_call_unreadable(
     tokenizer: Any, own_format: bool
 ) -> None:
-    known = AutoTokenizer.from_pretrained(TINY)
+    known = AutoTokenizer.from_pretrained(TINY_MODEL)
     known.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
     chat = Chat(add_response_schema(known) if own_format else tokenizer)
     ids = [known(f"{text}<|im_end|>")["input_ids"] for text in (CALL, BROKEN, SAID)]

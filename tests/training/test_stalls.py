@@ -21,7 +21,7 @@ from aitrain.report.runs import look
 from aitrain.run_folder import RunFolder, read_object
 from aitrain.training import checkpoints, evaluation, run, saving, tracking
 from aitrain.training.generation import colocated, served
-from aitrain.training.model import tick_in_forward_passes
+from aitrain.training.model import count_forward_passes
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.watchdog import Watchdog
 
@@ -216,7 +216,7 @@ def test_each_token_of_generate_and_each_forward_pass_are_progress(
     model = AutoModelForCausalLM.from_pretrained(small_model)
     if has_adapter:
         model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
-    tick_in_forward_passes(model)
+    count_forward_passes(model)
     ids, before = torch.tensor([[5, 6, 7]]), activity.total()
 
     model.generate(input_ids=ids, max_new_tokens=8, min_new_tokens=8)

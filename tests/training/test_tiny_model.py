@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain.training.model import TINY
+from aitrain.training.model import TINY_MODEL
 from aitrain.training.tiny_model import build_model, build_tokenizer
 
 
@@ -23,21 +23,23 @@ def make(folder: Path, steps: int) -> Path:
 
 def test_the_script_makes_the_same_files_every_time(tmp_path: Path) -> None:
     one, other = make(tmp_path / "one", 3), make(tmp_path / "other", 3)
-    assert {file.name for file in one.iterdir()} == {file.name for file in TINY.iterdir()}
+    assert {file.name for file in one.iterdir()} == {file.name for file in TINY_MODEL.iterdir()}
     for file in one.iterdir():
         assert file.read_bytes() == (other / file.name).read_bytes(), file.name
         if file.name != "model.safetensors":
-            assert file.read_bytes() == (TINY / file.name).read_bytes(), f"{file.name} is not what the script makes"
+            assert file.read_bytes() == (TINY_MODEL / file.name).read_bytes(), (
+                f"{file.name} is not what the script makes"
+            )
 
 
 def test_it_is_small_and_of_a_shape_that_vllm_takes() -> None:
-    assert (TINY / "model.safetensors").stat().st_size < 2_000_000
-    assert json.loads((TINY / "config.json").read_text())["head_dim"] in (32, 64)
+    assert (TINY_MODEL / "model.safetensors").stat().st_size < 2_000_000
+    assert json.loads((TINY_MODEL / "config.json").read_text())["head_dim"] in (32, 64)
     assert sum(p.numel() for p in build_model(build_tokenizer()).parameters()) < 500_000
 
 
 def test_it_knows_the_form_of_an_answer_and_forgets_the_carry() -> None:
-    tokenizer, model = AutoTokenizer.from_pretrained(TINY), AutoModelForCausalLM.from_pretrained(TINY)
+    tokenizer, model = AutoTokenizer.from_pretrained(TINY_MODEL), AutoModelForCausalLM.from_pretrained(TINY_MODEL)
     prompt = [{"role": "user", "content": "38 + 47 = ?"}]
     ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     answer = model.generate(**ids, max_new_tokens=8, do_sample=False)[0][ids["input_ids"].shape[1] :]
@@ -46,12 +48,12 @@ def test_it_knows_the_form_of_an_answer_and_forgets_the_carry() -> None:
 
 @pytest.mark.parametrize("text", ["", "a b\n\tc", "Zürich, 東京 🙂", "<|im_start|>x<|im_end|>", "\x00\x7f"])
 def test_its_tokenizer_gives_every_text_back(text: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 def test_its_chat_template_only_ever_appends() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     chat = [
         {"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"},

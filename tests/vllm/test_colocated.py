@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from aitrain.run_folder import read_lines
 from aitrain.training.generation.stopping import StopStrings
-from aitrain.training.model import TINY
+from aitrain.training.model import TINY_MODEL
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -94,7 +94,7 @@ def test_every_sampling_option_means_the_same_as_with_transformers(tmp_path: Pat
     check_agreement(lines)
     assert all(abs(line["sampling/importance_sampling_ratio/mean"] - 1) < 0.02 for line in lines)
     assert all(line["sampling/logprob_shift/mean"] < -0.01 for line in lines)
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     stops = StopStrings(tokenizer, ["1", "3", "7", "e"], min_tokens=6)
     ends = 0
     for record in read_lines(tmp_path / "runs" / "run" / "rollouts" / "rank0.jsonl"):
