@@ -1,4 +1,4 @@
-"""How long each part of a step takes: generating, the environment, and the optimization that follows."""
+"""Measures the parts of a step: generation, environment and optimization."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ PARTS = ("generate", "environment")
 
 
 class Stopwatch(TrainerCallback):  # type: ignore[misc]
-    """Seconds in which episodes waited for the policy and for their environments, on this process.
+    """Seconds per step in which episodes waited for the policy and for their environments, on this process.
 
-    Where episodes do not wait for each other, some wait for the one while some wait for the other: both clocks run, and
-    together they show more than has passed. `optimize` is what a step takes beside its rollout, whichever kind it is.
+    With free-running episodes both clocks may run at the same time, so that the parts can add up to more than the step.
+    `optimize` is the time of a step outside its rollout.
     """
 
     def __init__(self) -> None:
         self.steps = 0
         self.tokens = 0
         self.total = {"step": 0.0, "optimize": 0.0, **dict.fromkeys(PARTS, 0.0)}
-        self._begun = 0.0
+        self._step_start = 0.0
         self._lap = dict.fromkeys(("rollout", *PARTS), 0.0)
 
     @contextmanager
     def running(self, *parts: str) -> Iterator[None]:
-        """The clocks of these parts run while this lasts."""
+        """Add the duration of this context to the given parts."""
         start = time.monotonic()
         try:
             yield
@@ -37,13 +37,13 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
                 self._lap[part] += time.monotonic() - start
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """What was generated between the steps, for held-out scores, is no part of one."""
-        self._begun = time.monotonic()
+        """Reset the clocks: generation between steps, for held-out cases, belongs to no step."""
+        self._step_start = time.monotonic()
         self._lap = dict.fromkeys(self._lap, 0.0)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Add the step to those that have not been told yet."""
-        seconds = time.monotonic() - self._begun
+        """Add the step to the totals since the last logging."""
+        seconds = time.monotonic() - self._step_start
         self.steps += 1
         self.total["step"] += seconds
         self.total["optimize"] += seconds - self._lap["rollout"]
@@ -51,11 +51,10 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
             self.total[part] += self._lap[part]
 
     def take(self) -> dict[str, float]:
-        """Means a step since the last time, `time/step` and its parts in seconds, and the tokens sampled in a second;
-        nothing where there was no step."""
+        """Mean seconds per step (`time/*`) and tokens sampled per second since the last call; empty without a step."""
         if not self.steps:
             return {}
-        told = {f"time/{part}": round(seconds / self.steps, 6) for part, seconds in self.total.items()}
-        told["tokens_per_second"] = round(self.tokens / max(self.total["step"], 1e-9), 3)
+        metrics = {f"time/{part}": round(seconds / self.steps, 6) for part, seconds in self.total.items()}
+        metrics["tokens_per_second"] = round(self.tokens / max(self.total["step"], 1e-9), 3)
         self.steps, self.tokens, self.total = 0, 0, dict.fromkeys(self.total, 0.0)
-        return told
+        return metrics
