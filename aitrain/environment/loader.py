@@ -1,4 +1,4 @@
-"""Import the user's environment and construct it: the training process does, before it loads a model."""
+"""Imports and constructs the user's environment, in the training process and before a model is loaded."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from aitrain.errors import ConfigError, EnvironmentFailed
 
 
 def load_env(source: EnvSource, keywords: Mapping[str, Any]) -> object:
-    """The environment, imported and constructed.
+    """Import and construct the environment.
 
     Raises:
-        ConfigError: no such class, or keywords that its constructor does not take.
-        EnvironmentFailed: its module or its constructor raised; with the user's own line.
+        ConfigError: the class is missing, or its constructor does not take a keyword.
+        EnvironmentFailed: the module or the constructor raised; the message has the line in the user's code.
     """
-    with _nothing_compiled():
+    with _no_bytecode():
         module = _import(source)
         name = source.class_name or _only_class(source, module)
         if not hasattr(module, name):
@@ -44,8 +44,8 @@ def load_env(source: EnvSource, keywords: Mapping[str, Any]) -> object:
 
 
 @contextmanager
-def _nothing_compiled() -> Iterator[None]:
-    """A refused run leaves nothing in the user's folder, not even `__pycache__`."""
+def _no_bytecode() -> Iterator[None]:
+    """Do not write `__pycache__` to the user's folder."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
@@ -62,7 +62,7 @@ def _import(source: EnvSource) -> ModuleType:
 
 
 def _allow_sibling_imports(source: EnvSource) -> None:
-    """At the end of the path, so that a user's folder named like a library does not hide the library."""
+    """Append the folder to sys.path; at its end, so that a folder named like a library does not hide it."""
     own = Path.cwd() if source.is_module or source.file is None else source.file.parent
     for folder in (str(own), str(Path.cwd())):
         if folder not in sys.path:
@@ -82,7 +82,7 @@ def _import_file(source: EnvSource) -> ModuleType:
 
 
 def _execute(spec: ModuleSpec) -> ModuleType:
-    """Registered before it runs: dataclasses and pickle look a module up by its name."""
+    """Execute a module; it is registered first, as dataclasses and pickle look modules up by name."""
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
@@ -109,51 +109,51 @@ def _only_class(source: EnvSource, module: ModuleType) -> str:
     return found[0]
 
 
-def _construct(made_from: Any, name: str, keywords: Mapping[str, Any]) -> object:
-    if not callable(made_from):
-        raise ConfigError(f"rl_env_class: {name} is not a class, but {made_from!r}")
-    _check_signature(made_from, name, keywords)
+def _construct(factory: Any, name: str, keywords: Mapping[str, Any]) -> object:
+    if not callable(factory):
+        raise ConfigError(f"rl_env_class: {name} is not a class, but {factory!r}")
+    _check_signature(factory, name, keywords)
     try:
-        return made_from(**keywords)
+        return factory(**keywords)
     except (Exception, SystemExit) as error:
         given = ", ".join(f"{key}=..." for key in keywords)
         raise EnvironmentFailed(failure_message(f"{name}({given}) raised", error)) from error
 
 
-def _check_signature(made_from: Any, name: str, keywords: Mapping[str, Any]) -> None:
+def _check_signature(factory: Any, name: str, keywords: Mapping[str, Any]) -> None:
     try:
-        parameters = list(inspect.signature(made_from).parameters.values())
+        parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):
-        return  # no signature to be had: the call will tell
+        return  # no signature available: the call itself will show
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     named = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
     refuse_keywords(name, keywords, ([p.name for p in named], [p.name for p in named if p.default is p.empty]))
 
 
-# -- saying where the user's code failed
+# -- describing errors of the user's code
 
 
 def failure_message(what: str, error: BaseException) -> str:
-    """`score_episode raised: ValueError: no such city`, the user's own line, and what to do where we know it."""
+    """Message such as `score_episode raised: ValueError: no such city`, with the user's line and, if known, advice."""
     return "\n".join(line for line in (f"{what}: {describe_error(error)}", _where(error), _remedy(error)) if line)
 
 
 def describe_error(error: BaseException) -> str:
-    """`ValueError: no such city`, on one line, not too long."""
+    """Type and message on one line of at most 300 characters: `ValueError: no such city`."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300].rstrip(": ")
 
 
 def _where(error: BaseException) -> str:
-    """The user's own line that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`."""
+    """The line of the user's code that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
     return users_line(traceback.extract_tb(error.__traceback__))
 
 
 def users_line(stack: traceback.StackSummary) -> str:
-    """The innermost line of the user's own in a stack, or of a library where there is none; empty without either."""
+    """Innermost line of the user's code in a stack, else of a library; empty if there is neither."""
     frames = [frame for frame in stack if not _is_machinery(frame.filename)]
     own = [frame for frame in frames if not _is_library(frame.filename)] or frames
     if not own:
@@ -163,7 +163,7 @@ def users_line(stack: traceback.StackSummary) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def is_users_file(filename: str) -> bool:
-    """Whether code in this file is the user's own, and not Python's, a library's or aitrain's."""
+    """Whether a file is the user's code, as opposed to Python's, a library's or aitrain's."""
     return not _is_machinery(filename) and not _is_library(filename)
 
 
@@ -176,7 +176,7 @@ def _remedy(error: BaseException) -> str:
 
 
 def _is_machinery(filename: str) -> bool:
-    """Between the user's code and us: aitrain itself, Python's import system and its standard library."""
+    """Whether a file belongs to aitrain, the import system or the standard library."""
     path = Path(filename)
     if path.is_relative_to(BUNDLED):
         return False
@@ -188,5 +188,5 @@ def _is_standard(path: Path) -> bool:
 
 
 def _is_library(filename: str) -> bool:
-    """Installed; an environment may be installed too, so that its lines are better than none."""
+    """Whether a file is in site-packages, where a user's environment may be installed, too."""
     return "site-packages" in filename and not Path(filename).is_relative_to(BUNDLED)

@@ -435,10 +435,9 @@ def _assemble(job: Job, parts: Parts, split: dataset.DatasetSplit, precision: Pr
     standing = _compare(job, about)
     checkpoints = CheckpointWriter(job.folder, history, about, standing, job.config.save_total_limit)
     records = Records(history, Tracking(About(job.folder, job.config), tell))
-    alarms = DiagnosticsCallback(
-        tell, RatioAdvice.of(job.config, parts.arguments), bounds_of(job.config.rl_score_range)
-    )
-    callbacks = [records.tracking, MetricsReporter(history, job.progress, job.announce), alarms]
+    advice, bounds = RatioAdvice.of(job.config, parts.arguments), bounds_of(job.config.rl_score_range)
+    reporter = MetricsReporter(history, job.progress, job.announce)
+    callbacks = [records.tracking, reporter, DiagnosticsCallback(tell, advice, bounds)]
     hooks = Hooks(records.add_rollouts, tell, callbacks, checkpoints.save)
     try:
         activity.own.enter("preparing the trainer", moves_files=True)
