@@ -141,7 +141,7 @@ def test_one_broken_thing_does_not_keep_the_others_from_being_looked_at(machine:
     found = findings()
 
     assert found["peft"].state == "problem"
-    assert found["peft"].found.startswith("cannot be looked at: InvalidRequirement")
+    assert found["peft"].found.startswith("check failed: InvalidRequirement")
     assert found["accelerate"].state == "ok"
 
 

@@ -66,9 +66,7 @@ def process_wide_effect(callee: Value) -> str | None:
         return None
     owner = getattr(known, "__self__", None)
     module = getattr(known, "__module__", None) or ""
-    if owner is not None and not isinstance(
-        owner, ModuleType
-    ):  # random.seed is a method of the module's hidden generator
+    if owner is not None and not isinstance(owner, ModuleType):  # random.seed is a method of a generator object
         module = "random" if owner is getattr(random, "_inst", None) else type(owner).__module__
         module = "numpy.random" if module.startswith("numpy.random") and callee.roots == EMPTY else module
     name = getattr(known, "__name__", "")

@@ -189,7 +189,7 @@ class Host:
         if self.policy.by_episode or self.policy.in_processes:
             return self._repeat(plays, jobs, place)
         watch = self.policy.watch()
-        with watch.noting():
+        with watch.recording():
             scored = self._repeat(plays, jobs, place)
         if not self.policy.after_calls(watch):
             return scored

@@ -1,7 +1,7 @@
-"""Detects what calls change in memory: a snapshot of the environment's mutable objects, compared after a batch.
+"""Detects what calls change in memory, by comparing a snapshot of mutable objects after a batch of calls.
 
-The snapshot follows attributes, class attributes and the globals that methods name, through containers, arrays and
-objects of the user's own classes. It complements `state_analysis`, which only sees what source code shows.
+The snapshot covers attributes, class attributes and globals that methods refer to, with the containers, arrays and
+user-defined objects in them. It complements `state_analysis`, which sees source code only.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from aitrain.environment.loader import is_users_file
 
 CONTAINERS = (list, dict, set, deque)
 MAX_ITEMS = 10_000
-"""Items that one snapshot holds, so that watching a batch costs a few milliseconds at most."""
+"""Maximum items of a snapshot, so that it takes a few milliseconds at most."""
 MAX_ARRAY_BYTES = 1 << 20
 
 _NEUTRAL_BASES = {"builtins", "abc", "typing", "collections.abc", "dataclasses"}
 
 
 def is_small_container(value: Any) -> bool:
-    """Whether a value is a container that a snapshot holds completely."""
+    """Whether a value is a container that fits into a snapshot."""
     return isinstance(value, CONTAINERS) and len(value) <= MAX_ITEMS
 
 
 def is_users_object(value: Any) -> bool:
-    """Whether a value is an instance of the user's own class, with no base class from a library.
+    """Whether a value is an instance of a user-defined class without a base class from a library.
 
-    Objects with a library base (HTTP clients, modules, threads) change in ways that say nothing about scores.
+    Objects with a library base (HTTP clients, modules, threads) change in ways that do not affect scores.
     """
     if isinstance(value, (type, ModuleType, *CONTAINERS)) or not hasattr(value, "__dict__"):
         return False
@@ -43,7 +43,7 @@ def is_users_object(value: Any) -> bool:
 
 
 def is_users_module(name: str) -> bool:
-    """Whether a module, by its name, is the user's own; also one without a file, such as a notebook."""
+    """Whether a module is the user's; modules without a file, such as notebooks, are."""
     if name in _NEUTRAL_BASES:
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -52,18 +52,18 @@ def is_users_module(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """One mutable object with its content at the time of the snapshot."""
+    """A mutable object and its content at the time of the snapshot."""
 
     path: str
     value: Any
     content: Any
-    """A shallow copy; it keeps the old items alive, so that comparing by identity is safe."""
+    """A shallow copy, which keeps the old items alive, so that identities can be compared."""
     ignored: frozenset[str] = frozenset()
-    """Keys that may appear: cached properties."""
+    """Keys that may be added: cached properties."""
     is_namespace: bool = False
 
     def changes(self) -> Iterator[str]:
-        """Paths of what differs now."""
+        """Paths that changed since the snapshot."""
         if _is_array(self.value):
             if self.content.tobytes() != self.value.tobytes():
                 yield self.path
@@ -81,7 +81,7 @@ class _Snapshot:
             yield self.path
 
     def restore(self) -> None:
-        """Put the content back."""
+        """Restore the content."""
         if _is_array(self.value):
             with suppress(ValueError):  # a read-only array
                 self.value[...] = self.content
@@ -105,7 +105,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 class StateWatch:
-    """What the calls of a batch write, by path: `self.case`, `self.client.session`, `Kind.count`, `COUNT`."""
+    """Records the paths that a batch of calls writes: `self.case`, `self.client.session`, `Kind.count`, `COUNT`."""
 
     def __init__(self, environment: Any, ignored: frozenset[str] = frozenset()) -> None:
         self.environment, self.ignored = environment, ignored
@@ -146,14 +146,14 @@ class StateWatch:
             self._hold(path, vars(value), _cached_properties(value), is_namespace=True)
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note each attribute that is set meanwhile, also one that is set back at once."""
-        with _noting_sets(self.environment, self.written):
+    def recording(self) -> Iterator[None]:
+        """Record attribute assignments in this context, including those that are reverted, and compare at its end."""
+        with _recorded_assignments(self.environment, self.written):
             yield
         self.compare()
 
     def compare(self) -> None:
-        """Note what differs from the snapshot."""
+        """Record what differs from the snapshot."""
         found = dict.fromkeys(self.written)
         for held in self._held:
             found |= dict.fromkeys(held.changes())
@@ -165,7 +165,7 @@ class StateWatch:
         self.written[:] = [path for path in found if not _is_below(path, ignored)]
 
     def restore(self) -> None:
-        """Set attributes, and what containers and arrays hold, back to what they were."""
+        """Restore attributes and the content of containers and arrays."""
         for owner, values in self._attributes:
             if isinstance(owner, dict):
                 owner.update(values)
@@ -186,7 +186,7 @@ def _outer_path(environment: Any, owner: Any, name: str) -> str:
 
 
 def _outer_values(environment: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Values of the environment's classes, and of the globals that their methods name."""
+    """Class attributes of the environment, and globals that its methods refer to."""
     for owner in type(environment).__mro__[:-1]:
         if not is_users_module(owner.__module__):
             continue
@@ -215,8 +215,8 @@ def _cached_properties(value: Any) -> frozenset[str]:
 
 
 @contextmanager
-def _noting_sets(environment: Any, written: list[str]) -> Iterator[None]:
-    """Note each attribute that is set on this object, also one that is set back before anybody looks."""
+def _recorded_assignments(environment: Any, written: list[str]) -> Iterator[None]:
+    """Record each attribute assignment on this object, including those that are reverted."""
     kind = type(environment)
     before: Callable[..., None] = kind.__setattr__
     own = vars(kind).get("__setattr__")
@@ -228,7 +228,7 @@ def _noting_sets(environment: Any, written: list[str]) -> Iterator[None]:
 
     try:
         type.__setattr__(kind, "__setattr__", note)
-    except TypeError:  # a class that is written in C
+    except TypeError:  # a class implemented in C
         yield
         return
     try:
@@ -241,7 +241,7 @@ def _noting_sets(environment: Any, written: list[str]) -> Iterator[None]:
 
 
 def reaches(value: Any, environment: Any) -> bool:
-    """Whether containers, methods, and the user's own objects lead from a value back to the environment."""
+    """Whether the environment is reachable from a value through containers, methods and user-defined objects."""
     seen: set[int] = set()
     left = [value]
     while left and len(seen) < MAX_ITEMS:
@@ -266,7 +266,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def closes_over(value: Any, environment: Any) -> bool:
-    """Whether a value is a function with the environment in its closure, which no copy can replace."""
+    """Whether a function's closure holds the environment, so that a copy cannot replace it."""
     if not isinstance(value, FunctionType):
         return False
     for cell in value.__closure__ or ():
