@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 
 SECRET_NAME = re.compile(
@@ -93,7 +93,7 @@ def _parameter(found: re.Match[str]) -> str:
     return f"{found[1]}={MASK}" if is_secret_name(found[1]) and not is_count else found[0]
 
 
-def _hidden(name: str, value: Any) -> Any:
+def _hidden(name: str, value: object) -> object:
     """MASK, unless the value is a boolean, None, or a count such as `max_tokens: 64`."""
     is_count = isinstance(value, (int, float)) and re.search("token|key", name, re.IGNORECASE)
     return value if value is None or isinstance(value, bool) or is_count else MASK
@@ -140,7 +140,7 @@ def redact(text: str) -> str:
 class RedactedStream:
     """Wraps a text stream and redacts what is written to it; delegates everything else."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
@@ -153,7 +153,7 @@ class RedactedStream:
         for line in lines:
             self.write(line)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.stream, name)
 
 

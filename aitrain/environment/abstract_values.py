@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Literal
+from typing import Literal
 
 from aitrain.environment.loader import is_users_file
 from aitrain.environment.source_code import FunctionNode
@@ -51,7 +51,7 @@ class Value:
     """True for `self.__dict__`."""
     after: type | None = None
     """For `super()`: the class after which methods are looked up in the MRO."""
-    known: Any = UNKNOWN
+    known: object = UNKNOWN
     """The concrete object, if known."""
     receiver: Value | None = None
     """The object to which a method is bound."""
@@ -100,7 +100,7 @@ def item_of(value: Value) -> Value:
     return Value(value.sources, roots=value.parts, elements=value.elements, known=known)
 
 
-def sample_of(known: Any) -> Any:
+def sample_of(known: object) -> object:
     """An item of a container whose inspected items all have the same user-defined class, else UNKNOWN."""
     items = list(known.values()) if isinstance(known, dict) else known if isinstance(known, (list, tuple)) else ()
     kinds = {type(item) for item in items[:MAX_SAMPLED]}
@@ -127,41 +127,41 @@ def is_super(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Name) and node.func.id == "super"
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
     """Whether an object is immutable, or a module or function."""
     return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(is_plain, value)))
 
 
-def is_method(found: Any) -> bool:
+def is_method(found: object) -> bool:
     """Whether a class attribute is a method."""
     return isinstance(found, _FUNCTIONS) or (callable(found) and hasattr(found, "__wrapped__"))
 
 
-def methods_in(value: Any, environment: Any) -> list[MethodType]:
+def methods_in(value: object, environment: object) -> list[MethodType]:
     """Bound methods of the environment in a list or dict."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     few = items if len(items) <= 100 else ()
     return [item for item in few if isinstance(item, MethodType) and item.__self__ is environment]
 
 
-def is_instance(known: Any) -> bool:
+def is_instance(known: object) -> bool:
     """Whether a known object is an instance, not a module or class."""
     return known is not UNKNOWN and not isinstance(known, (ModuleType, type))
 
 
-def is_consumable(held: Any) -> bool:
+def is_consumable(held: object) -> bool:
     """Whether reading changes the object: iterators and random number generators."""
     is_iterator = hasattr(type(held), "__next__") and not hasattr(type(held), "write")
     return is_iterator or isinstance(held, random.Random) or type(held).__module__.startswith("numpy.random")
 
 
-def is_library_object(held: Any) -> bool:
+def is_library_object(held: object) -> bool:
     """Whether an object is a library's, whose methods are assumed to be thread-safe: clients, tokenizers, models."""
     module = sys.modules.get(type(held).__module__)
     return not is_users_file(getattr(module, "__file__", None) or "<frozen")
 
 
-def is_data_object(held: Any) -> bool:
+def is_data_object(held: object) -> bool:
     """Whether an object is an array, a tensor or an in-memory buffer."""
     kind = type(held)
     is_array = kind.__module__ == "numpy" and hasattr(held, "tobytes") and hasattr(held, "flags")
@@ -169,7 +169,7 @@ def is_data_object(held: Any) -> bool:
     return is_array or is_tensor or isinstance(held, (io.StringIO, io.BytesIO, array.array))
 
 
-def creates_items(held: Any) -> bool:
+def creates_items(held: object) -> bool:
     """Whether a library's container creates items on access, as datasets do."""
     is_store = isinstance(held, (list, tuple, dict, set, deque)) or is_data_object(held) or is_users_object(held)
     is_table = type(held).__module__.partition(".")[0] == "pandas"  # items may be views
@@ -186,7 +186,7 @@ def is_lock(node: ast.expr | None, value: Value) -> bool:
     return has_methods and (not is_semaphore or getattr(held, "_value", 0) == 1)
 
 
-def imported_object(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> Any:
+def imported_object(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> object:
     """The object that an import statement inside a function binds."""
     if isinstance(node, ast.Import):
         return sys.modules.get(alias.name if alias.asname else alias.name.partition(".")[0], UNKNOWN)
@@ -194,7 +194,7 @@ def imported_object(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> Any:
     return getattr(module, alias.name, UNKNOWN) if node.level == 0 else UNKNOWN
 
 
-def static_attribute(known: Any, name: str) -> Any:
+def static_attribute(known: object, name: str) -> object:
     """An attribute, looked up without running a user-defined property or `__getattr__`."""
     if known is UNKNOWN:
         return UNKNOWN
@@ -204,7 +204,7 @@ def static_attribute(known: Any, name: str) -> Any:
     return UNKNOWN if isinstance(found, property) else found
 
 
-def find_in_mro(kind: type, name: str, after: type | None) -> tuple[type | None, Any]:
+def find_in_mro(kind: type, name: str, after: type | None) -> tuple[type | None, object]:
     """The class in the MRO that defines an attribute, and the attribute; for `super()`, only classes after `after`."""
     order = kind.__mro__
     for owner in order[order.index(after) + 1 :] if after in order else order:
@@ -218,7 +218,7 @@ def owner_of(kind: type, function: FunctionType) -> type | None:
     return next((owner for owner in kind.__mro__ if function in vars(owner).values()), None)
 
 
-def unwrap_function(found: Any) -> tuple[FunctionType | None, bool, bool]:
+def unwrap_function(found: object) -> tuple[FunctionType | None, bool, bool]:
     """The innermost user-defined function, whether it is a static method, and whether it is a class method.
 
     Decorators of libraries (retries, caches, torch.no_grad) are unwrapped; user-defined ones are interpreted.

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import Any
 
 from aitrain.environment.abstract_values import (
     EMPTY,
@@ -47,7 +46,7 @@ def merge_states(states: Iterable[StoredRoots]) -> StoredRoots:
 class AccessLog:
     """Records what the calls of one episode read and write, and what a call has assigned itself before."""
 
-    def __init__(self, environment: Any) -> None:
+    def __init__(self, environment: object) -> None:
         self.environment, self.type = environment, type(environment)
         self.accesses: list[StateAccess] = []
         self.unclear: WriteSite | None = None
@@ -56,7 +55,7 @@ class AccessLog:
         self.locks = 0
         self.loops = 0
         self.conditions: list[frozenset[str]] = []
-        self.stack: list[Any] = []
+        self.stack: list[object] = []
         self.calls = 0
         self.place = WriteSite("", self.type.__name__, "", 0)
         self.stored_from: dict[str, frozenset[str]] = {}
@@ -66,7 +65,7 @@ class AccessLog:
         self.is_test = False
         self.paths: dict[int, str] = {}
         self.made: dict[str, type | None] = {}
-        self.stand_ins: dict[str, Any] = {}
+        self.stand_ins: dict[str, object] = {}
 
     def give_up(self, what: str) -> None:
         """Record that the analysis is incomplete."""
@@ -144,7 +143,7 @@ class AccessLog:
         """A unique name for an object, independent of the path to it."""
         return self.paths.setdefault(id(held.known), "|".join(sorted(held.roots)) or type(held.known).__name__)
 
-    def _stand_in(self, root: str, kind: type | None) -> Any:
+    def _stand_in(self, root: str, kind: type | None) -> object:
         """An uninitialized object of a class, for method lookup on an object that a call creates later."""
         if kind is None or not is_users_module(kind.__module__) or hasattr(kind, "__del__"):
             return UNKNOWN
@@ -156,7 +155,7 @@ class AccessLog:
         known = self.stand_ins[root]
         return known if is_users_object(known) else UNKNOWN
 
-    def _aliases(self, value: Any) -> list[str]:
+    def _aliases(self, value: object) -> list[str]:
         """All attributes of the environment that hold this container."""
         own = getattr(self.environment, "__dict__", {})
         return [f"self.{name}" for name, held in own.items() if held is value] if isinstance(value, CONTAINERS) else []

@@ -9,7 +9,7 @@ import inspect
 import os
 from dataclasses import replace
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import TypeGuard
 
 from aitrain.environment.abstract_values import (
     EMPTY,
@@ -79,12 +79,12 @@ class AttributeReader(AccessLog):
             return Value(frozenset({f"={name}"}), roots=frozenset({name}), known=value)
         return Value(known=getattr(builtins, name, UNKNOWN))
 
-    def _plain_variable(self, name: str, value: Any) -> Value:
+    def _plain_variable(self, name: str, value: object) -> Value:
         """Read an immutable global or closure variable."""
         self._note(name, "read")
         return Value(frozenset({f"={name}"}), known=UNKNOWN if value is None else value)
 
-    def _enclosed(self, name: str, value: Any, use: Use) -> Value:
+    def _enclosed(self, name: str, value: object, use: Use) -> Value:
         """Read a variable of an enclosing function that has returned."""
         if value is self.environment or inspect.isclass(value) or inspect.isroutine(value):
             return self._of_object(value)
@@ -94,7 +94,7 @@ class AttributeReader(AccessLog):
             self._note(name, "look" if use == "all" else "read")
         return Value(frozenset({f"={name}"}), roots=frozenset({name}), known=value)
 
-    def _of_object(self, value: Any) -> Value:
+    def _of_object(self, value: object) -> Value:
         if value is self.environment:
             return Value(is_self=True)
         return Value(known=value, is_class=inspect.isclass(value) and value in self.type.__mro__[:-1])
@@ -134,7 +134,7 @@ class AttributeReader(AccessLog):
             return replace(base, known=found, receiver=base)
         return self._state_at(f"{self._path_of(base)}.{name}", own.get(name, found), is_called, use)
 
-    def _is_shared_namespace(self, known: Any) -> bool:
+    def _is_shared_namespace(self, known: object) -> TypeGuard[type | ModuleType | FunctionType]:
         """Whether a value is a user-defined class, module or function, whose attributes all calls share."""
         if isinstance(known, ModuleType):
             return is_users_module(known.__name__)
@@ -144,7 +144,7 @@ class AttributeReader(AccessLog):
         found = static_attribute(base.known, name)
         if isinstance(found, (type, ModuleType)) or is_method(found) or inspect.isroutine(found):
             return replace(base, known=found, receiver=base)
-        return self._state_at(f"{base.known.__name__}.{name}", found, False, use)
+        return self._state_at(f"{getattr(base.known, '__name__', '')}.{name}", found, False, use)
 
     def _attribute_of_self(self, name: str, base: Value, is_called: bool, use: Use = "all") -> Value:
         owner, found = find_in_mro(self.type, name, base.after)
@@ -165,14 +165,14 @@ class AttributeReader(AccessLog):
             self._refer(name, Value(known=found, receiver=base, after=owner))
         return Value(known=found, receiver=replace(base, is_self=True), after=owner)
 
-    def _state_of_self(self, name: str, value: Any, is_called: bool, use: Use) -> Value:
+    def _state_of_self(self, name: str, value: object, is_called: bool, use: Use) -> Value:
         for held in methods_in(value, self.environment):
             self._refer(held.__name__, Value(known=held.__func__, receiver=Value(is_self=True)))
         if name in vars(self.type) or name not in getattr(self.environment, "__dict__", {}):
             self._note(f"{self.type.__name__}.{name}", "look" if use == "all" else "read")
         return self._state_at(f"self.{name}", value, is_called, use)
 
-    def _state_at(self, root: str, value: Any, is_called: bool, use: Use) -> Value:
+    def _state_at(self, root: str, value: object, is_called: bool, use: Use) -> Value:
         if use != "none" and not (is_called and is_plain(value)):
             self._note(root, "look" if use == "all" else "read")
         if value is None:  # it may be assigned later

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from aitrain.environment.state_analysis import analyze_state
 from aitrain.environment.state_report import StateReport, WriteSite
@@ -25,7 +24,7 @@ class CopyPlan:
     through: frozenset[str] = frozenset()
     """Read and assigned on the original, under the environment's lock."""
 
-    def copy_of(self, environment: Any) -> Any:
+    def copy_of(self, environment: object) -> object:
         """Copy the environment for one call or one episode.
 
         Raises:
@@ -43,7 +42,7 @@ class CopyPlan:
             copied.__class__ = _forwarding(environment, self.through)
         return copied
 
-    def problem_with(self, environment: Any) -> str | None:
+    def problem_with(self, environment: object) -> str | None:
         """Reason why an environment cannot be copied; None if it can."""
         for name in ("__slots__", "__del__"):
             if any(name in vars(owner) for owner in type(environment).__mro__[:-1]):
@@ -58,12 +57,12 @@ class CopyPlan:
         return None
 
 
-def _self_references(environment: Any) -> frozenset[str]:
+def _self_references(environment: object) -> frozenset[str]:
     """Attributes from which the environment is reachable; in a copy, they must refer to the copy."""
     return frozenset(name for name, value in vars(environment).items() if reaches(value, environment))
 
 
-def _forwarding(environment: Any, names: frozenset[str]) -> type:
+def _forwarding(environment: object, names: frozenset[str]) -> type:
     """A subclass whose named attributes are read and assigned on this environment."""
     kind, key = type(environment), (id(environment), names)
     if key not in _FORWARDING:
@@ -76,7 +75,7 @@ _FORWARDING: dict[tuple[int, frozenset[str]], type] = {}
 """Classes by the id of their environment; they keep it alive, so that the id is not reused."""
 
 
-def _to(environment: Any, name: str) -> property:
+def _to(environment: object, name: str) -> property:
     return property(
         lambda _: getattr(environment, name),
         lambda _, value: setattr(environment, name, value),
@@ -95,7 +94,7 @@ class CallPolicy:
     `in_processes`: each call runs in a process with exclusive use of its environment.
     """
 
-    environment: Any
+    environment: object
     level: str
     by_episode: bool
     in_processes: bool
@@ -115,7 +114,7 @@ class CallPolicy:
         """The static analysis of the environment."""
         return analyze_state(self.environment, self.level)
 
-    def object_for(self) -> Any:
+    def object_for(self) -> object:
         """The object on which one call or one episode runs."""
         return self.environment if self.plan is None or self.in_processes else self.plan.copy_of(self.environment)
 
@@ -225,7 +224,7 @@ def _holders(roots: set[str]) -> frozenset[str]:
     return frozenset(path.partition(".")[0].partition("|")[0].removesuffix("[]") for path in paths)
 
 
-def _small_containers(environment: Any) -> frozenset[str]:
+def _small_containers(environment: object) -> frozenset[str]:
     attributes = getattr(environment, "__dict__", {})
     return frozenset(name for name, value in attributes.items() if is_small_container(value))
 

@@ -8,12 +8,11 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from aitrain.environment.locator import (
     BUNDLED,
@@ -27,7 +26,7 @@ from aitrain.environment.locator import (
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 
-def load_env(source: EnvSource, keywords: Mapping[str, Any]) -> object:
+def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
     """Import and construct the environment.
 
     Raises:
@@ -109,7 +108,7 @@ def _only_class(source: EnvSource, module: ModuleType) -> str:
     return found[0]
 
 
-def _construct(factory: Any, name: str, keywords: Mapping[str, Any]) -> object:
+def _construct(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> object:
     if not callable(factory):
         raise ConfigError(f"rl_env_class: {name} is not a class, but {factory!r}")
     _check_signature(factory, name, keywords)
@@ -120,7 +119,7 @@ def _construct(factory: Any, name: str, keywords: Mapping[str, Any]) -> object:
         raise EnvironmentFailed(failure_message(f"{name}({given}) raised", error)) from error
 
 
-def _check_signature(factory: Any, name: str, keywords: Mapping[str, Any]) -> None:
+def _check_signature(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> None:
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
 
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
@@ -165,7 +164,7 @@ def _modules_here() -> list[str]:
 # -- parsing the file
 
 
-def check_by_reading(source: EnvSource, keywords: Mapping[str, Any]) -> None:
+def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
     """Check class and constructor keywords against the source.
 
     Raises:
@@ -241,7 +240,7 @@ def _has_method(node: ast.ClassDef, method: str, classes: Mapping[str, ast.Class
     return any(_has_method(others[base], method, others) for base in bases if base in others)
 
 
-def _check_keywords(node: ast.ClassDef, keywords: Mapping[str, Any]) -> None:
+def _check_keywords(node: ast.ClassDef, keywords: Mapping[str, object]) -> None:
     init = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
     if init is None or node.decorator_list or init.args.kwarg or init.args.vararg:
         return  # inherited, changed by a decorator, or with *args or **kwargs: checked by the training process
@@ -254,7 +253,7 @@ def _check_keywords(node: ast.ClassDef, keywords: Mapping[str, Any]) -> None:
     refuse_keywords(node.name, keywords, (taken, needed))
 
 
-def refuse_keywords(name: str, keywords: Mapping[str, Any], signature: tuple[list[str], list[str]]) -> None:
+def refuse_keywords(name: str, keywords: Mapping[str, object], signature: tuple[list[str], list[str]]) -> None:
     """Check keywords against a signature: (accepted parameters, required parameters).
 
     Raises:

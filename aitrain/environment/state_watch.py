@@ -14,11 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 from aitrain.environment.loader import is_users_file
 
 CONTAINERS = (list, dict, set, deque)
+Container: TypeAlias = list[object] | dict[str, object] | set[object] | deque[object]
 MAX_ITEMS = 10_000
 """Maximum items of a snapshot, so that it takes a few milliseconds at most."""
 MAX_ARRAY_BYTES = 1 << 20
@@ -26,12 +27,12 @@ MAX_ARRAY_BYTES = 1 << 20
 _NEUTRAL_BASES = {"builtins", "abc", "typing", "collections.abc", "dataclasses"}
 
 
-def is_small_container(value: Any) -> bool:
+def is_small_container(value: object) -> bool:
     """Whether a value is a container that fits into a snapshot."""
     return isinstance(value, CONTAINERS) and len(value) <= MAX_ITEMS
 
 
-def is_users_object(value: Any) -> bool:
+def is_users_object(value: object) -> bool:
     """Whether a value is an instance of a user-defined class without a base class from a library.
 
     Objects with a library base (HTTP clients, modules, threads) change in ways that do not affect scores.
@@ -92,22 +93,22 @@ class _Snapshot:
             (self.value.update if isinstance(self.value, (dict, set)) else self.value.extend)(self.content)
 
 
-def _is(one: Any, other: Any) -> bool:
+def _is(one: object, other: object) -> bool:
     return one is other
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> TypeGuard[Any]:
     return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and hasattr(value, "flags")
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> TypeGuard[Any]:
     return type(value).__module__ == "torch" and type(value).__name__ == "Tensor"
 
 
 class StateWatch:
     """Records the paths that a batch of calls writes: `self.case`, `self.client.session`, `Kind.count`, `COUNT`."""
 
-    def __init__(self, environment: Any, ignored: frozenset[str] = frozenset()) -> None:
+    def __init__(self, environment: object, ignored: frozenset[str] = frozenset()) -> None:
         self.environment, self.ignored = environment, ignored
         self.written: list[str] = []
         self._left = MAX_ITEMS
@@ -120,7 +121,9 @@ class StateWatch:
             for name, value in values.items():
                 self._follow(_outer_path(environment, owner, name), value)
 
-    def _hold(self, path: str, value: Any, ignored: frozenset[str] = frozenset(), is_namespace: bool = False) -> None:
+    def _hold(
+        self, path: str, value: Container, ignored: frozenset[str] = frozenset(), is_namespace: bool = False
+    ) -> None:
         items = list(value.values()) if isinstance(value, dict) else list(value)
         keys = list(value) if isinstance(value, dict) else [""] * len(items)
         self._left -= len(items)
@@ -128,7 +131,7 @@ class StateWatch:
         for key, item in zip(keys, items, strict=True):
             self._follow(f"{path}.{key}" if is_namespace else f"{path}[]", item)
 
-    def _follow(self, path: str, value: Any) -> None:
+    def _follow(self, path: str, value: object) -> None:
         if id(value) in self._seen or isinstance(value, (str, int, float, type(None))):
             return
         self._seen.add(id(value))
@@ -181,11 +184,11 @@ def _is_below(path: str, roots: frozenset[str]) -> bool:
     return any(path == root or path.startswith((root + ".", root + "[")) for root in roots)
 
 
-def _outer_path(environment: Any, owner: Any, name: str) -> str:
+def _outer_path(environment: object, owner: object, name: str) -> str:
     return f"{type(environment).__name__}.{name}" if isinstance(owner, type) else name
 
 
-def _outer_values(environment: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _outer_values(environment: object) -> Iterator[tuple[type | dict[str, Any], dict[str, object]]]:
     """Class attributes of the environment, and globals that its methods refer to."""
     for owner in type(environment).__mro__[:-1]:
         if not is_users_module(owner.__module__):
@@ -204,24 +207,24 @@ def _outer_values(environment: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
             )
 
 
-def _is_data(name: str, value: Any) -> bool:
+def _is_data(name: str, value: object) -> bool:
     is_code = inspect.isroutine(value) or isinstance(value, (type, ModuleType, property, cached_property))
     return not (name.startswith("__") or is_code or hasattr(type(value), "__get__"))
 
 
-def _cached_properties(value: Any) -> frozenset[str]:
+def _cached_properties(value: object) -> frozenset[str]:
     kinds = type(value).__mro__
     return frozenset(n for kind in kinds for n, each in vars(kind).items() if isinstance(each, cached_property))
 
 
 @contextmanager
-def _recorded_assignments(environment: Any, written: list[str]) -> Iterator[None]:
+def _recorded_assignments(environment: object, written: list[str]) -> Iterator[None]:
     """Record each attribute assignment on this object, including those that are reverted."""
     kind = type(environment)
     before: Callable[..., None] = kind.__setattr__
     own = vars(kind).get("__setattr__")
 
-    def note(self: Any, name: str, value: Any) -> None:
+    def note(self: object, name: str, value: object) -> None:
         if self is environment:
             written.append(f"self.{name}")
         before(self, name, value)
@@ -240,7 +243,7 @@ def _recorded_assignments(environment: Any, written: list[str]) -> Iterator[None
             type.__setattr__(kind, "__setattr__", own)
 
 
-def reaches(value: Any, environment: Any) -> bool:
+def reaches(value: object, environment: object) -> bool:
     """Whether the environment is reachable from a value through containers, methods and user-defined objects."""
     seen: set[int] = set()
     left = [value]
@@ -255,7 +258,7 @@ def reaches(value: Any, environment: Any) -> bool:
     return False
 
 
-def _parts(value: Any) -> list[Any]:
+def _parts(value: object) -> list[object]:
     if inspect.ismethod(value):
         return [value.__self__]
     if isinstance(value, dict):
@@ -265,7 +268,7 @@ def _parts(value: Any) -> list[Any]:
     return list(vars(value).values()) if is_users_object(value) else []
 
 
-def closes_over(value: Any, environment: Any) -> bool:
+def closes_over(value: object, environment: object) -> bool:
     """Whether a function's closure holds the environment, so that a copy cannot replace it."""
     if not isinstance(value, FunctionType):
         return False

@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.vllm_ranks import RANKS, served_rank
@@ -243,7 +242,7 @@ class VLLMServer:
         if self._get("/health") is None:
             return False
         try:
-            served: Any = json.loads(self._get("/v1/models") or b"{}")
+            served: dict[str, list[dict[str, object]]] = json.loads(self._get("/v1/models") or b"{}")
             return self._name in [model["id"] for model in served["data"]]
         except (ValueError, KeyError, TypeError):
             return False

@@ -65,7 +65,7 @@ class StopRequest:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _take(self, number: signal.Signals) -> Callable[[int, FrameType | None], Any] | int | None:
+    def _take(self, number: signal.Signals) -> Callable[[int, FrameType | None], object] | int | None:
         return signal.signal(number, self.ask)
 
     def want(self, because: str) -> None:
@@ -99,18 +99,20 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
         self.start = time.monotonic()
         self.first_step = 0
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         """Start the clock for the estimate of the remaining time."""
         self.start, self.first_step = time.monotonic(), state.global_step
         self.progress.step, self.progress.steps = state.global_step, state.max_steps
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Runs on every process, before the first one logs the step."""
         self.history.begin()
         self.progress.step = state.global_step
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: object
     ) -> None:
         """Write one line per logging step; skips the summary that transformers logs at the end."""
         if not state.is_world_process_zero or "train_runtime" in logs:
@@ -126,7 +128,7 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
             self.announce(Step(state.global_step, state.max_steps, logs["reward"], left, **_step_summary(logs)))
 
 
-def _step_summary(logs: dict[str, Any]) -> dict[str, Any]:
+def _step_summary(logs: dict[str, float]) -> dict[str, Any]:
     """What the terminal shows beside step and reward."""
     times = {name.removeprefix("time/"): value for name, value in logs.items() if name.startswith("time/")}
     return {
@@ -138,7 +140,7 @@ def _step_summary(logs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _total(logs: dict[str, Any], *names: str) -> float | None:
+def _total(logs: dict[str, float], *names: str) -> float | None:
     values = [logs[name] for name in names if logs.get(name) is not None]
     return sum(values) if values else None
 
@@ -150,7 +152,7 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]
         self.stop = stop
         self.stopped = False
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """A collective operation, so that every process calls it in every step."""
         if self.stop.anywhere() and state.global_step < state.max_steps:
             self.stopped = True
@@ -177,12 +179,14 @@ class EvalCallback(TrainerCallback):  # type: ignore[misc]
         self.standing = standing
         self.ends_epoch = ends_epoch
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         """Make up for the evaluation that a stop request skipped."""
         if self.standing.owes_evaluation:
             self._evaluate(state.global_step)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Score if it is due and the run is not stopping; with --save-best, save the best step so far."""
         is_last = state.global_step >= state.max_steps
         self.standing.owes_evaluation = (

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -117,7 +116,7 @@ def read_window(trainer: EpisodeTrainer, folder: Path) -> None:
     if not (folder / f"window_{rank}.json").exists():
         return
     values = json.loads((folder / f"window_{rank}.json").read_text(encoding="utf-8"))
-    pieces: list[dict[str, Any]] = values.pop("pieces")
+    pieces: list[dict[str, object]] = values.pop("pieces")
     tensors = load_file(folder / f"window_{rank}.safetensors", device=str(trainer.accelerator.device))
     for name, tensor in tensors.items():
         number, _, key = name.partition(".")
@@ -184,7 +183,9 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
     def __init__(self, checkpoint: Path, trainer: EpisodeTrainer, is_same: bool) -> None:
         self.checkpoint, self.trainer, self.is_same = checkpoint, trainer, is_same
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         """Runs once, before the first new step. A run with changed options starts a new generation window, and gets its
         new learning rate, as the optimizer state holds the old one."""
         read_reference(self.trainer, self.checkpoint)

@@ -7,7 +7,7 @@ import pickle
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast, overload
 
 import datasets
 from accelerate import PartialState
@@ -22,6 +22,9 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.training.chat import Chat
 from aitrain.training.holdout import HoldoutRows, hold_out
 
+Row: TypeAlias = Mapping[str, Any]
+Datasets: TypeAlias = "tuple[Cases, Cases | None]"
+
 DEFAULT_EVAL_SHARE = 10
 DEFAULT_EVAL_CASES = 64
 
@@ -30,7 +33,7 @@ DEFAULT_EVAL_CASES = 64
 class Cases(Sequence[Case]):
     """A selection of rows of the environment's dataset; rows are read on access, not copied."""
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
     numbers: Sequence[int]
     """Selected row numbers, in order."""
     offset: int = 0
@@ -39,7 +42,13 @@ class Cases(Sequence[Case]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Case: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Case]: ...
+
+    def __getitem__(self, index: int | slice) -> Case | list[Case]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row, number = self.rows[self.numbers[index]], self.numbers[index] + self.offset
@@ -48,7 +57,7 @@ class Cases(Sequence[Case]):
     @property
     def is_chat(self) -> bool:
         """Whether prompts are chat messages; all rows have the same kind."""
-        return bool(self[0].is_chat)
+        return self[0].is_chat
 
     def select(self, numbers: Sequence[int]) -> Cases:
         """Another selection of the same dataset."""
@@ -68,7 +77,7 @@ def fingerprint(cases: Cases) -> str:
     return digest.hexdigest()
 
 
-def _stable(value: Any) -> str:
+def _stable(value: object) -> str:
     """A canonical text of a value, without memory addresses and with sets in sorted order."""
     if isinstance(value, Mapping):
         return "{" + ",".join(sorted(f"{_stable(key)}:{_stable(item)}" for key, item in value.items())) + "}"
@@ -96,18 +105,17 @@ class DatasetSplit:
     """Held-out cases with the prompt of a training case."""
 
 
-def build(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[Cases, Cases | None]:
+def build(environment: object, tokenizer: PreTrainedTokenizerBase) -> Datasets:
     """Build the environment's dataset, and the held-out one if it has `build_eval_dataset`.
 
     Raises:
         EnvironmentFailed: a dataset is missing, empty, or has invalid prompts.
     """
-    train, held_out = _on_first_process(environment, lambda: _build_both(environment, tokenizer))
-    return train, held_out
+    return _on_first_process(environment, lambda: _build_both(environment, tokenizer))
 
 
-def _build_both(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[Cases, Cases | None]:
-    train = _call(environment.build_dataset, tokenizer)
+def _build_both(environment: object, tokenizer: PreTrainedTokenizerBase) -> Datasets:
+    train = _call(cast(Any, environment).build_dataset, tokenizer)
     build_eval = getattr(environment, "build_eval_dataset", None)
     if not callable(build_eval):
         return train, None
@@ -117,7 +125,7 @@ def _build_both(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[C
     return train, held_out
 
 
-def _call(method: Callable[..., Any], tokenizer: PreTrainedTokenizerBase) -> Cases:
+def _call(method: Callable[..., object], tokenizer: PreTrainedTokenizerBase) -> Cases:
     name = getattr(method, "__name__", "build_dataset")
     try:
         rows = _as_rows(name, call_with_tokenizer(method, tokenizer))
@@ -129,11 +137,11 @@ def _call(method: Callable[..., Any], tokenizer: PreTrainedTokenizerBase) -> Cas
     return Cases(rows, range(len(rows)))
 
 
-def _as_rows(name: str, returned: Any) -> Sequence[Mapping[str, Any]]:
+def _as_rows(name: str, returned: object) -> Sequence[Row]:
     if isinstance(returned, datasets.Dataset):
-        return cast(Sequence[Mapping[str, Any]], returned)  # only len() and [] are used
+        return cast(Sequence[Row], returned)  # only len() and [] are used
     if isinstance(returned, Iterable) and not isinstance(returned, (str, bytes, Mapping)):
-        return copy_rows(list(returned))  # the environment may change its list later
+        return cast(Sequence[Row], copy_rows(list(returned)))  # the environment may change its list later
     splits = f": return one of {', '.join(map(repr, returned))}" if isinstance(returned, datasets.DatasetDict) else ""
     raise EnvironmentFailed(
         f"{name} returned {'None' if returned is None else 'a ' + type(returned).__name__}{splits}\n"
@@ -141,7 +149,7 @@ def _as_rows(name: str, returned: Any) -> Sequence[Mapping[str, Any]]:
     )
 
 
-def _check_rows(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _check_rows(name: str, rows: Sequence[Row]) -> None:
     if len(rows) == 0:
         raise EnvironmentFailed(f"{name} returned no rows: there is nothing to train on")
     first_is_chat = None
@@ -156,7 +164,7 @@ def _check_rows(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _check_prompt(place: str, row: Any) -> None:
+def _check_prompt(place: str, row: object) -> None:
     if not isinstance(row, Mapping):
         raise EnvironmentFailed(f"{place} is a {type(row).__name__}: return dicts with a prompt")
     if "prompt" not in row:
@@ -181,13 +189,13 @@ def _is_message(message: object) -> bool:
     return isinstance(message.get("content"), (str, list)) or bool(message.get("tool_calls"))
 
 
-def columns(built: tuple[Cases, Cases | None]) -> set[str]:
+def columns(built: Datasets) -> set[str]:
     """Columns of every row, including held-out ones: the parameters available to `score_episode` in every episode."""
     names = [_columns(cases.rows) for cases in built if cases is not None]
     return set.intersection(*names)
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+def _columns(rows: Sequence[Row]) -> set[str]:
     if isinstance(rows, datasets.Dataset):
         return set(rows.column_names)
     return set.intersection(*(set(row) for row in rows))
@@ -196,7 +204,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> set[str]:
 # -- sending the dataset to all processes
 
 
-def _on_first_process(environment: Any, build_both: Callable[[], tuple[Cases, Cases | None]]) -> Any:
+def _on_first_process(environment: object, build_both: Callable[[], Datasets]) -> Datasets:
     """Build on the first process and send the result, and the attributes that building changed, to the others.
 
     Building on every process could give different rows, and scores would belong to other prompts.
@@ -204,7 +212,7 @@ def _on_first_process(environment: Any, build_both: Callable[[], tuple[Cases, Ca
     state = PartialState()
     if state.num_processes == 1:
         return build_both()
-    parcel: list[Any] = [None]
+    parcel: list[AitrainError | tuple[Datasets, dict[str, bytes]] | None] = [None]
     if state.is_main_process:
         before = pickled_attributes(environment)
         try:
@@ -212,31 +220,33 @@ def _on_first_process(environment: Any, build_both: Callable[[], tuple[Cases, Ca
         except AitrainError as error:
             parcel = [error]
     broadcast_object_list(parcel)
-    if isinstance(parcel[0], AitrainError):
-        raise parcel[0]
-    built, changed = parcel[0]
+    received = parcel[0]
+    if isinstance(received, AitrainError):
+        raise received
+    assert received is not None
+    built, changed = received
     _attributes(environment).update({name: pickle.loads(value) for name, value in changed.items()})
     return built
 
 
-def _attributes(environment: Any) -> dict[str, Any]:
-    attributes: dict[str, Any] = getattr(environment, "__dict__", {})
+def _attributes(environment: object) -> dict[str, object]:
+    attributes: dict[str, object] = getattr(environment, "__dict__", {})
     return attributes
 
 
-def pickled_attributes(environment: Any) -> dict[str, bytes | None]:
+def pickled_attributes(environment: object) -> dict[str, bytes | None]:
     """Pickled attributes of the environment, to compare with later ones; None if an attribute cannot be pickled."""
     return {name: _pickled(value) for name, value in _attributes(environment).items()}
 
 
-def _pickled(value: Any) -> bytes | None:
+def _pickled(value: object) -> bytes | None:
     try:
         return pickle.dumps(value)
     except Exception:
         return None  # a lock, a client, an open file: each process has its own
 
 
-def changed_attributes(environment: Any, before: Mapping[str, bytes | None]) -> dict[str, bytes]:
+def changed_attributes(environment: object, before: Mapping[str, bytes | None]) -> dict[str, bytes]:
     """Pickled attributes that changed since `before`, for the environment in other processes.
 
     Raises:
@@ -268,7 +278,7 @@ def check_chat_template(cases: Cases, tokenizer: PreTrainedTokenizerBase) -> Non
         )
 
 
-def split(built: tuple[Cases, Cases | None], config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
+def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
     """Drop prompts that are too long and hold cases out by the seed; by default only cases that training does not need.
 
     Raises:
@@ -336,7 +346,7 @@ class PromptLimit:
 
     chat: Chat
     tokens: int | None
-    tools: Sequence[dict[str, Any]] = ()
+    tools: Sequence[dict[str, object]] = ()
 
     def prompt_hash(self, prompt: Prompt) -> bytes:
         """Hash of the rendered prompt; empty if it is too long.

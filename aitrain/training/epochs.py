@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice, repeat
-from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -55,7 +54,7 @@ class EpochCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, schedule: CaseSchedule) -> None:
         self.schedule = schedule
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Runs before the step is logged and saved; the end of the run is handled by transformers."""
         state.epoch = self.schedule.epochs_after(state.global_step)
         if self.schedule.ends_epoch(state.global_step) and state.global_step < state.max_steps:

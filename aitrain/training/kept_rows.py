@@ -19,11 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
-Pieces: TypeAlias = list[dict[str, Any]]
+MicroBatch: TypeAlias = dict[str, torch.Tensor]
+"""Inputs of TRL's loss; tensors have shape (B,), (B, tokens) or ()."""
+Pieces: TypeAlias = list[MicroBatch]
 """A generation batch: the micro-batches of this process, as TRL stores them."""
 
 AVERAGED_BY_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -64,11 +66,11 @@ class KeptRows:
             items = tokens_of_a_row * own * self.processes * len(pieces)
             piece["num_items_in_batch"] = torch.tensor(items, device=piece[KEPT].device)
 
-    def rows_of(self, piece: dict[str, Any]) -> int:
+    def rows_of(self, piece: MicroBatch) -> int:
         """Rows of a micro-batch, over all processes."""
         return len(piece[KEPT]) * self.processes
 
-    def kept_of(self, piece: dict[str, Any]) -> int:
+    def kept_of(self, piece: MicroBatch) -> int:
         """Kept rows of a micro-batch, over all processes."""
         return int(piece[KEPT_EVERYWHERE]) if KEPT_EVERYWHERE in piece else self.rows_of(piece)
 
@@ -82,14 +84,14 @@ class KeptRows:
         before, self.divisor = self.divisor, sum(known) * passes / len(known)
         return before / self.divisor if self.done and before and self.divisor else 1.0
 
-    def end_pass(self, piece: dict[str, Any], is_last: bool) -> None:
+    def end_pass(self, piece: MicroBatch, is_last: bool) -> None:
         """Count a micro-batch after its forward pass; the last one ends the step."""
         self.done.append(self.kept_of(piece))
         if is_last:
             self.has_none = not any(self.done)
             self.done, self.divisor = [], 0.0
 
-    def changes(self, piece: dict[str, Any], loss_type: str, beta: float, passes: int) -> dict[str, float] | None:
+    def changes(self, piece: MicroBatch, loss_type: str, beta: float, passes: int) -> dict[str, float] | None:
         """Factors for TRL's loss of a micro-batch: `rows` (B / K_m), `beta` and `passes`; None if nothing changes."""
         own = int(piece[KEPT].sum())
         if self.divisor == passes * self.rows_of(piece):
@@ -102,6 +104,6 @@ class KeptRows:
         }
 
 
-def _loss_mask(piece: dict[str, Any]) -> torch.Tensor:
+def _loss_mask(piece: MicroBatch) -> torch.Tensor:
     mask: torch.Tensor = piece["completion_mask"] * piece["tool_mask"]
     return mask

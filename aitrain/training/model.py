@@ -7,7 +7,6 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel
@@ -137,7 +136,11 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
     Raises:
         ConfigError: the model cannot be loaded, or not be quantized on this machine.
     """
-    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": config.trust_remote_code, "use_safetensors": True}
+    options: dict[str, object] = {
+        "dtype": dtype,
+        "trust_remote_code": config.trust_remote_code,
+        "use_safetensors": True,
+    }
     if config.attn_implementation is not None:
         options["attn_implementation"] = config.attn_implementation
     if config.quantization is not None:
@@ -157,7 +160,7 @@ def disable_dropout(model: PreTrainedModel) -> None:
     A model reads the probabilities from layers, from attributes of its modules or from its configuration. The modules
     get a changed copy of the configuration, so that the one saved with the model stays as it was.
     """
-    copies: dict[int, Any] = {}
+    copies: dict[int, object] = {}
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
@@ -170,19 +173,19 @@ def disable_dropout(model: PreTrainedModel) -> None:
         _zero_noise(config)
 
 
-def _zero_noise(owner: Any) -> None:
+def _zero_noise(owner: object) -> None:
     for name in list(_noise_of(owner)):
         setattr(owner, name, 0.0)
 
 
-def _noise_of(owner: Any) -> Iterator[str]:
+def _noise_of(owner: object) -> Iterator[str]:
     """Names of attributes with a dropout or noise level above 0, such as `attn_pdrop` or `router_jitter_noise`."""
     for name, value in vars(owner).items():
         if isinstance(value, float) and value > 0 and ("drop" in name or "jitter" in name):
             yield name
 
 
-def count_forward_passes(model: Any) -> None:
+def count_forward_passes(model: torch.nn.Module) -> None:
     """Count each forward pass as progress for the watchdog.
 
     With LoRA, `generate` calls the base model directly, without the hooks of the wrapper.
@@ -199,7 +202,7 @@ def keep_adapter_float32(model: torch.nn.Module) -> None:
             parameter.data = parameter.data.float()
 
 
-def _quantized(config: TrainConfig) -> dict[str, Any]:
+def _quantized(config: TrainConfig) -> dict[str, object]:
     if not torch.cuda.is_available():
         raise ConfigError(f"quantization: {config.quantization} needs a CUDA GPU, and none is visible")
     if importlib.util.find_spec("bitsandbytes") is None:

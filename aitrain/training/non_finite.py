@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
+from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain.errors import ConfigError, DivergedError
@@ -22,7 +22,7 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
     The trainer passes it every loss, and the gradient norm before each optimizer step.
     """
 
-    def __init__(self, accelerator: Any, tell: Callable[[str], None]) -> None:
+    def __init__(self, accelerator: Accelerator, tell: Callable[[str], None]) -> None:
         self.accelerator = accelerator
         self.tell = tell
         self.losses: list[torch.Tensor] = []
@@ -33,7 +33,7 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
         """Record the loss of one forward pass, a scalar."""
         self.losses.append(torch.isfinite(loss.detach()).all())
 
-    def before_step(self, model: torch.nn.Module, norm: Any, step: int) -> None:
+    def before_step(self, model: torch.nn.Module, norm: torch.Tensor | float | None, step: int) -> None:
         """Clear the gradients if they, or a loss since the last step, are not finite on any process.
 
         An optimizer skips parameters without a gradient: neither momentum nor weight decay applies. With fp16 the
@@ -66,14 +66,20 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
             )
 
     def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: torch.nn.Module,
+        **_: object,
     ) -> None:
         """Check the weights after each step, before anything is saved.
 
         Raises:
             DivergedError: a weight is not finite.
         """
-        trained = (parameter for parameter in given["model"].parameters() if parameter.requires_grad)
+        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
         if not self._everywhere(all_finite(trained, self.accelerator.device)):
             raise DivergedError(
                 f"The weights are no longer finite after step {state.global_step + 1}: it was too large.\n"

@@ -20,12 +20,12 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from aitrain import activity
-from aitrain.training.kept_rows import KEPT, KeptRows
+from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
 from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.scopes import replaced
@@ -41,7 +41,7 @@ class OptimizingTrainer(LogProbTrainer):
     updates: int
     """Steps so far with a nonzero gradient and learning rate."""
 
-    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+    def training_step(self, *arguments: object, **keywords: object) -> torch.Tensor:
         """One forward and backward pass, whose loss is recorded."""
         with activity.own.doing("forward and backward pass"):
             loss: torch.Tensor = super().training_step(*arguments, **keywords)
@@ -52,16 +52,16 @@ class OptimizingTrainer(LogProbTrainer):
             self.flat.end_step()
         return loss
 
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+    def _prepare_inputs(self, generation_batch: object) -> MicroBatch:
         """Micro-batch of this forward pass; masks the rows of a generation batch when it is new."""
         before = self._buffered_inputs
-        piece: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        piece: MicroBatch = super()._prepare_inputs(generation_batch)
         if self._buffered_inputs is not None and self._buffered_inputs is not before:
             self.rows.begin_window(self._buffered_inputs)
         self._piece = piece
         return piece
 
-    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
         """Loss of a micro-batch, computed as if the optimizer step had the kept rows only."""
         if KEPT not in inputs:  # the warm-up pass, which belongs to no step
             return cast(torch.Tensor, super()._compute_loss(model, inputs))
@@ -77,14 +77,14 @@ class OptimizingTrainer(LogProbTrainer):
             weighted = inputs | {"advantages": inputs["advantages"] * changes["rows"]}
             return cast(torch.Tensor, super()._compute_loss(model, weighted))
 
-    def _pieces_of_step(self, passes: int) -> list[dict[str, Any]]:
+    def _pieces_of_step(self, passes: int) -> Pieces:
         """Remaining micro-batches of the optimizer step within this generation batch, the current one first."""
-        pieces: list[dict[str, Any]] = self._buffered_inputs or []
+        pieces: Pieces = self._buffered_inputs or []
         left = len(pieces) * self.num_iterations - self._step % (len(pieces) * self.num_iterations)
         count = min(left, passes - len(self.rows.done))
         return [pieces[(self._step + n) % len(pieces)] for n in range(count)]
 
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> object:
         """Hook between gradient clipping and the optimizer step."""
         norm = super()._get_grad_norm(model, grad_norm)
         self.finite.before_step(model, norm, self.state.global_step + 1)

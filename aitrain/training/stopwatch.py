@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -36,12 +35,12 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
             for part in parts:
                 self._lap[part] += time.monotonic() - start
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Reset the clocks: generation between steps, for held-out cases, belongs to no step."""
         self._step_start = time.monotonic()
         self._lap = dict.fromkeys(self._lap, 0.0)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Add the step to the totals since the last logging."""
         seconds = time.monotonic() - self._step_start
         self.steps += 1

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from aitrain.environment.tools import Tools
+from aitrain.training.kept_rows import MicroBatch
 from aitrain.training.scopes import replaced
 from aitrain.training.trainer import EpisodeTrainer, Parts
 
@@ -81,7 +81,7 @@ def warm_up(trainer: EpisodeTrainer, prompt: int, completion: int) -> None:
             torch.cuda.empty_cache()
 
 
-def _inputs(trainer: EpisodeTrainer, prompt: int, completion: int) -> dict[str, Any]:
+def _inputs(trainer: EpisodeTrainer, prompt: int, completion: int) -> MicroBatch:
     """A micro-batch for TRL's loss: tensors of shape (rows, tokens), no token masked."""
     device, rows = trainer.accelerator.device, trainer.args.per_device_train_batch_size
     token = trainer.eos_token_ids[0]
