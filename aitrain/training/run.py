@@ -396,7 +396,7 @@ def _chat(job: Job, chat: Chat, tools: Tools, is_chat: bool) -> Chat:
     following = [] if level_of(job.environment) == "score_episode" else ["user"]
     fit = chat_for_episodes(chat, [*following, "tool"] if len(tools) else following)
     if fit is not chat:
-        job.announce(Note("This model's chat template writes earlier turns anew; TRL's version for training is used."))
+        job.announce(Note("This model's chat template is not prefix-preserving; TRL's training template is used."))
     return fit
 
 
