@@ -121,8 +121,8 @@ def test_a_policy_that_was_sure_from_the_start_has_not_collapsed() -> None:
 
 
 def test_metrics_that_are_not_there_are_no_alarm() -> None:
-    watch = DiagnosticsState()
-    assert [watch.look({"reward": 0.5}) for _ in range(20)] == [[]] * 20
+    state = DiagnosticsState()
+    assert [state.update({"reward": 0.5}) for _ in range(20)] == [[]] * 20
 
 
 class Same:
