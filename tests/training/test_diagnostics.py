@@ -88,7 +88,7 @@ def test_a_small_importance_ratio_is_explained_by_what_is_known(
 
 
 @pytest.mark.parametrize("line", [line for line, _, _ in BAD], ids=lambda line: next(iter(line)))
-def test_a_few_bad_batches_are_no_alarm(line: dict[str, float]) -> None:
+def test_a_few_bad_batches_are_not_reported(line: dict[str, float]) -> None:
     assert told({}, *([line] * (LINES_IN_A_ROW - 1) + [{}]) * 4) == []
 
 
@@ -120,7 +120,7 @@ def test_a_policy_that_was_sure_from_the_start_has_not_collapsed() -> None:
     assert told(*[{"entropy": 0.05}] * 20) == []
 
 
-def test_metrics_that_are_not_there_are_no_alarm() -> None:
+def test_missing_metrics_are_not_reported() -> None:
     state = DiagnosticsState()
     assert [state.update({"reward": 0.5}) for _ in range(20)] == [[]] * 20
 
