@@ -14,7 +14,6 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FunctionType
-from typing import Any
 
 from aitrain.environment.abstract_values import (
     EMPTY,
@@ -40,7 +39,7 @@ from aitrain.environment.state_report import AccessClassifier, StateReport
 from aitrain.environment.state_watch import is_users_object
 
 
-def analyze_state(environment: Any, level: str) -> StateReport:
+def analyze_state(environment: object, level: str) -> StateReport:
     """Analyze the calls of one episode; `level` is the environment's method that plays it."""
     reader = _EpisodeReader(environment)
     try:
@@ -175,7 +174,7 @@ class _EpisodeReader(ExpressionReader):
         self.state = merge_states(ends)
 
     def _loop(
-        self, node: ast.For | ast.AsyncFor | ast.While, frame: CallFrame, head: Callable[[], Any], endless: bool
+        self, node: ast.For | ast.AsyncFor | ast.While, frame: CallFrame, head: Callable[[], object], endless: bool
     ) -> None:
         self.breaks, self.loops = [*self.breaks, []], self.loops + 1
         begin, before = self.state, dict(frame.names)

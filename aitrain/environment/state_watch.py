@@ -188,7 +188,7 @@ def _outer_path(environment: object, owner: object, name: str) -> str:
     return f"{type(environment).__name__}.{name}" if isinstance(owner, type) else name
 
 
-def _outer_values(environment: object) -> Iterator[tuple[type | dict[str, Any], dict[str, object]]]:
+def _outer_values(environment: object) -> Iterator[tuple[type | dict[str, object], dict[str, object]]]:
     """Class attributes of the environment, and globals that its methods refer to."""
     for owner in type(environment).__mro__[:-1]:
         if not is_users_module(owner.__module__):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOConfig
 
 from aitrain.config import TrainConfig
 
@@ -98,7 +98,7 @@ class RatioAdvice:
     """Options that change the sampling distribution, comma-separated; may be empty."""
 
     @classmethod
-    def of(cls, config: TrainConfig, arguments: Any) -> RatioAdvice:
+    def of(cls, config: TrainConfig, arguments: GRPOConfig) -> RatioAdvice:
         """With the settings of a run."""
         by_sequence = str(arguments.vllm_importance_sampling_mode).startswith("sequence")
         return cls(by_sequence, ", ".join(config.reshaped_sampling))

@@ -11,8 +11,6 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from accelerate.utils import gather_object
 from trl import GRPOTrainer
@@ -37,12 +35,12 @@ class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _get_per_token_logps_and_entropies(
         self,
-        model: Any,
+        model: torch.nn.Module,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         logits_to_keep: int,
-        *rest: Any,
-        **more: Any,
+        *rest: object,
+        **more: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Values of the last `logits_to_keep` tokens, each token at its position without padding.
 

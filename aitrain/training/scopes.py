@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 
 @contextmanager
-def replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
+def replaced(owner: object, attributes: Mapping[str, object]) -> Iterator[None]:
     """Replace instance attributes in this context."""
     before = {name: getattr(owner, name) for name in attributes}
     vars(owner).update(attributes)

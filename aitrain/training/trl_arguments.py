@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate.utils import parse_flag_from_env
@@ -18,7 +17,7 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.training.model import Precision
 
 
-def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, Any]:
+def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
     """Arguments of GRPOConfig that follow from options, without `--trl`."""
     return {
         **_training(config, batch, precision),
@@ -73,7 +72,7 @@ def _refuse_synced_sharded_reference(arguments: GRPOConfig) -> None:
         )
 
 
-def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, Any]:
+def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
     return {
         "seed": config.seed,
         "per_device_train_batch_size": batch.micro_batch,
@@ -104,7 +103,7 @@ def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> di
     }
 
 
-def _algorithm(config: TrainConfig) -> dict[str, Any]:
+def _algorithm(config: TrainConfig) -> dict[str, object]:
     return {
         "num_generations": config.rl_num_generations,
         "beta": config.rl_kl_coef,
@@ -113,7 +112,7 @@ def _algorithm(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _generation(config: TrainConfig) -> dict[str, Any]:
+def _generation(config: TrainConfig) -> dict[str, object]:
     return {
         "max_completion_length": config.rl_max_new_tokens,
         "temperature": config.rl_temperature,
@@ -124,7 +123,7 @@ def _generation(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _vllm(config: TrainConfig) -> dict[str, Any]:
+def _vllm(config: TrainConfig) -> dict[str, object]:
     return {
         "use_vllm": True,
         "vllm_mode": config.vllm_mode,
@@ -157,7 +156,7 @@ class Lengths:
     whole: int | None
 
 
-def grpo_config(arguments: dict[str, Any], config: TrainConfig, output_dir: Path) -> GRPOConfig:
+def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: Path) -> GRPOConfig:
     """TRL's configuration, with the fields of `--trl`.
 
     Raises:
@@ -216,7 +215,7 @@ def _has_rate(arguments: GRPOConfig) -> bool:
     return False
 
 
-def _refuse_wrong_field(name: str, arguments: dict[str, Any]) -> None:
+def _refuse_wrong_field(name: str, arguments: dict[str, object]) -> None:
     if name in arguments or name == "output_dir":
         raise ConfigError(f"--trl {name}: aitrain has a knob for it, see docs/knobs.md\nUse the knob.")
     if name not in GRPOConfig.__dataclass_fields__:
