@@ -23,8 +23,8 @@ class Draw:
 
     @property
     def request_seed(self) -> int:
-        """Seed for an engine that takes one per completion. At position 0 it is the seed itself, as consecutive seeds of
-        one prompt become a single request for several completions (see served.py)."""
+        """Seed for an engine that takes one per completion. At position 0 it is the seed itself: consecutive seeds of a
+        prompt become a single request for several completions (see served.py)."""
         return self.seed if self.position == 0 else derived_seed(self.seed, self.position)
 
     def token_seed(self, step: int) -> int:
