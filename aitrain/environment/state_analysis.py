@@ -141,9 +141,7 @@ class _EpisodeReader(ExpressionReader):
             case ast.Delete():
                 for target in node.targets:
                     self._delete(target, frame)
-            case (
-                ast.Global() | ast.Nonlocal()
-            ):  # nonlocal variables belong to the enclosing function, which is interpreted
+            case ast.Global() | ast.Nonlocal():  # nonlocal variables belong to an interpreted function
                 frame.declared_global.update(set(node.names) - set(frame.names))
             case ast.Import() | ast.ImportFrom():
                 self._import(node, frame)

@@ -455,8 +455,7 @@ def _assemble(job: Job, parts: Parts, split: dataset.DatasetSplit, precision: Pr
     job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(job.folder.environment, about.environment)
-    longest = partial(longest_shapes, parts)
-    tracking = records.tracking
+    longest, tracking = partial(longest_shapes, parts), records.tracking
     return Prepared(trainer, held_out, precision, stopper, standing, evaluator, tracking, longest, split.overlap)
 
 
