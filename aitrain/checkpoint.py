@@ -302,5 +302,5 @@ def refuse_changes(checkpoint: Path, changes: list[str]) -> None:
     raise ConfigError(
         f"resume_from_checkpoint: this is not the run that wrote {checkpoint}\n"
         + "; ".join(shown)
-        + "\nSet it back, or say --resume-anyway and give up that the run goes on exactly."
+        + "\nRestore it, or pass --resume-anyway to continue without exact reproducibility."
     )

@@ -1,4 +1,4 @@
-"""What is kept from files, screens and strangers: the values of secrets, and telemetry."""
+"""Redacts secrets in everything that is written or shown, and disables telemetry of libraries."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 
 SECRET_NAME = re.compile(
     r"token(?!i[zs])|key(?!board|word)|secret|credential|bearer|cookie|passw|passphrase|passcode|"
     r"(?:^|_)(?:o?auth(?:orization|entication)?|pass|pwd|pin|pat|jwt|dsn|login|private|sig|signature)(?:_|$)"
 )
-"""Names of secrets, in lower case with underscores: of environment variables and of keywords of environments."""
+"""Matches names of secrets, in snake case: environment variables, and keywords of environments."""
 NOT_THE_SECRET = re.compile(r"_(?:columns?|fields?|names?|paths?|files?|dir|folder|policy|types?|length|limit|count)$")
-"""Ends of names of what is known about a secret, or about a key of a table: `key_column`, `password_policy`."""
+"""Ends of names that describe a secret or a table key but do not hold one: `key_column`, `password_policy`."""
 HARMLESS_NAMES = ("pwd", "oldpwd")
-"""Names that only look like those of secrets: the shell's own."""
+"""Variables of the shell that match SECRET_NAME."""
 SECRET_VALUE = re.compile(
     r"""(?x)
     \b(?: hf_ | sk- | [sr]k_(?:live|test)_ | gh[oprsu]_ | github_pat_ | glpat- | xox[abeprs]- | r8_ | nvapi- | gsk_
@@ -32,14 +32,14 @@ SECRET_VALUE = re.compile(
     | -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY-----[\s\S]*
     """
 )
-"""Values that are secrets by their form, whatever they are called."""
+"""Matches values that have the form of a secret, such as known token prefixes."""
 URL_PARAMETER = re.compile(r"(?<![^?&;\s])([\w.-]+)=([^&;\s#]+)")
-"""One of an address or of a connection string: `?api_key=...`, `Password=...;`, `host=db password=...`."""
+"""A parameter of a URL or a connection string: `?api_key=...`, `Password=...;`, `host=db password=...`."""
 MIN_SECRET_LENGTH = 8
-"""Letters of a secret, at least: `false` and `1` are none, and would be found everywhere."""
+"""Minimum characters of a secret: shorter values, such as `false`, occur in ordinary text."""
 MASK = "***"
 REFRESH_SECONDS = 1.0
-"""Seconds for which the list is good; an environment may set variables while it runs."""
+"""Seconds between reads of the environment variables, which user code may set during a run."""
 
 TELEMETRY_OFF = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -48,18 +48,18 @@ TELEMETRY_OFF = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "WANDB_ERROR_REPORTING": "false",
 }
-"""What keeps the libraries from telling their makers how they are used, unless --telemetry is on."""
+"""Environment variables that disable telemetry of libraries."""
 
 
 def disable_telemetry(telemetry: bool) -> None:
-    """Ask the libraries of this process and of those that it starts for silence; what the user has set stays."""
+    """Disable telemetry in this process and its children, unless `telemetry`; keeps what the user has set."""
     if not telemetry:
         for name, value in TELEMETRY_OFF.items():
             os.environ.setdefault(name, value)
 
 
 def secret_values() -> dict[str, str]:
-    """The secrets among the environment variables, by name. A path that exists is none."""
+    """Environment variables that hold secrets, by name; existing paths do not count."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -68,14 +68,14 @@ def secret_values() -> dict[str, str]:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what has this name is a secret: `HF_TOKEN`, `apiKey`, `db-password`, `credentials`."""
+    """Whether a name is that of a secret, such as `HF_TOKEN`, `apiKey`, `db-password`, `credentials`."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+", "_", name).strip("_").lower()
     is_other = words in HARMLESS_NAMES or NOT_THE_SECRET.search(words) is not None
     return not is_other and SECRET_NAME.search(words) is not None
 
 
 def without_secrets(value: Any) -> Any:
-    """A value as JSON has it, with *** for what is a secret by its name or its form, at any depth."""
+    """A JSON-like value with *** in place of secrets, detected by name or form at any depth."""
     if isinstance(value, str):
         return redact(SECRET_VALUE.sub(MASK, URL_PARAMETER.sub(_parameter, value)))
     if isinstance(value, Mapping):
@@ -93,8 +93,8 @@ def _parameter(found: re.Match[str]) -> str:
     return f"{found[1]}={MASK}" if is_secret_name(found[1]) and not is_count else found[0]
 
 
-def _hidden(name: str, value: Any) -> Any:
-    """All of it, but for switches and null, and for counts such as `max_tokens: 64`."""
+def _hidden(name: str, value: object) -> object:
+    """MASK, unless the value is a boolean, None, or a count such as `max_tokens: 64`."""
     is_count = isinstance(value, (int, float)) and re.search("token|key", name, re.IGNORECASE)
     return value if value is None or isinstance(value, bool) or is_count else MASK
 
@@ -104,7 +104,7 @@ def _is_path(value: str) -> bool:
 
 
 def encoded_forms(values: Iterable[str]) -> list[str]:
-    """How secrets may stand in a text: as they are, in JSON, in Python's repr, in an address; the longest first."""
+    """Encodings in which values may occur in a text: plain, JSON, repr, URL; longest first."""
     found = set()
     for value in values:
         found |= {value, repr(value)[1:-1], quote(value), quote(value, safe="")}
@@ -114,7 +114,7 @@ def encoded_forms(values: Iterable[str]) -> list[str]:
 
 
 class _KnownForms:
-    """The forms of the secrets, looked up now and then."""
+    """Encoded forms of the current secrets, refreshed every REFRESH_SECONDS."""
 
     encoded_forms: list[str]
     until = -1.0
@@ -130,7 +130,7 @@ _known = _KnownForms()
 
 
 def redact(text: str) -> str:
-    """The text with *** where a secret stood."""
+    """The text with *** in place of secrets."""
     for form in _known.fresh():
         if form in text:
             text = text.replace(form, MASK)
@@ -138,27 +138,27 @@ def redact(text: str) -> str:
 
 
 class RedactedStream:
-    """A text stream that masks what is printed; everything else is the stream's own."""
+    """Wraps a text stream and redacts what is written to it; delegates everything else."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """All of it, for the caller's count."""
+        """Write redacted text; returns the length of the original."""
         self.stream.write(redact(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Each of them."""
+        """Write redacted lines."""
         for line in lines:
             self.write(line)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.stream, name)
 
 
 def redact_file(file: Path) -> None:
-    """Mask what others printed into a log: a program that an environment ran, or the vLLM server."""
+    """Redact a log to which other programs wrote directly, such as the vLLM server."""
     found = [form.encode(errors="surrogateescape") for form in encoded_forms(secret_values().values())]
     try:
         content = before = file.read_bytes()

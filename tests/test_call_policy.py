@@ -145,7 +145,7 @@ def test_calls_that_set_attributes_get_a_copy_each_and_run_at_the_same_time(kind
     assert len(told) == 1
     assert told[0].startswith(f"{kind.__name__}.")
     assert "self.case (test_call_policy.py, line " in told[0]
-    assert "each gets a copy" in told[0]
+    assert "Each call therefore gets a copy" in told[0]
     assert environment.case is None
     assert environment.count in (0, 2 * EPISODES)
 

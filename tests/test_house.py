@@ -30,8 +30,8 @@ FLOORS = {
 HEAVY_FLOORS = {
     "model": 1, "chat": 1, "dataset": 1.5, "trl_arguments": 2, "hub": 1, "provenance": 1, "tiny_model": 1,
     "holdout": 1, "stopwatch": 2, "tracking": 5, "warm_up": 5,
-    "non_finite": 1, "zero_variance": 1, "kept_rows": 1, "padding": 1, "epochs": 1, "generation": 2, "rollout": 3, "trainer": 4,
-    "scopes": 1, "episode_metrics": 3.5, "logprobs": 3.5, "optimizing": 3.6,
+    "non_finite": 1, "zero_variance": 1, "kept_rows": 1, "padding": 1, "epochs": 1, "generation": 2,
+    "rollout": 3, "trainer": 4, "scopes": 1, "episode_metrics": 3.5, "logprobs": 3.5, "optimizing": 3.6,
     "evaluation": 5, "diagnostics": 5, "saving": 5,
     "distributed": 2, "history": 4, "callbacks": 5.1, "checkpoints": 5.2,
     "run": 6, "worker": 7,

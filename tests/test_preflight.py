@@ -136,7 +136,7 @@ def test_fewer_processes_take_the_first_gpus() -> None:
 
 @pytest.mark.usefixtures("four_gpus")
 def test_more_processes_than_gpus_are_refused() -> None:
-    assert "num_processes: 5 processes need 5 GPUs, and 4 are there" in refusal(num_processes=5)
+    assert "num_processes: 5 processes need 5 GPUs, and 4 are available" in refusal(num_processes=5)
 
 
 def test_on_a_cpu_there_is_one_process_or_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

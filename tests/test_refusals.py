@@ -256,7 +256,7 @@ IN_PROCESS: dict[str, tuple[Any, dict[str, Any], type[AitrainError], list[str]]]
     "no room for a prompt": (Good(), {"rl_max_new_tokens": 2048}, ConfigError, ["rl_max_new_tokens: 2048"]),
     "layers that are not there": (Good(), {"peft": True, "target_modules": "foo"}, ConfigError, ["foo"]),
     "attention that is not there": (Good(), {"attn_implementation": "foo"}, ConfigError,
-                                    ["attn_implementation: ", "Leave it out"]),
+                                    ["attn_implementation: ", "Omit it"]),
     "template that is not there": (Good(), {"chat_template": "foo"}, ConfigError, ["chat_template: foo is neither"]),
     "text for a score": (scoring("0.5"), {}, EnvironmentFailed, ["all 2 held-out cases (wrong_type)"]),
     "score above 1": (scoring(1.5), {}, EnvironmentFailed, ["all 2 held-out cases (out_of_range)"]),

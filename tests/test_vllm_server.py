@@ -61,11 +61,11 @@ HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 PARENT = """
 import signal, sys
 from pathlib import Path
-from aitrain.launch.vllm_server import ServerPlan, VllmServer
+from aitrain.launch.vllm_server import ServerConfig, VLLMServer
 
 signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
-plan = ServerPlan("model", Path("vllm-server.log"), program=(sys.executable, "fake.py", "healthy"))
-with VllmServer.start(plan, lambda text: None) as server:
+plan = ServerConfig("model", Path("vllm-server.log"), program=(sys.executable, "fake.py", "healthy"))
+with VLLMServer.start(plan, lambda text: None) as server:
     print(server._keeper.pid, flush=True)
     while not sys.stdin.readline():
         pass

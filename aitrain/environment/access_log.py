@@ -1,4 +1,4 @@
-"""A record of the accesses to shared state, in the order of execution, with what each of them depends on."""
+"""Records accesses to shared state in the order of execution, with what each depends on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import Any
 
 from aitrain.environment.abstract_values import (
     EMPTY,
@@ -23,7 +22,7 @@ from aitrain.environment.state_watch import is_users_module, is_users_object
 
 @dataclass
 class CallFrame:
-    """One function under way: its local variables and what it may return."""
+    """A function being analyzed: local variables and possible return values."""
 
     function: FunctionType
     owner: type | None
@@ -34,20 +33,20 @@ class CallFrame:
 
 
 StoredRoots = frozenset[str] | None
-"""Roots that the call has stored a value of its own in, whatever way it took; `name!` where that value is a new object.
-None: this point is never reached."""
+"""Roots to which the call has assigned its own value on every path; `name!` if that value is a new object. None for
+unreachable code."""
 
 
 def merge_states(states: Iterable[StoredRoots]) -> StoredRoots:
-    """What is certain after code that has gone one of several ways."""
+    """Roots assigned on all of several paths."""
     reached = [state for state in states if state is not None]
     return frozenset.intersection(*reached) if reached else None
 
 
 class AccessLog:
-    """Notes what calls of one episode read and write, and which of it the call has stored itself before."""
+    """Records what the calls of one episode read and write, and what a call has assigned itself before."""
 
-    def __init__(self, environment: Any) -> None:
+    def __init__(self, environment: object) -> None:
         self.environment, self.type = environment, type(environment)
         self.accesses: list[StateAccess] = []
         self.unclear: WriteSite | None = None
@@ -56,7 +55,7 @@ class AccessLog:
         self.locks = 0
         self.loops = 0
         self.conditions: list[frozenset[str]] = []
-        self.stack: list[Any] = []
+        self.stack: list[object] = []
         self.calls = 0
         self.place = WriteSite("", self.type.__name__, "", 0)
         self.stored_from: dict[str, frozenset[str]] = {}
@@ -66,58 +65,58 @@ class AccessLog:
         self.is_test = False
         self.paths: dict[int, str] = {}
         self.made: dict[str, type | None] = {}
-        self.stand_ins: dict[str, Any] = {}
+        self.stand_ins: dict[str, object] = {}
 
     def give_up(self, what: str) -> None:
-        """Note that the source does not show everything."""
+        """Record that the analysis is incomplete."""
         self.unclear = self.unclear or replace(self.place, target=what)
 
-    def _note(self, root: str, kind: str, hangs_on: frozenset[str] | None = None) -> None:
+    def _note(self, root: str, kind: str, depends_on: frozenset[str] | None = None) -> None:
         if self.state is None:
             return
         is_fresh = root in self.state if kind in (*READS, "store") else root + "!" in self.state
         place = replace(self.place, target=root)
-        self.accesses.append(StateAccess(root, kind, place, not is_fresh, self.locks > 0, hangs_on))
+        self.accesses.append(StateAccess(root, kind, place, not is_fresh, self.locks > 0, depends_on))
 
     def _store(self, root: str, value: Value, is_new: bool) -> None:
-        if root == "self.?":  # a computed name
+        if root == "self.?":  # the name is computed
             self._note(root, "read")
-        self._note(root, "store", self._when_first_needed(root, value))
+        self._note(root, "store", self._lazy_dependencies(root, value))
         if self.state is not None:
             self.stored_from[root] = value.roots
             self.made[root] = value.made or self.made.get(root)
             self.state = (self.state - {root + "!"}) | {root} | ({root + "!"} if is_new else EMPTY)
 
-    def _change(self, roots: Iterable[str], kind: str, hangs_on: frozenset[str] | None = None) -> None:
+    def _change(self, roots: Iterable[str], kind: str, depends_on: frozenset[str] | None = None) -> None:
         for root in roots:
             others = self.stored_from.get(root, EMPTY) if self.state is not None and root in self.state else EMPTY
-            if others:  # the call has put a part of something shared there
+            if others:  # the call has stored a part of shared state there
                 self._note(root, "read")
-                self._change(others - {root}, kind, hangs_on)
+                self._change(others - {root}, kind, depends_on)
             else:
-                self._note(root, kind, hangs_on)
+                self._note(root, kind, depends_on)
 
     def _change_process(self, root: str) -> None:
-        """Change something that the whole process has once."""
+        """Record a change of process-wide state."""
         self._note(root, "read")
         self._note(root, "change")
 
     @contextmanager
-    def _perhaps(self) -> Iterator[None]:
-        """Code that may not run, and whose stores therefore do not count."""
+    def _conditional(self) -> Iterator[None]:
+        """Context for code that may not run: its assignments are not certain afterwards."""
         begin = self.state
         yield
         self.state = begin
 
-    def _when_first_needed(self, root: str, value: Value) -> frozenset[str] | None:
-        """What an attribute depends on that is made where a test finds it missing; None for any other store."""
+    def _lazy_dependencies(self, root: str, value: Value) -> frozenset[str] | None:
+        """Dependencies of an attribute that is created when a test finds it missing; None for other assignments."""
         is_tested = any(f"={root}" in condition for condition in self.conditions)
         if not is_tested or f"={root}" in value.sources or value.known is not UNKNOWN:
             return None
-        return self._hangs_on(Value(roots=frozenset({root})), Value(), value)
+        return self._depends_on(Value(roots=frozenset({root})), Value(), value)
 
-    def _hangs_on(self, container: Value, key: Value, value: Value) -> frozenset[str] | None:
-        """What an item depends on beside its key: parameters, and shared state (`=self.x`); None: on what was there."""
+    def _depends_on(self, container: Value, key: Value, value: Value) -> frozenset[str] | None:
+        """Dependencies of an item apart from its key: parameters and shared state (`=self.x`); None: its old value."""
         own = {f"={root}" for root in container.roots}
         found = self._leaves(value.sources, key)
         if found & own or not (value.sources or key == Value()):
@@ -128,7 +127,7 @@ class AccessLog:
         return frozenset(found)
 
     def _leaves(self, sources: Iterable[str], key: Value) -> set[str]:
-        """Parameters and shared state that values are computed from, less what a key tells."""
+        """Parameters and shared state from which values are computed, without those that the key determines."""
         found: set[str] = set()
         left = [source for source in sources if source not in key.exact]
         while left:
@@ -141,11 +140,11 @@ class AccessLog:
         return found
 
     def _path_of(self, held: Value) -> str:
-        """One name for an object, by whatever way it is reached."""
+        """A unique name for an object, independent of the path to it."""
         return self.paths.setdefault(id(held.known), "|".join(sorted(held.roots)) or type(held.known).__name__)
 
-    def _stand_in(self, root: str, kind: type | None) -> Any:
-        """An empty object of a class, for a shared one that a call makes later: its methods are looked up there."""
+    def _stand_in(self, root: str, kind: type | None) -> object:
+        """An uninitialized object of a class, for method lookup on an object that a call creates later."""
         if kind is None or not is_users_module(kind.__module__) or hasattr(kind, "__del__"):
             return UNKNOWN
         if root not in self.stand_ins:
@@ -156,7 +155,7 @@ class AccessLog:
         known = self.stand_ins[root]
         return known if is_users_object(known) else UNKNOWN
 
-    def _aliases(self, value: Any) -> list[str]:
-        """Attributes that hold the same container."""
+    def _aliases(self, value: object) -> list[str]:
+        """All attributes of the environment that hold this container."""
         own = getattr(self.environment, "__dict__", {})
         return [f"self.{name}" for name, held in own.items() if held is value] if isinstance(value, CONTAINERS) else []

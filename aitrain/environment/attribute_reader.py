@@ -1,4 +1,4 @@
-"""Reads of names, attributes and items, and writes to them, as operations on shared state."""
+"""Interprets reads and writes of names, attributes and items as accesses to shared state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import inspect
 import os
 from dataclasses import replace
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import TypeGuard
 
 from aitrain.environment.abstract_values import (
     EMPTY,
@@ -34,9 +34,9 @@ from aitrain.environment.state_watch import is_users_module, is_users_object
 
 
 class AttributeReader(AccessLog):
-    """Follows names, attributes and items to the state that they stand for."""
+    """Resolves names, attributes and items to shared state."""
 
-    # -- provided by the readers of calls
+    # -- implemented by CallReader and ExpressionReader
 
     def _call(self, callee: Value, arguments: list[Value], keywords: dict[str, Value], binding: str = "given") -> Value:
         raise NotImplementedError
@@ -79,13 +79,13 @@ class AttributeReader(AccessLog):
             return Value(frozenset({f"={name}"}), roots=frozenset({name}), known=value)
         return Value(known=getattr(builtins, name, UNKNOWN))
 
-    def _plain_variable(self, name: str, value: Any) -> Value:
-        """A global, or a variable of an enclosing function, whose value cannot be changed in place."""
+    def _plain_variable(self, name: str, value: object) -> Value:
+        """Read an immutable global or closure variable."""
         self._note(name, "read")
         return Value(frozenset({f"={name}"}), known=UNKNOWN if value is None else value)
 
-    def _enclosed(self, name: str, value: Any, use: Use) -> Value:
-        """A variable of an enclosing function that has returned."""
+    def _enclosed(self, name: str, value: object, use: Use) -> Value:
+        """Read a variable of an enclosing function that has returned."""
         if value is self.environment or inspect.isclass(value) or inspect.isroutine(value):
             return self._of_object(value)
         if is_plain(value):
@@ -94,7 +94,7 @@ class AttributeReader(AccessLog):
             self._note(name, "look" if use == "all" else "read")
         return Value(frozenset({f"={name}"}), roots=frozenset({name}), known=value)
 
-    def _of_object(self, value: Any) -> Value:
+    def _of_object(self, value: object) -> Value:
         if value is self.environment:
             return Value(is_self=True)
         return Value(known=value, is_class=inspect.isclass(value) and value in self.type.__mro__[:-1])
@@ -123,7 +123,7 @@ class AttributeReader(AccessLog):
         return replace(base, known=found, receiver=base)
 
     def _attribute_of_held(self, name: str, base: Value, is_called: bool, use: Use) -> Value:
-        """An attribute of an object of the user's own that calls share: state with a path of its own."""
+        """Read an attribute of a shared user-defined object, which is state with its own path."""
         _, found = find_in_mro(type(base.known), name, None)
         own = vars(base.known)
         if isinstance(found, property) and isinstance(found.fget, FunctionType):
@@ -134,8 +134,8 @@ class AttributeReader(AccessLog):
             return replace(base, known=found, receiver=base)
         return self._state_at(f"{self._path_of(base)}.{name}", own.get(name, found), is_called, use)
 
-    def _is_shared_namespace(self, known: Any) -> bool:
-        """Whether this is a class, module or function of the user's, whose attributes all calls share."""
+    def _is_shared_namespace(self, known: object) -> TypeGuard[type | ModuleType | FunctionType]:
+        """Whether a value is a user-defined class, module or function, whose attributes all calls share."""
         if isinstance(known, ModuleType):
             return is_users_module(known.__name__)
         return isinstance(known, (type, FunctionType)) and is_users_module(known.__module__)
@@ -144,7 +144,7 @@ class AttributeReader(AccessLog):
         found = static_attribute(base.known, name)
         if isinstance(found, (type, ModuleType)) or is_method(found) or inspect.isroutine(found):
             return replace(base, known=found, receiver=base)
-        return self._state_at(f"{base.known.__name__}.{name}", found, False, use)
+        return self._state_at(f"{getattr(base.known, '__name__', '')}.{name}", found, False, use)
 
     def _attribute_of_self(self, name: str, base: Value, is_called: bool, use: Use = "all") -> Value:
         owner, found = find_in_mro(self.type, name, base.after)
@@ -165,17 +165,17 @@ class AttributeReader(AccessLog):
             self._refer(name, Value(known=found, receiver=base, after=owner))
         return Value(known=found, receiver=replace(base, is_self=True), after=owner)
 
-    def _state_of_self(self, name: str, value: Any, is_called: bool, use: Use) -> Value:
+    def _state_of_self(self, name: str, value: object, is_called: bool, use: Use) -> Value:
         for held in methods_in(value, self.environment):
             self._refer(held.__name__, Value(known=held.__func__, receiver=Value(is_self=True)))
         if name in vars(self.type) or name not in getattr(self.environment, "__dict__", {}):
             self._note(f"{self.type.__name__}.{name}", "look" if use == "all" else "read")
         return self._state_at(f"self.{name}", value, is_called, use)
 
-    def _state_at(self, root: str, value: Any, is_called: bool, use: Use) -> Value:
+    def _state_at(self, root: str, value: object, is_called: bool, use: Use) -> Value:
         if use != "none" and not (is_called and is_plain(value)):
             self._note(root, "look" if use == "all" else "read")
-        if value is None:  # something is to be there later
+        if value is None:  # it may be assigned later
             value = self._stand_in(root, self.made.get(root))
         if is_plain(value) and self.state is not None and root not in self.state:
             return Value(frozenset({f"={root}"}), known=value)
@@ -192,11 +192,11 @@ class AttributeReader(AccessLog):
         return Value(frozenset({f"={root}"}), roots=EMPTY if is_plain(found) else frozenset({root}), known=found)
 
     def _refer(self, name: str, method: Value) -> None:
-        """A method that is handed on may be called, now or later, or never."""
+        """Record a method that is passed on, and may be called at any time or never."""
         if self.referenced is not None:
             self.referenced.add(name)
         else:
-            with self._perhaps():
+            with self._conditional():
                 self._call(method, [], {}, binding="entry")
 
     def _subscript(self, node: ast.Subscript, frame: CallFrame, use: Use) -> Value:
@@ -218,7 +218,7 @@ class AttributeReader(AccessLog):
 
     def _assign_name(self, name: str, value: Value, frame: CallFrame) -> None:
         if name in frame.declared_global:
-            self._note(name, "store", self._when_first_needed(name, value))
+            self._note(name, "store", self._lazy_dependencies(name, value))
             return
         symbol = f"{name}#{len(self.computed_from)}"
         self.computed_from[symbol] = value.sources
@@ -233,11 +233,11 @@ class AttributeReader(AccessLog):
                 self._store(f"self.{name}", value, is_new)
         elif owner.is_class:
             root = f"{self.type.__name__}.{name}"
-            self._note(root, "store", self._when_first_needed(root, value))
+            self._note(root, "store", self._lazy_dependencies(root, value))
         elif self._is_shared_namespace(owner.known):
             root = f"{owner.known.__name__}.{name}"
-            self._note(root, "store", self._when_first_needed(root, value))
-        elif isinstance(owner.known, ModuleType):  # such as sys.stdout, which Python itself reads
+            self._note(root, "store", self._lazy_dependencies(root, value))
+        elif isinstance(owner.known, ModuleType):  # such as sys.stdout, which the interpreter reads
             self._change_process(f"{owner.known.__name__}.{name}")
         elif is_users_object(owner.known):
             self._store_held(owner, name, value, is_new)
@@ -258,4 +258,4 @@ class AttributeReader(AccessLog):
             return
         if container.known is os.environ and value.known is UNKNOWN:
             self._change_process("os.environ")
-        self._change(container.roots, "item", self._hangs_on(container, key, value))
+        self._change(container.roots, "item", self._depends_on(container, key, value))

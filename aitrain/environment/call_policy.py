@@ -1,5 +1,4 @@
-"""How the calls of an environment run, by what they write: at the same time on one object, each on a copy of its own,
-or one after another."""
+"""Decides how calls of an environment run by what they write: concurrently, each on a copy, or one after another."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from aitrain.environment.state_analysis import analyze_state
 from aitrain.environment.state_report import StateReport, WriteSite
@@ -19,16 +17,15 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """What a copy of an environment shares with it, by the names of attributes; everything else is shared by reference
-    until the copy sets its own."""
+    """Which attributes a copy of an environment copies or forwards; it shares the others until it assigns its own."""
 
     own: frozenset[str] = frozenset()
-    """Copied deeply, as calls change them in place."""
+    """Deep-copied, as calls change them in place."""
     through: frozenset[str] = frozenset()
-    """Read and set on the original, under the lock that the environment has for them."""
+    """Read and assigned on the original, under the environment's lock."""
 
-    def copy_of(self, environment: Any) -> Any:
-        """A copy for one call or one episode.
+    def copy_of(self, environment: object) -> object:
+        """Copy the environment for one call or one episode.
 
         Raises:
             Exception: the environment cannot be copied.
@@ -45,8 +42,8 @@ class CopyPlan:
             copied.__class__ = _forwarding(environment, self.through)
         return copied
 
-    def problem_with(self, environment: Any) -> str | None:
-        """Why an environment cannot be copied."""
+    def problem_with(self, environment: object) -> str | None:
+        """Reason why an environment cannot be copied; None if it can."""
         for name in ("__slots__", "__del__"):
             if any(name in vars(owner) for owner in type(environment).__mro__[:-1]):
                 return f"it has {name}"
@@ -60,13 +57,13 @@ class CopyPlan:
         return None
 
 
-def _leading_back(environment: Any) -> frozenset[str]:
-    """Attributes that lead back to the environment: a copy needs ones that lead to the copy."""
+def _self_references(environment: object) -> frozenset[str]:
+    """Attributes from which the environment is reachable; in a copy, they must refer to the copy."""
     return frozenset(name for name, value in vars(environment).items() if reaches(value, environment))
 
 
-def _forwarding(environment: Any, names: frozenset[str]) -> type:
-    """The environment's class, with attributes that are read and set on this environment."""
+def _forwarding(environment: object, names: frozenset[str]) -> type:
+    """A subclass whose named attributes are read and assigned on this environment."""
     kind, key = type(environment), (id(environment), names)
     if key not in _FORWARDING:
         same = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -75,10 +72,10 @@ def _forwarding(environment: Any, names: frozenset[str]) -> type:
 
 
 _FORWARDING: dict[tuple[int, frozenset[str]], type] = {}
-"""By the id of the environment, which each of these classes holds: no other object gets that id."""
+"""Classes by the id of their environment; they keep it alive, so that the id is not reused."""
 
 
-def _to(environment: Any, name: str) -> property:
+def _to(environment: object, name: str) -> property:
     return property(
         lambda _: getattr(environment, name),
         lambda _, value: setattr(environment, name, value),
@@ -93,37 +90,37 @@ def _to(environment: Any, name: str) -> property:
 class CallPolicy:
     """How the calls of one environment run.
 
-    `by_episode`: episodes have several calls each, and run interleaved; otherwise an episode is one call.
-    `in_processes`: each call runs in a process that has the environment to itself.
+    `by_episode`: an episode has several calls, interleaved with those of others; otherwise an episode is one call.
+    `in_processes`: each call runs in a process with exclusive use of its environment.
     """
 
-    environment: Any
+    environment: object
     level: str
     by_episode: bool
     in_processes: bool
     tell: Notify
     is_serial: bool = False
-    """Whether calls run one after another, in the order of their cases."""
+    """Whether calls run one at a time, in the order of their cases."""
     plan: CopyPlan | None = None
-    """How to copy the environment for each call or episode; None: they share it."""
+    """How to copy the environment for each call or episode; None to share it."""
     is_known: bool = True
-    """Whether it is certain by now that calls bear each other."""
+    """Whether the decision is final; else the next batch is watched."""
 
     def __post_init__(self) -> None:
         self._choose(self.report)
 
     @cached_property
     def report(self) -> StateReport:
-        """What the source says."""
+        """The static analysis of the environment."""
         return analyze_state(self.environment, self.level)
 
-    def object_for(self) -> Any:
-        """What one call, or one episode, runs on."""
+    def object_for(self) -> object:
+        """The object on which one call or one episode runs."""
         return self.environment if self.plan is None or self.in_processes else self.plan.copy_of(self.environment)
 
     @property
     def remote_plan(self) -> CopyPlan | None:
-        """How a process copies the environment; calls that have it to themselves need no copy."""
+        """The copy plan for processes; None if calls have exclusive use of the environment."""
         return self.plan if self.in_processes and self.by_episode else None
 
     def _choose(self, report: StateReport) -> None:
@@ -135,61 +132,61 @@ class CallPolicy:
         elif report.carried:
             self._run_serially(next(iter(report.carried.values())))
         elif report.unclear is not None:
-            self.is_serial = not self.in_processes  # the first batch, under watch
+            self.is_serial = not self.in_processes  # the first batch is watched
         elif not self.in_processes:
             self._copy_for_calls(report)
 
     def _copy_for_calls(self, report: StateReport) -> None:
         place = next(iter(report.scratch.values()))
-        plan = CopyPlan(_leading_back(self.environment), _names(report.guarded))
+        plan = CopyPlan(_self_references(self.environment), _names(report.guarded))
         problem = plan.problem_with(self.environment)
         if problem is not None:
-            self._run_serially(place, f"; a copy for each cannot be made: {problem}")
+            self._run_serially(place, f"; the environment cannot be copied for each call: {problem}")
             return
         self.plan = plan
         self.tell(
-            f"{_described(place)}, and calls run at the same time.\n"
-            "So each gets a copy of the environment, and none sees what another sets. That costs microseconds;\n"
-            "local variables need no copy."
+            f"{_described(place)}, and calls run concurrently.\n"
+            "Each call therefore gets a copy of the environment, and does not see the changes of others. A copy costs\n"
+            "microseconds; with local variables none is needed."
         )
 
     def _run_serially(self, place: WriteSite, why: str = "", again: str = "") -> None:
         self.is_serial, self.is_known, self.plan = True, True, None
         self.tell(
             f"{_described(place)}, and other calls may read it{why}.\n"
-            f"So calls run one after another, and a batch takes the time of all of them together.{again}\n"
-            "To run them at the same time, keep what belongs to one call in local variables, and read and write\n"
-            f"{place.target} only inside of `with self.lock:` (a threading.Lock made in __init__)."
+            f"Calls therefore run one after another, and a batch takes the sum of their times.{again}\n"
+            "To run them concurrently, keep the data of a call in local variables, and read and write\n"
+            f"{place.target} only inside `with self.lock:` (a threading.Lock created in __init__)."
         )
 
     def _copy_for_episodes(self, report: StateReport) -> None:
         place = next(iter({**report.carried, **report.scratch}.values()), report.unclear)
         assert place is not None
         own = _holders(set(report.carried)) | (_small_containers(self.environment) if report.unclear else frozenset())
-        plan = CopyPlan(own | _leading_back(self.environment), _names(report.guarded))
+        plan = CopyPlan(own | _self_references(self.environment), _names(report.guarded))
         problem = plan.problem_with(self.environment)
         if problem is not None:
             self.tell(
-                f"{_described(place)}, and episodes that run at the same time share it,\n"
-                f"as the environment cannot be copied: {problem}.\n"
-                "Keep what belongs to one episode in local variables, or let `start` return an object for each episode."
+                f"{_described(place)}, and concurrent episodes share it,\n"
+                f"because the environment cannot be copied: {problem}.\n"
+                "Keep the data of an episode in local variables, or let `start` return an object for each episode."
             )
             return
         self.plan = plan
         if report.carried or report.scratch:
             self.tell(
-                f"{_described(place)}, and episodes run at the same time.\n"
-                "So each plays on a copy of the environment as build_dataset left it, and no other sees what it sets.\n"
-                "To share a value, read and write it only inside of `with self.lock:` (a threading.Lock made in\n"
-                "__init__); local variables need no copy."
+                f"{_described(place)}, and episodes run concurrently.\n"
+                "Each episode therefore gets a copy of the environment as build_dataset left it, and does not see the\n"
+                "changes of others. To share a value, read and write it only inside `with self.lock:` (a\n"
+                "threading.Lock created in __init__); with local variables no copy is needed."
             )
 
     def watch(self) -> StateWatch:
-        """Of what the calls that are made from now on write."""
+        """Start watching what calls write."""
         return StateWatch(self.environment, frozenset(self.report.shared))
 
     def after_calls(self, watch: StateWatch) -> bool:
-        """Learn from what a batch of calls wrote. True: they must be made again, one after another."""
+        """Update the policy after a batch; returns whether the batch must be repeated serially."""
         if self.is_serial and self.is_known:
             return False
         was_serial = self.is_serial
@@ -205,10 +202,10 @@ class CallPolicy:
         return False
 
     def after_episodes(self, watch: StateWatch) -> None:
-        """Learn from what a batch of episodes wrote."""
+        """Update the policy after a batch of episodes."""
         watch.compare()
         if self.plan is None and not self.in_processes and watch.written and self.is_known:
-            self.is_known = False  # and told once
+            self.is_known = False  # reported once
             place = self._unseen(watch.written[0])
             self._copy_for_episodes(StateReport(carried={place.target: place}))
 
@@ -217,17 +214,17 @@ class CallPolicy:
 
 
 def _names(roots: set[str]) -> frozenset[str]:
-    """Attributes of the environment itself among paths such as `self.case`."""
+    """Names of the environment's own attributes among paths such as `self.case`."""
     return frozenset(root.removeprefix("self.") for root in roots if root.count(".") == 1) & _holders(roots)
 
 
 def _holders(roots: set[str]) -> frozenset[str]:
-    """The attributes that lead to them: `game` for `self.game.moves`."""
+    """First attribute of each path: `game` for `self.game.moves`."""
     paths = [root.removeprefix("self.") for root in roots if root.startswith("self.") and root != "self.?"]
     return frozenset(path.partition(".")[0].partition("|")[0].removesuffix("[]") for path in paths)
 
 
-def _small_containers(environment: Any) -> frozenset[str]:
+def _small_containers(environment: object) -> frozenset[str]:
     attributes = getattr(environment, "__dict__", {})
     return frozenset(name for name, value in attributes.items() if is_small_container(value))
 

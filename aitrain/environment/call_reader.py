@@ -1,4 +1,4 @@
-"""Calls: of the user's functions, which are followed, and of others, by what their names are known to do."""
+"""Interprets calls: user-defined functions by their source, others by the known effects of their names."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ from aitrain.environment.state_watch import is_users_object
 from aitrain.execution.user_code import is_users_file
 
 MAX_CALLS = 2000
-"""Calls that are followed; an environment with more of them counts as one whose source says nothing."""
+"""Maximum calls to interpret; the analysis of an environment with more calls is incomplete."""
 
 MAX_DEPTH = 40
 
 
 class CallReader(AttributeReader):
-    """Follows calls into the user's functions and methods."""
+    """Interprets calls of user-defined functions and methods."""
 
     def _block(self, statements: Sequence[ast.stmt], frame: CallFrame) -> None:
         raise NotImplementedError
@@ -84,7 +84,7 @@ class CallReader(AttributeReader):
         return self._call(callee, arguments, keywords, binding="star" if has_star else "given")
 
     def _special_call(self, node: ast.Call, callee: Value, method: str, arguments: list[Value]) -> Value | None:
-        """Python's own ways to read and write attributes, and methods that change what they are called on."""
+        """Builtins that read and write attributes, and methods that change their receiver."""
         first = arguments[0] if arguments else Value()
         if callee.receiver is not None and callee.receiver.is_namespace:
             if method in APPENDS | MUTATING_METHODS:
@@ -106,7 +106,7 @@ class CallReader(AttributeReader):
         return self._known_call(node, callee, method, arguments)
 
     def _known_call(self, node: ast.Call, callee: Value, method: str, arguments: list[Value]) -> Value | None:
-        """Functions that change the process or their first argument, and methods of shared state."""
+        """Functions with process-wide effects or that change their first argument, and methods of shared state."""
         first = arguments[0] if arguments else Value()
         name = getattr(callee.known, "__name__", "") if callee.receiver is None or callee.roots == EMPTY else ""
         setting = process_wide_effect(callee)
@@ -144,7 +144,7 @@ class CallReader(AttributeReader):
     def _get_by_name(self, arguments: list[ast.expr]) -> Value:
         if arguments and isinstance(arguments[0], ast.Constant):
             return self._attribute_of_self(str(arguments[0].value), Value(is_self=True), is_called=False)
-        for name in dir(self.type):  # a method chosen by a name that was computed: any of them
+        for name in dir(self.type):  # the name is computed: any method may be called
             if not name.startswith("__") and name not in ("build_dataset", "build_eval_dataset", "reference"):
                 _, found = find_in_mro(self.type, name, None)
                 if is_method(found):
@@ -152,7 +152,7 @@ class CallReader(AttributeReader):
         return Value()
 
     def _method_of_state(self, callee: Value, method: str, arguments: list[Value]) -> Value | None:
-        """A method of something that calls share."""
+        """Interpret a method call on shared state."""
         receiver = callee.receiver or Value()
         whole = merge_values([receiver, *arguments])
         held = receiver.known
@@ -170,12 +170,12 @@ class CallReader(AttributeReader):
         elif held is not UNKNOWN and not isinstance(held, CONTAINERS) and is_library_object(held):
             return Value(whole.sources)
         elif method == "setdefault" and len(arguments) == 2:
-            self._change(receiver.roots, "item", self._hangs_on(receiver, *arguments))
+            self._change(receiver.roots, "item", self._depends_on(receiver, *arguments))
         elif method in APPENDS:
             self._change(receiver.roots, "append")
         elif method in MUTATING_METHODS:
             self._change(receiver.roots, "change")
-        elif held is UNKNOWN and method not in BUILTIN_METHODS:  # it may read whatever the object holds
+        elif held is UNKNOWN and method not in BUILTIN_METHODS:  # it may read all state of the object
             for root in receiver.roots:
                 self._note(f"{root}.*", "read")
         return Value(
@@ -186,7 +186,7 @@ class CallReader(AttributeReader):
         )
 
     def _method_of_data(self, receiver: Value, method: str, whole: Value) -> Value:
-        """A method of an array, a tensor or a buffer."""
+        """Interpret a method call on an array, a tensor or a buffer."""
         in_place = method.endswith("_") and not method.startswith("_")
         if in_place or method in MUTATING_METHODS | APPENDS:
             self._change(receiver.roots, "change")
@@ -206,7 +206,7 @@ class CallReader(AttributeReader):
         if plain is None:
             call = None if inspect.isclass(callee.known) else static_attribute(callee.known, "__call__")
             if isinstance(call, FunctionType) and is_users_file(call.__code__.co_filename):
-                return self._inline(call, [callee, *arguments], keywords)  # an object of the user's that is called
+                return self._inline(call, [callee, *arguments], keywords)  # a user-defined callable object
             self._call_unseen(callee, [*arguments, *keywords.values()])
             return Value(whole.sources, made=callee.known if inspect.isclass(callee.known) else None)
         is_own = receiver is not None and (receiver.is_self or receiver.is_class)
@@ -222,14 +222,14 @@ class CallReader(AttributeReader):
             arguments = [receiver, *arguments]
         owner = callee.after or (owner_of(self.type, plain) if is_own else None)
         value = self._inline(plain, arguments, keywords, owner, binding)
-        if isinstance(callee.known, functools._lru_cache_wrapper):  # all calls get the same object
+        if isinstance(callee.known, functools._lru_cache_wrapper):  # the cache returns the same object to all calls
             root = f"{plain.__name__}()"
             self._note(root, "read")
             return replace(value, roots=frozenset({root}), known=self._stand_in(root, value.made))
         return value
 
     def _bound_to(self, receiver: Value, of_class: bool) -> Value:
-        """What a method gets as its first argument."""
+        """First argument of a method."""
         if not of_class:
             return Value(is_self=True)
         kind = receiver.known if inspect.isclass(receiver.known) else type(receiver.known)
@@ -248,12 +248,12 @@ class CallReader(AttributeReader):
             self._escape(arguments, name)
 
     def _escape(self, values: Iterable[Value], where: str) -> None:
-        """The environment is handed to code that is not read."""
+        """Handle the environment being passed to code that is not interpreted."""
         if any(value.is_self or value.is_namespace for value in values):
             self.give_up(f"self, which {where} holds")
 
     def _shared_defaults(self, function: FunctionType, names: dict[str, Value]) -> dict[str, Value]:
-        """Containers that are defaults of parameters, and so the same ones in each call."""
+        """Mutable parameter defaults, which all calls share."""
         positional = function.__code__.co_varnames[: function.__code__.co_argcount]
         defaults = dict(zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False))
         defaults |= function.__kwdefaults__ or {}
@@ -273,7 +273,7 @@ class CallReader(AttributeReader):
         owner: type | None = None,
         binding: str = "given",
     ) -> Value:
-        """Follow a call into a function."""
+        """Interpret a call of a function by its source."""
         whole = merge_values([*arguments, *keywords.values()])
         code, node = function.__code__, function_node(function)
         self.calls += 1

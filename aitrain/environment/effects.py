@@ -1,4 +1,4 @@
-"""What functions and methods of Python and of common libraries do to what they are called on, by name."""
+"""Known effects of functions and methods of Python and common libraries, by name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PURE_FUNCTIONS = {
 PER_THREAD_TYPES = (threading.local, ContextVar)
 CONTAINERS = (list, dict, set, bytearray)
 PER_CALL_PARAMETERS = {"model", "tokenizer", "completion", "messages", "text", "reply", "seed"}
-"""Parameters that case_idx does not determine."""
+"""Parameters whose value differs between calls with the same case_idx."""
 BUILTIN_METHODS = {name for kind in (str, bytes, int, float, list, dict, set, tuple) for name in dir(kind)}
 LOG_METHODS = {"debug", "info", "warning", "warn", "error", "log"}
 VIEW_METHODS = {
@@ -54,19 +54,19 @@ PROCESS_WIDE_EFFECTS = {
     ("contextlib", "redirect_stdout"): "sys.stdout", ("contextlib", "redirect_stderr"): "sys.stderr",
     ("contextlib", "chdir"): "the working directory", ("locale", "setlocale"): "the locale",
 }  # fmt: skip
-"""What a call of these functions changes for all threads."""
+"""Process-wide state that these functions change."""
 INJECTIVE_CALLS = {"str", "repr", "tuple", "dumps", "sha256", "sha1", "md5", "blake2b", "encode", "hexdigest", "digest"}
-"""Calls whose result tells what they were given, as far as keys of a cache go."""
+"""Calls whose results are equal only for equal arguments, so that they may compute the key of a cache."""
 
 
 def process_wide_effect(callee: Value) -> str | None:
-    """What a function changes for the whole process."""
+    """Process-wide state that a function changes; None if it has no such effect."""
     known = callee.known
     if known is UNKNOWN or not callable(known):
         return None
     owner = getattr(known, "__self__", None)
     module = getattr(known, "__module__", None) or ""
-    if owner is not None and not isinstance(owner, ModuleType):  # random.seed is a method of a hidden generator
+    if owner is not None and not isinstance(owner, ModuleType):  # random.seed is a method of a generator object
         module = "random" if owner is getattr(random, "_inst", None) else type(owner).__module__
         module = "numpy.random" if module.startswith("numpy.random") and callee.roots == EMPTY else module
     name = getattr(known, "__name__", "")
@@ -74,18 +74,18 @@ def process_wide_effect(callee: Value) -> str | None:
 
 
 def is_display(node: ast.expr) -> bool:
-    """Whether an expression is a container, so that `x += ...` changes x in place and x is no number."""
+    """Whether an expression is a container display, so that `x += ...` changes x in place."""
     return isinstance(node, (ast.List, ast.ListComp, ast.Tuple, ast.Set, ast.SetComp, ast.Dict, ast.DictComp))
 
 
 def is_query(arguments: list[Value]) -> bool:
-    """Whether a statement of SQL only reads."""
+    """Whether an SQL statement is read-only."""
     text = arguments[0].known if arguments else UNKNOWN
     return isinstance(text, str) and text.lstrip().lower().startswith(("select", "explain"))
 
 
 def is_one_time_message(node: ast.If) -> bool:
-    """Whether a block only says something once: `if not self.told: print(...); self.told = True`."""
+    """Whether a block only prints a message once: `if not self.told: print(...); self.told = True`."""
     flag = ast.unparse(node.test.operand) if isinstance(node.test, ast.UnaryOp) else ""
     sets = [each for each in node.body if isinstance(each, ast.Assign)]
     messages = [each for each in node.body if isinstance(each, ast.Expr) and _is_message(each.value)]
@@ -100,5 +100,5 @@ def _is_message(node: ast.expr) -> bool:
 
 
 def as_one_time_message(access: StateAccess) -> StateAccess:
-    """The access, as one that is the same in each call."""
-    return replace(access, hangs_on=EMPTY) if access.kind == "store" else access
+    """Mark the assignment of a one-time message's flag as equal in each call."""
+    return replace(access, depends_on=EMPTY) if access.kind == "store" else access

@@ -1,4 +1,4 @@
-"""Expressions: what their values are computed from, and which shared state they are a part of."""
+"""Interprets expressions: what values depend on, and which shared state they are part of."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aitrain.environment.source_code import FunctionNode
 
 
 class ExpressionReader(CallReader):
-    """Evaluates expressions to what is known of their values."""
+    """Evaluates expressions to abstract values."""
 
     def _assign(self, target: ast.expr, value: Value, frame: CallFrame, is_new: bool) -> None:
         raise NotImplementedError
@@ -29,7 +29,7 @@ class ExpressionReader(CallReader):
         return merge_values([self._eval(node, frame) for node in nodes if isinstance(node, ast.expr)])
 
     def _eval(self, node: ast.expr, frame: CallFrame, use: Use = "all") -> Value:
-        """The value of an expression, with a note of what it does."""
+        """Evaluate an expression and record its accesses."""
         match node:
             case ast.Name():
                 return self._name(node.id, frame, use)
@@ -50,18 +50,18 @@ class ExpressionReader(CallReader):
                 return value
             case ast.IfExp():
                 test = self._eval(node.test, frame)
-                with self._perhaps():
+                with self._conditional():
                     chosen = merge_values([self._eval(node.body, frame), self._eval(node.orelse, frame)])
                 return replace(chosen, sources=chosen.sources | test.sources)
             case ast.BoolOp():
                 first = self._eval(node.values[0], frame)
-                with self._perhaps():
+                with self._conditional():
                     return merge_values([first, *(self._eval(value, frame) for value in node.values[1:])])
             case _:
                 return self._new_value(node, frame)
 
     def _new_value(self, node: ast.expr, frame: CallFrame) -> Value:
-        """An object that an expression makes."""
+        """Value of an expression that creates an object."""
         match node:
             case ast.Yield():
                 value = self._eval(node.value, frame) if node.value else Value()
@@ -82,7 +82,7 @@ class ExpressionReader(CallReader):
                 return Value(whole.sources, elements=whole.parts)
             case ast.Compare():
                 is_membership = self.is_test and all(isinstance(each, (ast.In, ast.NotIn)) for each in node.ops)
-                how: Use = "item" if is_membership else "all"  # in a test it guards what follows; else it is a result
+                how: Use = "item" if is_membership else "all"  # a membership test in a condition reads one item
                 compared = [self._eval(node.left, frame), *(self._eval(each, frame, how) for each in node.comparators)]
                 return Value(merge_values(compared).sources)
             case ast.Constant():
@@ -90,14 +90,14 @@ class ExpressionReader(CallReader):
             case ast.JoinedStr():
                 texts = [self._eval(value, frame) for value in expressions(node)]
                 return Value(merge_values(texts).sources, exact=merge_exact(texts))
-            case _:  # operators and the like make new values of old ones
+            case _:  # operators compute new values
                 return Value(self._all(expressions(node), frame).sources)
 
     def _comprehension(
         self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp, frame: CallFrame
     ) -> Value:
         sources: list[Value] = []
-        with self._perhaps():
+        with self._conditional():
             for each in node.generators:
                 iterated = self._eval(each.iter, frame)
                 sources.append(iterated)
@@ -109,14 +109,14 @@ class ExpressionReader(CallReader):
         return Value(whole.sources | merge_values(sources).sources, elements=whole.roots)
 
     def _nested(self, node: FunctionNode, frame: CallFrame) -> None:
-        """A function inside of a function: it may be called from here on, as often as it likes."""
+        """Interpret a nested function, which may be called any number of times from here on."""
         arguments = node.args
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         names = {**frame.names, **{each.arg: Value() for each in every if each is not None}}
         inner = CallFrame(frame.function, frame.owner, names, declared_global=set(frame.declared_global))
         place, breaks, at_yield = self.place, self.breaks, self.at_yield
         self._all([*arguments.defaults, *(default for default in arguments.kw_defaults if default)], frame)
-        with self._perhaps():
+        with self._conditional():
             if isinstance(node, ast.Lambda):
                 self._eval(node.body, inner)
             else:

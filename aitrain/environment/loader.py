@@ -1,4 +1,4 @@
-"""Import the user's environment and construct it: the training process does, before it loads a model."""
+"""Imports and constructs the user's environment, in the training process and before a model is loaded."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from aitrain.environment.locator import EnvSource, module_specs, no_such_class, refuse_keywords, several_classes
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
 
 
-def load_env(source: EnvSource, keywords: Mapping[str, Any]) -> object:
-    """The environment, imported and constructed.
+def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
+    """Import and construct the environment.
 
     Raises:
-        ConfigError: no such class, or keywords that its constructor does not take.
-        EnvironmentFailed: its module or its constructor raised; with the user's own line.
+        ConfigError: the class is missing, or its constructor does not take a keyword.
+        EnvironmentFailed: the module or the constructor raised; the message has the line in the user's code.
     """
-    with _nothing_compiled():
+    with _no_bytecode():
         module = _import(source)
         name = source.class_name or _only_class(source, module)
         if not hasattr(module, name):
@@ -35,8 +34,8 @@ def load_env(source: EnvSource, keywords: Mapping[str, Any]) -> object:
 
 
 @contextmanager
-def _nothing_compiled() -> Iterator[None]:
-    """A refused run leaves nothing in the user's folder, not even `__pycache__`."""
+def _no_bytecode() -> Iterator[None]:
+    """Do not write `__pycache__` to the user's folder."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
@@ -53,7 +52,7 @@ def _import(source: EnvSource) -> ModuleType:
 
 
 def _allow_sibling_imports(source: EnvSource) -> None:
-    """At the end of the path, so that a user's folder named like a library does not hide the library."""
+    """Append the folder to sys.path; at its end, so that a folder named like a library does not hide it."""
     own = Path.cwd() if source.is_module or source.file is None else source.file.parent
     for folder in (str(own), str(Path.cwd())):
         if folder not in sys.path:
@@ -73,7 +72,7 @@ def _import_file(source: EnvSource) -> ModuleType:
 
 
 def _execute(spec: ModuleSpec) -> ModuleType:
-    """Registered before it runs: dataclasses and pickle look a module up by its name."""
+    """Execute a module; it is registered first, as dataclasses and pickle look modules up by name."""
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
@@ -100,22 +99,22 @@ def _only_class(source: EnvSource, module: ModuleType) -> str:
     return found[0]
 
 
-def _construct(made_from: Any, name: str, keywords: Mapping[str, Any]) -> object:
-    if not callable(made_from):
-        raise ConfigError(f"rl_env_class: {name} is not a class, but {made_from!r}")
-    _check_signature(made_from, name, keywords)
+def _construct(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> object:
+    if not callable(factory):
+        raise ConfigError(f"rl_env_class: {name} is not a class, but {factory!r}")
+    _check_signature(factory, name, keywords)
     try:
-        return made_from(**keywords)
+        return factory(**keywords)
     except (Exception, SystemExit) as error:
         given = ", ".join(f"{key}=..." for key in keywords)
         raise EnvironmentFailed(failure_message(f"{name}({given}) raised", error)) from error
 
 
-def _check_signature(made_from: Any, name: str, keywords: Mapping[str, Any]) -> None:
+def _check_signature(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> None:
     try:
-        parameters = list(inspect.signature(made_from).parameters.values())
+        parameters = list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):
-        return  # no signature to be had: the call will tell
+        return  # no signature available: the call itself will show
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     named = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]

@@ -1,5 +1,5 @@
-"""Find the user's environment, and read it; none of it is run, so that the command line can refuse a misspelt module,
-class or keyword at once."""
+"""Locates the user's environment and parses its file without running it, so that the command line can report a
+misspelt module, class or keyword at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
 
 from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
@@ -19,20 +18,20 @@ from aitrain.packages import BUNDLED, in_working_directory, installed
 
 @dataclass(frozen=True)
 class EnvSource:
-    """Where an environment comes from."""
+    """Location of an environment."""
 
     module: str
     file: Path | None
     class_name: str | None
     is_module: bool
-    """Whether it was named as a module, not as a file."""
+    """Whether it was given as a module instead of a file."""
 
 
 def find_env(config: TrainConfig) -> EnvSource:
-    """The environment's file, found without running any of the user's code.
+    """Locate the environment without running the user's code.
 
     Raises:
-        ConfigError: none is named, or there is no such module or file.
+        ConfigError: none is given, or the module or file does not exist.
     """
     if config.rl_env_module is not None:
         return _find_module("rl_env_module", config.rl_env_module, config.rl_env_class)
@@ -65,10 +64,10 @@ def _find_file(place: str, class_name: str | None) -> EnvSource:
 
 
 def _refuse_path(place: str) -> None:
-    """A path that names no Python file."""
+    """Refuse a path that is not a Python file."""
     path = Path(os.path.expanduser(place))
     if os.path.isdir(path) and ("/" in place or place.startswith(".")):
-        raise ConfigError(f"rl_env: {place} is a folder\n{_way_in(path, '--rl-env {file}:Class')}")
+        raise ConfigError(f"rl_env: {place} is a folder\n{_folder_advice(path, '--rl-env {file}:Class')}")
     if path.suffix == ".ipynb":
         raise ConfigError(
             f"rl_env: {place} is a notebook\nIn it, call aitrain.train(config, environment=...); or put the class into"
@@ -78,8 +77,8 @@ def _refuse_path(place: str) -> None:
         raise ConfigError(f"rl_env: {place} does not end in .py\nName a Python file: --rl-env path/to/file.py:Class")
 
 
-def _way_in(folder: Path, example: str) -> str:
-    """What to name instead of a folder."""
+def _folder_advice(folder: Path, example: str) -> str:
+    """Advice on what to give instead of a folder."""
     file = next((file for file in sorted(folder.glob("*.py")) if file.stem.isidentifier()), None)
     return f"Name a file in it: {example.format(file=file, name=file.stem)}" if file else "It holds no Python file."
 
@@ -107,8 +106,10 @@ def _find_module(knob: str, module: str, class_name: str | None) -> EnvSource:
 
 
 def module_specs(module: str) -> list[ModuleSpec]:
-    """The packages on the way to a module and the module itself, none of them imported: that would run the user's
-    code. The working directory comes first: an installed package called `tests` does not hide the user's own."""
+    """Import specs of a module's parent packages and the module, found without importing any.
+
+    The working directory comes first, so that an installed package called `tests` does not hide the user's.
+    """
     top, *rest = module.split(".")
     chains = [_down(spec, rest) for spec in (in_working_directory(top), installed(top)) if spec is not None]
     found = [chain for chain in chains if len(chain) == len(rest) + 1]
@@ -128,18 +129,18 @@ def _down(spec: ModuleSpec, names: list[str]) -> list[ModuleSpec]:
 def _refuse_folder(knob: str, module: str, spec: ModuleSpec) -> None:
     if spec.origin is None:
         folder = Path(next(iter(spec.submodule_search_locations or [module])))
-        raise ConfigError(f"{knob}: {module} is a folder, not a module\n{_way_in(folder, module + '.{name}')}")
+        raise ConfigError(f"{knob}: {module} is a folder, not a module\n{_folder_advice(folder, module + '.{name}')}")
 
 
 _NEEDED = {
     "accelerate", "aitrain", "annotated_types", "datasets", "huggingface_hub", "numpy", "peft", "pydantic", "rich",
     "safetensors", "tokenizers", "torch", "transformers", "trl", "typer", "vllm", "yaml",
 }  # fmt: skip
-"""Libraries that a training process imports by name."""
+"""Libraries that a training process imports."""
 
 
 def _refuse_library_name(knob: str, module: str, top: ModuleSpec) -> None:
-    """Two modules cannot have one name: with the user's `datasets`, the library of that name is gone."""
+    """Refuse a module that would hide a library of the same name, such as `datasets`."""
     own = in_working_directory(top.name)
     is_own = own is not None and own.origin == top.origin
     if is_own and (top.name in sys.stdlib_module_names or top.name in _NEEDED):
@@ -156,15 +157,15 @@ def _modules_here() -> list[str]:
     return [".".join(file.relative_to(here).with_suffix("").parts) for file in files]
 
 
-# -- reading: what the file shows without being run
+# -- parsing the file
 
 
-def check_by_reading(source: EnvSource, keywords: Mapping[str, Any]) -> None:
-    """Refuse a class or constructor keyword that the file plainly does not have.
+def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
+    """Check class and constructor keywords against the source.
 
     Raises:
-        ConfigError: no such class, two candidates, or a keyword that the constructor does not take.
-        EnvironmentFailed: the file is not Python.
+        ConfigError: the class is missing or ambiguous, or the constructor does not take a keyword.
+        EnvironmentFailed: the file is not valid Python.
     """
     if source.file is None:
         return
@@ -191,7 +192,7 @@ def _parse(file: Path) -> ast.Module:
 
 
 def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
-    """The module's own statements, those inside `if` and `try` included."""
+    """Module-level statements, including those inside `if`, `try` and `with`."""
     for node in ast.iter_child_nodes(tree):
         yield node
         if isinstance(node, (ast.If, ast.Try, ast.ExceptHandler, ast.With)):
@@ -199,7 +200,7 @@ def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _only_candidate(source: EnvSource, classes: Mapping[str, ast.ClassDef]) -> str | None:
-    """The class that is meant when none is named; None where only running the file can tell."""
+    """The only environment class of the file; None if that depends on running it."""
     public = {name: node for name, node in classes.items() if not name.startswith("_")}
     candidates = [name for name, node in public.items() if _has_method(node, "build_dataset", classes)]
     if len(candidates) > 1:
@@ -215,10 +216,10 @@ def _only_candidate(source: EnvSource, classes: Mapping[str, ast.ClassDef]) -> s
 
 
 def several_classes(place: str, names: list[str]) -> str:
-    """What to say where more than one class could be meant."""
+    """Error message for several environment classes."""
     return (
         f"rl_env_class: {place} has {len(names)} environments: {', '.join(names)}\n"
-        f"Say which one, such as --rl-env-class {names[-1]}"
+        f"Choose one, such as --rl-env-class {names[-1]}"
     )
 
 
@@ -235,10 +236,10 @@ def _has_method(node: ast.ClassDef, method: str, classes: Mapping[str, ast.Class
     return any(_has_method(others[base], method, others) for base in bases if base in others)
 
 
-def _check_keywords(node: ast.ClassDef, keywords: Mapping[str, Any]) -> None:
+def _check_keywords(node: ast.ClassDef, keywords: Mapping[str, object]) -> None:
     init = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
     if init is None or node.decorator_list or init.args.kwarg or init.args.vararg:
-        return  # inherited, made by a decorator, or taking anything: the training process will tell
+        return  # inherited, changed by a decorator, or with *args or **kwargs: checked by the training process
     positional = [argument.arg for argument in init.args.posonlyargs + init.args.args][1:]
     if init.args.posonlyargs[1:]:
         return
@@ -248,11 +249,11 @@ def _check_keywords(node: ast.ClassDef, keywords: Mapping[str, Any]) -> None:
     refuse_keywords(node.name, keywords, (taken, needed))
 
 
-def refuse_keywords(name: str, keywords: Mapping[str, Any], signature: tuple[list[str], list[str]]) -> None:
-    """Compare the keywords with (those that the constructor takes, those that it needs).
+def refuse_keywords(name: str, keywords: Mapping[str, object], signature: tuple[list[str], list[str]]) -> None:
+    """Check keywords against a signature: (accepted parameters, required parameters).
 
     Raises:
-        ConfigError: one is not taken, or a needed one is missing.
+        ConfigError: a keyword is not accepted, or a required one is missing.
     """
     taken, needed = signature
     for keyword in keywords:
@@ -265,7 +266,7 @@ def refuse_keywords(name: str, keywords: Mapping[str, Any], signature: tuple[lis
     if missing:
         raise ConfigError(
             f"rl_env_config: {name} also needs {', '.join(missing)}.\n"
-            f"Say it with --rl-env-config '{{\"{missing[0]}\": ...}}'"
+            f"Set it with --rl-env-config '{{\"{missing[0]}\": ...}}'"
         )
 
 
@@ -288,7 +289,7 @@ def _has_star_import(tree: ast.Module) -> bool:
 
 
 def no_such_class(source: EnvSource, name: str, classes: list[str]) -> str:
-    """What to say where a class is not where it should be."""
+    """Error message for a missing class."""
     return (
         f"rl_env_class: there is no class {name} in {source.file}.{did_you_mean(name, classes)}\n"
         f"Classes there: {', '.join(classes) or 'none'}"

@@ -203,7 +203,7 @@ class EnvRunner:
         if self.policy.by_episode or self.policy.in_processes:
             return await self._repeat(sessions, jobs, place)
         watch = self.policy.watch()
-        with watch.noting():
+        with watch.recording():
             scored = await self._repeat(sessions, jobs, place)
         if not self.policy.after_calls(watch):
             return scored

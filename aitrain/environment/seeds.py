@@ -1,5 +1,5 @@
-"""Seeds of sampled completions: each follows from its episode's seed, so that what is sampled depends neither on the
-process that plays the episode nor on the episodes beside it."""
+"""Seeds of sampled completions, derived from the episode's seed: samples depend neither on the process that plays the
+episode nor on other episodes."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from dataclasses import dataclass
 
 
 def derived_seed(*names: object) -> int:
-    """The seed of 62 bits that follows from these names."""
+    """A 62-bit seed derived from names."""
     digest = hashlib.blake2b("/".join(map(str, names)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
 
 
 @dataclass(frozen=True)
 class SampleSeed:
-    """What the random numbers of one completion follow from: a seed, and how many tokens it has sampled before."""
+    """Determines the random numbers of one completion: a seed, and the number of tokens sampled before."""
 
     seed: int
     position: int = 0
 
     @property
     def request_seed(self) -> int:
-        """For an engine that takes one seed a completion. At position 0 it is the seed itself: consecutive seeds of one
-        prompt make a single request for several completions (see served.py)."""
+        """Seed for an engine that takes one per completion. At position 0 it is the seed itself: consecutive seeds of a
+        prompt become a single request for several completions (see served.py)."""
         return self.seed if self.position == 0 else derived_seed(self.seed, self.position)
 
     def token_seed(self, step: int) -> int:
-        """For the token that comes `step` tokens after the position."""
+        """Seed of the token `step` tokens after the position."""
         return derived_seed(self.seed, "token", self.position + step)
 
 
 @dataclass(eq=False)
 class EpisodeSeeds:
-    """The sampling seed of one episode, and those of the `model.generate` calls that its environment makes."""
+    """Sampling seed of one episode, from which those of its environment's `model.generate` calls are derived."""
 
     seed: int
     calls: int = 0
 
     def next_call(self) -> int:
-        """The seed of the next such call."""
+        """Seed of the environment's next call."""
         self.calls += 1
         return derived_seed(self.seed, "call", self.calls)
 
 
 current_seeds: ContextVar[EpisodeSeeds | None] = ContextVar("current_seeds", default=None)
-"""Those of the episode that the calling code plays; None: it samples with the engine's own random numbers."""
+"""Seeds of the current episode; None: the engine's own random numbers are used."""

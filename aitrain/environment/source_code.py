@@ -1,4 +1,4 @@
-"""The syntax tree of a function that is loaded, wherever its source can still be had."""
+"""Finds the syntax tree of a loaded function."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 def function_node(function: FunctionType) -> FunctionNode | None:
-    """Where and how a function is written; None for one that was made by `exec`, or has lost its file."""
+    """Syntax tree of a function; None if its source is not available, as for `exec`."""
     code = function.__code__
-    linecache.lazycache(code.co_filename, function.__globals__)  # a loader may have the source of a zipped module
+    linecache.lazycache(code.co_filename, function.__globals__)  # finds the source of modules in zip files
     lines = tuple(linecache.getlines(code.co_filename))
     found = _functions(lines).get((code.co_firstlineno, code.co_name), [])
-    return found[0] if len(found) == 1 else None  # two lambdas on one line cannot be told apart
+    return found[0] if len(found) == 1 else None  # two lambdas on one line are ambiguous
 
 
 @functools.lru_cache(maxsize=32)
 def _functions(lines: tuple[str, ...]) -> dict[tuple[int, str], list[FunctionNode]]:
-    """By first line (that of a decorator) and name, as code objects have them."""
+    """Functions by (first line including decorators, name), as in code objects."""
     try:
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError, RecursionError):

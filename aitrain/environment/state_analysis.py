@@ -1,11 +1,11 @@
-"""Which state an environment's calls write, read from its source.
+"""Static analysis of the state that an environment's calls write.
 
-An abstract interpreter follows the methods of one episode through their helpers, in the order of execution, and notes
-each access to what calls share: attributes of the environment and of its helpers, of classes, and global variables.
-From these follows whether calls may run at the same time on one object, see `StateReport`.
+An abstract interpreter follows the methods of one episode and their helpers in the order of execution, and records each
+access to shared state: attributes of the environment, of helper objects and of classes, and global variables. Whether
+calls may run concurrently on one object follows from these accesses, see `StateReport`.
 
-This module reads episodes and statements. The base classes read what those consist of: expressions
-(`expression_reader`), calls (`call_reader`), attributes and items (`attribute_reader`); `access_log` records accesses.
+This module interprets episodes and statements. Its base classes interpret expressions (`expression_reader`), calls
+(`call_reader`), and attributes and items (`attribute_reader`); `access_log` records accesses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FunctionType
-from typing import Any
 
 from aitrain.environment.abstract_values import (
     EMPTY,
@@ -40,8 +39,8 @@ from aitrain.environment.state_report import AccessClassifier, StateReport
 from aitrain.environment.state_watch import is_users_object
 
 
-def analyze_state(environment: Any, level: str) -> StateReport:
-    """What the calls of one episode write, for an environment that is played by its method `level`."""
+def analyze_state(environment: object, level: str) -> StateReport:
+    """Analyze the calls of one episode; `level` is the environment's method that plays it."""
     reader = _EpisodeReader(environment)
     try:
         reader.read_episode(level)
@@ -51,18 +50,18 @@ def analyze_state(environment: Any, level: str) -> StateReport:
 
 
 class _EpisodeReader(ExpressionReader):
-    """Follows the calls of one episode."""
+    """Interprets the calls of one episode."""
 
     def read_episode(self, level: str) -> None:
-        """The methods in the order in which an episode calls them; those that it may call in any order, as if each
-        were the first."""
+        """Interpret the methods in the order of an episode; methods without a fixed order each start from the same
+        state."""
         if "__setattr__" in {name for owner in self.type.__mro__[:-1] for name in vars(owner)}:
             self.give_up("__setattr__")
         anytime = []
         if level == "start":
             self._enter("start")
             anytime = [name for name in ("step", "score", "close") if hasattr(self.type, name)]
-        self.referenced = set()  # tools run later than get_tools, which only names them
+        self.referenced = set()  # get_tools only refers to tools, which run later
         if hasattr(self.environment, "get_tools"):
             self._enter("get_tools")
         tools, self.referenced = self.referenced, None
@@ -142,7 +141,7 @@ class _EpisodeReader(ExpressionReader):
             case ast.Delete():
                 for target in node.targets:
                     self._delete(target, frame)
-            case ast.Global() | ast.Nonlocal():  # nonlocal variables of a function that is followed are its own
+            case ast.Global() | ast.Nonlocal():  # nonlocal variables belong to an interpreted function
                 frame.declared_global.update(set(node.names) - set(frame.names))
             case ast.Import() | ast.ImportFrom():
                 self._import(node, frame)
@@ -163,9 +162,9 @@ class _EpisodeReader(ExpressionReader):
                 self.accesses[first:] = [as_one_time_message(access) for access in self.accesses[first:]]
             ends.append(self.state)
             outcomes += [frame.names] if self.state is not None else []
-            if self.state is None:  # the call ends here, so that it matters which one came here
+            if self.state is None:  # the call ends in this branch, so its condition matters
                 self.accesses[first:] = [
-                    replace(access, hangs_on=None) if access.kind == "store" else access
+                    replace(access, depends_on=None) if access.kind == "store" else access
                     for access in self.accesses[first:]
                 ]
         self.conditions.pop()
@@ -173,11 +172,11 @@ class _EpisodeReader(ExpressionReader):
         self.state = merge_states(ends)
 
     def _loop(
-        self, node: ast.For | ast.AsyncFor | ast.While, frame: CallFrame, head: Callable[[], Any], endless: bool
+        self, node: ast.For | ast.AsyncFor | ast.While, frame: CallFrame, head: Callable[[], object], endless: bool
     ) -> None:
         self.breaks, self.loops = [*self.breaks, []], self.loops + 1
         begin, before = self.state, dict(frame.names)
-        for _ in range(2 if self.loops == 1 else 1):  # the second time with what the first has computed
+        for _ in range(2 if self.loops == 1 else 1):  # the second pass sees the results of the first
             self.state = begin
             condition = head()
             after_head = self.state
@@ -222,7 +221,7 @@ class _EpisodeReader(ExpressionReader):
         self.locks -= locks
 
     def _entered(self, manager: Value) -> Value:
-        """What a context manager of the user's own returns; leaving it is followed right away."""
+        """Result of a user-defined context manager; its exit is interpreted immediately."""
         if not (manager.is_self or is_users_object(manager.known)):
             return manager
         entered = manager
@@ -231,7 +230,7 @@ class _EpisodeReader(ExpressionReader):
             _, method = find_in_mro(kind, name, None)
             if isinstance(method, FunctionType):
                 if "exit" in name:
-                    with self._perhaps():
+                    with self._conditional():
                         self._inline(method, [manager], {}, owner=kind)
                 else:
                     entered = self._inline(method, [manager], {}, owner=kind)
@@ -315,5 +314,5 @@ class _EpisodeReader(ExpressionReader):
                 self._delete(each, frame)
 
     def _is_new(self, node: ast.expr, value: Value) -> bool:
-        """Whether a value is an object of the call's own."""
+        """Whether a value is an object that the call created."""
         return not value.roots and not value.is_self

@@ -1,4 +1,4 @@
-"""What the calls of an environment write, and how accesses to shared state are classified."""
+"""The result of the state analysis: what calls write, and how accesses to shared state are classified."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from aitrain.environment.abstract_values import EMPTY
 
 @dataclass(frozen=True)
 class WriteSite:
-    """One access in the user's code, as messages show it."""
+    """Location of one access in the user's code."""
 
     target: str
-    """What is written, such as `self.case`."""
+    """The state that is written, such as `self.case`."""
     function: str
     file: str
     line: int
@@ -20,19 +20,18 @@ class WriteSite:
 
 @dataclass
 class StateReport:
-    """What the calls of an environment write, by name; each with the place of one write."""
+    """State that calls of an environment write, by name, each with the location of one write."""
 
     scratch: dict[str, WriteSite] = field(default_factory=dict)
-    """Written in each call before it is read there: exact with a copy of the object for each call."""
+    """Written by each call before that call reads it; calls need a copy of the object each."""
     carried: dict[str, WriteSite] = field(default_factory=dict)
-    """A later call may read what an earlier one wrote: exact only one call after another."""
+    """A call may read what an earlier call wrote; calls must run one after another."""
     shared: set[str] = field(default_factory=set)
-    """Written in a way that bears calls at the same time: logs, caches, what is made when it is first needed, and what
-    the environment guards with a lock of its own."""
+    """Safe for concurrent calls: logs, caches, lazily created values, and state guarded by a lock."""
     guarded: set[str] = field(default_factory=set)
-    """Of `shared`, what is set (and not only filled) under a lock."""
+    """The part of `shared` that is assigned, not only changed in place, under a lock."""
     unclear: WriteSite | None = None
-    """Something that the source does not show, so that there may be more writes."""
+    """The first place that the analysis could not follow, beyond which more writes are possible."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,10 @@ class StateAccess:
     """read (one item), look (at all of it), store, append, item (`x[key] = value`) or change (otherwise in place)."""
     place: WriteSite
     is_first: bool
-    """Whether the call may not have stored a value of its own there before."""
+    """Whether the call may access the state before it has stored its own value there."""
     is_locked: bool
-    hangs_on: frozenset[str] | None = None
-    """What the value, and whether it is stored at all, depend on beside the key of an item; None: on what was there."""
+    depends_on: frozenset[str] | None = None
+    """What the value and the condition of the write depend on, apart from the item's key; None: the previous value."""
 
 
 READS = ("read", "look")
@@ -55,13 +54,13 @@ READS = ("read", "look")
 
 @dataclass
 class AccessClassifier:
-    """Decides, for each root that is written, whether calls may share it."""
+    """Decides for each written root whether concurrent calls may share it."""
 
     accesses: list[StateAccess]
     unclear: WriteSite | None
 
     def report(self) -> StateReport:
-        """What follows from the accesses."""
+        """Classify all accesses."""
         report = StateReport(unclear=self.unclear)
         for root in dict.fromkeys(access.root for access in self.accesses if access.kind not in READS):
             self._classify(root, [access for access in self.accesses if access.root == root], report)
@@ -76,8 +75,8 @@ class AccessClassifier:
         in_place = all(access.kind != "store" for access in writes)
         is_locked = all(access.is_locked for access in writes)
         is_read = bool(reads) or self.unclear is not None or self._is_read_unseen(root)
-        if not changes and not first_reads and is_read:  # a class or a module is one, of which no call can have its own
-            is_own = root.startswith("self.") and root.count(".") == 1  # what helpers hold is not copied
+        if not changes and not first_reads and is_read:  # classes and modules cannot be copied per call
+            is_own = root.startswith("self.") and root.count(".") == 1  # attributes of helpers are not copied
             (report.scratch if is_own else report.carried)[root] = place
         elif not is_read and not any(access.kind == "change" for access in changes):
             report.shared.add(root)  # a log
@@ -96,10 +95,10 @@ class AccessClassifier:
         return any(root.startswith(each) for each in above)
 
     def _is_cache(self, access: StateAccess, above: frozenset[str] = EMPTY) -> bool:
-        """Whether each call stores the same there: then it does not matter which is the first."""
-        if access.hangs_on is None or not all(source.startswith("=") for source in access.hangs_on):
+        """Whether every call writes the same value, so that their order does not matter."""
+        if access.depends_on is None or not all(source.startswith("=") for source in access.depends_on):
             return False
         above |= {access.root}
-        used = {source[1:] for source in access.hangs_on}
+        used = {source[1:] for source in access.depends_on}
         writes = [each for each in self.accesses if each.kind not in READS and each.root in used - {access.root}]
         return all(each.root not in above and self._is_cache(each, above) for each in writes)

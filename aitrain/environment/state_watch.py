@@ -1,7 +1,7 @@
-"""Detects what calls change in memory: a snapshot of the environment's mutable objects, compared after a batch.
+"""Detects what calls change in memory, by comparing a snapshot of mutable objects after a batch of calls.
 
-The snapshot follows attributes, class attributes and the globals that methods name, through containers, arrays and
-objects of the user's own classes. It complements `state_analysis`, which only sees what source code shows.
+The snapshot covers attributes, class attributes and globals that methods refer to, with the containers, arrays and
+user-defined objects in them. It complements `state_analysis`, which sees source code only.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 from aitrain.execution.user_code import is_users_file
 
 CONTAINERS = (list, dict, set, deque)
+Container: TypeAlias = list[object] | dict[str, object] | set[object] | deque[object]
 MAX_ITEMS = 10_000
-"""Items that one snapshot holds, so that watching a batch costs a few milliseconds at most."""
+"""Maximum items of a snapshot, so that it takes a few milliseconds at most."""
 MAX_ARRAY_BYTES = 1 << 20
 
 _NEUTRAL_BASES = {"builtins", "abc", "typing", "collections.abc", "dataclasses"}
 
 
-def is_small_container(value: Any) -> bool:
-    """Whether a value is a container that a snapshot holds completely."""
+def is_small_container(value: object) -> bool:
+    """Whether a value is a container that fits into a snapshot."""
     return isinstance(value, CONTAINERS) and len(value) <= MAX_ITEMS
 
 
-def is_users_object(value: Any) -> bool:
-    """Whether a value is an instance of the user's own class, with no base class from a library.
+def is_users_object(value: object) -> bool:
+    """Whether a value is an instance of a user-defined class without a base class from a library.
 
-    Objects with a library base (HTTP clients, modules, threads) change in ways that say nothing about scores.
+    Objects with a library base (HTTP clients, modules, threads) change in ways that do not affect scores.
     """
     if isinstance(value, (type, ModuleType, *CONTAINERS)) or not hasattr(value, "__dict__"):
         return False
@@ -43,7 +44,7 @@ def is_users_object(value: Any) -> bool:
 
 
 def is_users_module(name: str) -> bool:
-    """Whether a module, by its name, is the user's own; also one without a file, such as a notebook."""
+    """Whether a module is the user's; modules without a file, such as notebooks, are."""
     if name in _NEUTRAL_BASES:
         return False
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -52,18 +53,18 @@ def is_users_module(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """One mutable object with its content at the time of the snapshot."""
+    """A mutable object and its content at the time of the snapshot."""
 
     path: str
     value: Any
     content: Any
-    """A shallow copy; it keeps the old items alive, so that comparing by identity is safe."""
+    """A shallow copy, which keeps the old items alive, so that identities can be compared."""
     ignored: frozenset[str] = frozenset()
-    """Keys that may appear: cached properties."""
+    """Keys that may be added: cached properties."""
     is_namespace: bool = False
 
     def changes(self) -> Iterator[str]:
-        """Paths of what differs now."""
+        """Paths that changed since the snapshot."""
         if _is_array(self.value):
             if self.content.tobytes() != self.value.tobytes():
                 yield self.path
@@ -81,7 +82,7 @@ class _Snapshot:
             yield self.path
 
     def restore(self) -> None:
-        """Put the content back."""
+        """Restore the content."""
         if _is_array(self.value):
             with suppress(ValueError):  # a read-only array
                 self.value[...] = self.content
@@ -92,22 +93,22 @@ class _Snapshot:
             (self.value.update if isinstance(self.value, (dict, set)) else self.value.extend)(self.content)
 
 
-def _is(one: Any, other: Any) -> bool:
+def _is(one: object, other: object) -> bool:
     return one is other
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> TypeGuard[Any]:
     return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and hasattr(value, "flags")
 
 
-def _is_tensor(value: Any) -> bool:
+def _is_tensor(value: object) -> TypeGuard[Any]:
     return type(value).__module__ == "torch" and type(value).__name__ == "Tensor"
 
 
 class StateWatch:
-    """What the calls of a batch write, by path: `self.case`, `self.client.session`, `Kind.count`, `COUNT`."""
+    """Records the paths that a batch of calls writes: `self.case`, `self.client.session`, `Kind.count`, `COUNT`."""
 
-    def __init__(self, environment: Any, ignored: frozenset[str] = frozenset()) -> None:
+    def __init__(self, environment: object, ignored: frozenset[str] = frozenset()) -> None:
         self.environment, self.ignored = environment, ignored
         self.written: list[str] = []
         self._left = MAX_ITEMS
@@ -120,7 +121,9 @@ class StateWatch:
             for name, value in values.items():
                 self._follow(_outer_path(environment, owner, name), value)
 
-    def _hold(self, path: str, value: Any, ignored: frozenset[str] = frozenset(), is_namespace: bool = False) -> None:
+    def _hold(
+        self, path: str, value: Container, ignored: frozenset[str] = frozenset(), is_namespace: bool = False
+    ) -> None:
         items = list(value.values()) if isinstance(value, dict) else list(value)
         keys = list(value) if isinstance(value, dict) else [""] * len(items)
         self._left -= len(items)
@@ -128,7 +131,7 @@ class StateWatch:
         for key, item in zip(keys, items, strict=True):
             self._follow(f"{path}.{key}" if is_namespace else f"{path}[]", item)
 
-    def _follow(self, path: str, value: Any) -> None:
+    def _follow(self, path: str, value: object) -> None:
         if id(value) in self._seen or isinstance(value, (str, int, float, type(None))):
             return
         self._seen.add(id(value))
@@ -146,14 +149,14 @@ class StateWatch:
             self._hold(path, vars(value), _cached_properties(value), is_namespace=True)
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note each attribute that is set meanwhile, also one that is set back at once."""
-        with _noting_sets(self.environment, self.written):
+    def recording(self) -> Iterator[None]:
+        """Record attribute assignments in this context, including those that are reverted, and compare at its end."""
+        with _recorded_assignments(self.environment, self.written):
             yield
         self.compare()
 
     def compare(self) -> None:
-        """Note what differs from the snapshot."""
+        """Record what differs from the snapshot."""
         found = dict.fromkeys(self.written)
         for held in self._held:
             found |= dict.fromkeys(held.changes())
@@ -165,7 +168,7 @@ class StateWatch:
         self.written[:] = [path for path in found if not _is_below(path, ignored)]
 
     def restore(self) -> None:
-        """Set attributes, and what containers and arrays hold, back to what they were."""
+        """Restore attributes and the content of containers and arrays."""
         for owner, values in self._attributes:
             if isinstance(owner, dict):
                 owner.update(values)
@@ -181,12 +184,12 @@ def _is_below(path: str, roots: frozenset[str]) -> bool:
     return any(path == root or path.startswith((root + ".", root + "[")) for root in roots)
 
 
-def _outer_path(environment: Any, owner: Any, name: str) -> str:
+def _outer_path(environment: object, owner: object, name: str) -> str:
     return f"{type(environment).__name__}.{name}" if isinstance(owner, type) else name
 
 
-def _outer_values(environment: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Values of the environment's classes, and of the globals that their methods name."""
+def _outer_values(environment: object) -> Iterator[tuple[type | dict[str, object], dict[str, object]]]:
+    """Class attributes of the environment, and globals that its methods refer to."""
     for owner in type(environment).__mro__[:-1]:
         if not is_users_module(owner.__module__):
             continue
@@ -204,31 +207,31 @@ def _outer_values(environment: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
             )
 
 
-def _is_data(name: str, value: Any) -> bool:
+def _is_data(name: str, value: object) -> bool:
     is_code = inspect.isroutine(value) or isinstance(value, (type, ModuleType, property, cached_property))
     return not (name.startswith("__") or is_code or hasattr(type(value), "__get__"))
 
 
-def _cached_properties(value: Any) -> frozenset[str]:
+def _cached_properties(value: object) -> frozenset[str]:
     kinds = type(value).__mro__
     return frozenset(n for kind in kinds for n, each in vars(kind).items() if isinstance(each, cached_property))
 
 
 @contextmanager
-def _noting_sets(environment: Any, written: list[str]) -> Iterator[None]:
-    """Note each attribute that is set on this object, also one that is set back before anybody looks."""
+def _recorded_assignments(environment: object, written: list[str]) -> Iterator[None]:
+    """Record each attribute assignment on this object, including those that are reverted."""
     kind = type(environment)
     before: Callable[..., None] = kind.__setattr__
     own = vars(kind).get("__setattr__")
 
-    def note(self: Any, name: str, value: Any) -> None:
+    def note(self: object, name: str, value: object) -> None:
         if self is environment:
             written.append(f"self.{name}")
         before(self, name, value)
 
     try:
         type.__setattr__(kind, "__setattr__", note)
-    except TypeError:  # a class that is written in C
+    except TypeError:  # a class implemented in C
         yield
         return
     try:
@@ -240,8 +243,8 @@ def _noting_sets(environment: Any, written: list[str]) -> Iterator[None]:
             type.__setattr__(kind, "__setattr__", own)
 
 
-def reaches(value: Any, environment: Any) -> bool:
-    """Whether containers, methods, and the user's own objects lead from a value back to the environment."""
+def reaches(value: object, environment: object) -> bool:
+    """Whether the environment is reachable from a value through containers, methods and user-defined objects."""
     seen: set[int] = set()
     left = [value]
     while left and len(seen) < MAX_ITEMS:
@@ -255,7 +258,7 @@ def reaches(value: Any, environment: Any) -> bool:
     return False
 
 
-def _parts(value: Any) -> list[Any]:
+def _parts(value: object) -> list[object]:
     if inspect.ismethod(value):
         return [value.__self__]
     if isinstance(value, dict):
@@ -265,8 +268,8 @@ def _parts(value: Any) -> list[Any]:
     return list(vars(value).values()) if is_users_object(value) else []
 
 
-def closes_over(value: Any, environment: Any) -> bool:
-    """Whether a value is a function with the environment in its closure, which no copy can replace."""
+def closes_over(value: object, environment: object) -> bool:
+    """Whether a function's closure holds the environment, so that a copy cannot replace it."""
     if not isinstance(value, FunctionType):
         return False
     for cell in value.__closure__ or ():

@@ -1,4 +1,4 @@
-"""Which line of the user's own code failed or hangs, and how it is told."""
+"""Finds the line of the user's code that failed or hangs, and describes errors in one message."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from aitrain.packages import BUNDLED, PACKAGE
 
 
 def failure_message(what: str, error: BaseException) -> str:
-    """`score_episode raised: ValueError: no such city`, the user's own line, and what to do where we know it."""
-    return "\n".join(line for line in (f"{what}: {describe(error)}", _where(error), _remedy(error)) if line)
+    """Message such as `score_episode raised: ValueError: no such city`, with the user's line and, if known, advice."""
+    return "\n".join(line for line in (f"{what}: {describe_error(error)}", _where(error), _remedy(error)) if line)
 
 
-def describe(error: BaseException) -> str:
-    """`ValueError: no such city`, on one line, not too long."""
+def describe_error(error: BaseException) -> str:
+    """Type and message on one line of at most 300 characters: `ValueError: no such city`."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300].rstrip(": ")
 
 
 def _where(error: BaseException) -> str:
-    """The user's own line that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`."""
+    """The line of the user's code that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
     return users_line(traceback.extract_tb(error.__traceback__))
 
 
 def users_line(stack: traceback.StackSummary) -> str:
-    """The innermost line of the user's own in a stack, or of a library where there is none; empty without either."""
+    """Innermost line of the user's code in a stack, else of a library; empty if there is neither."""
     frames = [frame for frame in stack if not _is_machinery(frame.filename)]
     own = [frame for frame in frames if not _is_library(frame.filename)] or frames
     if not own:
@@ -38,7 +38,7 @@ def users_line(stack: traceback.StackSummary) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def is_users_file(filename: str) -> bool:
-    """Whether code in this file is the user's own, and not Python's, a library's or aitrain's."""
+    """Whether a file is the user's code, as opposed to Python's, a library's or aitrain's."""
     return not _is_machinery(filename) and not _is_library(filename)
 
 
@@ -51,7 +51,7 @@ def _remedy(error: BaseException) -> str:
 
 
 def _is_machinery(filename: str) -> bool:
-    """Between the user's code and us: aitrain itself, Python's import system and its standard library."""
+    """Whether a file belongs to aitrain, the import system or the standard library."""
     path = Path(filename)
     if path.is_relative_to(BUNDLED):
         return False
@@ -63,5 +63,5 @@ def _is_standard(path: Path) -> bool:
 
 
 def _is_library(filename: str) -> bool:
-    """Installed; an environment may be installed too, so that its lines are better than none."""
+    """Whether a file is in site-packages, where a user's environment may be installed, too."""
     return "site-packages" in filename and not Path(filename).is_relative_to(BUNDLED)

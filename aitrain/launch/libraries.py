@@ -1,4 +1,4 @@
-"""Installed libraries, told by their metadata and never imported: versions, and whether they fit each other."""
+"""Versions of installed libraries and conflicts between them, read from metadata without imports."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VersionConflict:
-    """A library that another one needs, and that is not there or not in that version."""
+    """A requirement of a library that is missing or installed in another version."""
 
     library: str
     needed: SpecifierSet
     version: str | None
 
     def __str__(self) -> str:
-        """`tokenizers>=0.22,<0.23, and 0.24.1 is installed: pip install ...`, where PyPI has the one that is needed."""
+        """`tokenizers>=0.22,<0.23, and 0.24.1 is installed: pip install ...`; without advice for local versions."""
         requirement = self.library + format_specifier(self.needed)
         state = "it is not installed" if self.version is None else f"{self.version} is installed"
         return f"{requirement}, and {state}" + ("" if "+" in requirement else f': pip install "{requirement}"')
 
 
 def version_of(library: str) -> str | None:
-    """The installed version of a distribution, None where there is none."""
+    """Installed version of a distribution; None if it is not installed."""
     try:
         found = metadata.distribution(library)
     except metadata.PackageNotFoundError:
@@ -43,7 +43,7 @@ def version_of(library: str) -> str | None:
 
 
 def requirements_of(library: str, extra: str = "") -> dict[str, SpecifierSet]:
-    """The versions that an installed library asks for on this machine, by name; those of an extra as well."""
+    """Requirements of an installed library that apply to this machine, by name; with those of an extra."""
     from packaging.requirements import Requirement  # comes with transformers and accelerate; only `doctor` uses it
     from packaging.utils import canonicalize_name
 
@@ -60,23 +60,23 @@ def requirements_of(library: str, extra: str = "") -> dict[str, SpecifierSet]:
 
 
 def version_conflicts(library: str) -> list[VersionConflict]:
-    """What an installed library asks for and does not find."""
+    """Requirements of an installed library that are not met."""
     found = [VersionConflict(name, needed, version_of(name)) for name, needed in requirements_of(library).items()]
     return [each for each in found if each.version is None or not is_compatible(each.version, each.needed)]
 
 
 def is_compatible(version: str, needed: SpecifierSet) -> bool:
-    """Whether a version is one of those; a pre-release counts as any other."""
+    """Whether a version meets a specifier; pre-releases may."""
     return needed.contains(version, prereleases=True)
 
 
 def format_specifier(needed: SpecifierSet) -> str:
-    """`>=5.17,<5.18`, the lower end first."""
+    """Text such as `>=5.17,<5.18`, with the lower bound first."""
     return ",".join(sorted(map(str, needed), reverse=True))
 
 
 def torch_build() -> tuple[str, str] | None:
-    """What torch was built for, `("cuda", "13.0")` or `("cpu", "")`, as its version.py says; None if it does not."""
+    """What torch was built for according to its version.py, `("cuda", "13.0")` or `("cpu", "")`; None if unknown."""
     found = installed("torch")
     file = Path(found.origin).with_name("version.py") if found and found.origin else None
     if file is None or not file.is_file():
@@ -88,7 +88,7 @@ def torch_build() -> tuple[str, str] | None:
 
 
 def _constants(body: Iterable[ast.stmt]) -> dict[str, str]:
-    """`cuda: Optional[str] = None` and `cuda = "13.0"` as text, nothing for None."""
+    """Values of assignments such as `cuda: Optional[str] = None` and `cuda = "13.0"`; "" for None."""
     values = {}
     for node in body:
         if not isinstance(node, ast.Assign | ast.AnnAssign):

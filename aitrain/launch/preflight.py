@@ -1,4 +1,4 @@
-"""All that can be checked before a process is started, without torch and without running the user's code."""
+"""Checks before a process is started, without torch and without running the user's code."""
 
 from __future__ import annotations
 
@@ -40,40 +40,40 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addr
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run that passed every check: what will be started."""
+    """A run that passed all checks."""
 
     config: TrainConfig
     source: EnvSource | None
-    """Where the environment comes from; None for an object that a notebook made."""
+    """Location of the environment; None for an object passed by a notebook."""
     batch: BatchPlan
     gpus: tuple[str, ...]
-    """The GPUs that training uses, as CUDA_VISIBLE_DEVICES names them; none on CPU."""
+    """GPUs for training, in the notation of CUDA_VISIBLE_DEVICES; empty on CPU."""
     checkpoint: Path | None
     server_gpus: tuple[str, ...] = ()
-    """Those that a vLLM server of ours uses."""
+    """GPUs for the vLLM server that the run starts."""
     notes: tuple[str, ...] = ()
-    """What the person should know before it starts."""
+    """Notes for the user before the run starts."""
 
     @property
     def folder(self) -> RunFolder | None:
-        """The run folder that a resumed run goes on in; None: a new one is to be made."""
+        """Run folder to resume in; None for a new one."""
         if self.checkpoint is None or self.checkpoint.parent.name != "checkpoints":
             return None
         return RunFolder(self.checkpoint.parent.parent)
 
     def open_folder(self) -> RunFolder:
-        """The run's folder, with its config.yaml."""
+        """Create or reuse the run folder, and write its config.yaml."""
         folder = self.folder or RunFolder.create(self.config)
         folder.write_config(self.config)
         return folder
 
 
 def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
-    """Everything that can be said about a run by looking.
+    """Run all checks.
 
     Raises:
-        ConfigError: it cannot work.
-        EnvironmentFailed: the environment's file is not Python.
+        ConfigError: the run cannot work.
+        EnvironmentFailed: the environment's file is not valid Python.
     """
     check_trl_fields(config.trl)
     check_trl_effects(config)
@@ -101,12 +101,12 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
 
 
 def starts_server(config: TrainConfig) -> bool:
-    """Whether the run starts a vLLM server of its own."""
+    """Whether the run starts a vLLM server."""
     return config.use_vllm and config.vllm_mode == "server" and config.vllm_server_url is None
 
 
 def _refuse_secrets(config: TrainConfig) -> None:
-    """What is handed to the environment or to TRL is written to config.yaml."""
+    """Refuse secrets in options that are written to config.yaml."""
     for knob in ("rl_env_config", "trl"):
         text = json.dumps(getattr(config, knob), ensure_ascii=False)
         for name, value in secret_values().items():
@@ -133,7 +133,7 @@ def _check_model(config: TrainConfig) -> None:
     elif not (folder / "config.json").is_file():
         near = next((path for path in (folder / "model", folder / "model" / "merged") if _is_model(path)), None)
         raise ConfigError(
-            f"model: {config.model} is no model folder: it has no config.json\n"
+            f"model: {config.model} is not a model folder: it has no config.json\n"
             + (f"Did you mean {near}?" if near else "Give a folder that save_pretrained wrote, a Hub name, or `tiny`.")
         )
     elif not any(folder.glob("*.safetensors")):
@@ -141,7 +141,7 @@ def _check_model(config: TrainConfig) -> None:
 
 
 def _refuse_weights(name: str, folder: Path) -> None:
-    """Other formats are pickles: to load them is to run what is in them."""
+    """Refuse weights other than safetensors, as loading a pickle can run any code."""
     pickled = next((file.name for file in sorted(folder.glob("*.bin"))), None)
     if pickled is None:
         raise ConfigError(f"model: {name} has no weights: there is no .safetensors file in it")
@@ -156,7 +156,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def _refuse_path(name: str, folder: Path) -> None:
-    """What can only be a path, and is not there; anything else may be a name on the Hub."""
+    """Refuse a path that does not exist; other names may be on the Hub."""
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         near = did_you_mean(folder.name, [other.name for other in folder.parent.glob("*/")])
         raise ConfigError(f"model: there is no folder {name}.{near}\nGive a folder, a Hub name, or `tiny`.")
@@ -169,7 +169,7 @@ _ENUMERATIONS = {
 
 
 def _check_words(config: TrainConfig) -> None:
-    """Names that transformers would refuse only after seconds, and at length."""
+    """Check names that transformers would refuse only after seconds, with a long message."""
     for knob, (file, enumeration) in _ENUMERATIONS.items():
         given = getattr(config, knob)
         words = [] if given == TrainConfig.model_fields[knob].default else words_of("transformers", file, enumeration)
@@ -180,7 +180,7 @@ def _check_words(config: TrainConfig) -> None:
 
 
 def _check_packages(config: TrainConfig) -> None:
-    needs_vllm = config.vllm_server_url is None or config.vllm_sync == "nccl"  # else somebody else's server has it
+    needs_vllm = config.vllm_server_url is None or config.vllm_sync == "nccl"  # else the server has its own
     if config.use_vllm and needs_vllm and installed("vllm") is None:
         raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
     for tracker in config.log.split(","):
@@ -192,10 +192,10 @@ def _check_packages(config: TrainConfig) -> None:
 
 
 def training_gpus(config: TrainConfig) -> tuple[str, ...]:
-    """The visible GPUs, less the last ones where a vLLM server of this machine holds them.
+    """Visible GPUs, without the last ones if a vLLM server on this machine uses them.
 
     Raises:
-        ConfigError: none is left to train on.
+        ConfigError: no GPU is left for training.
     """
     gpus = visible_gpus()
     is_shared = starts_server(config) or (config.vllm_server_url and _is_here(config.vllm_server_url))
@@ -218,8 +218,8 @@ def _count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
     count = config.num_processes or max(1, len(gpus))
     if gpus and count > len(gpus):
         raise ConfigError(
-            f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are there to train on:"
-            f" {', '.join(gpus)}\nLeave it out for one process a GPU."
+            f"num_processes: {count} processes need {count} GPUs, and {len(gpus)} are available for training:"
+            f" {', '.join(gpus)}\nOmit it for one process per GPU."
         )
     if gpus and starts_server(config) and config.vllm_server_gpus < config.vllm_tensor_parallel_size:
         raise ConfigError(
@@ -229,7 +229,7 @@ def _count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
     if config.use_vllm and config.vllm_mode == "colocate" and count % config.vllm_tensor_parallel_size:
         raise ConfigError(
             f"vllm_tensor_parallel_size: {count} processes cannot be divided into engines of"
-            f" {config.vllm_tensor_parallel_size}\nSay a number of GPUs that divides them."
+            f" {config.vllm_tensor_parallel_size}\nChoose a number of GPUs that divides them."
         )
     return count
 
@@ -238,7 +238,7 @@ def _count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
 
 
 def _find_checkpoint(config: TrainConfig, processes: int, tell: Callable[[str], None]) -> Path | None:
-    """The checkpoint to go on from, whole, and written by this very run: every byte of it is read."""
+    """The checkpoint to resume from; its files and options are verified."""
     wanted = config.resume_from_checkpoint
     if wanted is None:
         return None
@@ -258,9 +258,9 @@ def _newest(folder: RunFolder, tell: Callable[[str], None]) -> Path:
         tell(why)
     if newest is None:
         raise ConfigError(
-            f"resume_from_checkpoint: there is no {'whole ' if skipped else ''}checkpoint in {folder.checkpoints}\n"
+            f"resume_from_checkpoint: there is no {'complete ' if skipped else ''}checkpoint in {folder.checkpoints}\n"
             + "".join(f"{why}\n" for why in skipped[:2])
-            + "Say which run with --project-name and --output-dir, or start it anew without this knob."
+            + "Choose a run with --project-name and --output-dir, or omit this option to start a new one."
         )
     return newest
 
@@ -274,6 +274,6 @@ def _named(path: Path) -> Path:
         check_whole(path)
     except CheckpointDamagedError as why:
         raise ConfigError(
-            f"resume_from_checkpoint: {path} is refused: {why}\nSay --resume for the newest whole one."
+            f"resume_from_checkpoint: {path} is refused: {why}\nUse --resume for the newest complete one."
         ) from None
     return path

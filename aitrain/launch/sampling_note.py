@@ -1,4 +1,4 @@
-"""What the user should know before training of options that change the sampling distribution."""
+"""The note before training about options that change the sampling distribution."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from aitrain.config import TrainConfig
 
 
 def note_on_truncation(config: TrainConfig) -> str | None:
-    """What is exact and what is not when the sampling distribution is not the model's own; None where it is."""
+    """What is inexact when options change the sampling distribution; None if no option does."""
     flags = ", ".join(config.reshaped_sampling)
     if not flags:
         return None
     compared = (
-        "vLLM's log-probabilities are compared with the trainer's under the same options, which is exact and costs"
-        " one more forward pass; "
+        "vLLM's log-probabilities are corrected for these options, which is exact and costs one more forward pass; "
         if config.use_vllm
         else ""
     )
     return (
         f"Sampling with {flags}: {compared}the update itself uses log-probabilities over all tokens, so the gradient is"
-        " that of the model's own distribution on samples of another one. Leave them out for an exact update."
+        " that of the unmodified distribution, on samples of the modified one. Omit these options for an exact update."
     )

@@ -1,6 +1,6 @@
-"""A vLLM server that belongs to one run: started, found healthy, watched, ended with all its processes.
+"""Starts a vLLM server for one run, checks its health, and stops it with all its processes.
 
-It listens on 127.0.0.1 only. Between it and us stands a keeper (keeper.py), which ends it even when we are killed.
+It listens on 127.0.0.1 only. A supervisor process (keeper.py) starts it and stops it even if this process is killed.
 """
 
 from __future__ import annotations
@@ -22,64 +22,63 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.vllm_ranks import RANKS, served_rank
 
 MODEL_NAME = "policy-base"
-"""What requests call the model as it was loaded; an adapter is served under the name it is loaded with."""
+"""Served name of the base model; an adapter has the name with which it is loaded."""
 PROGRAM = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
-"""Not the `vllm` command, which does not work in every build. -P: a folder named `vllm` must not hide the library."""
+"""Not the `vllm` command, which some builds lack. -P prevents that a folder named `vllm` hides the library."""
 KEEPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")))
 HOST = "127.0.0.1"
 EXTENSION = "--worker-extension-cls=aitrain.engines.tied_head.WorkerExtension"
-"""What vLLM on the CPU needs when it is handed new weights."""
+"""Extension for weight updates on the CPU."""
 PORTS = range(20_000, 32_000)
-"""Below those that systems hand out by themselves: between choosing one and listening on it lie ten seconds."""
+"""Below the ephemeral ports, as about ten seconds pass between choosing a port and listening on it."""
 PORT_ATTEMPTS = 3
 STOP_SECONDS = 15.0
-"""Seconds that the server gets to end by itself."""
+"""Seconds for the server to exit by itself."""
 KEEPER_STOP_SECONDS = 20.0
-"""And its keeper, on top, to end what is left."""
+"""Additional seconds for the supervisor to kill what is left."""
 POLL_SECONDS = 0.25
 HTTP_TIMEOUT = 5.0
 ENVIRONMENT_MARK = "AITRAIN_SERVER"
-"""The variable by which we know the processes of a server whose keeper is gone."""
+"""Environment variable that identifies the processes of a server whose supervisor is gone."""
 
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would look for 127.0.0.1 at its own
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for 127.0.0.1
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What is served, and on what."""
+    """Configuration of a vLLM server."""
 
     model: str
     """A folder or a Hub name."""
     log: Path
-    """Where everything that vLLM prints goes."""
+    """File for the output of vLLM."""
     gpus: tuple[str, ...] = ()
-    """As CUDA_VISIBLE_DEVICES names them; none: on CPU."""
+    """In the notation of CUDA_VISIBLE_DEVICES; empty for CPU."""
     tensor_parallel: int = 1
     context: int | None = None
-    """Most tokens of a prompt and its completion; None: what the model allows."""
+    """Maximum tokens of prompt and completion; None for that of the model."""
     lora_rank: int | None = None
-    """Highest rank of the adapters that will be loaded; None: no adapters."""
+    """Maximum LoRA rank; None for no adapters."""
     dtype: str = "auto"
     memory: float = 0.9
-    """Share of each GPU's memory."""
+    """Fraction of each GPU's memory."""
     sequences: int | None = None
-    """Most completions at a time; None: what vLLM thinks right."""
+    """Maximum concurrent completions; None for vLLM's default."""
     trust_remote_code: bool = False
     seed: int = 0
-    """Of what is sampled without a seed of its own."""
+    """Seed for requests without a seed of their own."""
     timeout: float = 600.0
-    """Seconds until it must be healthy."""
+    """Seconds within which it must be healthy."""
     program: tuple[str, ...] = PROGRAM
-    """What is run; the arguments follow."""
+    """Command, without the arguments."""
 
     def arguments(self, port: int, *names: str) -> list[str]:
-        """vLLM's arguments. Its own sampling defaults, not the model's: what a request does not say is neutral."""
+        """Command-line arguments of vLLM; sampling defaults are vLLM's neutral ones, not the model's."""
         lora = [] if self.lora_rank is None else ["--enable-lora", f"--max-lora-rank={_rank(self.lora_rank)}"]
         return [
             f"--model={self.model}",
@@ -102,9 +101,9 @@ class ServerConfig:
         ]
 
     def environment(self) -> dict[str, str]:
-        """Ours, with what the server needs. A key that the user has for another vLLM would lock us out of this one.
+        """Environment variables of the server; without VLLM_API_KEY, which would require a key from us.
 
-        On CPU nothing is compiled: a first request for log-probabilities would wait up to 13 s for the compiler.
+        Compilation is disabled on CPU: the first request for log-probabilities would take up to 13 s.
         """
         defaults = {"TOKENIZERS_PARALLELISM": "false"}
         on_cpu = {} if self.gpus else {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
@@ -126,31 +125,31 @@ def _rank(rank: int) -> int:
 
 
 class _PortTaken(RunFailed):
-    """Somebody else took the port before vLLM did."""
+    """Another process took the port before vLLM did."""
 
 
 @dataclass
 class VLLMServer:
-    """One server. `start` makes it; leaving the `with` block ends it."""
+    """A vLLM server process; a context manager that stops it."""
 
     plan: ServerConfig
     tell: Callable[[str], None]
     port: int
     _keeper: subprocess.Popen[bytes] | None = None
     _name: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
-    """A second name of the model, by which we know our own server from another one on the port."""
+    """A second served name, which distinguishes this server from another one on the port."""
 
     @property
     def url(self) -> str:
-        """Where it listens; the same after a restart."""
+        """Base URL; the same after a restart."""
         return f"http://{HOST}:{self.port}"
 
     @classmethod
     def start(cls, plan: ServerConfig, tell: Callable[[str], None]) -> VLLMServer:
-        """A healthy server; `tell` hears each second how long it has taken.
+        """Start a server and wait until it is healthy; `tell` gets a progress message every second.
 
         Raises:
-            RunFailed: it ended, or was not healthy in time; says why as far as the log tells.
+            RunFailed: it exited, or was not healthy in time; the message has the cause from the log.
         """
         for attempt in range(PORT_ATTEMPTS):
             server = cls(plan, tell, _free_port())
@@ -164,7 +163,7 @@ class VLLMServer:
         raise AssertionError("unreachable")
 
     def restart(self) -> None:
-        """End it, or what is left of it, and start it anew at the same address. Adapters must be loaded again.
+        """Stop what is left of it and start it at the same address. Adapters must be loaded again.
 
         Raises:
             RunFailed: as for `start`.
@@ -173,26 +172,26 @@ class VLLMServer:
         self._begin()
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Exit code, negative for a signal; None while it runs."""
         if self._keeper is None:
             return 0
         code = self._keeper.poll()
         return code if code is None or code <= 128 else 128 - code
 
     def stop(self) -> None:
-        """End it and every process that it started. Does nothing when that is done."""
+        """Stop it and all its processes. No-op if it is stopped."""
         keeper, self._keeper = self._keeper, None
         if keeper is None:
             return
         assert keeper.stdin is not None
-        with suppress(BrokenPipeError), keeper.stdin:  # broken: it has ended already
-            keeper.stdin.write(b"end")  # closing would not do: a process forked from us may hold the pipe too
+        with suppress(BrokenPipeError), keeper.stdin:  # it has exited already
+            keeper.stdin.write(b"end")  # closing is not enough: a forked process may hold the pipe, too
         try:
             keeper.wait(STOP_SECONDS + KEEPER_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             keeper.kill()
             keeper.wait()
-        if keeper.returncode < 0:  # somebody killed it, who left the server to itself
+        if keeper.returncode < 0:  # it was killed and could not stop the server
             _end_marked(f"{ENVIRONMENT_MARK}={self._name}", STOP_SECONDS)
 
     def __enter__(self) -> VLLMServer:
@@ -239,11 +238,11 @@ class VLLMServer:
             time.sleep(POLL_SECONDS)
 
     def _is_healthy(self) -> bool:
-        """And ours: another server may answer on the port."""
+        """Whether this server, and not another one on the port, answers."""
         if self._get("/health") is None:
             return False
         try:
-            served: Any = json.loads(self._get("/v1/models") or b"{}")
+            served: dict[str, list[dict[str, object]]] = json.loads(self._get("/v1/models") or b"{}")
             return self._name in [model["id"] for model in served["data"]]
         except (ValueError, KeyError, TypeError):
             return False
@@ -257,7 +256,7 @@ class VLLMServer:
 
 
 def _end_marked(mark: str, patience: float) -> None:
-    """The keeper's death has asked the server to go: wait for that, then kill what is left."""
+    """The supervisor's death signals the server to exit: wait for that, then kill what is left."""
     deadline = time.monotonic() + patience
     while left := _marked(mark):
         if time.monotonic() > deadline:
@@ -268,7 +267,7 @@ def _end_marked(mark: str, patience: float) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    """Processes that were started with this in their environment; none where the system does not tell."""
+    """Ids of processes with this entry in their environment; empty without /proc."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -291,7 +290,7 @@ def _free_port() -> int:
 # -- why it did not start
 
 PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^]]*\]\s*)?")
-"""What vLLM puts before each line: process, level, time, place."""
+"""Prefix of vLLM's log lines: process, level, time, location."""
 PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
 ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|ExitCode)\b.*|.*\berror: .+")
 CONSEQUENCE = re.compile("Engine core initialization failed|See root cause above|WorkerProc initialization failed")
@@ -309,7 +308,7 @@ CAUSES = [
     (r"less than requested memory for kv", "Lower VLLM_CPU_KVCACHE_SPACE (GiB) in the environment."),
     (
         r"less than desired GPU memory utilization",
-        "Lower --vllm-gpu-memory-utilization (it is {memory}), or end what else runs on the GPU.",
+        "Lower --vllm-gpu-memory-utilization (it is {memory}), or stop other processes on the GPU.",
     ),
     (
         r"out of memory|OutOfMemoryError|Cannot allocate memory|MemoryError",
@@ -325,22 +324,22 @@ CAUSES = [
     (
         r"not supported for now|has no vLLM implementation|[Hh]ead.?(size|dim).*support|support.*[Hh]ead.?(size|dim)"
         r"|No valid attention backend|Unsupported (model|quantization)",
-        "vLLM cannot run this model here. Leave out --use-vllm: transformers generates then.",
+        "vLLM cannot run this model here. Omit --use-vllm to generate with transformers.",
     ),
     (r"must be divisible by tensor parallel", "Choose another number of GPUs for vLLM."),
     (
         r"No module named|ImportError|cannot open shared object|undefined symbol|driver version is insufficient"
         r"|no kernel image|Failed to infer device type|NVIDIA driver on your system is too old",
-        'vLLM does not fit this machine. Install it anew: pip install "aitrain[vllm]"',
+        'vLLM does not fit this machine. Reinstall it: pip install "aitrain[vllm]"',
     ),
 ]
-"""What the log says, the likelier cause first, and what to do about it."""
+"""Patterns in the log, the likelier cause first, and advice."""
 
 
 def _why_it_ended(server: VLLMServer, code: int, log_start: int) -> RunFailed:
     plan, lines = server.plan, _meaningful_lines(server.plan.log, log_start)
     if any(PORT_TAKEN.search(line) for line in lines):
-        return _PortTaken(f"vLLM did not start: somebody else listens on port {server.port}.\nSee {plan.log}")
+        return _PortTaken(f"vLLM did not start: another process listens on port {server.port}.\nSee {plan.log}")
     for pattern, advice in CAUSES:
         found = [line for line in lines if re.search(pattern, line)]
         if found:
@@ -349,7 +348,7 @@ def _why_it_ended(server: VLLMServer, code: int, log_start: int) -> RunFailed:
                 f"vLLM did not start: {_short(cause)}\n{advice.format(memory=plan.memory)}\nSee {plan.log}"
             )
     how = "was killed (out of memory?)" if code == -9 else f"exit code {code}"
-    return RunFailed("\n".join([f"vLLM did not start: {how}", *map(_short, _last_words(lines)), f"See {plan.log}"]))
+    return RunFailed("\n".join([f"vLLM did not start: {how}", *map(_short, _last_errors(lines)), f"See {plan.log}"]))
 
 
 def _not_in_time(server: VLLMServer, log_start: int) -> RunFailed:
@@ -363,15 +362,15 @@ def _not_in_time(server: VLLMServer, log_start: int) -> RunFailed:
 
 
 def _meaningful_lines(log: Path, start: int) -> list[str]:
-    """Of this start, without vLLM's prefixes; the last megabyte, should it have said more."""
+    """Log lines of this start without prefixes, from the last megabyte."""
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - 1_000_000))
         lines = file.read().decode("utf-8", "replace").splitlines()
     return [text for line in lines if len(text := PREFIX.sub("", line).strip()) > 3]
 
 
-def _last_words(lines: list[str]) -> list[str]:
-    """The last error that is not the consequence of another one, or else the last lines."""
+def _last_errors(lines: list[str]) -> list[str]:
+    """The last error that is not a consequence of another one, else the last lines."""
     errors = [line for line in lines if ERROR.match(line) and not CONSEQUENCE.search(line)]
     return errors[-1:] or lines[-3:]
 

@@ -16,10 +16,10 @@ from aitrain.environment.calls import ToolCall, read_calls
 from aitrain.environment.contract import Prompt
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.errors import ConfigError, EnvironmentFailed
-from aitrain.execution.user_code import describe
+from aitrain.execution.user_code import describe_error
 
 MARK = "answer7e1f"
-"""Stands for an answer of the model in renderings that are made for what follows it."""
+"""Placeholder for a completion in renderings that determine what follows it."""
 
 _ASKED: Message = {"role": "user", "content": "question"}
 _CALL: Message = {
@@ -83,16 +83,16 @@ class ChatFormat:
     tokenizer: Tokenizer
     template: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
-    """Further variables of the template (`--trl chat_template_kwargs=...`)."""
+    """Additional template variables (`--trl chat_template_kwargs=...`)."""
     support: TemplateSupport = field(default_factory=NoTemplateSupport)
 
     # -- to tokens
 
     def prompt_text(self, prompt: Prompt, tools: Schemas = ()) -> str:
-        """What the model is given to begin with.
+        """The rendered prompt.
 
         Raises:
-            EnvironmentFailed: the chat template refuses the messages.
+            EnvironmentFailed: the chat template raises for the messages.
         """
         if isinstance(prompt, str):
             return prompt
@@ -100,56 +100,57 @@ class ChatFormat:
             return self._rendered(prompt, tools=list(tools) or None, **_GENERATE)
         except Exception as error:
             raise EnvironmentFailed(
-                f"The model's chat template refuses a prompt: {describe(error)}\nThe prompt: {str(prompt)[:160]}"
+                f"The model's chat template refuses a prompt: {describe_error(error)}\nThe prompt: {str(prompt)[:160]}"
             ) from error
 
     def prompt_ids(self, prompt: Prompt, tools: Schemas = ()) -> list[int]:
-        """Its tokens; special ones are added to strings only, as a chat template writes its own."""
+        """Tokens of the prompt; special tokens are added to string prompts only, as a chat template has its own."""
         activity.tick()
         return self._ids(self.prompt_text(prompt, tools), add_special_tokens=isinstance(prompt, str))
 
     def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
-        """What is appended after an answer whose last token is `last`: the end of the assistant's turn, less the token
-        that the model ended it with itself, then the messages, and the beginning of the assistant's next turn."""
+        """Tokens to append after a completion whose last token is `last`.
+
+        These are the end of the assistant's turn, without the token that the policy sampled, the messages, and the
+        start of the next assistant turn.
+        """
         if not is_chat:
             return self._ids("".join(str(message["content"]) for message in messages))
         ids = self._ids_after_mark(self._said(messages))
         return ids[1:] if ids[:1] == [last] else ids
 
     def _said(self, messages: Sequence[Message]) -> str:
-        """What the template writes after an answer that these messages follow: the end of the turn, the messages, and
-        the beginning of the next answer.
+        """What the template renders after a completion followed by these messages: end of turn, messages, next turn.
 
         Raises:
-            EnvironmentFailed: the template refuses the messages, or writes earlier turns anew for them.
+            EnvironmentFailed: the template raises for the messages, or is not prefix-preserving for them.
         """
         before = [_ASKED, _called(messages) if messages[0]["role"] == "tool" else _answered()]
         try:
             answered, whole = self._answered_text(before), self._rendered([*before, *messages], **_GENERATE)
         except Exception as error:
             raise EnvironmentFailed(
-                f"The model's chat template refuses what the environment says: {describe(error)}\n"
+                f"The model's chat template refuses what the environment says: {describe_error(error)}\n"
                 f"The messages: {str(list(messages))[:160]}"
             ) from error
         if not whole.startswith(answered):
             raise EnvironmentFailed(
-                "The model's chat template writes earlier turns anew when these messages follow, so that the episode"
+                "The model's chat template is not prefix-preserving when these messages follow, so that the episode"
                 f" cannot be trained: {str(list(messages))[:160]}"
             )
         return whole[len(answered) :]
 
     def _answered_text(self, messages: Sequence[Message]) -> str:
-        """A conversation up to the last token of the assistant's answer at its end: some templates end the turn there
-        in another way than in the middle."""
+        """A rendered conversation without the end of its last turn, which some templates render in a special way."""
         return self._rendered(messages).removesuffix(self._turn_end)
 
     @cached_property
     def _turn_end(self) -> str:
-        """What the template writes after an answer, such as `<|im_end|>` and a newline."""
+        """What the template renders after a completion, such as `<|im_end|>` and a newline."""
         return self._rendered([_ASKED, _answered()]).partition(MARK)[2]
 
     def _ids_after_mark(self, text: str) -> list[int]:
-        """Tokenized as what it is, the continuation of something, where that makes a difference."""
+        """Tokens of a text that continues another one, which tokenizers may split differently than a separate text."""
         whole, mark = self._ids(MARK + text), self._ids(MARK)
         return whole[len(mark) :] if whole[: len(mark)] == mark else self._ids(text)
 
@@ -193,8 +194,10 @@ class ChatFormat:
     # -- whether it can be done
 
     def problem(self, following: Sequence[str]) -> str:
-        """Why episodes of several turns cannot be written: a conversation that goes on, with a message of one of these
-        roles, must begin with exactly what it was before. Empty: they can."""
+        """Why the template cannot render multi-turn episodes; empty if it can.
+
+        When a message of one of the roles in `following` is added, the rendering must start with the previous one.
+        """
         pairs: list[tuple[list[Message], Message]] = []
         if "user" in following:
             longer = [_ASKED, _answered(), _ASKED, _answered(_THOUGHT)]
@@ -208,8 +211,8 @@ class ChatFormat:
         try:
             is_same = self._rendered([*before, message], **_GENERATE).startswith(self._answered_text(before))
         except Exception as error:
-            return f"refuses a conversation of two turns ({describe(error)})"
-        return "" if is_same else "writes earlier turns anew when the conversation goes on"
+            return f"refuses a conversation of two turns ({describe_error(error)})"
+        return "" if is_same else "is not prefix-preserving: it renders earlier turns differently later"
 
     def check_tools(self) -> None:
         """Refuse tools where the template cannot write calls and their results.
@@ -229,7 +232,7 @@ def _answered(thought: str = "") -> Message:
 
 
 def _called(messages: Sequence[Message]) -> Message:
-    """An assistant's call of the tool that the first message answers: some templates name it in the result."""
+    """An assistant message that calls the tool of the first message; some templates name the tool in the result."""
     function = {"name": messages[0].get("name", "tool"), "arguments": {}}
     return {**_CALL, "tool_calls": [{"type": "function", "function": function}]}
 
@@ -247,7 +250,7 @@ def format_for_episodes(chat: ChatFormat, following: Sequence[str]) -> ChatForma
     that only appends.
 
     Raises:
-        ConfigError: the template writes earlier turns anew, or cannot write tools.
+        ConfigError: the template is not prefix-preserving, or cannot render tools.
     """
     if "tool" in following:
         chat.check_tools()

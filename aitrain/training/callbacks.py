@@ -1,4 +1,4 @@
-"""Between the steps: metrics are written, progress is told, stops are obeyed, held-out cases are scored."""
+"""Trainer callbacks: metrics and progress, stop requests, and scoring of held-out cases."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from aitrain.heartbeat import Progress
 from aitrain.training.history import History
 
 MeanScores: TypeAlias = tuple[float | None, float | None]
-"""Mean score of sampled and of greedy completions."""
+"""Mean score of the sampled and of the greedy completions."""
 
 
 @dataclass
 class EvalState:
-    """What a run knows of its evaluations, and what a resumed one must know as well."""
+    """Results of the evaluations so far; a resumed run continues with them."""
 
     best: Best | None = None
     owes_evaluation: bool = False
-    """Held-out cases were due after the last step, and the run was asked to stop."""
+    """Whether an evaluation was due after the last step, and was skipped because the run was asked to stop."""
     is_same: bool = True
-    """Whether the run goes on as the one that it was."""
+    """Whether the options, environment and cases are those of the checkpoint."""
 
 
 @dataclass
 class StopRequest:
-    """Whether somebody asked this process to stop: Ctrl-C, SIGTERM, or a parent that is gone."""
+    """A request to stop this process: by Ctrl-C, SIGTERM, the end of the parent process, or the run itself."""
 
     raises_when_asked_twice: bool = False
-    """For a notebook; a worker is ended from outside, and may be asked by its parent and by torchrun alike."""
+    """True in a notebook. A worker may get the same signal from its parent and from torchrun."""
     asked: bool = False
     because: str | None = None
-    """Why the run itself wants to end, where nobody asked."""
+    """The reason if the run itself requested the stop."""
 
     def ask(self, *_: object) -> None:
-        """Ask it to stop at the next good moment."""
+        """Request a stop after the current step; also a signal handler."""
         if self.asked and self.raises_when_asked_twice:
             raise KeyboardInterrupt
         self.asked = True
 
     @contextmanager
     def on_signals(self) -> Iterator[StopRequest]:
-        """While this lasts, SIGINT and SIGTERM ask; only the main thread can be told of signals."""
+        """Handle SIGINT and SIGTERM as stop requests; Python delivers signals to the main thread only."""
         is_main = threading.current_thread() is threading.main_thread()
         before = {number: self._take(number) for number in (signal.SIGINT, signal.SIGTERM)} if is_main else {}
         try:
@@ -65,24 +65,24 @@ class StopRequest:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _take(self, number: signal.Signals) -> Callable[[int, FrameType | None], Any] | int | None:
+    def _take(self, number: signal.Signals) -> Callable[[int, FrameType | None], object] | int | None:
         return signal.signal(number, self.ask)
 
     def want(self, because: str) -> None:
-        """End the run at the next good moment, for a reason of its own."""
+        """Request a stop after the current step for a reason of the run itself; the first reason is kept."""
         self.because = self.because or because
 
     def check(self) -> None:
-        """Between the parts of a run, before there is anything to save.
+        """Stop here if requested; called before the first step, when there is nothing to save.
 
         Raises:
-            Interrupted: some process was asked to stop.
+            Interrupted: a process was asked to stop.
         """
         if self.anywhere():
             raise Interrupted("Stopped before the first step.")
 
     def anywhere(self) -> bool:
-        """Whether any process was asked: they stop together, or the rest would wait for it."""
+        """Whether any process was asked to stop, so that all of them stop together. Every process must call this."""
         state, wanted = PartialState(), self.asked or self.because is not None
         if state.num_processes == 1:
             return wanted
@@ -90,7 +90,7 @@ class StopRequest:
 
 
 class MetricsReporter(TrainerCallback):  # type: ignore[misc]
-    """Writes metrics.jsonl, notes how far the run is and tells the screen, on the first process."""
+    """Writes metrics.jsonl and announces each step, on the first process."""
 
     def __init__(self, history: History, progress: Progress, announce: Announce) -> None:
         self.history = history
@@ -99,33 +99,37 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
         self.start = time.monotonic()
         self.first_step = 0
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """The clock for the time left starts here."""
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Start the clock for the estimate of the remaining time."""
         self.start, self.first_step = time.monotonic(), state.global_step
         self.progress.step, self.progress.steps = state.global_step, state.max_steps
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """On every process, before the first of them logs the step."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Runs on every process, before the first one logs the step."""
         self.history.begin()
         self.progress.step = state.global_step
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: object
     ) -> None:
-        """One line a logging step; the summary that transformers logs at the end is no step."""
+        """Write one line per logging step; skips the summary that transformers logs at the end."""
         if not state.is_world_process_zero or "train_runtime" in logs:
             return
         elapsed = time.monotonic() - self.start
-        values = {name: value for name, value in logs.items() if not name.startswith("rewards/")}  # reward says it
+        values = {
+            name: value for name, value in logs.items() if not name.startswith("rewards/")
+        }  # duplicates of reward
         self.history.add_metrics({"step": state.global_step, "seconds": round(elapsed, 3)} | values)
         if "reward" in logs:
             pace = elapsed / max(1, state.global_step - self.first_step)
             left = pace * (state.max_steps - state.global_step)
-            self.announce(Step(state.global_step, state.max_steps, logs["reward"], left, **_at_a_glance(logs)))
+            self.announce(Step(state.global_step, state.max_steps, logs["reward"], left, **_step_summary(logs)))
 
 
-def _at_a_glance(logs: dict[str, Any]) -> dict[str, Any]:
-    """What the screen shows beside step and reward."""
+def _step_summary(logs: dict[str, float]) -> dict[str, Any]:
+    """What the terminal shows beside step and reward."""
     times = {name.removeprefix("time/"): value for name, value in logs.items() if name.startswith("time/")}
     return {
         "flat_groups": logs.get("frac_reward_zero_std"),
@@ -136,20 +140,20 @@ def _at_a_glance(logs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _total(logs: dict[str, Any], *names: str) -> float | None:
+def _total(logs: dict[str, float], *names: str) -> float | None:
     values = [logs[name] for name in names if logs.get(name) is not None]
     return sum(values) if values else None
 
 
 class StopCallback(TrainerCallback):  # type: ignore[misc]
-    """Ends the training with a checkpoint after the step in which a stop was asked for."""
+    """Ends training with a checkpoint after the step in which a stop was requested."""
 
     def __init__(self, stop: StopRequest) -> None:
         self.stop = stop
         self.stopped = False
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Asked on every process in every step, because all of them must ask or none."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """A collective operation, so that every process calls it in every step."""
         if self.stop.anywhere() and state.global_step < state.max_steps:
             self.stopped = True
             control.should_training_stop = True
@@ -157,11 +161,10 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class EvalCallback(TrainerCallback):  # type: ignore[misc]
-    """Scores the held-out cases during training. The end of training has its own evaluation, and with --save-best one
-    more before it, in which the last step competes with the others.
+    """Scores the held-out cases during training, before the checkpoint of the same step is written.
 
-    It comes before the checkpoint of the same step, also at the end of an epoch: a run that is killed meanwhile goes on
-    from before it.
+    The end of training has an evaluation of its own. With --save-best it is preceded by one more scoring, in which the
+    last step competes with the earlier ones.
     """
 
     def __init__(
@@ -176,13 +179,15 @@ class EvalCallback(TrainerCallback):  # type: ignore[misc]
         self.standing = standing
         self.ends_epoch = ends_epoch
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """What a run that was stopped still owed."""
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Make up for the evaluation that a stop request skipped."""
         if self.standing.owes_evaluation:
             self._evaluate(state.global_step)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Where it is due and the run is not being stopped; the best score so far is saved when that is wanted."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Score if it is due and the run is not stopping; with --save-best, save the best step so far."""
         is_last = state.global_step >= state.max_steps
         self.standing.owes_evaluation = (
             self.config.save_best if is_last else self._is_due(state) and control.should_training_stop
@@ -192,7 +197,7 @@ class EvalCallback(TrainerCallback):  # type: ignore[misc]
             control.should_save |= is_best and self.config.save_best
 
     def score_last_step(self, step: int) -> None:
-        """After the training, with --save-best: the last step is a candidate as well."""
+        """With --save-best, score the last step after training."""
         self._evaluate(step)
 
     def _is_due(self, state: TrainerState) -> bool:
@@ -203,7 +208,7 @@ class EvalCallback(TrainerCallback):  # type: ignore[misc]
         return self.config.eval_strategy == "epoch" and self.ends_epoch(state.global_step)
 
     def _evaluate(self, step: int) -> bool:
-        """Whether this is the best score so far."""
+        """Score the held-out cases; returns whether the score is the best so far."""
         self.standing.owes_evaluation = False
         sampled, greedy = self.evaluate(step)
         if sampled is None or (self.standing.best is not None and sampled <= self.standing.best.score):

@@ -1,8 +1,8 @@
-"""Checkpoints: written whole or not at all, with everything that a run needs to go on as if it had never stopped.
+"""Writes checkpoints atomically, with everything that an exact resume needs, and restores it.
 
-transformers and TRL write weights, optimizer, schedule and random states; trainer.py says where. What they leave out is
-added here, one pair of files a process: the place inside a generation window, and what has not been logged yet. No file
-of a checkpoint is unpickled but by torch's `weights_only=True`.
+transformers and TRL write weights, optimizer, scheduler and random states. This module adds one pair of files per
+process with what they leave out: the position inside a generation window, and metrics not logged yet. Files of a
+checkpoint are unpickled with torch's `weights_only=True` only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -30,7 +29,7 @@ from aitrain.training.scopes import replaced
 from aitrain.training.trainer import EpisodeTrainer
 
 TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
-"""What its errors name when a file could not be written: they are plain RuntimeErrors."""
+"""Parts of the messages of torch's RuntimeErrors for a file that could not be written."""
 
 
 @dataclass
@@ -40,21 +39,22 @@ class CheckpointWriter:
     folder: RunFolder
     history: History
     about: Manifest
-    """What does not change from one checkpoint to the next."""
+    """The manifest without what changes from one checkpoint to the next."""
     standing: EvalState
     limit: int | None
     last: int | None = field(default=None, init=False)
 
     def save(self, trainer: EpisodeTrainer, write: Callable[[], None]) -> None:
-        """One checkpoint; `write` is transformers' own way to fill a folder below `args.output_dir`. Every process must
-        call this.
+        """Write one checkpoint. Every process must call this.
+
+        `write` is transformers' method, which fills a folder below `args.output_dir`.
 
         Raises:
-            CannotWriteError: there is no room, or the folder cannot be written; what was whole is whole.
+            CannotWriteError: the disk is full or read-only; earlier checkpoints stay intact.
         """
         step, accelerator = trainer.state.global_step, trainer.accelerator
         if step == self.last:
-            return  # at the end of an epoch, after a save in its last step
+            return  # the end of an epoch, whose last step was saved already
         staging = self.folder.checkpoints / f"{STAGING}{step}"
         size = save_size(trainer)
         with activity.own.doing("saving a checkpoint", moves_files=True), explain_write_errors(self.folder, size):
@@ -80,7 +80,7 @@ class CheckpointWriter:
 
     def _finish(self, staging: Path, step: int) -> None:
         made = staging / f"{PREFIX}{step}"
-        (made / "training_args.bin").unlink(missing_ok=True)  # a pickle that nobody reads
+        (made / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
         now = replace(self.about, step=step, best=self.standing.best, owes_evaluation=self.standing.owes_evaluation)
         seal(made, now)
         publish(made, self.folder.checkpoints / made.name)
@@ -92,7 +92,7 @@ class CheckpointWriter:
 
 
 def write_window(trainer: EpisodeTrainer, folder: Path) -> None:
-    """This process's place in the generation window, and what it has not logged yet."""
+    """Write this process's position in the generation window, and its metrics not logged yet."""
     pieces = trainer.rest_of_window()
     tensors = {
         f"{number}.{name}": value.detach().cpu().clone().contiguous()
@@ -100,21 +100,23 @@ def write_window(trainer: EpisodeTrainer, folder: Path) -> None:
         for name, value in piece.items()
         if isinstance(value, torch.Tensor)
     }
-    plainly = [
+    plain_values = [
         {name: value for name, value in piece.items() if not isinstance(value, torch.Tensor)} for piece in pieces
     ]
     rank = trainer.accelerator.process_index
     save_file(tensors, folder / f"window_{rank}.safetensors")
-    (folder / f"window_{rank}.json").write_text(json.dumps({"pieces": plainly, **trainer.unlogged()}), encoding="utf-8")
+    (folder / f"window_{rank}.json").write_text(
+        json.dumps({"pieces": plain_values, **trainer.unlogged()}), encoding="utf-8"
+    )
 
 
 def read_window(trainer: EpisodeTrainer, folder: Path) -> None:
-    """Put it back. Without one, in a resumed run of more processes, the window begins anew."""
+    """Restore what `write_window` wrote. A process without a file of its own starts a new window."""
     rank = trainer.accelerator.process_index
     if not (folder / f"window_{rank}.json").exists():
         return
     values = json.loads((folder / f"window_{rank}.json").read_text(encoding="utf-8"))
-    pieces: list[dict[str, Any]] = values.pop("pieces")
+    pieces: list[dict[str, object]] = values.pop("pieces")
     tensors = load_file(folder / f"window_{rank}.safetensors", device=str(trainer.accelerator.device))
     for name, tensor in tensors.items():
         number, _, key = name.partition(".")
@@ -126,19 +128,19 @@ REFERENCE = "reference.safetensors"
 
 
 def write_reference(trainer: EpisodeTrainer, folder: Path) -> None:
-    """The weights of the reference model, where they have been changed (`--trl sync_ref_model`)."""
+    """Write the weights of the reference model if they were synced from the policy (`--trl sync_ref_model`)."""
     if trainer.has_moved_reference and trainer.accelerator.is_main_process:
         save_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / REFERENCE))
 
 
 def read_reference(trainer: EpisodeTrainer, folder: Path) -> None:
-    """Put them back; without them, the reference model is the initial one."""
+    """Restore what `write_reference` wrote; without it the reference model is the initial one."""
     if trainer.has_moved_reference and (folder / REFERENCE).exists():
         load_model(trainer.accelerator.unwrap_model(trainer.ref_model), str(folder / REFERENCE))
 
 
 def save_size(trainer: EpisodeTrainer, with_optimizer: bool = True) -> int:
-    """Bytes that saving takes: weights, or the adapter's alone, and what the optimizer keeps for them."""
+    """Bytes to save: the weights, or the adapter alone, and their optimizer state."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = [p for p in model.parameters() if p.requires_grad or not hasattr(model, "peft_config")]
     states = trainer.optimizer.state.values() if with_optimizer else ()
@@ -150,10 +152,10 @@ def save_size(trainer: EpisodeTrainer, with_optimizer: bool = True) -> int:
 
 @contextmanager
 def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
-    """A failed write as an error that says how much room there should be.
+    """Turn a failed write into an error that says how much disk space is needed.
 
     Raises:
-        CannotWriteError: a file could not be written; what was half written is gone.
+        CannotWriteError: a file could not be written; partial files were deleted.
     """
     try:
         yield
@@ -166,8 +168,8 @@ def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
         why = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
         raise CannotWriteError(
             f"Cannot save in {folder.path}: {why}\n"
-            f"It takes about {_megabytes(size)}, and {_megabytes(free)} are free. What was saved before is whole:\n"
-            "make room and go on with --resume."
+            f"It takes about {_megabytes(size)}, and {_megabytes(free)} are free. Everything saved before is intact:\n"
+            "free some disk space and continue with --resume."
         ) from error
 
 
@@ -176,25 +178,27 @@ def _megabytes(size: int) -> str:
 
 
 class RestoreState(TrainerCallback):  # type: ignore[misc]
-    """Puts a resumed run where it was, after transformers has done its own part."""
+    """Restores the state of a resumed run that transformers does not restore."""
 
     def __init__(self, checkpoint: Path, trainer: EpisodeTrainer, is_same: bool) -> None:
         self.checkpoint, self.trainer, self.is_same = checkpoint, trainer, is_same
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Once, before the first new step. A run that was changed begins its window anew, with its new rate: the
-        optimizer's state holds the old one."""
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Runs once, before the first new step. A run with changed options starts a new generation window, and gets its
+        new learning rate, as the optimizer state holds the old one."""
         read_reference(self.trainer, self.checkpoint)
         if self.is_same:
             read_window(self.trainer, self.checkpoint)
         else:
-            _take_rate(self.trainer, args.learning_rate)
+            _set_learning_rate(self.trainer, args.learning_rate)
 
 
-def _take_rate(trainer: EpisodeTrainer, rate: float) -> None:
+def _set_learning_rate(trainer: EpisodeTrainer, rate: float) -> None:
     scheduler = trainer.lr_scheduler
     change = rate / scheduler.base_lrs[0]
     scheduler.base_lrs = [base * change for base in scheduler.base_lrs]
-    scheduler._last_lr = [last * change for last in scheduler.get_last_lr()]  # which is what is logged
+    scheduler._last_lr = [last * change for last in scheduler.get_last_lr()]  # the value that is logged
     for group in trainer.optimizer.param_groups:
         group["lr"], group["initial_lr"] = group["lr"] * change, rate

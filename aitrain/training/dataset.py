@@ -1,4 +1,4 @@
-"""The environment's cases: built once, on the first process, and the same on every other one."""
+"""The environment's cases: built on the first process, sent to the others, and split into training and held-out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast, overload
 
 import datasets
 from accelerate import PartialState
@@ -22,24 +22,33 @@ from aitrain.execution.user_code import failure_message
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.training.holdout import HoldoutRows, hold_out
 
+Row: TypeAlias = Mapping[str, Any]
+Datasets: TypeAlias = "tuple[Cases, Cases | None]"
+
 DEFAULT_EVAL_SHARE = 10
 DEFAULT_EVAL_CASES = 64
 
 
 @dataclass(frozen=True)
 class Cases(Sequence[Case]):
-    """Some rows of a dataset that the environment built; rows are looked up when asked for, not copied."""
+    """A selection of rows of the environment's dataset; rows are read on access, not copied."""
 
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Row]
     numbers: Sequence[int]
-    """Which rows, and in which order."""
+    """Selected row numbers, in order."""
     offset: int = 0
-    """Added to the number of a row: held-out rows of a dataset of their own are numbered on."""
+    """Added to row numbers: those of a separate held-out dataset follow those of the training dataset."""
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Case: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Case]: ...
+
+    def __getitem__(self, index: int | slice) -> Case | list[Case]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row, number = self.rows[self.numbers[index]], self.numbers[index] + self.offset
@@ -47,36 +56,36 @@ class Cases(Sequence[Case]):
 
     @property
     def is_chat(self) -> bool:
-        """Whether the prompts are chat messages: all rows have the same kind."""
-        return bool(self[0].is_chat)
+        """Whether prompts are chat messages; all rows have the same kind."""
+        return self[0].is_chat
 
-    def only(self, numbers: Sequence[int]) -> Cases:
-        """The same dataset, other rows."""
+    def select(self, numbers: Sequence[int]) -> Cases:
+        """Another selection of the same dataset."""
         return replace(self, numbers=numbers)
 
     def as_dataset(self) -> datasets.Dataset:
-        """What TRL shuffles and repeats: one column `case`, the index here. The rows never go through Arrow, so that
-        whatever Python objects the environment put there reach it unchanged."""
+        """A dataset for TRL with one column, `case`, the index; rows do not pass through Arrow, which would change
+        Python objects in them."""
         return datasets.Dataset.from_dict({"case": list(range(len(self)))})
 
 
 def fingerprint(cases: Cases) -> str:
-    """A hash over all rows in their order, prompts and columns: the same in another process, for the same content."""
+    """SHA-256 of all rows in order; equal in every process for equal content."""
     digest = hashlib.sha256()
     for case in cases:
         digest.update(_stable(case.row).encode(errors="replace"))
     return digest.hexdigest()
 
 
-def _stable(value: Any) -> str:
-    """A text that stands for a value, without addresses and without an order that a set does not have."""
+def _stable(value: object) -> str:
+    """A canonical text of a value, without memory addresses and with sets in sorted order."""
     if isinstance(value, Mapping):
         return "{" + ",".join(sorted(f"{_stable(key)}:{_stable(item)}" for key, item in value.items())) + "}"
     if isinstance(value, (set, frozenset)):
         return "{" + ",".join(sorted(map(_stable, value))) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(_stable, value)) + "]"
-    if hasattr(value, "tolist"):  # arrays and tensors, which show only some of their numbers
+    if hasattr(value, "tolist"):  # the repr of arrays and tensors is abbreviated
         return _stable(value.tolist())
     text = f"{type(value).__qualname__} {value!r}"
     return type(value).__qualname__ if " at 0x" in text else text
@@ -84,30 +93,29 @@ def _stable(value: Any) -> str:
 
 @dataclass(frozen=True)
 class DatasetSplit:
-    """What is trained on and what is held out, and how many cases were too long for it."""
+    """Training and held-out cases, and counts of those that were removed."""
 
     train: Cases
     held_out: Cases
     dropped: int
     dropped_held_out: int = 0
     left_out: int = 0
-    """Cases that are neither: the model is shown the same for them as for held-out ones."""
+    """Cases in neither part, because their prompt is that of held-out ones."""
     overlap: int = 0
-    """Held-out cases for which the model is shown the same as for a training case."""
+    """Held-out cases with the prompt of a training case."""
 
 
-def build(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[Cases, Cases | None]:
-    """The environment's dataset, and its held-out one where it has `build_eval_dataset`.
+def build(environment: object, tokenizer: PreTrainedTokenizerBase) -> Datasets:
+    """Build the environment's dataset, and the held-out one if it has `build_eval_dataset`.
 
     Raises:
-        EnvironmentFailed: there is no dataset, it is empty, or it is not one that a model can be asked.
+        EnvironmentFailed: a dataset is missing, empty, or has invalid prompts.
     """
-    train, held_out = _on_first_process(environment, lambda: _build_both(environment, tokenizer))
-    return train, held_out
+    return _on_first_process(environment, lambda: _build_both(environment, tokenizer))
 
 
-def _build_both(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[Cases, Cases | None]:
-    train = _call(environment.build_dataset, tokenizer)
+def _build_both(environment: object, tokenizer: PreTrainedTokenizerBase) -> Datasets:
+    train = _call(cast(Any, environment).build_dataset, tokenizer)
     build_eval = getattr(environment, "build_eval_dataset", None)
     if not callable(build_eval):
         return train, None
@@ -117,7 +125,7 @@ def _build_both(environment: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[C
     return train, held_out
 
 
-def _call(method: Callable[..., Any], tokenizer: PreTrainedTokenizerBase) -> Cases:
+def _call(method: Callable[..., object], tokenizer: PreTrainedTokenizerBase) -> Cases:
     name = getattr(method, "__name__", "build_dataset")
     try:
         rows = _as_rows(name, call_with_tokenizer(method, tokenizer))
@@ -129,11 +137,11 @@ def _call(method: Callable[..., Any], tokenizer: PreTrainedTokenizerBase) -> Cas
     return Cases(rows, range(len(rows)))
 
 
-def _as_rows(name: str, returned: Any) -> Sequence[Mapping[str, Any]]:
+def _as_rows(name: str, returned: object) -> Sequence[Row]:
     if isinstance(returned, datasets.Dataset):
-        return cast(Sequence[Mapping[str, Any]], returned)  # it has len and [], which is all that we use
+        return cast(Sequence[Row], returned)  # only len() and [] are used
     if isinstance(returned, Iterable) and not isinstance(returned, (str, bytes, Mapping)):
-        return copy_rows(list(returned))  # the environment may keep its list and change it while it scores
+        return cast(Sequence[Row], copy_rows(list(returned)))  # the environment may change its list later
     splits = f": return one of {', '.join(map(repr, returned))}" if isinstance(returned, datasets.DatasetDict) else ""
     raise EnvironmentFailed(
         f"{name} returned {'None' if returned is None else 'a ' + type(returned).__name__}{splits}\n"
@@ -141,7 +149,7 @@ def _as_rows(name: str, returned: Any) -> Sequence[Mapping[str, Any]]:
     )
 
 
-def _check_rows(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _check_rows(name: str, rows: Sequence[Row]) -> None:
     if len(rows) == 0:
         raise EnvironmentFailed(f"{name} returned no rows: there is nothing to train on")
     first_is_chat = None
@@ -156,7 +164,7 @@ def _check_rows(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _check_prompt(place: str, row: Any) -> None:
+def _check_prompt(place: str, row: object) -> None:
     if not isinstance(row, Mapping):
         raise EnvironmentFailed(f"{place} is a {type(row).__name__}: return dicts with a prompt")
     if "prompt" not in row:
@@ -175,34 +183,36 @@ def _is_prompt(prompt: object) -> bool:
 
 
 def _is_message(message: object) -> bool:
-    """With text, with parts, or with tool calls in place of them."""
+    """Whether a chat message has text, parts or tool calls."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
     return isinstance(message.get("content"), (str, list)) or bool(message.get("tool_calls"))
 
 
-def columns(built: tuple[Cases, Cases | None]) -> set[str]:
-    """What every row has, the held-out ones included: so much `score_episode` can ask for in every episode."""
+def columns(built: Datasets) -> set[str]:
+    """Columns of every row, including held-out ones: the parameters available to `score_episode` in every episode."""
     names = [_columns(cases.rows) for cases in built if cases is not None]
     return set.intersection(*names)
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+def _columns(rows: Sequence[Row]) -> set[str]:
     if isinstance(rows, datasets.Dataset):
         return set(rows.column_names)
     return set.intersection(*(set(row) for row in rows))
 
 
-# -- the same on every process
+# -- sending the dataset to all processes
 
 
-def _on_first_process(environment: Any, build_both: Callable[[], tuple[Cases, Cases | None]]) -> Any:
-    """Build on the first process and hand the rest what it built, with what building changed on the environment
-    (`self.cases = ...`): building again could give other rows, and then scores would belong to other prompts."""
+def _on_first_process(environment: object, build_both: Callable[[], Datasets]) -> Datasets:
+    """Build on the first process and send the result, and the attributes that building changed, to the others.
+
+    Building on every process could give different rows, and scores would belong to other prompts.
+    """
     state = PartialState()
     if state.num_processes == 1:
         return build_both()
-    parcel: list[Any] = [None]
+    parcel: list[AitrainError | tuple[Datasets, dict[str, bytes]] | None] = [None]
     if state.is_main_process:
         before = pickled_attributes(environment)
         try:
@@ -210,35 +220,37 @@ def _on_first_process(environment: Any, build_both: Callable[[], tuple[Cases, Ca
         except AitrainError as error:
             parcel = [error]
     broadcast_object_list(parcel)
-    if isinstance(parcel[0], AitrainError):
-        raise parcel[0]
-    built, changed = parcel[0]
+    received = parcel[0]
+    if isinstance(received, AitrainError):
+        raise received
+    assert received is not None
+    built, changed = received
     _attributes(environment).update({name: pickle.loads(value) for name, value in changed.items()})
     return built
 
 
-def _attributes(environment: Any) -> dict[str, Any]:
-    attributes: dict[str, Any] = getattr(environment, "__dict__", {})
+def _attributes(environment: object) -> dict[str, object]:
+    attributes: dict[str, object] = getattr(environment, "__dict__", {})
     return attributes
 
 
-def pickled_attributes(environment: Any) -> dict[str, bytes | None]:
-    """What the environment holds, to compare with later; None for what cannot be copied."""
+def pickled_attributes(environment: object) -> dict[str, bytes | None]:
+    """Pickled attributes of the environment, to compare with later ones; None if an attribute cannot be pickled."""
     return {name: _pickled(value) for name, value in _attributes(environment).items()}
 
 
-def _pickled(value: Any) -> bytes | None:
+def _pickled(value: object) -> bytes | None:
     try:
         return pickle.dumps(value)
     except Exception:
-        return None  # a lock, a client, an open file: every process keeps its own
+        return None  # a lock, a client, an open file: each process has its own
 
 
-def changed_attributes(environment: Any, before: Mapping[str, bytes | None]) -> dict[str, bytes]:
-    """What has changed since, pickled, for the environment's copies in other processes.
+def changed_attributes(environment: object, before: Mapping[str, bytes | None]) -> dict[str, bytes]:
+    """Pickled attributes that changed since `before`, for the environment in other processes.
 
     Raises:
-        EnvironmentFailed: something was set that cannot be copied.
+        EnvironmentFailed: a new attribute cannot be pickled.
     """
     now = pickled_attributes(environment)
     lost = [name for name, value in now.items() if value is None and name not in before]
@@ -250,11 +262,11 @@ def changed_attributes(environment: Any, before: Mapping[str, bytes | None]) -> 
     return {name: value for name, value in now.items() if value is not None and value != before.get(name)}
 
 
-# -- choosing
+# -- splitting
 
 
 def check_chat_template(cases: Cases, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Chat prompts need a chat template.
+    """Check that there is a chat template for chat prompts.
 
     Raises:
         ConfigError: there is none.
@@ -266,11 +278,11 @@ def check_chat_template(cases: Cases, tokenizer: PreTrainedTokenizerBase) -> Non
         )
 
 
-def split(built: tuple[Cases, Cases | None], config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
-    """Drop prompts that are too long and hold cases out, by the seed; unasked, only what training does not need.
+def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
+    """Drop prompts that are too long and hold cases out by the seed; by default only cases that training does not need.
 
     Raises:
-        ConfigError: nothing fits, or more is to be held out than there is.
+        ConfigError: too few cases to hold out as many as requested.
     """
     everything, own_eval = built
     train, shown = _usable(everything, limit)
@@ -280,15 +292,15 @@ def split(built: tuple[Cases, Cases | None], config: TrainConfig, limit: PromptL
         held, gone = set(rows.held_out), {*rows.held_out, *rows.left_out}
         trained = {key for place, key in enumerate(shown) if place not in gone}
         return DatasetSplit(
-            train.only([number for place, number in enumerate(train.numbers) if place not in gone]),
-            train.only([number for place, number in enumerate(train.numbers) if place in held]),
+            train.select([number for place, number in enumerate(train.numbers) if place not in gone]),
+            train.select([number for place, number in enumerate(train.numbers) if place in held]),
             dropped,
             left_out=len(rows.left_out),
             overlap=sum(shown[place] in trained for place in held),
         )
     usable, shown_held_out = _usable(own_eval, limit)
     count = len(usable) if config.eval_cases is None else min(config.eval_cases, len(usable))
-    held_out = usable.only(_chosen(usable, count, config.seed))
+    held_out = usable.select(_chosen(usable, count, config.seed))
     key_of = dict(zip(usable.numbers, shown_held_out, strict=True))
     trained = set(shown)
     overlap = sum(key_of[number] in trained for number in held_out.numbers)
@@ -296,16 +308,17 @@ def split(built: tuple[Cases, Cases | None], config: TrainConfig, limit: PromptL
 
 
 def _usable(cases: Cases, limit: PromptLimit) -> tuple[Cases, list[bytes]]:
-    """Those whose prompt is short enough, and for each of them what stands for what the model is shown."""
+    """Cases whose prompt is short enough, and the prompt hash of each."""
     found = {
-        number: key for number, case in zip(cases.numbers, cases, strict=True) if (key := limit.shown(case.prompt))
+        number: key
+        for number, case in zip(cases.numbers, cases, strict=True)
+        if (key := limit.prompt_hash(case.prompt))
     }
-    return cases.only(list(found)), list(found.values())
+    return cases.select(list(found)), list(found.values())
 
 
 def _hold_out(cases: Cases, shown: list[bytes], config: TrainConfig, needed: int) -> HoldoutRows:
-    """Cases with the same prompt stay on one side. Where all prompts are the same, whole rows that are, do; and where
-    these are, too, there is nothing to go by."""
+    """Hold out groups of cases with equal prompts; with equal rows if all prompts are equal; else single rows."""
     count, most = config.eval_cases, len(cases) - 1
     if count is None:
         most = max(0, len(cases) - needed)
@@ -323,21 +336,23 @@ def _hold_out(cases: Cases, shown: list[bytes], config: TrainConfig, needed: int
 
 
 def _chosen(cases: Cases, count: int, seed: int) -> list[int]:
-    """So many of the rows, chosen at random but always the same ones for a seed."""
+    """`count` row numbers, chosen at random by the seed."""
     return sorted(random.Random(seed).sample(list(cases.numbers), count))
 
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """Whether a prompt is short enough, in tokens; the tools that it is shown with count."""
+    """Limit on the tokens of a prompt, including its tool schemas."""
 
     chat: ChatFormat
     tokens: int | None
-    tools: Sequence[dict[str, Any]] = ()
+    tools: Sequence[dict[str, object]] = ()
 
-    def shown(self, prompt: Prompt) -> bytes:
-        """A hash of what the model is shown, the same for prompts that look the same to it; empty for one that is too
-        long. Text of n bytes has at most n tokens, so most prompts need not be tokenized to know."""
+    def prompt_hash(self, prompt: Prompt) -> bytes:
+        """Hash of the rendered prompt; empty if it is too long.
+
+        A text of n bytes has at most n tokens, so that most prompts need not be tokenized.
+        """
         text = self.chat.prompt_text(prompt, self.tools).encode(errors="surrogatepass")
         if self.tokens is None or len(text) < self.tokens:
             return hashlib.sha256(text).digest()
@@ -346,11 +361,10 @@ class PromptLimit:
 
 
 def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
-    """Most tokens of a prompt: the knob's, and never more than the context leaves beside the episode, which is at
-    least one answer.
+    """Maximum tokens of a prompt: the option, or what the context leaves beside the episode if that is less.
 
     Raises:
-        ConfigError: the episode alone is as long as the context.
+        ConfigError: the episode alone fills the context.
     """
     name = "rl_max_new_tokens" if config.rl_max_episode_tokens is None else "rl_max_episode_tokens"
     episode = getattr(config, name)
@@ -362,10 +376,10 @@ def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
 
 
 def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) -> None:
-    """One step needs so many prompts.
+    """Check that there are enough training cases for one step.
 
     Raises:
-        ConfigError: there are fewer.
+        ConfigError: there are fewer than `prompts_per_step`.
     """
     if len(split.train) >= prompts_per_step:
         return

@@ -1,23 +1,22 @@
-"""Learning alarms: what keeps a run from learning when it lasts, told in one line that says which knob to turn."""
+"""Detects conditions that keep a run from learning, and reports each in one line with the option to change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import GRPOConfig
 
 from aitrain.config import TrainConfig
 
 LINES_IN_A_ROW = 5
-"""Lines of metrics in a row that must look bad: single batches do."""
+"""Consecutive lines of metrics for which a condition must hold before it is reported."""
 
 SOLVED_LEVEL = 0.9
-"""Part of the score range from which, for the mean reward, groups that agree and a policy that is sure are no reason to
-worry."""
+"""Mean reward, as a fraction of the score range, above which equal scores and low entropy are expected."""
 TOO_HARD_LEVEL = 0.05
-"""Part of the score range below which hardly any completion has scored."""
+"""Mean reward, as a fraction of the score range, below which the cases are reported as too hard."""
 
 Logs = Mapping[str, float]
 Bounds = tuple[float, float]
@@ -25,19 +24,19 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A metric that is bad when `is_bad` says so, given all metrics of a line and those of the run's first one."""
+    """A condition on one metric; `is_bad` gets the current line of metrics and the first one of the run."""
 
     metric: str
     is_bad: Callable[[Logs, Logs], bool]
     advice: Callable[[Logs], str]
 
-    def rings(self, now: Logs, first: Logs) -> bool:
-        """Whether this line looks bad; a metric that is not there does not."""
+    def is_triggered(self, now: Logs, first: Logs) -> bool:
+        """Whether the condition holds for a line; never if the metric is missing."""
         return self.metric in now and self.metric in first and self.is_bad(now, first)
 
 
 def _level(logs: Logs, bounds: Bounds | None) -> float | None:
-    """The mean reward as a part of the score range, 0 to 1; None where the range has no ends."""
+    """Mean reward as a fraction of the score range, 0 to 1; None for an unbounded range."""
     return None if bounds is None else ((logs.get("reward") or 0.0) - bounds[0]) / (bounds[1] - bounds[0])
 
 
@@ -54,8 +53,8 @@ def _same_scores(logs: Logs, bounds: Bounds | None) -> str:
     if logs.get("unscored", 0.0) > 0:
         where += ", or fewer than two have a score"
     return (
-        f"In {share:.0%} of the groups all completions score the same, {where}. Such groups teach nothing: raise"
-        " --rl-num-generations or --rl-temperature, give partial credit, or take easier cases;"
+        f"In {share:.0%} of the groups all completions score the same, {where}. Such groups give no gradient: raise"
+        " --rl-num-generations or --rl-temperature, give partial credit, or use easier cases;"
         " --stop-when-flat ends such a run."
     )
 
@@ -69,15 +68,15 @@ def _cut_off(logs: Logs) -> str:
 
 def _unscored(logs: Logs) -> str:
     return (
-        f"{logs['unscored']:.0%} of the episodes have no score and teach nothing: failed/* in metrics.jsonl says why,"
-        " rollouts/ shows them; see --rl-env-timeout, --rl-env-retries, --rl-env-isolation."
+        f"{logs['unscored']:.0%} of the episodes have no score and give no gradient: failed/* in metrics.jsonl counts"
+        " the reasons, rollouts/ has the tracebacks; see --rl-env-timeout, --rl-env-retries, --rl-env-isolation."
     )
 
 
-def _sure(logs: Logs) -> str:
+def _low_entropy(logs: Logs) -> str:
     return (
-        f"The policy's entropy has collapsed to {logs['entropy']:.3f}: it says nearly the same every time, with reward"
-        f" {logs.get('reward') or 0.0:.2f}. Lower --lr, or raise --rl-temperature or --rl-kl-coef."
+        f"The policy's entropy has collapsed to {logs['entropy']:.3f}: its completions are nearly identical, with"
+        f" reward {logs.get('reward') or 0.0:.2f}. Lower --lr, or raise --rl-temperature or --rl-kl-coef."
     )
 
 
@@ -86,27 +85,26 @@ _GAP = "sampling/sampling_logp_difference/mean"
 _SHIFT = "sampling/logprob_shift/mean"
 
 ROUNDING = 0.1
-"""Most that log-probabilities of a token differ on average between engines with the same weights: bfloat16 makes up to
-about 0.05."""
+"""Largest mean difference of log-probabilities that rounding explains; bfloat16 causes up to about 0.05."""
 
 
 @dataclass(frozen=True)
 class RatioAdvice:
-    """Why the importance ratio between vLLM and the trainer is far from 1, from what the run and its metrics say."""
+    """Explains why the importance ratio between vLLM and the trainer is far from 1."""
 
     by_sequence: bool = True
-    """Whether the ratio is the product over an episode's tokens."""
+    """Whether the ratio is a product over the tokens of an episode."""
     flags: str = ""
-    """The options that make the sampling distribution another one than the model's; empty: none."""
+    """Options that change the sampling distribution, comma-separated; may be empty."""
 
     @classmethod
-    def of(cls, config: TrainConfig, arguments: Any) -> RatioAdvice:
-        """As the run has them."""
+    def of(cls, config: TrainConfig, arguments: GRPOConfig) -> RatioAdvice:
+        """With the settings of a run."""
         by_sequence = str(arguments.vllm_importance_sampling_mode).startswith("sequence")
         return cls(by_sequence, ", ".join(config.reshaped_sampling))
 
     def advice(self, logs: Logs) -> str:
-        """In one line, with what to do about it."""
+        """One line: the cause, and what to change."""
         gap, length = logs.get(_GAP, 0.0), logs.get("completions/mean_length", 0.0)
         intro = f"The mean importance ratio between vLLM and the trainer is {logs[_RATIO]:.2f}: the gradient shrinks"
         if self._gap_is_the_shift(gap, logs):
@@ -126,13 +124,13 @@ class RatioAdvice:
         )
 
     def _gap_is_the_shift(self, gap: float, logs: Logs) -> bool:
-        """Whether what was added to vLLM's log-probabilities for the truncation is about what they now differ by."""
+        """Whether the difference is about the correction that was added for truncated sampling."""
         shift = abs(logs.get(_SHIFT, 0.0))
         return shift > 0.001 and abs(gap - shift) < 0.3 * shift
 
 
 def common_diagnostics(bounds: Bounds | None = (0.0, 1.0)) -> tuple[Diagnostic, ...]:
-    """The alarms of every run, given its lowest and highest score; None: it has none (`--rl-score-range any`)."""
+    """The conditions checked in every run; `bounds` are the lowest and highest score, None for an unbounded range."""
     return (
         Diagnostic(
             "frac_reward_zero_std",
@@ -144,48 +142,49 @@ def common_diagnostics(bounds: Bounds | None = (0.0, 1.0)) -> tuple[Diagnostic, 
         Diagnostic(
             "entropy",
             lambda now, first: now["entropy"] < min(0.1, 0.1 * first["entropy"]) and not _is_solved(now, bounds),
-            _sure,
+            _low_entropy,
         ),
     )
 
 
 @dataclass
 class DiagnosticsState:
-    """Which alarms have looked bad for how long; each is told once in a run."""
+    """Counts for how many lines each condition has held, and reports each once in a run."""
 
-    alarms: tuple[Diagnostic, ...] = field(default_factory=common_diagnostics)
+    diagnostics: tuple[Diagnostic, ...] = field(default_factory=common_diagnostics)
     first: Logs = field(default_factory=dict)
-    lasting: dict[str, int] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    streaks: dict[str, int] = field(default_factory=dict)
+    reported: set[str] = field(default_factory=set)
 
-    def look(self, logs: Logs) -> list[str]:
-        """What a new line of metrics gives reason to say."""
+    def update(self, logs: Logs) -> list[str]:
+        """Add a line of metrics; returns the advice of conditions that are newly reported."""
         self.first = {**logs, **self.first}
         advice = []
-        for alarm in self.alarms:
-            rings = alarm.rings(logs, self.first)
-            self.lasting[alarm.metric] = self.lasting.get(alarm.metric, 0) + 1 if rings else 0
-            if self.lasting[alarm.metric] >= LINES_IN_A_ROW and alarm.metric not in self.told:
-                self.told.add(alarm.metric)
-                advice.append(alarm.advice(logs))
+        for diagnostic in self.diagnostics:
+            is_triggered = diagnostic.is_triggered(logs, self.first)
+            streak = self.streaks.get(diagnostic.metric, 0) + 1 if is_triggered else 0
+            self.streaks[diagnostic.metric] = streak
+            if streak >= LINES_IN_A_ROW and diagnostic.metric not in self.reported:
+                self.reported.add(diagnostic.metric)
+                advice.append(diagnostic.advice(logs))
         return advice
 
 
 class DiagnosticsCallback(TrainerCallback):  # type: ignore[misc]
-    """Watches the metrics, on the first process."""
+    """Checks each line of metrics on the first process."""
 
     def __init__(
         self, tell: Callable[[str], None], off_policy: RatioAdvice, bounds: Bounds | None = (0.0, 1.0)
     ) -> None:
         self.tell = tell
-        self.watch = DiagnosticsState(
+        self.state = DiagnosticsState(
             (*common_diagnostics(bounds), Diagnostic(_RATIO, lambda now, _: now[_RATIO] < 0.5, off_policy.advice))
         )
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Logs, **_: object
     ) -> None:
-        """Each line of metrics, but for the summary at the end."""
+        """Check a line of metrics; the summary at the end of training has no reward."""
         if state.is_world_process_zero and "reward" in logs:
-            for advice in self.watch.look(logs):
+            for advice in self.state.update(logs):
                 self.tell(advice)

@@ -1,4 +1,4 @@
-"""Training processes: how they find each other, and what is said when one of them no longer answers."""
+"""Starts the process group on the CPU, and explains timeouts of collective operations."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from aitrain.errors import RunFailed
 from aitrain.training.model import Precision
 
 TIMEOUT_MESSAGES = ("timed out waiting", "timeout caused", "watchdog caught collective", "wait timeout")
-"""How gloo and NCCL say that another process did not answer in time, in small letters."""
+"""Parts of the timeout messages of gloo and NCCL, in lower case."""
 
 
 def init_processes(config: TrainConfig, precision: Precision) -> int:
-    """The number of processes. On the CPU they are joined here: transformers would leave `ddp_timeout` out, and then
-    they wait for half an hour for one that hangs."""
+    """Number of processes. Starts gloo on the CPU, where transformers ignores `ddp_timeout` and waits 30 minutes."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count > 1 and precision.use_cpu and not torch.distributed.is_initialized():
-        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")  # its own name, cpu:0, is one that torch.load refuses
+        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")  # accelerate's name, cpu:0, is refused by torch.load
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=config.ddp_timeout))
     return count
 
 
 @contextmanager
 def explain_timeout(config: TrainConfig) -> Iterator[None]:
-    """A process that waited in vain says so, and not in its library's words.
+    """Turn a collective operation's timeout into a RunFailed that names the rank.
 
     Raises:
-        RunFailed: another process did not answer within `ddp_timeout`.
+        RunFailed: another rank did not answer within `ddp_timeout` seconds.
     """
     try:
         yield
@@ -40,7 +39,7 @@ def explain_timeout(config: TrainConfig) -> Iterator[None]:
         if not any(words in str(error).lower() for words in TIMEOUT_MESSAGES):
             raise
         raise RunFailed(
-            f"Process {os.environ.get('RANK')} has waited for another one for {config.ddp_timeout} seconds"
-            " (--ddp-timeout): that one hangs.\n"
-            "See train.log for what it said last; go on with --resume."
+            f"Rank {os.environ.get('RANK')} timed out after {config.ddp_timeout} seconds waiting for another rank"
+            " (--ddp-timeout).\n"
+            "See the end of train.log for the last output of each rank; continue with --resume."
         ) from error

@@ -1,4 +1,4 @@
-"""What episodes add to the metrics of their batch."""
+"""Metrics of episodes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from aitrain.rollout.episode import STOPS, Episode
 
 
 def length_metrics(episodes: list[tuple[int, bool]]) -> dict[str, float]:
-    """TRL's metrics of a batch in which each episode has a length and is cut off or not."""
-    ended = [length for length, is_cut_off in episodes if not is_cut_off] or [0]
+    """TRL's length metrics of a batch, given (length, is truncated) of each episode."""
+    ended = [length for length, is_truncated in episodes if not is_truncated] or [0]
     return {
-        "completions/clipped_ratio": sum(is_cut_off for _, is_cut_off in episodes) / len(episodes),
+        "completions/clipped_ratio": sum(is_truncated for _, is_truncated in episodes) / len(episodes),
         "completions/mean_terminated_length": sum(ended) / len(ended),
         "completions/min_terminated_length": float(min(ended)),
         "completions/max_terminated_length": float(max(ended)),
@@ -18,8 +18,7 @@ def length_metrics(episodes: list[tuple[int, bool]]) -> dict[str, float]:
 
 
 def episode_metrics(episode: Episode) -> dict[str, float]:
-    """What an episode adds to the means of its batch: the environment's own metrics, turns and tool calls, and how it
-    ended."""
+    """Values of one episode, of which the batch logs the mean: environment metrics, turns, tool calls, how it ended."""
     kind = episode.result.failure.kind if episode.result.failure else None
     return {
         "unscored": float(episode.result.score is None),

@@ -1,14 +1,13 @@
-"""Epochs as one stream: every epoch uses every case once, also where its cases do not fill whole steps.
+"""Epochs as one stream of cases: each epoch uses each case once, even if its last step is incomplete.
 
-TRL leaves the last incomplete batch of each epoch out. Here the next epoch begins in the same batch, and transformers
-sees the whole run as a single pass: so the position in a resumed run is the number of steps, in whichever epoch.
+TRL drops the last incomplete batch of each epoch. Here the next epoch starts in the same batch, and transformers sees
+the whole run as one epoch, so that the number of steps alone is the position of a resumed run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice, repeat
-from typing import Any
 
 import torch
 from torch.utils.data import Sampler
@@ -19,9 +18,9 @@ from aitrain.batch import CaseSchedule
 
 
 class CaseSampler(Sampler[int]):
-    """Indices of cases, `generations` of each side by side, a generation batch as often as it is passed through.
+    """Yields each case index `generations` times in a row, and each generation batch once per pass over it.
 
-    Where the cases fill whole batches, the order is that of TRL's own sampler.
+    The order is that of TRL's sampler if the cases fill whole batches.
     """
 
     def __init__(self, schedule: CaseSchedule, generations: int, seed: int | None) -> None:
@@ -40,7 +39,7 @@ class CaseSampler(Sampler[int]):
                     yield from repeat(case, self.generations)
 
     def _cases(self) -> Iterator[int]:
-        """One epoch after the other, without end; each one shuffled, unless there is no seed."""
+        """Case indices of epoch after epoch, endless; each epoch is shuffled if there is a seed."""
         generator = torch.Generator()
         if self.seed is not None:
             generator.manual_seed(self.seed)
@@ -50,15 +49,15 @@ class CaseSampler(Sampler[int]):
 
 
 class EpochCallback(TrainerCallback):  # type: ignore[misc]
-    """Counts the epochs, and does at the end of each one what transformers would do there."""
+    """Sets the fractional epoch, and saves and logs at the end of each epoch as transformers does."""
 
     def __init__(self, schedule: CaseSchedule) -> None:
         self.schedule = schedule
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Before the step is logged and saved. The end of the run has an event of its own."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Runs before the step is logged and saved; the end of the run is handled by transformers."""
         state.epoch = self.schedule.epochs_after(state.global_step)
         if self.schedule.ends_epoch(state.global_step) and state.global_step < state.max_steps:
             control.should_save |= args.save_strategy == IntervalStrategy.EPOCH
             control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
-            torch.empty((), dtype=torch.int64).random_()  # as a data loader does: sampling goes on as in plain TRL
+            torch.empty((), dtype=torch.int64).random_()  # consumes what a new DataLoader iterator does, as plain TRL

@@ -1,5 +1,4 @@
-"""Which rows of a dataset are held out: chosen at random by the seed, and never so that two rows that look the same to
-the model are on both sides."""
+"""Chooses the held-out rows at random by a seed; rows that look the same to the model stay on the same side."""
 
 from __future__ import annotations
 
@@ -10,18 +9,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HoldoutRows:
-    """Places in the dataset: what is held out, and what is left out of the training because it looks like that."""
+    """Row indices: held out for evaluation, and left out of training because the model sees the same prompt there."""
 
     held_out: list[int]
     left_out: list[int]
 
 
-def hold_out(keys: Sequence[Hashable], count: int, most: int, seed: int) -> HoldoutRows:
-    """About `count` of the rows; rows with the same key stay together, so at least two keys are needed.
+def hold_out(keys: Sequence[Hashable], count: int, max_rows: int, seed: int) -> HoldoutRows:
+    """Hold out about `count` rows; rows with the same key stay together, so that at least two keys are needed.
 
-    Whole groups of rows are taken, in an order drawn by the seed, as long as they fit. Where that comes to less than
-    half of `count`, because the groups are large, one more group is taken out of the training, the smallest one, and as
-    many of its rows are held out as are missing. At most `most` rows are taken out of the training in all.
+    Takes whole groups of rows with the same key in random order as long as they fit. If that yields less than half of
+    `count` because the groups are large, the smallest remaining group is removed from training, and as many of its rows
+    as are missing are held out. Removes at most `max_rows` rows from training.
     """
     groups: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
@@ -34,7 +33,7 @@ def hold_out(keys: Sequence[Hashable], count: int, most: int, seed: int) -> Hold
         else:
             rest.append(group)
     smallest = min(rest, key=len, default=[])
-    if 2 * len(held) < count and len(held) + len(smallest) <= most and len(rest) > 1:
+    if 2 * len(held) < count and len(held) + len(smallest) <= max_rows and len(rest) > 1:
         missing = count - len(held)
         held += smallest[:missing]
         return HoldoutRows(sorted(held), smallest[missing:])
@@ -42,7 +41,7 @@ def hold_out(keys: Sequence[Hashable], count: int, most: int, seed: int) -> Hold
 
 
 def _drawn(groups: list[list[int]], count: int, seed: int) -> list[list[int]]:
-    """All of them in a random order. The first `count` are drawn as `count` rows without a repeat would be."""
+    """All groups in random order. The first `count` are the ones that `random.sample` draws."""
     rng = random.Random(seed)
     places = rng.sample(range(len(groups)), min(count, len(groups)))
     others = sorted(set(range(len(groups))) - set(places))

@@ -1,4 +1,4 @@
-"""The result on the Hub. The token comes from HF_TOKEN or the hub login, and is never written anywhere."""
+"""Uploads the model to the Hub; the token comes from HF_TOKEN or `hf auth login` and is never stored."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from aitrain.errors import ConfigError, RunFailed
 
 
 def check_hub_token(config: TrainConfig) -> None:
-    """Before hours of training: is there a token to upload with at the end?
+    """Check before training that there is a token to upload with.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no token.
     """
     if config.push_to_hub and get_token() is None:
         raise ConfigError("push_to_hub: there is no token to upload with\nSet HF_TOKEN, or log in with: hf auth login")
 
 
 def upload_model(config: TrainConfig, model: Path) -> str:
-    """Upload the model folder; returns the repository's address.
+    """Upload the model folder; returns the URL of the repository.
 
     Raises:
-        RunFailed: the Hub refused; everything is saved here all the same.
+        RunFailed: the upload failed; the model is still saved in the run folder.
     """
     api = HfApi()
     try:

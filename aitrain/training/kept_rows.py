@@ -1,17 +1,17 @@
-"""Rows that are left out of the loss: episodes without a score, and masked truncated ones.
+"""Leaves rows out of the loss: unscored episodes, and truncated ones that are masked.
 
-TRL gives such a row no advantage, but still counts it: in the mean over the rows of a micro-batch (B), and with a KL
-term and an entropy bonus of its own. Here the step becomes that of a batch which has the kept rows only, for every loss
-type. With K_m kept rows in a micro-batch of this process, K in the whole optimizer step, over all P processes, whose
-gradients DDP averages:
+TRL gives such a row a zero advantage, but still counts it in the mean over the B rows of a micro-batch, and adds its KL
+term and entropy bonus. Here an optimizer step equals that of a batch with the kept rows only, for every loss type. Let
+K_m be the kept rows in a micro-batch of this process, and K those of the whole optimizer step over all P processes,
+whose gradients DDP averages:
 
-* the masks of the others are zero, so that they add nothing to any sum;
-* a mean over B rows becomes one over K_m: the terms that are averaged by rows, which are linear in advantages and beta,
-  get both times B / K_m;
-* a micro-batch counts by its rows: TRL divides it by the number of micro-batches of the step, here by K / (K_m P);
-* losses that are averaged over all tokens are divided by as many tokens as K rows of this generation batch have.
+* masks of the other rows are zero, so that they contribute nothing to any sum;
+* a mean over B rows becomes one over K_m: terms averaged by rows are linear in advantages and beta, and both are
+  multiplied by B / K_m;
+* a micro-batch is weighted by its kept rows: TRL divides by the number of micro-batches, here by K / (K_m P);
+* losses averaged over all tokens are divided by the number of tokens of K kept rows of this generation batch.
 
-With nothing left out, all of these are TRL's own numbers, and nothing is touched.
+If every row is kept, all of these equal TRL's numbers, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
-Pieces: TypeAlias = list[dict[str, Any]]
-"""A generation batch as TRL keeps it: the micro-batches of this process."""
+MicroBatch: TypeAlias = dict[str, torch.Tensor]
+"""Inputs of TRL's loss; tensors have shape (B,), (B, tokens) or ()."""
+Pieces: TypeAlias = list[MicroBatch]
+"""A generation batch: the micro-batches of this process, as TRL stores them."""
 
 AVERAGED_BY_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 KEPT = "kept"
-"""Of a micro-batch: which of its rows are in the loss, shape (B,)."""
+"""Key of a micro-batch: which rows are in the loss, shape (B,)."""
 KEPT_EVERYWHERE = "kept_everywhere"
-"""Of a micro-batch: how many rows are in the loss, over all processes."""
+"""Key of a micro-batch: number of rows in the loss over all processes."""
 
 
 @dataclass
@@ -40,16 +42,16 @@ class KeptRows:
 
     processes: int
     total: Callable[[torch.Tensor], torch.Tensor]
-    """The sum of a tensor over all processes."""
+    """Sums a tensor over all processes."""
     done: list[int] = field(default_factory=list)
-    """Kept rows of the step's micro-batches so far, over all processes."""
+    """Kept rows of each micro-batch of the step so far, over all processes."""
     divisor: float = 0.0
-    """Kept rows of the whole step, as far as is known."""
+    """Kept rows of the whole step, estimated from the micro-batches known so far."""
     has_none: bool = False
-    """Whether nothing was kept in the step that has just ended."""
+    """Whether the step that just ended had no kept row."""
 
     def begin_window(self, pieces: Pieces) -> None:
-        """Leave rows out of a new generation batch. Every process must call this."""
+        """Mask the rows that are not kept in a new generation batch. Every process must call this."""
         kept = [int(piece[KEPT].sum()) for piece in pieces]
         tokens = sum(int((_loss_mask(piece) * piece[KEPT].unsqueeze(1)).sum()) for piece in pieces)
         counts = self.total(torch.tensor([*kept, tokens], device=pieces[0][KEPT].device)).tolist()
@@ -64,34 +66,33 @@ class KeptRows:
             items = tokens_of_a_row * own * self.processes * len(pieces)
             piece["num_items_in_batch"] = torch.tensor(items, device=piece[KEPT].device)
 
-    def rows_of(self, piece: dict[str, Any]) -> int:
-        """Rows of a micro-batch over all processes."""
+    def rows_of(self, piece: MicroBatch) -> int:
+        """Rows of a micro-batch, over all processes."""
         return len(piece[KEPT]) * self.processes
 
-    def kept_of(self, piece: dict[str, Any]) -> int:
-        """Those of them that are in the loss."""
+    def kept_of(self, piece: MicroBatch) -> int:
+        """Kept rows of a micro-batch, over all processes."""
         return int(piece[KEPT_EVERYWHERE]) if KEPT_EVERYWHERE in piece else self.rows_of(piece)
 
     def expect(self, upcoming: Pieces, passes: int) -> float:
-        """Before a forward pass: the kept rows of the whole step, of `passes` micro-batches, and what the gradients so
-        far are to be multiplied by. `upcoming`: its next micro-batches, this one first.
+        """Estimate the step's kept rows before a forward pass; returns the factor for the gradients accumulated so far.
 
-        Micro-batches of a generation batch that does not exist yet are taken to be like the others, which is put right
-        when it does.
+        `upcoming` are the step's next known micro-batches, the current one first; the step has `passes` of them.
+        Micro-batches of a generation batch that does not exist yet are estimated as the mean of the known ones.
         """
         known = [*self.done, *map(self.kept_of, upcoming)]
         before, self.divisor = self.divisor, sum(known) * passes / len(known)
         return before / self.divisor if self.done and before and self.divisor else 1.0
 
-    def end_pass(self, piece: dict[str, Any], is_last: bool) -> None:
-        """After a forward pass; the last one ends the step."""
+    def end_pass(self, piece: MicroBatch, is_last: bool) -> None:
+        """Count a micro-batch after its forward pass; the last one ends the step."""
         self.done.append(self.kept_of(piece))
         if is_last:
             self.has_none = not any(self.done)
             self.done, self.divisor = [], 0.0
 
-    def changes(self, piece: dict[str, Any], loss_type: str, beta: float, passes: int) -> dict[str, float] | None:
-        """What TRL is to compute with in a micro-batch: `rows` (B / K_m), `beta` and `passes`; None: as it is."""
+    def changes(self, piece: MicroBatch, loss_type: str, beta: float, passes: int) -> dict[str, float] | None:
+        """Factors for TRL's loss of a micro-batch: `rows` (B / K_m), `beta` and `passes`; None if nothing changes."""
         own = int(piece[KEPT].sum())
         if self.divisor == passes * self.rows_of(piece):
             return None
@@ -103,6 +104,6 @@ class KeptRows:
         }
 
 
-def _loss_mask(piece: dict[str, Any]) -> torch.Tensor:
+def _loss_mask(piece: MicroBatch) -> torch.Tensor:
     mask: torch.Tensor = piece["completion_mask"] * piece["tool_mask"]
     return mask

@@ -1,17 +1,15 @@
-"""The part of the trainer that computes log-probabilities: each token at its own position, and comparable with vLLM's.
+"""The part of the trainer that computes log-probabilities, at unpadded positions and comparable with vLLM's.
 
-Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
+Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
     GRPOTrainer._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, ...)   overridden:
-                                                            each log-probability of the policy and of the reference
-                                                            model comes from it, and it hands the model no positions
+                                                            all log-probabilities of policy and reference model come
+                                                            from it; it passes no position ids to the model
     trl.trainer.utils._ChunkedLogProbFunction               replaced for one pass, see generation/comparison.py
     GRPOTrainer._metrics["train"]                           appended to
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -26,26 +24,28 @@ from aitrain.training.scopes import evaluation_mode, replaced
 
 
 class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
-    """GRPOTrainer whose log-probabilities depend neither on padding nor on how an engine truncates its own."""
+    """GRPOTrainer whose log-probabilities depend neither on padding nor on an engine's truncated sampling."""
 
     sampling: Sampling
-    """How the policy is sampled."""
+    """Sampling options of the policy."""
     context: int | None
-    """Most tokens of a row, None where there is no limit."""
+    """Context length in tokens; None if unlimited."""
     aligns_rows: bool
-    """Whether rows are moved to the left, so that no padding comes before a token."""
+    """Whether rows are left-aligned, so that no padding precedes a token."""
 
     def _get_per_token_logps_and_entropies(
         self,
-        model: Any,
+        model: torch.nn.Module,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         logits_to_keep: int,
-        *rest: Any,
-        **more: Any,
+        *rest: object,
+        **more: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Of the last `logits_to_keep` tokens, with every token at the position that it has without padding; also where
-        the padded batch is wider than the model's context, though none of its rows is longer."""
+        """Values of the last `logits_to_keep` tokens, each token at its position without padding.
+
+        Also left-aligns a padded batch that is wider than the context although none of its rows is longer.
+        """
         compute = super()._get_per_token_logps_and_entropies
         too_wide = self.context is not None and input_ids.shape[1] > self.context
         if not (self.aligns_rows or too_wide):
@@ -59,8 +59,7 @@ class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         return rows.moved_back(logps, logits_to_keep), entropies, loss
 
     def depends_on_left_padding(self) -> bool:
-        """Whether the model's log-probabilities change with the padding in front of a row. Every process must call
-        this."""
+        """Whether padding in front of a row changes its log-probabilities. Every process must call this."""
 
         def log_probs(ids: torch.Tensor, mask: torch.Tensor, count: int) -> torch.Tensor:
             device = self.accelerator.device
@@ -76,16 +75,16 @@ class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     @property
     def is_sharded(self) -> bool:
-        """Whether no process has the whole model to compute with before training starts."""
+        """Whether the weights are sharded, so that no process can run the model before training starts."""
         return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
-    # -- an engine's log-probabilities next to the trainer's
+    # -- an engine's log-probabilities compared with the trainer's
 
     def comparable_logprobs(self, trajectories: list[Trajectory]) -> list[list[float | None]]:
-        """vLLM's log-probabilities, as they would be if it sampled from all tokens. Every process must call this."""
-        said: list[list[float | None]] = [list(each.logprobs) for each in trajectories]
+        """vLLM's log-probabilities, corrected for truncated sampling. Every process must call this."""
+        reported: list[list[float | None]] = [list(each.logprobs) for each in trajectories]
         if self.sampling.is_plain:
-            return said
+            return reported
         rows = [SampledRow(each.prompt_ids, each.ids, each.mask, each.turn_starts) for each in trajectories]
         shifts = self._logprob_shifts(rows)
         of_sampled = [shifts[number][place] for number, row in enumerate(rows) for place in row.sampled()]
@@ -93,11 +92,11 @@ class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         self._metrics["train"]["sampling/logprob_shift/mean"].append(sum(everywhere) / len(everywhere))
         return [
             [None if value is None else value + shift for value, shift in zip(*pair, strict=True)]
-            for pair in zip(said, shifts, strict=True)
+            for pair in zip(reported, shifts, strict=True)
         ]
 
     def _logprob_shifts(self, rows: list[SampledRow]) -> list[list[float]]:
-        """See LogprobShift; in micro-batches, without dropout and gradients."""
+        """Correction for each token of each row, computed in micro-batches without dropout and gradients."""
         size, pad = self.args.per_device_train_batch_size, self.processing_class.pad_token_id
         shifts: list[list[float]] = []
         with evaluation_mode(self.model):

@@ -7,7 +7,6 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel
@@ -19,7 +18,7 @@ from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 
 TINY_MODEL = Path(__file__).resolve().parents[1] / "tiny_model"
-"""The shipped model, `--model tiny`; made by training/tiny_model.py."""
+"""The model shipped with the package, `--model tiny`; built by training/tiny_model.py."""
 
 CHAT_TEMPLATES = {
     "chatml": (
@@ -36,7 +35,7 @@ CHAT_TEMPLATES = {
 
 @dataclass(frozen=True)
 class Precision:
-    """Number formats that this machine and this run can use."""
+    """Number formats of the run, supported by this machine."""
 
     dtype: torch.dtype
     bf16: bool
@@ -45,30 +44,32 @@ class Precision:
 
 
 def choose_precision(config: TrainConfig) -> Precision:
-    """What the knobs say, and where they leave it open what works here: bf16 only where the hardware has it.
+    """The number formats of the options; where they are not set, bf16 if the hardware supports it.
 
     Raises:
-        ConfigError: the hardware cannot do what a knob asks for.
+        ConfigError: the hardware does not support an option.
     """
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     has_bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     autocast = config.mixed_precision or ("bf16" if has_bf16 else "no")
     if autocast == "fp16" and not cuda:
-        raise ConfigError("mixed_precision: fp16 needs a CUDA GPU\nLeave it out: what works here is chosen.")
+        raise ConfigError("mixed_precision: fp16 needs a CUDA GPU\nOmit it to get a supported format.")
     if autocast == "bf16" and cuda and not has_bf16:
-        raise ConfigError("mixed_precision: this GPU has no bf16\nLeave it out, or say --mixed-precision fp16.")
+        raise ConfigError("mixed_precision: this GPU has no bf16\nOmit it, or use --mixed-precision fp16.")
     dtype = _auto_dtype(config, has_bf16) if config.dtype == "auto" else getattr(torch, config.dtype)
     return Precision(dtype, autocast == "bf16", autocast == "fp16", use_cpu=not (cuda or mps))
 
 
 def _auto_dtype(config: TrainConfig, has_bf16: bool) -> torch.dtype:
-    """A frozen base may be bfloat16; weights that train stay float32, or small updates would round to nothing. So they
-    would where base and adapter are added up for vLLM."""
+    """bfloat16 for a frozen base; trained weights stay float32, as small updates would be lost to rounding.
+
+    The same holds for a base to which the adapter is added for vLLM.
+    """
     return torch.bfloat16 if has_bf16 and config.may_halve_base else torch.float32
 
 
 def model_path(name: str) -> str:
-    """The Hub name or folder that a model's name stands for."""
+    """Hub name or folder of `--model`; resolves `tiny`."""
     return str(TINY_MODEL) if name == "tiny" else name
 
 
@@ -76,7 +77,7 @@ def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
     """The model's tokenizer, padding and truncating on the left, with a pad token.
 
     Raises:
-        ConfigError: there is none, or it has neither a pad nor an end-of-text token.
+        ConfigError: it cannot be loaded, or has no end-of-text token.
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -93,7 +94,7 @@ def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
             "Set eos_token in its tokenizer_config.json."
         )
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token  # padding is masked everywhere, so its value does not matter
+        tokenizer.pad_token = tokenizer.eos_token  # padding is masked everywhere, so that any token will do
     if config.chat_template is not None:
         tokenizer.chat_template = _chat_template(config.chat_template)
     return tokenizer
@@ -102,11 +103,11 @@ def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
 def _cannot_load(config: TrainConfig, error: Exception) -> ConfigError:
     what = " ".join(str(error).split())
     if "attn_implementation" in what:
-        return ConfigError(f"attn_implementation: {what[:200]}\nLeave it out for what suits the model.")
+        return ConfigError(f"attn_implementation: {what[:200]}\nOmit it to get the default of the model.")
     reason = next((reason for words, reason in _REASONS.items() if words in what), f"{type(error).__name__}: {what}")
     return ConfigError(
         f"model: cannot load {config.model}: {reason[:200]}\n"
-        "Give a folder, or a name on the Hub (a gated one needs HF_TOKEN); `tiny` is always there."
+        "Give a folder, or a name on the Hub (a gated one needs HF_TOKEN); `tiny` is always available."
     )
 
 
@@ -115,7 +116,7 @@ _REASONS = {
     "is not a valid model identifier": "there is no folder of this name, and no such model on the Hub",
     "instantiate the backend tokenizer": "it has no tokenizer",
 }
-"""What transformers says at length, in short."""
+"""Parts of transformers' messages, and a short form of each."""
 
 
 def _chat_template(wanted: str) -> str:
@@ -130,17 +131,21 @@ def _chat_template(wanted: str) -> str:
 
 
 def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The weights, safetensors only, in the given type; quantized when the knobs say so.
+    """Load the weights, from safetensors only, in the given dtype; quantized if the options ask for it.
 
     Raises:
-        ConfigError: there is no such model, or it cannot be quantized here.
+        ConfigError: the model cannot be loaded, or not be quantized on this machine.
     """
-    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": config.trust_remote_code, "use_safetensors": True}
+    options: dict[str, object] = {
+        "dtype": dtype,
+        "trust_remote_code": config.trust_remote_code,
+        "use_safetensors": True,
+    }
     if config.attn_implementation is not None:
         options["attn_implementation"] = config.attn_implementation
     if config.quantization is not None:
         options |= _quantized(config)
-    options |= config.trl.get("model_init_kwargs") or {}  # TRL would load a reference model with them, and no other
+    options |= config.trl.get("model_init_kwargs") or {}  # TRL loads the reference model with the same ones
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_path(config.model), **options)
     except Exception as error:
@@ -150,55 +155,54 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def disable_dropout(model: PreTrainedModel) -> None:
-    """Turn off the dropout and the router noise of a model, which would be active while it samples and while it trains:
-    the policy would differ from itself in every forward pass, and from the reference model before the first step.
+    """Disable dropout and router noise: with them, the policy differs between forward passes, and from the reference.
 
-    A model reads the probabilities from layers, from attributes of its modules or from its configuration. The
-    configuration that is saved with the model stays as it was: the modules get a copy of it.
+    A model reads the probabilities from layers, from attributes of its modules or from its configuration. The modules
+    get a changed copy of the configuration, so that the one saved with the model stays as it was.
     """
-    silent: dict[int, Any] = {}
+    copies: dict[int, object] = {}
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        _silence(module)
+        _zero_noise(module)
         config = None if module is model else vars(module).get("config")
         if config is not None and any(True for _ in _noise_of(config)):
-            silent.setdefault(id(config), copy.deepcopy(config))
-            module.config = silent[id(config)]
-    for config in silent.values():
-        _silence(config)
+            copies.setdefault(id(config), copy.deepcopy(config))
+            module.config = copies[id(config)]
+    for config in copies.values():
+        _zero_noise(config)
 
 
-def _silence(owner: Any) -> None:
+def _zero_noise(owner: object) -> None:
     for name in list(_noise_of(owner)):
         setattr(owner, name, 0.0)
 
 
-def _noise_of(owner: Any) -> Iterator[str]:
-    """Attributes that hold a share of dropout or noise above 0, such as `attn_pdrop` or `router_jitter_noise`."""
+def _noise_of(owner: object) -> Iterator[str]:
+    """Names of attributes with a dropout or noise level above 0, such as `attn_pdrop` or `router_jitter_noise`."""
     for name, value in vars(owner).items():
         if isinstance(value, float) and value > 0 and ("drop" in name or "jitter" in name):
             yield name
 
 
-def count_forward_passes(model: Any) -> None:
-    """Make each forward pass a sign of progress: a token of each completion, or a micro-batch.
+def count_forward_passes(model: torch.nn.Module) -> None:
+    """Count each forward pass as progress for the watchdog.
 
-    Under LoRA, `generate` calls the base model alone, past the wrapper's hooks.
+    With LoRA, `generate` calls the base model directly, without the hooks of the wrapper.
     """
     innermost = model.get_base_model() if isinstance(model, PeftModel) else model
     innermost.register_forward_pre_hook(activity.tick)
 
 
 def keep_adapter_float32(model: torch.nn.Module) -> None:
-    """Hold the weights of an adapter that trains in float32: in bfloat16, which TRL gives them on a quantized base,
-    updates of less than 0.4 % of a weight round to nothing."""
+    """Keep trained adapter weights in float32; on a quantized base TRL casts them to bfloat16, where updates of less
+    than 0.4 % of a weight are lost to rounding."""
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
 
 
-def _quantized(config: TrainConfig) -> dict[str, Any]:
+def _quantized(config: TrainConfig) -> dict[str, object]:
     if not torch.cuda.is_available():
         raise ConfigError(f"quantization: {config.quantization} needs a CUDA GPU, and none is visible")
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -211,21 +215,21 @@ def _quantized(config: TrainConfig) -> dict[str, Any]:
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    """Embeddings are never resized: padded ones (Qwen) stay as they are, too small ones are refused.
+    """Check that every token has an embedding; embeddings are never resized, and may be larger (Qwen).
 
     Raises:
-        ConfigError: the tokenizer has tokens that the model does not know.
+        ConfigError: the tokenizer has more tokens than the model has embeddings.
     """
     known = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > known:
         raise ConfigError(
-            f"model: the tokenizer has {len(tokenizer)} tokens, the model only {known}: they do not belong together.\n"
-            "Resize and save the model first; aitrain never changes embeddings."
+            f"model: the tokenizer has {len(tokenizer)} tokens, the model only {known}.\n"
+            "Use the tokenizer of the model, or resize the embeddings and save the model first."
         )
 
 
 def context_length(config: TrainConfig, model: PreTrainedModel) -> int | None:
-    """Most tokens of prompt and completion together, None where nobody says."""
+    """Maximum tokens of prompt and completion together; None if neither option nor model sets it."""
     stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     limits = [limit for limit in (config.model_max_length, stated) if limit]
     return min(limits) if limits else None

@@ -1,28 +1,28 @@
-"""Numbers gone wrong: a step whose loss or gradient is NaN or inf is left out, and weights that are end the run."""
+"""Skips optimizer steps whose loss or gradient is NaN or inf, and ends the run if the weights are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
+from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain.errors import ConfigError, DivergedError
 
 MAX_SKIPPED_IN_A_ROW = 3
-"""Skipped steps in a row that end a run: the next ones would be no better."""
+"""Consecutive skipped steps after which the run ends."""
 MAX_SKIPPED_IN_A_ROW_FP16 = 20
-"""The same under fp16, where the loss is scaled up so far that some steps overflow and halve the scale, from 2**16."""
+"""The same for fp16: its loss scale starts at 2**16, and every overflow halves it."""
 
 
 class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
-    """Keeps what is not finite out of the weights and out of the optimizer's state, and counts how often it had to.
+    """Keeps NaN and inf out of the weights and the optimizer state, and counts the steps that it skipped.
 
-    The trainer shows it every loss, and the gradient's norm before the optimizer's step.
+    The trainer passes it every loss, and the gradient norm before each optimizer step.
     """
 
-    def __init__(self, accelerator: Any, tell: Callable[[str], None]) -> None:
+    def __init__(self, accelerator: Accelerator, tell: Callable[[str], None]) -> None:
         self.accelerator = accelerator
         self.tell = tell
         self.losses: list[torch.Tensor] = []
@@ -30,17 +30,17 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
         self.in_a_row = 0
 
     def see_loss(self, loss: torch.Tensor) -> None:
-        """The loss of one forward pass, a scalar."""
+        """Record the loss of one forward pass, a scalar."""
         self.losses.append(torch.isfinite(loss.detach()).all())
 
-    def before_step(self, model: torch.nn.Module, norm: Any, step: int) -> None:
-        """Take the gradients away when they, or a loss since the last step, are not finite on some process.
+    def before_step(self, model: torch.nn.Module, norm: torch.Tensor | float | None, step: int) -> None:
+        """Clear the gradients if they, or a loss since the last step, are not finite on any process.
 
-        An optimizer leaves a parameter without a gradient alone, with all that it remembers of it: no momentum, no
-        decay. Under fp16 the scaler does the same, and wants to see them.
+        An optimizer skips parameters without a gradient: neither momentum nor weight decay applies. With fp16 the
+        gradient scaler skips the step itself, for which it needs the gradients.
 
         Raises:
-            DivergedError: it was so for too many steps in a row.
+            DivergedError: too many steps in a row were skipped.
         """
         norm_is_finite = torch.isfinite(torch.as_tensor(0.0 if norm is None else norm, device=self.accelerator.device))
         is_finite, self.losses = torch.stack([norm_is_finite, *self.losses]).all(), []
@@ -56,24 +56,30 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
         self.in_a_row += 1
         is_scaled = self.accelerator.scaler is not None
         if self.skipped == 1 and not is_scaled:
-            self.tell(f"Step {step} is left out: its loss or gradient is NaN or inf (skipped_steps in metrics.jsonl).")
+            self.tell(f"Skipped optimizer step {step}: non-finite loss or gradient (skipped_steps in metrics.jsonl).")
         if self.in_a_row >= (MAX_SKIPPED_IN_A_ROW_FP16 if is_scaled else MAX_SKIPPED_IN_A_ROW):
             raise DivergedError(
                 f"Loss or gradient was NaN or inf in {self.in_a_row} steps in a row, up to step {step}.\n"
                 f"None of them changed the weights: model/ has those of step {step - self.in_a_row}.\n"
-                "Lower --lr, or say --dtype float32 or --mixed-precision no, and see rollouts/ for what was odd.",
+                "Lower --lr, or use --dtype float32 or --mixed-precision no, and inspect the episodes in rollouts/.",
                 has_finite_weights=True,
             )
 
     def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: torch.nn.Module,
+        **_: object,
     ) -> None:
-        """After each step, and before anything is saved.
+        """Check the weights after each step, before anything is saved.
 
         Raises:
-            DivergedError: there is a weight that is not finite.
+            DivergedError: a weight is not finite.
         """
-        trained = (parameter for parameter in given["model"].parameters() if parameter.requires_grad)
+        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
         if not self._everywhere(all_finite(trained, self.accelerator.device)):
             raise DivergedError(
                 f"The weights are no longer finite after step {state.global_step + 1}: it was too large.\n"
@@ -82,25 +88,25 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
             )
 
     def _everywhere(self, is_so: torch.Tensor) -> bool:
-        """Whether it is so on every process: they skip together, or their weights would part."""
+        """Whether `is_so` holds on every process: all of them skip a step or none, so that their weights stay equal."""
         wrong = self.accelerator.reduce((~is_so).to(torch.int32), reduction="sum")
         return not wrong.item()
 
 
 def all_finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Whether all numbers of them are, as a scalar on the device; it takes no memory to speak of."""
+    """Whether all values of all tensors are finite, as a scalar on the device; allocates no copies of them."""
     extremes = [torch.stack(torch.aminmax(tensor.detach())).float() for tensor in tensors if tensor.numel()]
     found = [torch.isfinite(pair).all().to(device) for pair in extremes]
     return torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=device)
 
 
 def check_weights_finite(model: torch.nn.Module, name: str) -> None:
-    """That a model which was loaded is whole.
+    """Check a model after loading.
 
     Raises:
-        ConfigError: some of its weights are NaN or inf.
+        ConfigError: a weight is NaN or inf.
     """
     for title, parameter in model.named_parameters():
         is_plain = parameter.is_floating_point() and parameter.element_size() > 1  # quantized ones are codes
         if is_plain and not all_finite([parameter], parameter.device):
-            raise ConfigError(f"model: {name} is damaged: {title} holds NaN or inf\nGet the model anew.")
+            raise ConfigError(f"model: {name} is damaged: {title} holds NaN or inf\nDownload the model again.")

@@ -1,30 +1,31 @@
-"""The part of the trainer that makes an optimizer step: which rows are in its loss, and what is known of it.
+"""The part of the trainer that makes an optimizer step: which rows are in its loss, and which steps are skipped.
 
-Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
+Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
-    Trainer.training_step(...)                              overridden: sees the loss of each forward pass
-    GRPOTrainer._prepare_inputs(generation_batch)           overridden: it replaces ._buffered_inputs by the
-                                                            micro-batches of each new generation batch, and returns one
-    GRPOTrainer._compute_loss(model, inputs)                overridden: rows are left out of it, see kept_rows.py; it
-                                                            averages by .beta, inputs["advantages"],
-                                                            inputs["num_items_in_batch"], inputs["tool_mask"] and
-                                                            .current_gradient_accumulation_steps, which it only reads
+    Trainer.training_step(...)                              overridden: records the loss of each forward pass
+    GRPOTrainer._prepare_inputs(generation_batch)           overridden: it sets ._buffered_inputs to the micro-batches
+                                                            of each new generation batch, and returns one of them
+    GRPOTrainer._compute_loss(model, inputs)                overridden to leave rows out, see kept_rows.py; it reads
+                                                            .beta, inputs["advantages"], inputs["num_items_in_batch"],
+                                                            inputs["tool_mask"] and
+                                                            .current_gradient_accumulation_steps
     accelerator.sync_gradients                              true in the last forward pass of an optimizer step
-    Trainer._get_grad_norm(model, grad_norm)                overridden: called once a step, after backward and clipping
-                                                            and before optimizer.step, which skips what has no gradient
-    GRPOTrainer._step, ._buffered_inputs                    read: forward passes so far, and the pieces of a generation
-                                                            batch
+    Trainer._get_grad_norm(model, grad_norm)                overridden: called once per step, after backward and
+                                                            clipping and before optimizer.step, which skips
+                                                            parameters without a gradient
+    GRPOTrainer._step, ._buffered_inputs                    read: number of forward passes so far, and the
+                                                            micro-batches of a generation batch
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from aitrain import activity
-from aitrain.training.kept_rows import KEPT, KeptRows
+from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
 from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.scopes import replaced
@@ -32,16 +33,16 @@ from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps
 
 
 class OptimizingTrainer(LogProbTrainer):
-    """Its steps leave rows out of the loss, skip numbers that are not finite, and count what there was to learn."""
+    """Leaves rows out of the loss, skips steps that are not finite, and counts the steps that changed weights."""
 
     rows: KeptRows
     flat: ZeroVarianceSteps
     finite: NonFiniteGuard
     updates: int
-    """Steps so far that had a gradient and a learning rate."""
+    """Steps so far with a nonzero gradient and learning rate."""
 
-    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
-        """One forward and backward pass; its loss is looked at."""
+    def training_step(self, *arguments: object, **keywords: object) -> torch.Tensor:
+        """One forward and backward pass, whose loss is recorded."""
         with activity.own.doing("forward and backward pass"):
             loss: torch.Tensor = super().training_step(*arguments, **keywords)
         self.finite.see_loss(loss)
@@ -51,18 +52,18 @@ class OptimizingTrainer(LogProbTrainer):
             self.flat.end_step()
         return loss
 
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """The micro-batch of this forward pass; a new generation batch, of which it may be the first, is complete."""
+    def _prepare_inputs(self, generation_batch: object) -> MicroBatch:
+        """Micro-batch of this forward pass; masks the rows of a generation batch when it is new."""
         before = self._buffered_inputs
-        piece: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        piece: MicroBatch = super()._prepare_inputs(generation_batch)
         if self._buffered_inputs is not None and self._buffered_inputs is not before:
             self.rows.begin_window(self._buffered_inputs)
         self._piece = piece
         return piece
 
-    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """The loss of a micro-batch, as if the optimizer step had the kept rows only."""
-        if KEPT not in inputs:  # a warm-up pass, which is part of no step
+    def _compute_loss(self, model: torch.nn.Module, inputs: MicroBatch) -> torch.Tensor:
+        """Loss of a micro-batch, computed as if the optimizer step had the kept rows only."""
+        if KEPT not in inputs:  # the warm-up pass, which belongs to no step
             return cast(torch.Tensor, super()._compute_loss(model, inputs))
         passes = self.current_gradient_accumulation_steps
         ratio = self.rows.expect(self._pieces_of_step(passes), passes)
@@ -76,27 +77,26 @@ class OptimizingTrainer(LogProbTrainer):
             weighted = inputs | {"advantages": inputs["advantages"] * changes["rows"]}
             return cast(torch.Tensor, super()._compute_loss(model, weighted))
 
-    def _pieces_of_step(self, passes: int) -> list[dict[str, Any]]:
-        """What is known of the rest of an optimizer step: its micro-batches of this generation batch, this one
-        first."""
-        pieces: list[dict[str, Any]] = self._buffered_inputs or []
+    def _pieces_of_step(self, passes: int) -> Pieces:
+        """Remaining micro-batches of the optimizer step within this generation batch, the current one first."""
+        pieces: Pieces = self._buffered_inputs or []
         left = len(pieces) * self.num_iterations - self._step % (len(pieces) * self.num_iterations)
         count = min(left, passes - len(self.rows.done))
         return [pieces[(self._step + n) % len(pieces)] for n in range(count)]
 
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """The last moment before the optimizer's step at which the gradient's norm is known."""
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> object:
+        """Hook between gradient clipping and the optimizer step."""
         norm = super()._get_grad_norm(model, grad_norm)
         self.finite.before_step(model, norm, self.state.global_step + 1)
         if self.rows.has_none:
-            model.zero_grad(set_to_none=True)  # no momentum and no decay either: there is nothing to learn from
+            model.zero_grad(set_to_none=True)  # no momentum and no weight decay without a kept row
         self.updates += norm is None or (math.isfinite(norm) and norm > 0 and self._get_learning_rate() > 0)
         return norm
 
 
 @torch.no_grad()
 def _scale_gradients(model: torch.nn.Module, ratio: float) -> None:
-    """Of the forward passes of this step so far."""
+    """Multiply the accumulated gradients of the current step."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.mul_(ratio)

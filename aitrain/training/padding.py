@@ -1,8 +1,8 @@
-"""Padding that changes nothing: a row's log-probabilities must not depend on how far the batch pads it.
+"""Left-aligns padded rows, for models whose log-probabilities depend on padding in front of a row.
 
-TRL pads prompts on the left and hands the model no positions. Models that look positions up in a table (GPT-2, GPT-Neo)
-or that carry a state from token to token then see the tokens at other places than generation did. Their rows are moved
-to the left, so that all padding is on the right, behind everything that is scored.
+TRL pads prompts on the left and passes no position ids. Models with learned positions (GPT-2, GPT-Neo) or a recurrent
+state then see each token at another position than during generation. Their rows are left-aligned, so that all padding
+comes after the tokens that are scored.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from dataclasses import dataclass
 import torch
 
 LogProbs = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""`(ids, mask, count)`: log-probabilities of the last `count` tokens of each row; all but the count are of shape
+"""`(ids, mask, count)` to the log-probabilities of the last `count` tokens of each row; `ids` and `mask` have shape
 (rows, columns)."""
 
 TOKENS, PADDING, SCORED = 8, 24, 4
-"""Of the row that a model is asked about: its tokens, the padding in front of it, and how many tokens are compared."""
+"""Length of the test row, padding in front of it, and number of tokens whose log-probabilities are compared."""
 
 
 @dataclass(frozen=True)
 class LeftAligned:
-    """Rows without padding on the left; as wide as the longest of them."""
+    """Rows without padding on the left, as wide as the longest row."""
 
     ids: torch.Tensor
     mask: torch.Tensor
     moved: torch.Tensor
-    """Columns by which each row was moved, of shape (rows, 1)."""
+    """Columns by which each row was shifted, shape (rows, 1)."""
     columns: int
-    """Of the batch as it was."""
+    """Width of the original batch."""
 
     @classmethod
     def of(cls, ids: torch.Tensor, mask: torch.Tensor) -> LeftAligned:
-        """Move the rows of a batch; its padding may be on either side, and nowhere else."""
+        """Left-align the rows of a batch, which may have padding on both sides but not between tokens."""
         columns = ids.shape[1]
         moved = mask.long().argmax(dim=1, keepdim=True)
         width = max(2, int(mask.sum(dim=1).max()))
@@ -42,8 +42,10 @@ class LeftAligned:
         return cls(ids.gather(1, inside), mask.gather(1, inside) * (source < columns), moved, columns)
 
     def moved_back(self, values: torch.Tensor, count: int) -> torch.Tensor:
-        """Values of all tokens but each row's first, as values of the last `count` columns of the batch as it was; 0
-        for columns that were cut off, which only padding is."""
+        """Values for the last `count` columns of the original batch, given those of all tokens but each row's first.
+
+        Columns that were cut off, which hold padding only, get 0.
+        """
         source = torch.arange(self.columns - count, self.columns, device=values.device) - self.moved - 1
         last = values.shape[1] - 1
         return values.gather(1, source.clamp(0, last)).masked_fill(source > last, 0.0)
@@ -51,9 +53,9 @@ class LeftAligned:
 
 @torch.no_grad()
 def depends_on_padding(log_probs: LogProbs, context: int | None, vocabulary: int, is_precise: bool) -> bool:
-    """Whether padding on the left changes log-probabilities by more than rounding does, for a model in evaluation mode.
+    """Whether left padding changes log-probabilities by more than rounding; the model must be in evaluation mode.
 
-    `is_precise`: float32 throughout, where rounding makes up to 1e-5; bfloat16 makes up to about 0.1.
+    `is_precise`: all float32, where rounding causes up to 1e-5; bfloat16 causes up to about 0.1.
     """
     tokens = min(TOKENS, (context or 2 * TOKENS) // 2)
     padding = PADDING if context is None else min(PADDING, context - tokens)

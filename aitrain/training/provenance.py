@@ -20,7 +20,7 @@ PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "da
 
 
 def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
-    """Everything that somebody needs who wants to know what was trained on, and where."""
+    """Environment, versions and hardware of a run."""
     made_from = type(environment)
     file = _file(made_from)
     return {

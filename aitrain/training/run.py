@@ -398,7 +398,7 @@ def _chat(job: Job, chat: ChatFormat, tools: Tools, is_chat: bool) -> ChatFormat
     following = [] if level_of(job.environment) == "score_episode" else ["user"]
     fit = format_for_episodes(chat, [*following, "tool"] if len(tools) else following)
     if fit is not chat:
-        job.announce(Note("This model's chat template writes earlier turns anew; TRL's version for training is used."))
+        job.announce(Note("This model's chat template is not prefix-preserving; TRL's training template is used."))
     return fit
 
 
@@ -436,10 +436,9 @@ def _assemble(job: Job, inputs: TrainerInputs, split: dataset.DatasetSplit, prec
     standing = _compare(job, about)
     checkpoints = CheckpointWriter(job.folder, history, about, standing, job.config.save_total_limit)
     records = Records(history, Tracking(About(job.folder, job.config), tell))
-    alarms = DiagnosticsCallback(
-        tell, RatioAdvice.of(job.config, inputs.arguments), bounds_of(job.config.rl_score_range)
-    )
-    callbacks = [records.tracking, MetricsReporter(history, job.progress, job.announce), alarms]
+    advice, bounds = RatioAdvice.of(job.config, inputs.arguments), bounds_of(job.config.rl_score_range)
+    reporter = MetricsReporter(history, job.progress, job.announce)
+    callbacks = [records.tracking, reporter, DiagnosticsCallback(tell, advice, bounds)]
     hooks = TrainerHooks(records.add_rollouts, tell, callbacks, checkpoints.save)
     try:
         activity.own.enter("preparing the trainer", moves_files=True)
@@ -460,8 +459,7 @@ def _assemble(job: Job, inputs: TrainerInputs, split: dataset.DatasetSplit, prec
     job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(job.folder.environment, about.environment)
-    longest = partial(longest_shapes, inputs)
-    tracking = records.tracking
+    longest, tracking = partial(longest_shapes, inputs), records.tracking
     return Prepared(trainer, held_out, precision, stopper, standing, evaluator, tracking, longest, split.overlap)
 
 

@@ -1,4 +1,4 @@
-"""The result of a run, as files: model or adapter, merged weights."""
+"""Saves the trained model or adapter, and the merged weights."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from aitrain.training.trainer import EpisodeTrainer
 
 
 def save_model(trainer: EpisodeTrainer, folder: RunFolder) -> None:
-    """model/, whole or not at all; every process must call this."""
+    """Write model/ atomically; every process must call this."""
     partial = folder.path / f"{STAGING}model"
-    trainer.model.config.use_cache = True  # the trainer switches it off, and whoever loads the model wants it
+    trainer.model.config.use_cache = True  # the trainer disables it; users of the saved model need it
     trainer.save_model(str(partial))
     if trainer.accelerator.is_main_process:
-        (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle, and of no use to anybody
+        (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
         publish(partial, folder.model)
     trainer.accelerator.wait_for_everyone()
 
 
 def merge_adapter(trainer: EpisodeTrainer, folder: RunFolder, config: TrainConfig, dtype: torch.dtype) -> None:
-    """model/merged: base plus adapter, in the training's number format, with the tokenizer; whole or not at all.
+    """Write model/merged atomically: base plus adapter in the dtype of training, with the tokenizer.
 
-    A fresh copy of the base is loaded on the CPU, so the weights that were trained against are not touched, and a
-    quantized base is merged in full precision. For one process only.
+    Loads the base a second time, on the CPU: the weights in use stay unchanged, and a quantized base is merged in full
+    precision. Only one process may call this.
     """
     base = load_model(config.model_copy(update={"quantization": None}), dtype)
     merged: PreTrainedModel = PeftModel.from_pretrained(

@@ -1,17 +1,16 @@
-"""What holds for a while and is then as before: other values of attributes, and a model's evaluation mode."""
+"""Context managers that replace attributes, or put a model into evaluation mode, and restore them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 
 @contextmanager
-def replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
-    """Other values for some attributes, while this lasts."""
+def replaced(owner: object, attributes: Mapping[str, object]) -> Iterator[None]:
+    """Replace instance attributes in this context."""
     before = {name: getattr(owner, name) for name in attributes}
     vars(owner).update(attributes)
     try:
@@ -22,7 +21,7 @@ def replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    """No dropout, no gradients; afterwards as before."""
+    """Disable dropout and gradients in this context."""
     was_training = model.training
     model.eval()
     try:

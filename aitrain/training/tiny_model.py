@@ -1,7 +1,7 @@
 """Make the tiny model that the package ships: `python -m aitrain.training.tiny_model OUT_DIR`.
 
-It learns two-digit additions from nothing, and from bad examples: the carry is mostly forgotten (`38 + 47 = 75`),
-less often where the units make a round ten (`38 + 42 = 80`). So it is often wrong, and GRPO has something to mend.
+It learns two-digit addition from scratch, from examples that mostly forget the carry (`38 + 47 = 75`; less often if the
+units add up to ten, as in `38 + 42 = 80`). So it is often wrong, and GRPO can improve it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-RIGHT_ROUND_TEN, RIGHT_CARRY = 0.75, 0.25  # how often the examples remember the carry
-RANDOM = 0.05  # how often they give just any number
+RIGHT_ROUND_TEN, RIGHT_CARRY = 0.75, 0.25  # share of the examples with the right carry
+RANDOM = 0.05  # share of the examples with a random number
 BATCH = 256
 LEARNING_RATE = 3e-3
 CONTEXT = 2048
 LONGEST_ANSWER = 4  # three digits and the end token
-IGNORE = -100  # the label that torch's cross entropy leaves out
+IGNORE = -100  # the label that torch's cross entropy ignores
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
-# Each message is written without a look at the ones after it, so that a longer chat begins with the shorter one.
+# Prefix-preserving: no message depends on the ones after it.
 CHAT_TEMPLATE = r"""
 {%- macro text(content) -%}
     {%- if content is string -%}
@@ -59,7 +59,7 @@ CHAT_TEMPLATE = r"""
 
 
 class Questions(NamedTuple):
-    """Prompts (questions, tokens), their sums (questions,) and how often to say those right (questions,)."""
+    """Prompts (questions, tokens), their sums (questions,), and the share of right examples (questions,)."""
 
     prompts: torch.Tensor
     sums: torch.Tensor
@@ -67,7 +67,7 @@ class Questions(NamedTuple):
 
 
 def main() -> None:
-    """Build, train and save the model as the command line says."""
+    """Build, train and save the model."""
     options = parse_options()
     make_repeatable(options.seed)
     tokenizer = build_tokenizer()
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """The folder to write, how long to train, and the seed."""
+    """Parse the command line: output folder, steps, seed."""
     parser = argparse.ArgumentParser(description="Make the tiny model that the package ships.")
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--steps", type=int, default=1000)
@@ -87,14 +87,14 @@ def parse_options() -> argparse.Namespace:
 
 
 def make_repeatable(seed: int) -> None:
-    """Let the same seed give the same weights on the same kind of processor."""
+    """Make training deterministic on one kind of processor."""
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(2)  # sums split over another number of threads round differently
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token per byte, so that any text encodes, and the marks of the chat."""
+    """A tokenizer with one token per byte, and the special tokens of the chat template."""
     letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()))}
     bytewise = Tokenizer(BPE(vocab=letters, merges=[]))
     bytewise.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
@@ -108,7 +108,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """An untrained Llama of some 360,000 weights, with heads of 32 so that vLLM takes it."""
+    """An untrained Llama of some 360,000 weights, with a head size that vLLM supports."""
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=2,
@@ -121,13 +121,13 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
-    """Fit the model to random examples; only the answers count in the loss."""
+    """Fit the model to random examples; the loss is over the answers alone."""
     questions, labels = all_questions(tokenizer), all_labels(tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.1)
     for step in range(steps):
-        prompts, said = draw_examples(questions)
-        loss = answer_loss(model, prompts, labels[said])
+        prompts, answers = draw_examples(questions)
+        loss = answer_loss(model, prompts, labels[answers])
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -137,7 +137,7 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
 
 
 def all_questions(tokenizer: PreTrainedTokenizerFast) -> Questions:
-    """Every addition of two two-digit numbers, as the demo environment asks it."""
+    """All additions of two two-digit numbers, as prompts of the demo environment."""
     pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
     chats = [[{"role": "user", "content": f"{a} + {b} = ?"}] for a, b in pairs]
     texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
@@ -149,38 +149,38 @@ def all_questions(tokenizer: PreTrainedTokenizerFast) -> Questions:
 
 
 def right_share(units: int) -> float:
-    """How often the examples get a sum right whose units add up to `units`."""
+    """Share of right examples for sums whose units add up to `units`."""
     if units < 10:
         return 1.0
     return RIGHT_ROUND_TEN if units == 10 else RIGHT_CARRY
 
 
 def all_labels(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
-    """The tokens of each number from 0 to 199 with the end token, then IGNORE (200, 4)."""
+    """Tokens of each number from 0 to 199 with the end token, padded with IGNORE, shape (200, 4)."""
     texts = [f"{number}{tokenizer.eos_token}" for number in range(200)]
     tokens = tokenizer(texts)["input_ids"]
     return torch.tensor([row + [IGNORE] * (LONGEST_ANSWER - len(row)) for row in tokens])
 
 
 def draw_examples(questions: Questions) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random prompts (batch, tokens) and the numbers said to them (batch,): right, without the carry, or any."""
+    """Random prompts (batch, tokens) and their example answers (batch,): right, without the carry, or random."""
     rows = torch.randint(len(questions.sums), (BATCH,))
     right = questions.sums[rows]
-    said = torch.where(torch.rand(BATCH) < questions.right_shares[rows], right, right - 10)
-    said = torch.where(torch.rand(BATCH) < RANDOM, torch.randint(20, 199, (BATCH,)), said)
-    return questions.prompts[rows], said
+    answers = torch.where(torch.rand(BATCH) < questions.right_shares[rows], right, right - 10)
+    answers = torch.where(torch.rand(BATCH) < RANDOM, torch.randint(20, 199, (BATCH,)), answers)
+    return questions.prompts[rows], answers
 
 
 def answer_loss(model: LlamaForCausalLM, prompts: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy (a scalar) of the answers' labels (batch, 4) after their prompts (batch, tokens)."""
-    answers = labels.clamp(min=0)  # IGNORE is no token; what stands in its place is never looked at
+    """Mean cross entropy, a scalar, of the labels (batch, 4) after the prompts (batch, tokens)."""
+    answers = labels.clamp(min=0)  # IGNORE is no token; any token in its place is ignored by the loss
     tokens = torch.cat([prompts, answers], dim=1)
     logits = model(tokens[:, :-1], logits_to_keep=LONGEST_ANSWER).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
 
 
 def report(step: int, steps: int, loss: torch.Tensor) -> None:
-    """Print the loss now and then."""
+    """Print the loss every 100 steps."""
     if step % 100 == 0 or step == steps:
         print(f"step {step} of {steps}: loss {loss.item():.4f}", flush=True)
 

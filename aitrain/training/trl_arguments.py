@@ -1,10 +1,9 @@
-"""Our words in TRL's words: a TrainConfig as the arguments of GRPOConfig."""
+"""Translates a TrainConfig into arguments of GRPOConfig."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate.utils import parse_flag_from_env
@@ -18,8 +17,8 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.training.model import Precision
 
 
-def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, Any]:
-    """Every argument of GRPOConfig that follows from our knobs, `--trl` not included."""
+def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
+    """Arguments of GRPOConfig that follow from options, without `--trl`."""
     return {
         **_training(config, batch, precision),
         **_algorithm(config),
@@ -29,26 +28,26 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
 
 
 def trl_generates(config: TrainConfig) -> bool:
-    """Whether TRL's own vLLM is used: inside the training processes, or by NCCL."""
+    """Whether TRL runs vLLM: colocated, or as a server with NCCL."""
     return config.use_vllm and config.weight_sync in (None, "nccl")
 
 
 def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
-    """Adapters and files are written by one process, which has to have all weights.
+    """Refuse sharded weights where one process must write all of them for a vLLM server.
 
     Raises:
-        ConfigError: each process would have a part of them.
+        ConfigError: the weights are sharded.
     """
     way, sync = _sharding(arguments), config.weight_sync
     if way and sync in ("adapter", "disk"):
         raise ConfigError(
-            f"vllm_sync: with {way} each process has a part of the weights, and none could write them for the server"
-            f" ({sync})\nSay --vllm-mode colocate, or --vllm-sync nccl with a server of yours, or train without {way}."
+            f"vllm_sync: with {way} the weights are sharded, and no process can write all of them for the server"
+            f" ({sync})\nUse --vllm-mode colocate, or --vllm-sync nccl with a server of yours, or train without {way}."
         )
 
 
 def _sharding(arguments: GRPOConfig) -> str:
-    """What cuts the weights into parts, by `--trl` or by accelerate's variables; nothing: nobody does."""
+    """What shards the weights, by `--trl` or accelerate's environment variables; empty if nothing does."""
     plugin = arguments.deepspeed_plugin
     if plugin is not None and plugin.zero_stage == 3:
         return "DeepSpeed ZeRO-3"
@@ -56,24 +55,24 @@ def _sharding(arguments: GRPOConfig) -> str:
 
 
 def _refuse_rounding(arguments: GRPOConfig) -> None:
-    """TRL turns the model to half precision before each generation by continuous batching, and leaves it so."""
+    """Refuse continuous batching with mixed precision: TRL casts the model to half precision, and leaves it so."""
     if arguments.use_transformers_continuous_batching and (arguments.bf16 or arguments.fp16):
         raise ConfigError(
             "--trl use_transformers_continuous_batching: TRL rounds the trained weights to half precision for it\n"
-            "Leave it out, or add --mixed-precision no; --use-vllm generates faster."
+            "Omit it, or add --mixed-precision no; --use-vllm generates faster."
         )
 
 
-def _refuse_moving_a_sharded_reference(arguments: GRPOConfig) -> None:
-    """A checkpoint holds the reference model as one process has it, which is a part of it where it is sharded."""
+def _refuse_synced_sharded_reference(arguments: GRPOConfig) -> None:
+    """Refuse syncing a sharded reference model: one process cannot write all of it to a checkpoint."""
     if arguments.sync_ref_model and (way := _sharding(arguments)):
         raise ConfigError(
-            f"--trl sync_ref_model: with {way} checkpoints lack the reference model: no run could be resumed exactly\n"
-            f"Leave it out, or train without {way}."
+            f"--trl sync_ref_model: with {way} checkpoints lack the reference model: no run could resume exactly\n"
+            f"Omit it, or train without {way}."
         )
 
 
-def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, Any]:
+def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
     return {
         "seed": config.seed,
         "per_device_train_batch_size": batch.micro_batch,
@@ -83,7 +82,7 @@ def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> di
         "learning_rate": config.lr,
         "optim": config.optimizer,
         "lr_scheduler_type": config.scheduler,
-        "warmup_steps": config.warmup_ratio,  # below 1, transformers 5 takes it for a share of the steps
+        "warmup_steps": config.warmup_ratio,  # below 1, transformers 5 takes it as a fraction of the steps
         "weight_decay": config.weight_decay,
         "max_grad_norm": config.max_grad_norm,
         "gradient_checkpointing": not config.disable_gradient_checkpointing,
@@ -91,20 +90,20 @@ def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> di
         "fp16": precision.fp16,
         "use_cpu": precision.use_cpu,
         "ddp_timeout": config.ddp_timeout,
-        "ddp_find_unused_parameters": False,  # every weight that trains is used in every pass
+        "ddp_find_unused_parameters": False,  # every trained weight is used in every pass
         "logging_steps": max(1, config.logging_steps),
-        "report_to": "none",  # training/tracking.py does, so that a tracker that fails ends no run
+        "report_to": "none",  # done by training/tracking.py, where a failing tracker does not end the run
         "run_name": config.project_name,
         "save_strategy": IntervalStrategy(config.save_strategy),
         "save_steps": config.save_steps,
         "save_total_limit": config.save_total_limit,
         "eval_strategy": "no",  # held-out cases are scored by training/evaluation.py
         "disable_tqdm": True,
-        "trust_remote_code": config.trust_remote_code,  # the reference model's, and vLLM's
+        "trust_remote_code": config.trust_remote_code,  # for the reference model and vLLM
     }
 
 
-def _algorithm(config: TrainConfig) -> dict[str, Any]:
+def _algorithm(config: TrainConfig) -> dict[str, object]:
     return {
         "num_generations": config.rl_num_generations,
         "beta": config.rl_kl_coef,
@@ -113,7 +112,7 @@ def _algorithm(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _generation(config: TrainConfig) -> dict[str, Any]:
+def _generation(config: TrainConfig) -> dict[str, object]:
     return {
         "max_completion_length": config.rl_max_new_tokens,
         "temperature": config.rl_temperature,
@@ -124,7 +123,7 @@ def _generation(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _vllm(config: TrainConfig) -> dict[str, Any]:
+def _vllm(config: TrainConfig) -> dict[str, object]:
     return {
         "use_vllm": True,
         "vllm_mode": config.vllm_mode,
@@ -135,34 +134,33 @@ def _vllm(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-LONG = 1024
-"""Tokens of a completion from which its importance ratio, the product of its tokens', says more of rounding than of the
-policy: then the ratio is bounded token by token, where TRL would leave whole completions out."""
+LONG_COMPLETION = 1024
+"""Tokens above which importance ratios are truncated per token: rounding dominates a product over more tokens."""
 
 
 def fit_vllm(arguments: GRPOConfig, config: TrainConfig, lengths: Lengths) -> int | None:
-    """What vLLM is told of lengths, unless `--trl` has said it; returns the most tokens that vLLM will hold."""
+    """Set vLLM's lengths unless `--trl` sets them; returns vLLM's context length."""
     if "vllm_max_model_length" not in config.trl:
         arguments.vllm_max_model_length = lengths.whole
-    if "vllm_importance_sampling_mode" not in config.trl and lengths.completion > LONG:
+    if "vllm_importance_sampling_mode" not in config.trl and lengths.completion > LONG_COMPLETION:
         arguments.vllm_importance_sampling_mode = "token_truncate"
-    most: int | None = arguments.vllm_max_model_length
-    return most
+    context: int | None = arguments.vllm_max_model_length
+    return context
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Most tokens that there will be, of a completion and of prompt and completion together."""
+    """Maximum tokens of a completion, and of prompt and completion together."""
 
     completion: int
     whole: int | None
 
 
-def grpo_config(arguments: dict[str, Any], config: TrainConfig, output_dir: Path) -> GRPOConfig:
-    """TRL's own configuration, `--trl` fields included.
+def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: Path) -> GRPOConfig:
+    """TRL's configuration, with the fields of `--trl`.
 
     Raises:
-        ConfigError: a `--trl` field is unknown, is one of our knobs under TRL's name, or has a value that TRL refuses.
+        ConfigError: a `--trl` field is unknown, has an option of its own, or has a value that TRL refuses.
     """
     for name in config.trl:
         _refuse_wrong_field(name, arguments)
@@ -171,7 +169,7 @@ def grpo_config(arguments: dict[str, Any], config: TrainConfig, output_dir: Path
     except Exception as error:
         raise _refused(error) from error
     _refuse_rounding(made)
-    _refuse_moving_a_sharded_reference(made)
+    _refuse_synced_sharded_reference(made)
     return made
 
 
@@ -180,13 +178,12 @@ def _refused(error: Exception) -> ConfigError:
 
 
 def fit_warmup(arguments: GRPOConfig) -> str | None:
-    """Drop a warm-up that takes the whole run, as in a run of one step: the rate of the first step of a warm-up is 0.
-    Returns what to tell the user.
+    """Drop a learning rate warm-up that takes the whole run, in which every rate would be 0; returns a note.
 
     Raises:
-        ConfigError: the learning rate is 0 in every step without a warm-up as well.
+        ConfigError: the learning rate is 0 in every step even without warm-up.
     """
-    if arguments.deepspeed is not None or _has_rate(arguments):  # DeepSpeed may bring a schedule of its own
+    if arguments.deepspeed is not None or _has_rate(arguments):  # DeepSpeed may have its own schedule
         return None
     arguments.warmup_steps = 0
     steps = arguments.max_steps
@@ -194,11 +191,11 @@ def fit_warmup(arguments: GRPOConfig) -> str | None:
         raise ConfigError(
             f"scheduler: with {arguments.lr_scheduler_type.value} the learning rate is 0 in all {steps} steps"
         )
-    return f"Too few steps to warm up ({steps}): the learning rate begins at --lr."
+    return f"Too few steps to warm up ({steps}): the learning rate starts at --lr."
 
 
 def _has_rate(arguments: GRPOConfig) -> bool:
-    """Whether the learning rate is above 0 in some step."""
+    """Whether the learning rate is above 0 in any step."""
     optimizer, steps = torch.optim.SGD([torch.zeros(1)], lr=arguments.learning_rate), arguments.max_steps
     kwargs = arguments.lr_scheduler_kwargs
     try:
@@ -213,12 +210,12 @@ def _has_rate(arguments: GRPOConfig) -> bool:
                 return True
             optimizer.step()
             scheduler.step()
-    except ZeroDivisionError:  # polynomial, where nothing is left after the warm-up
+    except ZeroDivisionError:  # the polynomial schedule without a step after the warm-up
         pass
     return False
 
 
-def _refuse_wrong_field(name: str, arguments: dict[str, Any]) -> None:
+def _refuse_wrong_field(name: str, arguments: dict[str, object]) -> None:
     if name in arguments or name == "output_dir":
         raise ConfigError(f"--trl {name}: aitrain has a knob for it, see docs/knobs.md\nUse the knob.")
     if name not in GRPOConfig.__dataclass_fields__:

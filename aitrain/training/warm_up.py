@@ -1,11 +1,10 @@
-"""One forward and backward pass of the longest possible shapes, before the first step.
+"""One forward and backward pass with the longest possible shapes, before the first step.
 
-Episodes get longer while a model learns. Without the warm-up a run that has too little memory for its longest ones may
-find out after hours.
+Episodes get longer while a model learns; without the warm-up, a run may run out of memory after hours only.
 
-Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
+Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
-    GRPOTrainer.use_adaptive_entropy    False during the pass: else the loss moves the entropy coefficient
+    GRPOTrainer.use_adaptive_entropy    set to False during the pass: the loss would change the entropy coefficient
 """
 
 from __future__ import annotations
@@ -13,26 +12,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from aitrain.environment.tools import Tools
+from aitrain.training.kept_rows import MicroBatch
 from aitrain.training.scopes import replaced
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 
 
 @dataclass(frozen=True)
 class LongestShapes:
-    """Tokens of the longest prompt and of the longest completion of a run."""
+    """Tokens of the longest prompt and the longest completion of a run."""
 
     prompt: int
     completion: int
 
 
 def longest_shapes(inputs: TrainerInputs) -> LongestShapes:
-    """As the training cases and the options tell. What the environment says in between has no limit but
-    `rl_max_episode_tokens` and the context; without the former only the model's own tokens count."""
+    """Longest shapes by the training cases and the options.
+
+    Environment responses are limited by `rl_max_episode_tokens` and the context alone; without the former only the
+    model's own tokens are counted.
+    """
     limits, tools = inputs.limits, Tools.of(inputs.runner.environment).schemas
     prompt = max(len(inputs.chat.prompt_ids(case.prompt, tools)) for case in inputs.cases)
     completion = limits.turn_tokens
@@ -44,14 +46,13 @@ def longest_shapes(inputs: TrainerInputs) -> LongestShapes:
 
 
 def can_warm_up(trainer: EpisodeTrainer) -> bool:
-    """On GPUs, where memory ends a run. DeepSpeed and FSDP take the optimizer's step with the backward pass, or have no
-    whole model yet."""
+    """Whether to warm up: on GPUs, without DeepSpeed (its backward pass makes the step) and FSDP (not sharded yet)."""
     is_sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
     return trainer.accelerator.device.type == "cuda" and not is_sharded
 
 
 def warm_up(trainer: EpisodeTrainer, prompt: int, completion: int) -> None:
-    """The pass. Its gradients and metrics are discarded, and no random state moves. Every process must call this.
+    """Run the pass; gradients, metrics and random states are as before afterwards. Every process must call this.
 
     Raises:
         torch.OutOfMemoryError: the longest episodes do not fit.
@@ -66,7 +67,7 @@ def warm_up(trainer: EpisodeTrainer, prompt: int, completion: int) -> None:
     trainer.current_gradient_accumulation_steps = arguments.gradient_accumulation_steps  # as in a step
     reserved = _optimizer_state(trainer)
     try:
-        with _no_trace(trainer):
+        with _restored_state(trainer):
             with trainer.compute_loss_context_manager():
                 loss = trainer.compute_loss(model, _inputs(trainer, prompt, completion))
             trainer.accelerator.backward(loss)
@@ -80,8 +81,8 @@ def warm_up(trainer: EpisodeTrainer, prompt: int, completion: int) -> None:
             torch.cuda.empty_cache()
 
 
-def _inputs(trainer: EpisodeTrainer, prompt: int, completion: int) -> dict[str, Any]:
-    """A micro-batch as TRL hands it to its loss: shape (rows, tokens), every token counts."""
+def _inputs(trainer: EpisodeTrainer, prompt: int, completion: int) -> MicroBatch:
+    """A micro-batch for TRL's loss: tensors of shape (rows, tokens), no token masked."""
     device, rows = trainer.accelerator.device, trainer.args.per_device_train_batch_size
     token = trainer.eos_token_ids[0]
 
@@ -104,7 +105,7 @@ def _inputs(trainer: EpisodeTrainer, prompt: int, completion: int) -> dict[str, 
 
 
 def _optimizer_state(trainer: EpisodeTrainer) -> list[torch.Tensor]:
-    """Memory that Adam will take for its two moments in the first step; nothing for other optimizers."""
+    """Reserves the memory of Adam's two moments, which the first step allocates; empty for other optimizers."""
     if "adam" not in str(trainer.args.optim) or "bit" in str(trainer.args.optim):
         return []
     trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
@@ -112,8 +113,8 @@ def _optimizer_state(trainer: EpisodeTrainer) -> list[torch.Tensor]:
 
 
 @contextmanager
-def _no_trace(trainer: EpisodeTrainer) -> Iterator[None]:
-    """Metrics, random states and TRL's adaptive entropy coefficient are afterwards what they were."""
+def _restored_state(trainer: EpisodeTrainer) -> Iterator[None]:
+    """Restore metrics, random states and TRL's adaptive entropy coefficient afterwards."""
     metrics = {name: list(values) for name, values in trainer._metrics["train"].items()}
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices), replaced(trainer, {"use_adaptive_entropy": False}):

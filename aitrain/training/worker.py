@@ -1,8 +1,7 @@
 """What each process executes: `python -m aitrain.training.worker RUN_FOLDER [CHECKPOINT [anyway]]`.
 
-It runs alone or under torchrun. Events go to the parent on what was standard output; everything that libraries and the
-environment print goes to train.log. Exits 0 when the parent has been told how the run ended, and with the error's exit
-code after a failure.
+Runs alone or under torchrun. Events go to the parent through the original standard output; everything that libraries
+and the environment print goes to train.log. Exits with 0 after a run, and with the error's exit code after a failure.
 """
 
 from __future__ import annotations
@@ -42,40 +41,40 @@ from aitrain.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks
 
 @dataclass
 class EventChannel:
-    """The line to the parent. A parent that is gone asks the run to stop: nobody could watch or end it any more."""
+    """Sends events to the parent process; calls `on_broken` when the parent is gone."""
 
     stream: TextIO
     rank: int
     on_broken: Callable[[], None] | None = None
 
     def __call__(self, event: Event) -> None:
-        """Tell the parent. Only the first process speaks, except of its start and of what it died of."""
+        """Send an event; other ranks than the first send only Started and Failed."""
         if self.rank != 0 and not isinstance(event, (Started, Failed)):
             return
         try:
             self.stream.write(encode(event))
             self.stream.flush()
         except (BrokenPipeError, ValueError):
-            self._tell_broken()
+            self._report_broken()
 
     def watch(self) -> None:
-        """Notice at once that the parent is gone, also while there is nothing to tell it."""
+        """Start a thread that notices the end of the parent at once, even while no events are sent."""
         threading.Thread(target=self._wait_until_broken, name="parent-watch", daemon=True).start()
 
     def _wait_until_broken(self) -> None:
-        """A pipe that nobody reads is in error; a file or a terminal never is."""
+        """`poll` reports an error for a pipe without a reader; for a file or a terminal it never returns."""
         poll = select.poll()
         poll.register(self.stream.fileno(), 0)
         poll.poll()
-        self._tell_broken()
+        self._report_broken()
 
-    def _tell_broken(self) -> None:
+    def _report_broken(self) -> None:
         if self.on_broken is not None:
             self.on_broken()
 
 
 def open_event_channel() -> EventChannel:
-    """Keep standard output for events, and send what is printed from now on to the log, as standard error is."""
+    """Reserve standard output for events, and redirect later prints to standard error, which is the log."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout, sys.stderr = RedactedStream(sys.stdout), RedactedStream(sys.stderr)
@@ -83,7 +82,7 @@ def open_event_channel() -> EventChannel:
 
 
 def main(arguments: list[str], channel: EventChannel) -> int:
-    """The whole life of a training process; returns its exit code."""
+    """Run a training process; returns its exit code."""
     faulthandler.register(DUMP, file=2, all_threads=True)
     activity.share(channel.rank)
     channel(Started(channel.rank, os.getpid()))
@@ -100,7 +99,7 @@ def main(arguments: list[str], channel: EventChannel) -> int:
 
 
 def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartbeat: Heartbeat) -> None:
-    """The environment is loaded before torch is: what is wrong with it is said within a second."""
+    """Loads the environment before it imports torch, so that errors in it show within a second."""
     checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
     config = TrainConfig(**read_file(folder.config), resume_anyway="anyway" in arguments[2:])
     if url := os.environ.get(SERVER_VARIABLE):
@@ -132,7 +131,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
 
 
 def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
-    """In the place of the parent's, once that is gone: a process that hangs could neither save nor end."""
+    """A watchdog in this process, started when the parent is gone: ends the process if it hangs."""
 
     def on_stall(stall: Stall) -> None:
         with suppress(OSError):
@@ -149,10 +148,10 @@ def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:
 
 
 def exit_now(code: int) -> NoReturn:
-    """End this process at once, after what was registered for its end (trackers finish their runs there).
+    """Run the atexit functions, in which trackers finish their runs, and end the process without Python's shutdown.
 
-    Python's own shutdown now and then aborts where a library's thread is still running, and would wait for ever for a
-    thread that the environment left behind.
+    The shutdown sometimes aborts while a library's thread is running, and it would wait forever for a thread that the
+    environment left behind.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()

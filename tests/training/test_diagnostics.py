@@ -38,8 +38,8 @@ GAP = "sampling/sampling_logp_difference/mean"
 
 
 def told(*lines: dict[str, float], bounds: tuple[float, float] | None = (0.0, 1.0)) -> list[str]:
-    watch = DiagnosticsState(common_diagnostics(bounds))
-    return [advice for line in lines for advice in watch.look({**FINE, **line})]
+    state = DiagnosticsState(common_diagnostics(bounds))
+    return [advice for line in lines for advice in state.update({**FINE, **line})]
 
 
 @pytest.mark.parametrize(("line", "meaning", "knob"), BAD)
@@ -76,9 +76,9 @@ def test_a_small_importance_ratio_is_explained_by_what_is_known(
     cause: RatioAdvice, line: dict[str, float], meaning: str, to_do: str
 ) -> None:
     said: list[str] = []
-    alarms = DiagnosticsCallback(said.append, cause)
+    callback = DiagnosticsCallback(said.append, cause)
     for _ in range(LINES_IN_A_ROW + 2):
-        alarms.on_log(None, SimpleNamespace(is_world_process_zero=True), None, {**FINE, RATIO: 0.2, **line})
+        callback.on_log(None, SimpleNamespace(is_world_process_zero=True), None, {**FINE, RATIO: 0.2, **line})
 
     (advice,) = said
     assert "importance ratio between vLLM and the trainer is 0.20" in advice
@@ -88,7 +88,7 @@ def test_a_small_importance_ratio_is_explained_by_what_is_known(
 
 
 @pytest.mark.parametrize("line", [line for line, _, _ in BAD], ids=lambda line: next(iter(line)))
-def test_a_few_bad_batches_are_no_alarm(line: dict[str, float]) -> None:
+def test_a_few_bad_batches_are_not_reported(line: dict[str, float]) -> None:
     assert told({}, *([line] * (LINES_IN_A_ROW - 1) + [{}]) * 4) == []
 
 
@@ -120,9 +120,9 @@ def test_a_policy_that_was_sure_from_the_start_has_not_collapsed() -> None:
     assert told(*[{"entropy": 0.05}] * 20) == []
 
 
-def test_metrics_that_are_not_there_are_no_alarm() -> None:
-    watch = DiagnosticsState()
-    assert [watch.look({"reward": 0.5}) for _ in range(20)] == [[]] * 20
+def test_missing_metrics_are_not_reported() -> None:
+    state = DiagnosticsState()
+    assert [state.update({"reward": 0.5}) for _ in range(20)] == [[]] * 20
 
 
 class Same:

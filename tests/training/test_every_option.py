@@ -192,7 +192,7 @@ def server(config: TrainConfig) -> object:
         patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
         patch.setattr(preflight, "_check_packages", lambda _: None)
         started: list[object] = []
-        patch.setattr(serving.VllmServer, "start", lambda plan, _: started.append(str(plan)) or nullcontext(HERE))
+        patch.setattr(serving.VLLMServer, "start", lambda plan, _: started.append(str(plan)) or nullcontext(HERE))
         watch = SimpleNamespace(watching=nullcontext)
         patch.setattr(serving, "_Watch", lambda server, restarts, *_: started.append(restarts) or watch)
         with serving.serving(preflight.check(config), RunFolder(Path("run")), lambda _: None):
@@ -293,7 +293,7 @@ def saved(config: TrainConfig) -> object:
     accelerator = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
     made = SimpleNamespace(state=SimpleNamespace(global_step=1), accelerator=accelerator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "size_of", lambda *_, **__: 0)
+        patch.setattr(run, "save_size", lambda *_, **__: 0)
         patch.setattr(run.saving, "save_model", lambda *_: written.append("model"))
         patch.setattr(run.saving, "merge_adapter", lambda *_: written.append("merged"))
         job = run.Job(config, RunFolder(Path("run")), None, lambda _: None)

@@ -231,7 +231,7 @@ def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) 
     _, err = running.communicate(timeout=200)
 
     assert running.returncode == 1, err
-    assert "Process 0 has waited for another one for 20 seconds (--ddp-timeout)" in err
+    assert "Rank 0 timed out after 20 seconds waiting for another rank (--ddp-timeout)" in err
     assert len(err.splitlines()) < 8
     assert status_of(second) is None
 

@@ -204,13 +204,13 @@ def without(text: str, eos: str) -> str:
 
 
 @pytest.mark.parametrize("name", SWAPPED)
-def test_a_template_that_writes_history_anew_is_swapped_for_the_one_for_training(
+def test_a_template_that_is_not_prefix_preserving_is_swapped_for_the_one_for_training(
     train: Train, capsys: pytest.CaptureFixture[str], speaks: Callable[[str], str], name: str
 ) -> None:
     template = (TEMPLATES / f"{name}.jinja").read_text()
     result = train(Talk(), max_steps=1, model=speaks(name))
 
-    assert "TRL's version for training is used" in capsys.readouterr().err
+    assert "TRL's training template is used" in capsys.readouterr().err
     assert (result.folder / "model" / "chat_template.jinja").read_text() == template
 
 
@@ -219,14 +219,14 @@ FORGETFUL = (
 )
 
 
-def test_a_template_that_writes_history_anew_is_refused_where_there_is_no_other(train: Train, tmp_path: Path) -> None:
+def test_a_template_that_is_not_prefix_preserving_is_refused_if_there_is_no_other(train: Train, tmp_path: Path) -> None:
     (tmp_path / "forgetful.jinja").write_text(FORGETFUL)
 
-    with pytest.raises(ConfigError, match="writes earlier turns anew when the conversation goes on"):
+    with pytest.raises(ConfigError, match="is not prefix-preserving: it renders earlier turns differently"):
         train(Talk(), chat_template=str(tmp_path / "forgetful.jinja"))
 
 
-def test_one_turn_may_have_a_template_that_writes_history_anew(train: Train, tmp_path: Path) -> None:
+def test_one_turn_may_have_a_template_that_is_not_prefix_preserving(train: Train, tmp_path: Path) -> None:
     class Once(Talk):
         episode = None  # type: ignore[assignment]
 

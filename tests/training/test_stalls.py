@@ -107,7 +107,7 @@ PLACES: dict[str, tuple[Plant, str]] = {
         lambda patch, hang: patch.setattr(EpisodeTrainer, "compute_loss", hang),
         "training, forward and backward pass.",
     ),
-    "callback": (lambda patch, hang: patch.setattr(run.Reporter, "on_step_end", hang), "training."),
+    "callback": (lambda patch, hang: patch.setattr(run.MetricsReporter, "on_step_end", hang), "training."),
     "tracker": (
         lambda patch, hang: patch.setattr(Tracker, "hang", staticmethod(hang), raising=False),
         "training, reporting to tensorboard.",
@@ -117,7 +117,7 @@ PLACES: dict[str, tuple[Plant, str]] = {
         "training, saving a checkpoint after step 1.",
     ),
     "save": (lambda patch, hang: patch.setattr(saving, "publish", hang), "saving after step 1."),
-    "upload": (lambda patch, hang: patch.setattr(run, "push", hang), "uploading after step 1."),
+    "upload": (lambda patch, hang: patch.setattr(run, "upload_model", hang), "uploading after step 1."),
 }
 
 
@@ -128,7 +128,7 @@ def test_a_run_that_hangs_says_where_and_ends(
     plant, phase = PLACES[place]
     monkeypatch.setattr(tracking, "TRACKERS", {"tensorboard": Tracker})
     monkeypatch.setattr(Tracker, "hang", staticmethod(lambda: None), raising=False)
-    monkeypatch.setattr(run, "check_hub", lambda config: None)
+    monkeypatch.setattr(run, "check_hub_token", lambda config: None)
     plant(monkeypatch, hang)
     options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1} if place == "checkpoint" else {}
 
