@@ -7,6 +7,7 @@ episode by itself; beside them the chat template and the tokenizer alone, for sc
 
 from __future__ import annotations
 
+import gc
 import os
 import statistics
 import sys
@@ -40,6 +41,8 @@ def main() -> int:
     pairs = options("Microseconds of aitrain's own code for a turn.").parse_args().pairs
     os.environ.update(SURROUNDINGS)
     sides = prepared()
+    gc.collect()
+    gc.freeze()  # as a run does before it trains
     taken = {name: [microseconds(side) for _ in range(pairs + 1)][1:] for name, side in sides.items()}
     print(f"{EPISODES} episodes of {TURNS} turns, {pairs} rollouts each; microseconds for a turn\n")
     for name, values in taken.items():

@@ -8,7 +8,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -90,6 +90,8 @@ class EnvRunner:
 
     _watch: StateWatch | None = None
     _calls: int = 0
+    _phase: ExitStack = field(default_factory=ExitStack)
+    """Says that this process waits for the environment, while it has calls."""
 
     @cached_property
     def policy(self) -> CallPolicy:
@@ -258,12 +260,15 @@ class EnvRunner:
         return list(await asyncio.gather(*calls))
 
     async def _call(self, one: EnvSession, job: Callable[[], T], place: str) -> T | None:
+        if not self._calls:
+            self._phase.enter_context(activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE))
         self._calls += 1
         try:
-            with activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE):
-                outcome = await self.pool.call(partial(self._within, one, job))
+            outcome = await self.pool.call(partial(self._within, one, job))
         finally:
             self._calls -= 1
+            if not self._calls:
+                self._phase.close()
         one.note(outcome, place)
         self.on_call_end()
         return outcome.value

@@ -127,7 +127,8 @@ class ChatFormat:
         """
         before = [_ASKED, _called(messages) if messages[0]["role"] == "tool" else _answered()]
         try:
-            answered, whole = self._answered_text(before), self._rendered([*before, *messages], **_GENERATE)
+            whole = self._rendered([*before, *messages], **_GENERATE)
+            answered = self._answered_before(messages[0], before, whole)
         except Exception as error:
             raise EnvironmentFailed(
                 f"The model's chat template refuses what the environment says: {describe_error(error)}\n"
@@ -140,6 +141,17 @@ class ChatFormat:
             )
         return whole[len(answered) :]
 
+    def _answered_before(self, message: Message, before: list[Message], whole: str) -> str:
+        """The rendered conversation `before` a message, cached by role and tool until the date in a template changes."""
+        key = message["role"], message.get("name") if message["role"] == "tool" else None
+        if key not in self._answered_texts or not whole.startswith(self._answered_texts[key]):
+            self._answered_texts[key] = self._answered_text(before)
+        return self._answered_texts[key]
+
+    @cached_property
+    def _answered_texts(self) -> dict[tuple[str, str | None], str]:
+        return {}
+
     def _answered_text(self, messages: Sequence[Message]) -> str:
         """A rendered conversation without the end of its last turn, which some templates render in a special way."""
         return self._rendered(messages).removesuffix(self._turn_end)
@@ -151,8 +163,12 @@ class ChatFormat:
 
     def _ids_after_mark(self, text: str) -> list[int]:
         """Tokens of a text that continues another one, which tokenizers may split differently than a separate text."""
-        whole, mark = self._ids(MARK + text), self._ids(MARK)
+        whole, mark = self._ids(MARK + text), self._mark_ids
         return whole[len(mark) :] if whole[: len(mark)] == mark else self._ids(text)
+
+    @cached_property
+    def _mark_ids(self) -> list[int]:
+        return self._ids(MARK)
 
     def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
         return str(

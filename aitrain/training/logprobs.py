@@ -5,7 +5,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
     GRPOTrainer._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, ...)   overridden:
                                                             all log-probabilities of policy and reference model come
                                                             from it; it passes no position ids to the model
-    trl.trainer.utils._ChunkedLogProbFunction               replaced for one pass, see generation/comparison.py
+    trl.trainer.utils._ChunkedLogProbFunction               replaced for one pass, see engines/comparable_logprobs.py
     GRPOTrainer._metrics["train"]                           appended to
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import time
@@ -185,6 +186,8 @@ def _noting_phases(announce: Announce) -> Announce:
 def _run(job: Job, runner: EnvRunner) -> Result:
     runner.tell = lambda text: job.announce(Note(text))
     prepared = prepare(job, runner)
+    gc.collect()
+    gc.freeze()  # what lives as long as the run is not looked at by each garbage collection: it costs half of a turn
     with closing(prepared.trainer.rollouts), closing(prepared.tracking):
         return _train_and_score(job, prepared)
 
