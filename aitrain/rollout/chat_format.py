@@ -142,7 +142,7 @@ class ChatFormat:
         return whole[len(answered) :]
 
     def _answered_before(self, message: Message, before: list[Message], whole: str) -> str:
-        """The rendered conversation `before` a message, cached by role and tool until the date in a template changes."""
+        """The rendered conversation `before` a message, cached by role and tool until a template's date changes."""
         key = message["role"], message.get("name") if message["role"] == "tool" else None
         if key not in self._answered_texts or not whole.startswith(self._answered_texts[key]):
             self._answered_texts[key] = self._answered_text(before)

@@ -461,6 +461,12 @@ def test_vllm_generation_starts_hands_over_and_asks_as_it_did() -> None:
     assert "all_gather_object(gathered_prompts, prompts, group=self.tp_group)" in asked
 
 
+def test_vllm_generation_reads_its_sampling_settings_in_each_call() -> None:
+    asked = inspect.getsource(VLLMGeneration.generate)
+    settings = ("max_completion_length", "temperature", "top_k", "top_p", "generation_kwargs")
+    assert not [name for name in settings if f"self.{name}" not in asked]
+
+
 def test_vllms_class_is_looked_up_in_trls_module_where_it_is_replaced() -> None:
     assert hasattr(vllm_generation, "LLM") == (importlib.util.find_spec("vllm") is not None)
 
@@ -489,6 +495,13 @@ def test_a_generation_config_is_prepared_with_words_that_are_no_settings_left_ov
     assert "max_new_tokens" not in rest
     assert GenerationConfig._get_default_generation_params()["do_sample"] is False
     assert "_from_model_config" in vars(GenerationConfig())
+
+
+def test_generate_prepares_masks_and_lengths_in_methods_that_the_model_proxy_follows() -> None:
+    mask = inspect.signature(GenerationMixin._prepare_attention_mask_for_generation).parameters
+    assert list(mask) == ["self", "inputs_tensor", "generation_config", "model_kwargs"]
+    length = inspect.signature(GenerationMixin._prepare_generated_length).parameters
+    assert {"generation_config", "has_default_max_length", "input_ids_length"} <= set(length)
 
 
 def test_dropout_layers_have_one_base_class_and_a_probability() -> None:
