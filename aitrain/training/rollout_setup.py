@@ -31,14 +31,12 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     engine: TrainerEngine | VLLMServerEngine
     if inputs.serve is None:
         engine = TrainerEngine(trainer, end, inputs.limits.context, clock)
-        serves_environment = trainer.use_vllm and not engine.is_shared
-        generate = engine.by_vllm_for_environment if serves_environment else None
+        generate = engine.by_vllm_for_environment if trainer.use_vllm and not engine.is_shared else None
     else:
         engine = inputs.serve(trainer)
         engine.end, engine.clock = end, clock
         generate = engine.generate_for_environment
-        trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
-        trainer.vllm_generation = TRLServer(engine, trainer)
+        _sync_weights_to(engine, trainer)
     policy = trainer.accelerator.unwrap_model(trainer.model)
     count_forward_passes(policy)
     proxy = ProxyBatcher(policy, inputs.tokenizer.pad_token_id, generate)
@@ -60,6 +58,12 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         evaluating=partial(evaluation_mode, trainer.model),
         weight_version=lambda: int(trainer.state.global_step),
     )
+
+
+def _sync_weights_to(engine: VLLMServerEngine, trainer: EpisodeTrainer) -> None:
+    """Let TRL's trainer sync its weights to a server that it does not know."""
+    trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
+    trainer.vllm_generation = TRLServer(engine, trainer)
 
 
 class TRLServer:

@@ -128,7 +128,8 @@ def test_prompts_that_are_made_up_for_a_shared_engine_have_seeds_as_the_others_d
     async def play() -> None:
         engine = Shared(EndOfTurn([9]), None, RolloutClock())
         async with engine.batch(len(seeds)) as leave:
-            for completion in asyncio.as_completed([engine.generate(GenerationRequest([1], 4, s)) for s in seeds]):
+            requests = [asyncio.ensure_future(engine.generate(GenerationRequest([1], 4, s))) for s in seeds]
+            for completion in asyncio.as_completed(requests):
                 await completion
                 leave()
 
