@@ -448,9 +448,7 @@ def _assemble(job: Job, inputs: TrainerInputs, split: dataset.DatasetSplit, prec
         trainer = EpisodeTrainer(inputs, hooks)
     except (ValueError, ImportError, NotImplementedError) as error:
         raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
-    batch = max(BATCH, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
-    config = job.config
-    held_out = HeldOut(split.held_out, trainer.rollouts, hooks.write, config.seed, config.eval_samples, batch)
+    held_out = _held_out(job.config, split.held_out, trainer)
     if job.config.stop_when_flat is not None:
         trainer.add_callback(StopOnZeroVariance(job.config.stop_when_flat, trainer.flat, job.stop.want))
     trainer.add_callback(stopper)
@@ -464,6 +462,12 @@ def _assemble(job: Job, inputs: TrainerInputs, split: dataset.DatasetSplit, prec
         write_json(job.folder.environment, about.environment)
     longest, tracking = partial(longest_shapes, inputs), records.tracking
     return Prepared(trainer, held_out, precision, stopper, standing, evaluator, tracking, longest, split.overlap)
+
+
+def _held_out(config: TrainConfig, cases: dataset.Cases, trainer: EpisodeTrainer) -> HeldOut:
+    """The held-out cases, scored in batches at least as large as those of training."""
+    batch = max(BATCH, trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation)
+    return HeldOut(cases, trainer.rollouts, trainer.hooks.write, config.seed, config.eval_samples, batch)
 
 
 def _describe(job: Job, cases: dataset.Cases, processes: int) -> Manifest:
