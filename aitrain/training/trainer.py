@@ -119,8 +119,7 @@ class EpisodeTrainer(ResumableTrainer):
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
-        self.flat = ZeroVarianceSteps()
-        self.finite = NonFiniteGuard(self.accelerator, hooks.tell)
+        self.flat, self.finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.tell)
         self.updates = 0  # steps that had a gradient and a learning rate
         if not self.use_vllm and self.sampling.needs_processor:  # LocalSampling applies them
             self.generation_config.update(min_p=None, repetition_penalty=1.0)
