@@ -28,7 +28,7 @@ class Counts:
         said = yield None
         for _ in range(2):
             said += yield "more"
-        return len(said) / 10
+        return min(1.0, len(said) / 10)
 
 
 def text(ids: list[int]) -> str:
@@ -56,8 +56,8 @@ def test_each_turn_has_the_version_of_the_weights_that_sampled_it() -> None:
         (Limits(9, 99), "done", 3),
         (Limits(2, 99), "max_turns", 2),
         (Limits(9, 3), "max_tokens", 3),
-        (Limits(9, 99, episode_tokens=20), "truncated", 1),
-        (Limits(9, 99, context=30), "truncated", 1),
+        (Limits(9, 99, episode_tokens=17), "truncated", 1),
+        (Limits(9, 99, context=24), "truncated", 1),
     ],
 )
 def test_what_ends_an_episode(limits: Limits, stop: str, turns: int) -> None:
