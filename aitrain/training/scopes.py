@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,18 @@ def replaced(owner: Any, attributes: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         vars(owner).update(before)
+
+
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Garbage collections leave out what exists now: many episodes at a time cause many of them, and to look at all of
+    torch and transformers each time takes as long as the episodes themselves."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager
