@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
+from aitrain.options.train import TrainConfig
 
 MOST = 10_000
 """The largest batch_size that is proposed."""

@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aitrain.config import TrainConfig
 from aitrain.errors import CheckpointDamagedError, ConfigError
-from aitrain.knobs import knobs
+from aitrain.options.option import options_of
+from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
 from aitrain.run_folder import RunFolder, forget, plain, sync, write_json
 
@@ -49,7 +49,7 @@ class Manifest:
 
     step: int
     config: dict[str, Any]
-    """The resolved knobs."""
+    """The resolved options."""
     environment: dict[str, Any]
     """As in environment.json: module, class, file, sha256, config."""
     dataset: str
@@ -246,11 +246,11 @@ def tidy(folder: RunFolder) -> None:
 # -- going on from one
 
 
-def changed_knobs(before: Manifest, config: TrainConfig, processes: int) -> list[str]:
-    """Each knob that changes the training and is not what it was, as `lr: 1e-05 -> 0.001`."""
+def changed_options(before: Manifest, config: TrainConfig, processes: int) -> list[str]:
+    """Each option that changes the training and is not what it was, as `lr: 1e-05 -> 0.001`."""
     old, new = _flat(before.config), _flat(plain(config.written()))
     old["processes"], new["processes"] = before.processes, processes
-    free = {knob.name for knob in knobs() if knob.may_change}
+    free = {option.name for option in options() if option.may_change}
     names = [name for name in {**old, **new} if name.partition(".")[0] not in free]
     in_both = {"gradient_accumulation"}  # derived, where it is not written
     return [
@@ -261,8 +261,8 @@ def changed_knobs(before: Manifest, config: TrainConfig, processes: int) -> list
 
 
 def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
-    """Knobs, environment and training cases that are not what they were, each in a few words."""
-    changes = changed_knobs(before, config, now.processes)
+    """Options, environment and training cases that are not what they were, each in a few words."""
+    changes = changed_options(before, config, now.processes)
     old, new = before.environment, plain(now.environment)
     if old["class"] != new["class"]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
@@ -280,10 +280,10 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of TRL beside the knobs."""
+    """The fields of TRL beside the options."""
     fields_of_trl = config.get("trl") or {}
-    knobs_alone = {name: value for name, value in config.items() if name != "trl"}
-    return {**knobs_alone, **{f"trl.{name}": value for name, value in fields_of_trl.items()}}
+    options_alone = {name: value for name, value in config.items() if name != "trl"}
+    return {**options_alone, **{f"trl.{name}": value for name, value in fields_of_trl.items()}}
 
 
 def _shown(name: str, value: Any) -> str:

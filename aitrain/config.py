@@ -1,8 +1,8 @@
-"""What a run is: every knob, once.
+"""What a run is: every option, once.
 
-A knob is a field: its type carries its bounds, its default stands beside it, and one sentence says what it does. Flags
-(`--rl-num-generations`), YAML keys (`rl_num_generations`), Python arguments and docs/knobs.md are derived from here.
-Names and defaults are AITraining's wherever it has the knob; where we differ, the sentence says why.
+An option is a field: its type carries its bounds, its default stands beside it, and one sentence says what it does. Flags
+(`--rl-num-generations`), YAML keys (`rl_num_generations`), Python arguments and docs/options.md are derived from here.
+Names and defaults are AITraining's wherever it has the option; where we differ, the sentence says why.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SERVED_STOPS = 4
 """The most stop strings that a vLLM server takes in one request."""
 
 
-def knob(default: Any, sentence: str, section: str, *, may_change: bool = False) -> Any:
+def option(default: Any, sentence: str, section: str, *, may_change: bool = False) -> Any:
     """A field of TrainConfig: its default, its sentence, the section that it is listed under, and whether a resumed run
     may have another value: where that changes nothing of the training, or where what it names is compared itself."""
     return Field(
@@ -55,80 +55,80 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
     # -- Model
-    model: str = knob(
+    model: str = option(
         "google/gemma-3-270m", "Hub name or folder of the model to train; `tiny` is the shipped one.", "Model"
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = knob(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto",
         "Type of the weights; auto: bfloat16 for a frozen base under LoRA where the GPU has it, else float32.",
         "Model",
     )
-    attn_implementation: str | None = knob(
+    attn_implementation: str | None = option(
         None, "Attention kernel that transformers should use, such as sdpa or eager.", "Model"
     )
-    chat_template: str | None = knob(
+    chat_template: str | None = option(
         None, "chatml, zephyr, or a file with a Jinja template; unset: the tokenizer's own.", "Model"
     )
-    model_max_length: PositiveInt | None = knob(
+    model_max_length: PositiveInt | None = option(
         None, "Longest prompt plus answer in tokens; unset: what the model's configuration says.", "Model"
     )
-    quantization: Literal["int4", "int8"] | None = knob(
+    quantization: Literal["int4", "int8"] | None = option(
         None, "Load the base weights in 4 or 8 bits (CUDA, with --peft only).", "Model"
     )
-    trust_remote_code: bool = knob(
+    trust_remote_code: bool = option(
         False, "Run code that comes with the model; off, where AITraining has it on: it is a stranger's code.", "Model"
     )
 
     # -- Environment
-    rl_env: str | None = knob(
+    rl_env: str | None = option(
         None,
         "The environment in one word: path/to/file.py:Class, package.module:Class, or envs.gsm8k.",
         "Environment",
         may_change=True,
     )
-    rl_env_module: str | None = knob(None, "Module that holds the environment class.", "Environment", may_change=True)
-    rl_env_class: str | None = knob(
+    rl_env_module: str | None = option(None, "Module that holds the environment class.", "Environment", may_change=True)
+    rl_env_class: str | None = option(
         None,
         "Name of the environment class; unset: the only class of the module that has build_dataset.",
         "Environment",
         may_change=True,
     )
-    rl_env_config: JsonObject | None = knob(
+    rl_env_config: JsonObject | None = option(
         None,
         "Keywords for the environment's constructor: a JSON object, or @file.json.",
         "Environment",
         may_change=True,
     )
-    rl_env_workers: PositiveInt | None = knob(
+    rl_env_workers: PositiveInt | None = option(
         None,
         "Calls to the environment that run at the same time; unset: 64 (in processes: 4 for each CPU core).",
         "Environment",
         may_change=True,
     )
-    rl_env_isolation: Literal["thread", "process"] = knob(
+    rl_env_isolation: Literal["thread", "process"] = option(
         "thread",
         "Where the environment's code runs: threads, or processes for code that hangs, crashes or holds the GIL.",
         "Environment",
         may_change=True,
     )
-    rl_env_timeout: PositiveFloat = knob(
+    rl_env_timeout: PositiveFloat = option(
         60.0,
         "Seconds that one call to the environment may take; the model's own time is not counted.",
         "Environment",
         may_change=True,
     )
-    rl_env_retries: Annotated[int, Field(ge=0)] = knob(
+    rl_env_retries: Annotated[int, Field(ge=0)] = option(
         0,
         "How often a failed start or score is tried again (steps and tools change the episode, and are not).",
         "Environment",
         may_change=True,
     )
-    rl_score_range: ScoreRange = knob(
+    rl_score_range: ScoreRange = option(
         "0,1",
         "Lowest and highest score that an environment may return, as in -1,1; any: all finite numbers.",
         "Environment",
     )
-    rl_max_failed: Annotated[float, Field(ge=0, le=1)] = knob(
+    rl_max_failed: Annotated[float, Field(ge=0, le=1)] = option(
         0.5,
         "Share of failed episodes in a batch that is too much; three such batches in a row end the run.",
         "Environment",
@@ -136,158 +136,160 @@ class TrainConfig(BaseModel):
     )
 
     # -- Run
-    project_name: str = knob("project-name", "Name of the run and of its folder.", "Run", may_change=True)
-    output_dir: str = knob("runs", "Folder that run folders are made in.", "Run", may_change=True)
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = knob(
+    project_name: str = option("project-name", "Name of the run and of its folder.", "Run", may_change=True)
+    output_dir: str = option("runs", "Folder that run folders are made in.", "Run", may_change=True)
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = option(
         42,
         "Seed of the dataset split, the shuffling, the sampling and the adapter (AITraining ignores its own).",
         "Run",
     )
-    epochs: PositiveInt = knob(1, "Passes over the training cases.", "Run")
-    max_steps: PositiveInt | None = knob(None, "Stop after this many optimizer steps, whatever the epochs.", "Run")
-    stop_when_flat: PositiveInt | None = knob(
+    epochs: PositiveInt = option(1, "Passes over the training cases.", "Run")
+    max_steps: PositiveInt | None = option(None, "Stop after this many optimizer steps, whatever the epochs.", "Run")
+    stop_when_flat: PositiveInt | None = option(
         None,
         "Stop after this many steps in a row in which no group's completions differed in score: nothing is learned.",
         "Run",
         may_change=True,
     )
-    stall_timeout: PositiveFloat = knob(
+    stall_timeout: PositiveFloat = option(
         1800.0,
         "Seconds without a step, a token, a finished call or bytes saved after which a run counts as stalled and ends.",
         "Run",
         may_change=True,
     )
-    telemetry: bool = knob(
+    telemetry: bool = option(
         False,
         "Let the libraries tell their makers how they are used; off, they are asked not to.",
         "Run",
         may_change=True,
     )
-    logging_steps: int = knob(-1, "Steps between two lines of metrics.jsonl; -1: every step.", "Run", may_change=True)
-    log: Trackers = knob(
+    logging_steps: int = option(-1, "Steps between two lines of metrics.jsonl; -1: every step.", "Run", may_change=True)
+    log: Trackers = option(
         "none",
         "Trackers to report to as well: wandb, tensorboard, trackio, with commas; none, where AITraining has wandb: no"
         " account is needed to train.",
         "Run",
         may_change=True,
     )
-    resume_from_checkpoint: str | None = knob(
+    resume_from_checkpoint: str | None = option(
         None,
         "A checkpoint folder, or auto (short: --resume) for the newest whole one of this run's folder.",
         "Run",
         may_change=True,
     )
 
-    resume_anyway: bool = knob(
+    resume_anyway: bool = option(
         False,
-        "Resume even where knobs, environment or dataset have changed: the run goes on, but not exactly.",
+        "Resume even where options, environment or dataset have changed: the run goes on, but not exactly.",
         "Run",
         may_change=True,
     )
 
     # -- Batch
-    rl_prompts_per_step: PositiveInt | None = knob(
+    rl_prompts_per_step: PositiveInt | None = option(
         None,
         "Prompts per optimizer step, over all processes; the accumulation is then derived from it and batch_size.",
         "Batch",
     )
-    batch_size: PositiveInt = knob(2, "Completions per forward pass and process.", "Batch")
-    gradient_accumulation: PositiveInt = knob(4, "Forward passes per optimizer step.", "Batch")
-    rl_max_prompt_length: PositiveInt | None = knob(
+    batch_size: PositiveInt = option(2, "Completions per forward pass and process.", "Batch")
+    gradient_accumulation: PositiveInt = option(4, "Forward passes per optimizer step.", "Batch")
+    rl_max_prompt_length: PositiveInt | None = option(
         None, "Cases with a longer prompt (in tokens) are dropped; unset: what the model's context leaves.", "Batch"
     )
 
     # -- Optimizer
-    lr: PositiveFloat = knob(
+    lr: PositiveFloat = option(
         1e-5, "Learning rate; 1e-5 as AITraining's docs advise, where its default is 3e-5.", "Optimizer"
     )
-    optimizer: str = knob("adamw_torch", "Optimizer, by its name in transformers.", "Optimizer")
-    scheduler: str = knob("linear", "Learning rate schedule, by its name in transformers.", "Optimizer")
-    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = knob(
+    optimizer: str = option("adamw_torch", "Optimizer, by its name in transformers.", "Optimizer")
+    scheduler: str = option("linear", "Learning rate schedule, by its name in transformers.", "Optimizer")
+    warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = option(
         0.1,
         "Share of the steps that warm the learning rate up, from 0 in the first one; a run of one step has no warm-up.",
         "Optimizer",
     )
-    weight_decay: NonNegativeFloat = knob(0.0, "Weight decay.", "Optimizer")
-    max_grad_norm: NonNegativeFloat = knob(1.0, "Gradients are clipped to this norm; 0: not clipped.", "Optimizer")
+    weight_decay: NonNegativeFloat = option(0.0, "Weight decay.", "Optimizer")
+    max_grad_norm: NonNegativeFloat = option(1.0, "Gradients are clipped to this norm; 0: not clipped.", "Optimizer")
 
     # -- GRPO
-    rl_num_generations: Annotated[int, Field(ge=2)] = knob(
+    rl_num_generations: Annotated[int, Field(ge=2)] = option(
         4, "Completions per prompt: the group that a completion is compared with.", "GRPO"
     )
-    rl_kl_coef: NonNegativeFloat = knob(
+    rl_kl_coef: NonNegativeFloat = option(
         0.1, "Weight of the KL term to the initial model; 0 saves the reference model's memory.", "GRPO"
     )
-    rl_loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = knob(
+    rl_loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = option(
         "grpo",
         "How token losses are formed and averaged; brings its paper's settings along (docs/losses.md).",
         "GRPO",
     )
-    rl_clip_range: PositiveFloat | None = knob(
+    rl_clip_range: PositiveFloat | None = option(
         None,
         "How far the probability ratio may move from 1 before it is clipped; unset: by loss type, 0.2 for grpo. Without"
         " effect where each batch is used for one update: the ratio is then 1.",
         "GRPO",
     )
-    rl_clip_range_high: PositiveFloat | None = knob(
+    rl_clip_range_high: PositiveFloat | None = option(
         None,
         "The same above 1 (clip-higher); for cispo the largest ratio; unset: by loss type, 0.28 for dapo, 5 for cispo.",
         "GRPO",
     )
-    rl_importance_level: Literal["token", "sequence"] | None = knob(
+    rl_importance_level: Literal["token", "sequence"] | None = option(
         None,
         "A probability ratio for each token, or one for the whole completion (GSPO); unset: by loss type.",
         "GRPO",
     )
-    rl_scale_rewards: Literal["group", "batch", "none"] | None = knob(
+    rl_scale_rewards: Literal["group", "batch", "none"] | None = option(
         None,
         "Standard deviation that advantages are divided by: the group's, the batch's, or none; unset: by loss type.",
         "GRPO",
     )
-    rl_mask_truncated_completions: bool = knob(
+    rl_mask_truncated_completions: bool = option(
         False,
         "Leave episodes out of the loss that a limit ended: an answer cut off, no room for another one, rl_max_turns.",
         "GRPO",
     )
 
     # -- Generation
-    rl_max_new_tokens: PositiveInt = knob(128, "Most tokens in one answer; an episode may have several.", "Generation")
-    rl_max_turns: PositiveInt = knob(16, "Most answers of the model in one episode.", "Generation")
-    rl_max_episode_tokens: PositiveInt | None = knob(
+    rl_max_new_tokens: PositiveInt = option(
+        128, "Most tokens in one answer; an episode may have several.", "Generation"
+    )
+    rl_max_turns: PositiveInt = option(16, "Most answers of the model in one episode.", "Generation")
+    rl_max_episode_tokens: PositiveInt | None = option(
         None,
         "Most tokens of an episode after its prompt, answers and environment together; unset: what the context leaves.",
         "Generation",
     )
-    rl_temperature: PositiveFloat = knob(1.0, "Sampling temperature.", "Generation")
-    rl_top_k: Annotated[int, Field(ge=0)] = knob(
+    rl_temperature: PositiveFloat = option(1.0, "Sampling temperature.", "Generation")
+    rl_top_k: Annotated[int, Field(ge=0)] = option(
         0,
         "Sample from this many most likely tokens; 0: from all. AITraining uses 50, but the update is exact only for"
         " answers that are sampled from all tokens.",
         "Generation",
     )
-    rl_top_p: Share = knob(
+    rl_top_p: Share = option(
         1.0, "Sample from the most likely tokens that hold this share of the probability; 1: from all.", "Generation"
     )
-    rl_min_p: Annotated[float, Field(ge=0, le=1)] = knob(
+    rl_min_p: Annotated[float, Field(ge=0, le=1)] = option(
         0.0,
         "Sample from the tokens with at least this share of the most likely token's probability; 0: from all.",
         "Generation",
     )
-    rl_repetition_penalty: PositiveFloat = knob(
+    rl_repetition_penalty: PositiveFloat = option(
         1.0,
         "Divide the positive logits of tokens in the prompt or the answer by this, multiply the negative ones; 1: off.",
         "Generation",
     )
-    rl_presence_penalty: Penalty = knob(
+    rl_presence_penalty: Penalty = option(
         0.0, "Subtract this from the logit of each token that the answer already has; 0: off.", "Generation"
     )
-    rl_frequency_penalty: Penalty = knob(
+    rl_frequency_penalty: Penalty = option(
         0.0, "Subtract this from a token's logit for each time that the answer has it; 0: off.", "Generation"
     )
-    rl_min_new_tokens: Annotated[int, Field(ge=0)] = knob(
+    rl_min_new_tokens: Annotated[int, Field(ge=0)] = option(
         0, "Fewest tokens in one answer: until then nothing ends it but the token limit.", "Generation"
     )
-    rl_stop: Texts | None = knob(
+    rl_stop: Texts | None = option(
         None,
         "End an answer with the token that completes this text, or one of several as a JSON list; the text stays in"
         " the answer.",
@@ -295,132 +297,138 @@ class TrainConfig(BaseModel):
     )
 
     # -- vLLM
-    use_vllm: bool = knob(False, "Generate with vLLM.", "vLLM")
-    vllm_mode: Literal["colocate", "server"] = knob(
+    use_vllm: bool = option(False, "Generate with vLLM.", "vLLM")
+    vllm_mode: Literal["colocate", "server"] = option(
         "colocate", "vLLM inside the training processes, or a server.", "vLLM"
     )
-    vllm_gpu_memory_utilization: Share | None = knob(
+    vllm_gpu_memory_utilization: Share | None = option(
         None,
         "Share of each GPU's memory that vLLM takes; unset: 0.3 beside the model, 0.9 as a server.",
         "vLLM",
         may_change=True,
     )
-    vllm_sleep_mode: bool = knob(
+    vllm_sleep_mode: bool = option(
         False,
         "Let a colocated vLLM give its GPU memory back while the model trains; costs time.",
         "vLLM",
         may_change=True,
     )
-    vllm_server_url: Address | None = knob(
+    vllm_server_url: Address | None = option(
         None,
         "Address of a vLLM server of yours, such as http://127.0.0.1:8000; unset: aitrain starts one.",
         "vLLM",
         may_change=True,
     )
-    vllm_tensor_parallel_size: PositiveInt = knob(
+    vllm_tensor_parallel_size: PositiveInt = option(
         1, "GPUs that one vLLM engine is split over.", "vLLM", may_change=True
     )
-    vllm_server_gpus: PositiveInt = knob(
+    vllm_server_gpus: PositiveInt = option(
         1,
         "GPUs of this machine, the last ones, that a vLLM server on it holds: training leaves them alone.",
         "vLLM",
         may_change=True,
     )
-    vllm_sync: Literal["auto", "adapter", "disk", "nccl"] = knob(
+    vllm_sync: Literal["auto", "adapter", "disk", "nccl"] = option(
         "auto",
         "How a server gets the weights: the LoRA adapter alone, all weights as files (disk), or TRL's NCCL.",
         "vLLM",
         may_change=True,
     )
-    vllm_max_restarts: Annotated[int, Field(ge=0)] = knob(
+    vllm_max_restarts: Annotated[int, Field(ge=0)] = option(
         3, "How often a vLLM server that aitrain started is started again when it dies.", "vLLM", may_change=True
     )
 
     # -- LoRA
-    peft: bool = knob(False, "Train a LoRA adapter, not the weights themselves.", "LoRA")
-    lora_r: PositiveInt = knob(16, "Rank of the adapter.", "LoRA")
-    lora_alpha: PositiveInt = knob(32, "The adapter is scaled by lora_alpha / lora_r.", "LoRA")
-    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = knob(
+    peft: bool = option(False, "Train a LoRA adapter, not the weights themselves.", "LoRA")
+    lora_r: PositiveInt = option(16, "Rank of the adapter.", "LoRA")
+    lora_alpha: PositiveInt = option(32, "The adapter is scaled by lora_alpha / lora_r.", "LoRA")
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = option(
         0.0, "Dropout in the adapter; 0, where AITraining has 0.05: it also disturbs the sampling.", "LoRA"
     )
-    target_modules: Names = knob("all-linear", "Layers that get an adapter: all-linear, or names with commas.", "LoRA")
-    merge_adapter: bool = knob(True, "Also write base and adapter merged, into model/merged.", "LoRA", may_change=True)
+    target_modules: Names = option(
+        "all-linear", "Layers that get an adapter: all-linear, or names with commas.", "LoRA"
+    )
+    merge_adapter: bool = option(
+        True, "Also write base and adapter merged, into model/merged.", "LoRA", may_change=True
+    )
 
     # -- Evaluation
-    eval_cases: Annotated[int, Field(ge=0)] | None = knob(
+    eval_cases: Annotated[int, Field(ge=0)] | None = option(
         None,
         "Held-out cases to score before and after; unset: a tenth of the dataset, at most 64; 0: none.",
         "Evaluation",
         may_change=True,
     )
-    eval_samples: PositiveInt = knob(
+    eval_samples: PositiveInt = option(
         1,
         "Samples of each held-out case: their mean is the case's score; with several, pass@K is reported besides.",
         "Evaluation",
         may_change=True,
     )
-    eval_strategy: Literal["no", "steps", "epoch"] = knob(
+    eval_strategy: Literal["no", "steps", "epoch"] = option(
         "epoch", "When to score the held-out cases during training as well.", "Evaluation", may_change=True
     )
-    eval_steps: PositiveInt = knob(
+    eval_steps: PositiveInt = option(
         100, "Steps between two of those, with --eval-strategy steps.", "Evaluation", may_change=True
     )
 
     # -- Saving
-    save_strategy: Literal["no", "steps", "epoch"] = knob(
+    save_strategy: Literal["no", "steps", "epoch"] = option(
         "epoch", "When to write a checkpoint.", "Saving", may_change=True
     )
-    save_steps: PositiveInt = knob(
+    save_steps: PositiveInt = option(
         500, "Steps between two checkpoints, with --save-strategy steps.", "Saving", may_change=True
     )
-    save_total_limit: PositiveInt | None = knob(
+    save_total_limit: PositiveInt | None = option(
         1, "Checkpoints to keep; older ones are deleted.", "Saving", may_change=True
     )
-    save_best: bool = knob(
+    save_best: bool = option(
         False,
         "Keep the checkpoint with the best held-out score besides, and let model/ be the best one at the end,"
         " scored once more with new samples for the score that is reported.",
         "Saving",
         may_change=True,
     )
-    push_to_hub: bool = knob(
+    push_to_hub: bool = option(
         False, "Upload model/ to the Hub at the end (token from HF_TOKEN or the hub login).", "Saving", may_change=True
     )
-    username: str | None = knob(
+    username: str | None = option(
         None, "Hub user or organisation to upload to; unset: whose token it is.", "Saving", may_change=True
     )
-    repo_id: str | None = knob(
+    repo_id: str | None = option(
         None, "Hub repository to upload to; unset: username/project_name.", "Saving", may_change=True
     )
-    hub_private: bool = knob(True, "Make the Hub repository private.", "Saving", may_change=True)
+    hub_private: bool = option(True, "Make the Hub repository private.", "Saving", may_change=True)
 
     # -- Hardware
-    num_processes: PositiveInt | None = knob(
+    num_processes: PositiveInt | None = option(
         None, "Training processes; unset: one for each visible GPU, one on CPU.", "Hardware", may_change=True
     )
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = knob(
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = option(
         None, "Autocast of the forward pass; unset: bf16 where the GPU has it, else none.", "Hardware"
     )
-    warm_up: bool = knob(
+    warm_up: bool = option(
         True,
         "On GPUs, begin with a forward and backward pass of the longest episodes: too little memory shows at once.",
         "Hardware",
         may_change=True,
     )
-    disable_gradient_checkpointing: bool = knob(
+    disable_gradient_checkpointing: bool = option(
         False, "Keep all activations: faster, more memory.", "Hardware", may_change=True
     )
-    ddp_timeout: PositiveInt = knob(7200, "Seconds that one process waits for the others.", "Hardware", may_change=True)
+    ddp_timeout: PositiveInt = option(
+        7200, "Seconds that one process waits for the others.", "Hardware", may_change=True
+    )
 
     # -- TRL
-    trl: Table = knob({}, "Any other field of TRL's GRPOConfig, as KEY=VALUE; may be repeated.", "TRL")
+    trl: Table = option({}, "Any other field of TRL's GRPOConfig, as KEY=VALUE; may be repeated.", "TRL")
 
-    if not TYPE_CHECKING:  # type checkers see pydantic's own signature, with every knob in it
+    if not TYPE_CHECKING:  # type checkers see pydantic's own signature, with every option in it
 
-        def __init__(self, **knobs: Any) -> None:
+        def __init__(self, **options: Any) -> None:
             _build()
             try:
-                super().__init__(**knobs)
+                super().__init__(**options)
             except ValidationError as error:
                 raise ConfigError(refusal(error, TrainConfig.model_fields)) from None
 
@@ -437,7 +445,7 @@ class TrainConfig(BaseModel):
                 raise ValueError(why)
         return self
 
-    # What no single knob shows: (is it so, what to say).
+    # What no single option shows: (is it so, what to say).
 
     def _about_the_run(self) -> list[tuple[bool, str]]:
         return [
@@ -580,15 +588,15 @@ class TrainConfig(BaseModel):
         return self.peft and (not self.use_vllm or self.weight_sync == "adapter")
 
     def changed(self) -> dict[str, Any]:
-        """The knobs of `written` that are not at their defaults."""
+        """The options of `written` that are not at their defaults."""
         return {name: value for name, value in self.written().items() if value != type(self).model_fields[name].default}
 
     def written(self) -> dict[str, Any]:
-        """The knobs as config.yaml holds them: less what follows from another one, and what is for one start only."""
-        knobs = self.model_dump(exclude={"resume_from_checkpoint", "resume_anyway"})
+        """The options as config.yaml holds them: less what follows from another one, and what is for one start only."""
+        options = self.model_dump(exclude={"resume_from_checkpoint", "resume_anyway"})
         if self.rl_prompts_per_step is not None:
-            del knobs["gradient_accumulation"]  # derived; written down, it would contradict a changed flag
-        return knobs
+            del options["gradient_accumulation"]  # derived; written down, it would contradict a changed flag
+        return options
 
 
 NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"

@@ -1,4 +1,4 @@
-"""The knobs as people meet them: flags, YAML keys, checks, and the table in docs/knobs.md."""
+"""The options as people meet them: flags, YAML keys, checks, and the table in docs/options.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ELSEWHERE = {
     "auto_find_batch_size": "A smaller batch would break the groups: set --batch-size.",
     "base_model": "Here it is called model.",
     "task": "aitrain grpo has one task: leave it out.",
-    "params": "Knobs are not nested: write them without an indent.",
+    "params": "Options are not nested: write them without an indent.",
     "backend": "aitrain trains on the machine that it runs on: leave it out.",
     "distributed_backend": "Several processes always share the work by DDP: leave it out, and set --num-processes;"
     " for DeepSpeed hand TRL its file, --trl deepspeed=FILE.",
@@ -40,11 +40,11 @@ ELSEWHERE = {
     "max_completion_length": "Say --rl-max-new-tokens.",
     "valid_split": "Cases are held out by --eval-cases, or come from the environment's build_eval_dataset.",
 }
-"""AITraining's flags that aitrain has no knob for, and what to do about each."""
+"""AITraining's flags that aitrain has no option for, and what to do about each."""
 
 
 @dataclass(frozen=True)
-class Knob:
+class Option:
     """One field of TrainConfig, as flags, help and docs need it."""
 
     name: str
@@ -57,7 +57,7 @@ class Knob:
 
     @property
     def flag(self) -> str:
-        """The knob's flag: `--rl-num-generations`."""
+        """The option's flag: `--rl-num-generations`."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -85,17 +85,17 @@ class Knob:
 
 
 @cache
-def knobs() -> tuple[Knob, ...]:
-    """Every knob, in the order of config.py."""
-    return tuple(_knob(name, field) for name, field in TrainConfig.model_fields.items())
+def options() -> tuple[Option, ...]:
+    """Every option, in the order of config.py."""
+    return tuple(_option(name, field) for name, field in TrainConfig.model_fields.items())
 
 
-def _knob(name: str, field: FieldInfo) -> Knob:
+def _option(name: str, field: FieldInfo) -> Option:
     extra = field.json_schema_extra
-    assert isinstance(extra, dict)  # every field is made by config.knob
+    assert isinstance(extra, dict)  # every field is made by config.option
     default = field.get_default(call_default_factory=True, validated_data={})
     kind = _kind(field.annotation, field.metadata)
-    return Knob(name, field.description or "", str(extra["section"]), default, kind, bool(extra["may_change"]))
+    return Option(name, field.description or "", str(extra["section"]), default, kind, bool(extra["may_change"]))
 
 
 def _kind(annotation: Any, metadata: list[Any]) -> str:
@@ -139,17 +139,17 @@ def _bound(bound: Any) -> Iterator[str]:
 def as_help(width: int = 80) -> str:
     """Every flag with its sentence and default, section by section."""
     lines = []
-    for section in dict.fromkeys(knob.section for knob in knobs()):
+    for section in dict.fromkeys(option.section for option in options()):
         lines += ["", f"{section}:"]
-        for knob in knobs():
-            lines += _help_entry(knob, width) if knob.section == section else []
+        for option in options():
+            lines += _help_entry(option, width) if option.section == section else []
     return "\n".join(lines[1:])
 
 
-def _help_entry(knob: Knob, width: int) -> list[str]:
-    value = "" if knob.is_switch else " " + ("|".join(knob.choices) or knob.placeholder)
-    text = f"{knob.sentence} [{knob.shown_default}]"
-    return [f"  {knob.flag}{value}", *textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)]
+def _help_entry(option: Option, width: int) -> list[str]:
+    value = "" if option.is_switch else " " + ("|".join(option.choices) or option.placeholder)
+    text = f"{option.sentence} [{option.shown_default}]"
+    return [f"  {option.flag}{value}", *textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)]
 
 
 DISPLACES = {
@@ -178,10 +178,10 @@ def resolve(file: Path | None, flags: Mapping[str, Any], trl: list[str]) -> Trai
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The knobs of a YAML file.
+    """The options of a YAML file.
 
     Raises:
-        ConfigError: it cannot be read, is not a table of knobs, or has a name that is none.
+        ConfigError: it cannot be read, is not a table of options, or has a name that is none.
     """
     try:
         loaded = read_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig"))
@@ -190,7 +190,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config: {path}{_not_yaml(error)}") from None
     if not isinstance(loaded, dict):
-        raise ConfigError(f"--config: {path} must hold one knob a line, like `lr: 1e-5`")
+        raise ConfigError(f"--config: {path} must hold one option a line, like `lr: 1e-5`")
     for key in loaded:
         _refuse_unknown(str(key), path)
     return {str(key): value for key, value in loaded.items()}
@@ -207,7 +207,7 @@ def _refuse_unknown(key: str, path: Path) -> None:
     if key not in TrainConfig.model_fields:
         hint = elsewhere(key) or did_you_mean(key, TrainConfig.model_fields).strip()
         shown = key if key.isprintable() and key.strip() else repr(key)
-        raise ConfigError(f"{shown[:100]}: there is no such knob (in {path}). {hint}".rstrip())
+        raise ConfigError(f"{shown[:100]}: there is no such option (in {path}). {hint}".rstrip())
 
 
 def _key_and_value(text: str) -> tuple[str, Any]:
@@ -222,40 +222,40 @@ def _key_and_value(text: str) -> tuple[str, Any]:
 
 
 def as_command(config: TrainConfig) -> list[str]:
-    """The words of the command that means this configuration: a flag for each knob that is not at its default."""
+    """The words of the command that means this configuration: a flag for each option that is not at its default."""
     words = ["aitrain", "grpo"]
-    for knob in knobs():
-        value = config.changed().get(knob.name)
+    for option in options():
+        value = config.changed().get(option.name)
         if value is None:
             continue
-        if knob.name == "trl":
+        if option.name == "trl":
             words += [word for key, field in value.items() for word in ("--trl", f"{key}={json.dumps(field)}")]
-        elif knob.is_switch:
-            words.append(knob.flag if value else f"--no-{knob.flag[2:]}")
+        elif option.is_switch:
+            words.append(option.flag if value else f"--no-{option.flag[2:]}")
         else:
-            words += [knob.flag, json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
+            words += [option.flag, json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
     return words
 
 
 def as_markdown() -> str:
-    """docs/knobs.md: every knob in a table, section by section."""
-    lines = ["# Knobs", "", _INTRODUCTION]
-    for section in dict.fromkeys(knob.section for knob in knobs()):
+    """docs/options.md: every option in a table, section by section."""
+    lines = ["# Options", "", _INTRODUCTION]
+    for section in dict.fromkeys(option.section for option in options()):
         lines += ["", f"## {section}", "", "| flag | default | values | what it does |", "|---|---|---|---|"]
-        lines += [_table_row(knob) for knob in knobs() if knob.section == section]
+        lines += [_table_row(option) for option in options() if option.section == section]
     return "\n".join(lines) + "\n"
 
 
 _INTRODUCTION = """\
 <!-- made by `make docs` from aitrain/config.py; a test fails when it is stale -->
 
-Every knob is a flag (`--rl-num-generations 8`), a key of the file given with `--config` (`rl_num_generations: 8`) and
+Every option is a flag (`--rl-num-generations 8`), a key of the file given with `--config` (`rl_num_generations: 8`) and
 an argument of `aitrain.TrainConfig` (`rl_num_generations=8`). A flag wins over the file, the file over the default. A
 switch has a `--no-` form. Unknown names are errors."""
 
 
-def _table_row(knob: Knob) -> str:
-    cells = (f"`{knob.flag}`", f"`{knob.shown_default}`", knob.kind, knob.sentence)
+def _table_row(option: Option) -> str:
+    cells = (f"`{option.flag}`", f"`{option.shown_default}`", option.kind, option.sentence)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from aitrain import activity
-from aitrain.config import TrainConfig
 from aitrain.environment.loader import load_env
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
 from aitrain.events import Note
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.serving import serving
+from aitrain.options.train import TrainConfig
 from aitrain.redaction import disable_telemetry
 from aitrain.report.terminal import Screen
 from aitrain.report.writing import Reporting

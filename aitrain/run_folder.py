@@ -24,7 +24,7 @@ from aitrain.errors import ConfigError
 from aitrain.redaction import redact
 
 if TYPE_CHECKING:
-    from aitrain.config import TrainConfig
+    from aitrain.options.train import TrainConfig
 
 RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """The resolved knobs; `aitrain grpo --config` takes them."""
+        """The resolved options; `aitrain grpo --config` takes them."""
         return self.path / "config.yaml"
 
     @property
@@ -116,7 +116,7 @@ class RunFolder:
 
     def write_config(self, config: TrainConfig) -> None:
         """config.yaml, with the name that this run got."""
-        from aitrain.values import write_yaml  # here, because commands that only read runs need no YAML
+        from aitrain.options.yaml_text import write_yaml  # here, because commands that only read runs need no YAML
 
         named = config.model_copy(update={"project_name": self.path.name})
         write_text(self.config, write_yaml(named.written()))

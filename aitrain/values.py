@@ -210,7 +210,7 @@ Address = Annotated[str, AfterValidator(_read_address)]
 
 
 def as_meant(value: Any, annotation: Any) -> Any:
-    """Any knob's value before it is checked: paths are text, and pydantic must not take `true` for the number 1.
+    """Any option's value before it is checked: paths are text, and pydantic must not take `true` for the number 1.
 
     Raises:
         ValueError: it is empty text or more than a line, or a switch where there is none.
@@ -261,13 +261,13 @@ _EXPECTED = {
 
 
 def refusal(error: ValidationError, fields: Mapping[str, FieldInfo]) -> str:
-    """The first thing that is wrong: the knob, what it must be, what was given; then what the knob does."""
+    """The first thing that is wrong: the option, what it must be, what was given; then what the option does."""
     first = error.errors(include_url=False)[0]
     name, *inside = [str(part) for part in first["loc"]] or [""]
     if not name:
         return _message(first)
     if first["type"] == "extra_forbidden":
-        return f"{name}: there is no such knob.{did_you_mean(name, fields)}"
+        return f"{name}: there is no such option.{did_you_mean(name, fields)}"
     return f"{name}: {'its keys ' if inside else ''}{_message(first)}\n{fields[name].description}"
 
 

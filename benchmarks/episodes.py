@@ -59,9 +59,9 @@ def microseconds(side: Callable[[], object]) -> float:
 
 def prepared() -> dict[str, Callable[[], object]]:
     """What is measured, by its name."""
+    from aitrain.options.train import TrainConfig
     from transformers import AutoTokenizer
 
-    from aitrain.config import TrainConfig
     from aitrain.engines.batching import BatchingEngine, BatchRow
     from aitrain.environment.contract import Case
     from aitrain.environment.runner import start_runner

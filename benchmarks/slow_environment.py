@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
+
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.runner import EnvRunner
 from aitrain.execution.processes import ProcessPool

@@ -1,5 +1,5 @@
 """What must hold for anything that a person writes into a file or behind a flag: no traceback, and either an error that
-says which knob is meant, or a configuration that comes back the same when it is written and read.
+says which option is meant, or a configuration that comes back the same when it is written and read.
 
 test_properties.py tries a few hundred examples of each, benchmarks/properties.py thousands.
 """
@@ -17,16 +17,17 @@ from typing import Any
 from unittest import mock
 
 import yaml
+from aitrain.options.option import options_of
+from aitrain.options.reading import resolve
+from aitrain.options.yaml_text import read_yaml, write_yaml
 from hypothesis import strategies as st
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.cli import main
-from aitrain.knobs import knobs, resolve
-from aitrain.values import read_yaml, write_yaml
 
 # -- examples
 
-KNOBS = [knob.name for knob in knobs()]
+OPTIONS = [option.name for option in options()]
 WORDS = [
     "true",
     "no",
@@ -60,9 +61,9 @@ values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.one_of(texts, scalars), inner, max_size=3)),
     max_leaves=6,
 )
-names = st.one_of(st.sampled_from(KNOBS), texts)
+names = st.one_of(st.sampled_from(OPTIONS), texts)
 mappings = st.dictionaries(st.one_of(names, scalars), values, max_size=4)
-"""What a YAML file may hold, knobs and other things."""
+"""What a YAML file may hold, options and other things."""
 
 right_values = {
     "switch": st.booleans(),
@@ -74,13 +75,13 @@ right_values = {
 
 
 def likely(name: str) -> st.SearchStrategy[Any]:
-    """Values of the right kind for a knob, so that many configurations are taken."""
-    (knob,) = (knob for knob in knobs() if knob.name == name)
-    kind = knob.kind.partition(",")[0]
-    return right_values[kind] if kind in right_values else st.sampled_from([*knob.kind.split(", "), False, None])
+    """Values of the right kind for an option, so that many configurations are taken."""
+    (option,) = (option for option in options() if option.name == name)
+    kind = option.kind.partition(",")[0]
+    return right_values[kind] if kind in right_values else st.sampled_from([*option.kind.split(", "), False, None])
 
 
-likely_mappings = st.lists(st.sampled_from(KNOBS), unique=True, max_size=3).flatmap(
+likely_mappings = st.lists(st.sampled_from(OPTIONS), unique=True, max_size=3).flatmap(
     lambda chosen: st.fixed_dictionaries({name: likely(name) for name in chosen})
 )
 flag_values = st.one_of(texts, st.text(st.characters(blacklist_characters="\0"), max_size=40), values.map(str))
@@ -96,7 +97,7 @@ DEEP = 5_000
 # -- what must hold
 
 
-def holds_for_a_file_of_knobs(mapping: Mapping[Any, Any]) -> None:
+def holds_for_a_file_of_options(mapping: Mapping[Any, Any]) -> None:
     """A mapping as the file of --config."""
     try:
         text = yaml.safe_dump(dict(mapping), allow_unicode=True)
@@ -108,7 +109,7 @@ def holds_for_a_file_of_knobs(mapping: Mapping[Any, Any]) -> None:
 def holds_for_a_file(text: str) -> None:
     """Any text as the file of --config."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "knobs.yaml"
+        file = Path(folder) / "options.yaml"
         file.write_text(text, encoding="utf-8", errors="surrogatepass")
         _holds(lambda: resolve(file, {}, []), [*_keys(text), "--config"])
 
@@ -144,13 +145,13 @@ def _holds(make: Callable[[], TrainConfig], named: list[str]) -> None:
 def _is_readable(message: str, named: list[str]) -> None:
     assert len(message.splitlines()) <= 5, message
     assert "Traceback" not in message
-    assert any(name[:8] in message or repr(name[:8])[1:-1] in message for name in (*named, *KNOBS)), (message, named)
+    assert any(name[:8] in message or repr(name[:8])[1:-1] in message for name in (*named, *OPTIONS)), (message, named)
 
 
 def holds_for_a_flag(name: str, value: str) -> None:
     """Any text behind a flag, through the real command line; with --dry-run nothing is started."""
     flag = "--" + name.replace("_", "-")
-    is_switch = any(knob.name == name and knob.is_switch for knob in knobs())
+    is_switch = any(option.name == name and option.is_switch for option in options())
     given = [flag] if is_switch else [f"{flag}={value}"]
     code, out, err = run_in_process("grpo", "--model=tiny", "--rl-env=envs.arithmetic", "--dry-run", *given)
     assert code in (0, 2, 3), (code, err)
@@ -159,7 +160,7 @@ def holds_for_a_flag(name: str, value: str) -> None:
         return
     assert len(err.splitlines()) <= 6, err
     assert "Traceback" not in err
-    assert flag in err or any(knob in err for knob in KNOBS), err
+    assert flag in err or any(option in err for option in OPTIONS), err
 
 
 def run_in_process(*arguments: str) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""Knobs: their defaults, where their values come from, and what is said about wrong ones."""
+"""Options: their defaults, where their values come from, and what is said about wrong ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aitrain.options.documentation import help_text
+from aitrain.options.option import options_of
+from aitrain.options.other_names import ADVICE
+from aitrain.options.reading import read_file, resolve
+from aitrain.options.yaml_text import read_yaml, write_yaml
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.knobs import ELSEWHERE, as_help, knobs, read_file, resolve
 from aitrain.run_folder import RunFolder
-from aitrain.values import read_yaml, write_yaml
 from tests.conftest import case_name, write
 
 AITRAINING = {
@@ -49,16 +52,16 @@ def test_a_default_is_the_one_that_aitraining_has(name: str, default: Any) -> No
 
 @pytest.mark.parametrize(("name", "default"), DIFFERENT.items())
 def test_a_default_that_differs_from_aitraining_says_why(name: str, default: Any) -> None:
-    (knob,) = [knob for knob in knobs() if knob.name == name]
+    (option,) = [option for option in options() if option.name == name]
     assert getattr(TrainConfig(), name) == default
-    assert "AITraining" in knob.sentence or default is None
+    assert "AITraining" in option.sentence or default is None
 
 
-def test_every_knob_has_a_sentence_a_section_and_a_line_in_the_help() -> None:
-    for knob in knobs():
-        assert knob.sentence.endswith(".")
-        assert knob.section
-        assert f"  {knob.flag}" in as_help()
+def test_every_option_has_a_sentence_a_section_and_a_line_in_the_help() -> None:
+    for option in options():
+        assert option.sentence.endswith(".")
+        assert option.section
+        assert f"  {option.flag}" in as_help()
 
 
 def test_stop_strings_are_one_text_or_a_list() -> None:
@@ -238,7 +241,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"rl_env_config": {1: 2}}, ["rl_env_config: its keys must be text"]),
     ({"rl_env_config": {"a": object()}}, ["rl_env_config: must hold only what JSON can hold"]),
     ({"trl": [1]}, ["trl: must be a table", "not a list"]),
-    ({"rl_temprature": 1}, ["rl_temprature: there is no such knob. Did you mean rl_temperature?"]),
+    ({"rl_temprature": 1}, ["rl_temprature: there is no such option. Did you mean rl_temperature?"]),
     ({"rl_env": "a.py", "rl_env_module": "b"}, ["rl_env and rl_env_module both name an environment"]),
     ({"rl_env": "a.py:A", "rl_env_class": "B"}, ["name two classes"]),
     ({"rl_env_class": "A"}, ["rl_env_class: A in which module? Add --rl-env-module"]),
@@ -255,7 +258,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("wrong", "words"), WRONG, ids=[json.dumps(wrong, default=case_name) for wrong, _ in WRONG])
-def test_a_wrong_value_is_refused_with_the_knobs_name_and_what_it_must_be(
+def test_a_wrong_value_is_refused_with_the_options_name_and_what_it_must_be(
     wrong: dict[Any, Any], words: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -266,7 +269,7 @@ def test_a_wrong_value_is_refused_with_the_knobs_name_and_what_it_must_be(
     assert len(str(caught.value).splitlines()) <= 4
 
 
-def test_advice_about_aitrainings_other_flags_is_never_about_a_knob() -> None:
+def test_advice_about_aitrainings_other_flags_is_never_about_an_option() -> None:
     assert not set(ELSEWHERE) & set(TrainConfig.model_fields)
 
 
@@ -275,7 +278,7 @@ def test_a_quantized_base_may_be_served_when_only_the_adapter_is_handed_over() -
 
 
 @pytest.mark.parametrize(
-    ("knobs", "sync", "may"),
+    ("options", "sync", "may"),
     [({}, None, False), ({"peft": True}, None, True), ({"peft": True, "use_vllm": True}, None, False),
      ({"peft": True, "use_vllm": True, "vllm_mode": "server"}, "adapter", True),
      ({"use_vllm": True, "vllm_mode": "server"}, "disk", False),
@@ -283,9 +286,9 @@ def test_a_quantized_base_may_be_served_when_only_the_adapter_is_handed_over() -
     ids=str,
 )  # fmt: skip
 def test_a_base_in_half_precision_is_one_that_no_update_is_added_to(
-    knobs: dict[str, Any], sync: Any, may: bool
+    options: dict[str, Any], sync: Any, may: bool
 ) -> None:
-    config = TrainConfig(**knobs)
+    config = TrainConfig(**options)
     assert (config.weight_sync, config.may_halve_base) == (sync, may)
 
 

@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from aitrain.options.train import TrainConfig
 
-from aitrain.config import TrainConfig
 from aitrain.environment import loader, locator
 from aitrain.environment.contract import Case, check_contract
 from aitrain.environment.judging import ScoreResult

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from aitrain.options.train import TrainConfig
 
-from aitrain.config import TrainConfig
 from aitrain.environment import loader, locator
 
 

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from aitrain.options.train import TrainConfig
 
 from aitrain import Score
-from aitrain.config import TrainConfig
 from aitrain.environment import loader, locator
 from aitrain.environment.tools import Tools
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aitrain.options.documentation import options_page
 
 import aitrain
-from aitrain.knobs import as_markdown
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "aitrain"
@@ -21,7 +21,7 @@ PACKAGE = ROOT / "aitrain"
 FLOORS = {
     "errors": 0, "packages": 0, "machine": 0, "vllm_ranks": 0, "activity": 0,
     "execution": 0.5, "redaction": 0, "events": 0.1, "values": 0.1, "loss_types": 0.1, "config": 0.2,
-    "batch": 1, "knobs": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
+    "batch": 1, "options": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
     "watchdog": 1.6, "report": 1.6, "rollout": 1.7, "launch": 2,
     "notebook": 3, "cli": 3, "__main__": 4,
 }  # fmt: skip
@@ -161,7 +161,7 @@ def test_help_of_commands_without_options_of_a_run_needs_no_pydantic(arguments: 
         f"import sys; sys.argv[1:] = {arguments!r}\n"
         "from aitrain.cli.main import _run\n"
         "_run()\n"
-        "print('LOADED', *sorted({'pydantic', 'yaml', 'aitrain.config'} & set(sys.modules)))"
+        "print('LOADED', *sorted({'pydantic', 'yaml', 'aitrain.options.train'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "LOADED"
@@ -176,8 +176,8 @@ def test_the_version_is_the_package_version() -> None:
     assert f'version = "{aitrain.__version__}"' in (ROOT / "pyproject.toml").read_text()
 
 
-def test_the_page_of_knobs_is_fresh() -> None:
-    assert (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8") == as_markdown(), "run `make docs`"
+def test_the_page_of_options_is_fresh() -> None:
+    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == as_markdown(), "run `make docs`"
 
 
 def tracked() -> list[Path]:
@@ -234,4 +234,4 @@ def test_the_linters_pass(command: list[str]) -> None:
 
 def test_a_warning_from_our_own_code_fails_a_test() -> None:
     with pytest.raises(UserWarning):
-        warnings.warn_explicit("something is off", UserWarning, "config.py", 1, module="aitrain.config")
+        warnings.warn_explicit("something is off", UserWarning, "config.py", 1, module="aitrain.options.train")

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aitrain.options.train import TrainConfig
 
 from aitrain import activity, watchdog
 from aitrain.activity import SLOT, Activity, Snapshot, read
-from aitrain.config import TrainConfig
 from aitrain.events import Ended, Event, Failed
 from aitrain.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
 from aitrain.launch import processes
@@ -339,7 +339,7 @@ def test_an_orphan_that_hangs_ends_itself(tmp_path: Path) -> None:
 import sys, threading
 from pathlib import Path
 from aitrain import activity
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
 from aitrain.run_folder import RunFolder
 from aitrain.training.worker import _own_watchdog
 activity.own.enter("training")

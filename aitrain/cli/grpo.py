@@ -1,4 +1,4 @@
-"""`aitrain grpo`: train a model on an environment. Its flags are the knobs."""
+"""`aitrain grpo`: train a model on an environment. Its flags are the options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aitrain.cli.loudness import Wanted
-from aitrain.knobs import Knob, as_help, knobs, resolve
+from aitrain.options.documentation import help_text
+from aitrain.options.option import Option, options_of
+from aitrain.options.reading import resolve
 
 if TYPE_CHECKING:
     from aitrain.launch.preflight import RunPlan
@@ -33,7 +35,7 @@ Usage: aitrain grpo [OPTIONS]
 
 Command:
   --config FILE
-        YAML file with knobs; flags win over it.
+        YAML file with options; flags win over it.
   --resume
         Go on from the newest whole checkpoint of this run; short for --resume-from-checkpoint auto.
   --dry-run
@@ -51,22 +53,22 @@ Command:
 
 
 def grpo_signature(command: Callable[..., int]) -> Callable[..., int]:
-    """Give the command one parameter for each knob, so that Typer makes flags of them, and the short one to resume."""
+    """Give the command one parameter for each option, so that Typer makes flags of them, and the short one to resume."""
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    made = [_parameter(knob) for knob in knobs() if knob.name != "trl"] + [_RESUME]
+    made = [_parameter(option) for option in options() if option.name != "trl"] + [_RESUME]
     signature = inspect.Signature([parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in [*own, *made]])
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
     return command
 
 
-def _parameter(knob: Knob) -> inspect.Parameter:
+def _parameter(option: Option) -> inspect.Parameter:
     """Values stay text here: config.py judges them, whether they come from a flag, a file or Python."""
-    flags = f"{knob.flag}/--no-{knob.flag[2:]}" if knob.is_switch else knob.flag
-    option = typer.Option(flags, help=knob.sentence, autocompletion=lambda: list(knob.choices))
-    kind = bool | None if knob.is_switch else str | None
+    flags = f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag
+    option = typer.Option(flags, help=option.sentence, autocompletion=lambda: list(option.choices))
+    kind = bool | None if option.is_switch else str | None
     return inspect.Parameter(
-        knob.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
     )
 
 
@@ -94,7 +96,7 @@ def grpo(
     from aitrain.launch.preflight import check  # here, because help needs none of it
 
     wanted = Wanted(quiet, verbose, debug)
-    plan = check(resolve(config, given_knobs(flags), trl or []))
+    plan = check(resolve(config, given_options(flags), trl or []))
     if dry_run:
         for line in (*plan_lines(plan), *plan.notes):
             typer.echo(line)
@@ -104,8 +106,8 @@ def grpo(
     return start(plan, wanted)
 
 
-def given_knobs(flags: dict[str, Any]) -> dict[str, Any]:
-    """The knobs that were given on the command line, the short way to resume spelt out."""
+def given_options(flags: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given on the command line, the short way to resume spelt out."""
     given = {name: value for name, value in flags.items() if value is not None}
     if given.pop("resume", False):
         given.setdefault("resume_from_checkpoint", "auto")

@@ -122,7 +122,7 @@ def _usage(error: typer.TyperException) -> str:
         return error.format_message()
     flag = getattr(error, "option_name", None) or ""
     if flag:
-        from aitrain.knobs import elsewhere  # here, because only this message needs it
+        from aitrain.options.other_names import elsewhere
 
         if hint := elsewhere(flag):
             return f"{error.message}\n{hint}"

@@ -15,14 +15,15 @@ from typing import Annotated, Any
 import typer
 
 from aitrain.batch import schedule_cases
-from aitrain.cli.grpo import given_knobs, grpo_signature, plan_lines
+from aitrain.cli.grpo import given_options, grpo_signature, plan_lines
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Event, Failed
-from aitrain.knobs import as_help, resolve
 from aitrain.launch.capacity import free_disk, machine_for, processes_sharing, shown
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.room import MIB, PROMPT, disk, levers, needs
 from aitrain.launch.shape import read_shape
+from aitrain.options.documentation import help_text
+from aitrain.options.reading import resolve
 from aitrain.report.duration import duration
 from aitrain.run_folder import RunFolder, read_lines, read_object
 
@@ -45,7 +46,7 @@ Usage: aitrain plan [OPTIONS]
 
 Command:
   --config FILE
-        YAML file with knobs; flags win over it.
+        YAML file with options; flags win over it.
   --measure INTEGER
         Train so many steps in a folder that is thrown away, and say how long the run would take.
   --debug
@@ -66,7 +67,7 @@ def plan(
     **flags: Any,
 ) -> int:
     """Show what a run would do, and what it needs."""
-    wanted = check(resolve(config, given_knobs(flags), trl or []))
+    wanted = check(resolve(config, given_options(flags), trl or []))
     for line in (*plan_lines(wanted), *_room_lines(wanted)):
         typer.echo(line)
     for line in _measured(wanted, measure, debug) if measure else _time_left(wanted):

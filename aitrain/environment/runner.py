@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from aitrain import activity
-from aitrain.config import TrainConfig
 from aitrain.environment.call_policy import CallPolicy, Notify
 from aitrain.environment.contract import Case, Transcript, level_of
 from aitrain.environment.judging import ScoreResult
@@ -31,6 +30,7 @@ from aitrain.execution.failure import Failure
 from aitrain.execution.processes import ProcessPool
 from aitrain.execution.task import Outcome
 from aitrain.machine import usable_cores
+from aitrain.options.train import TrainConfig
 
 THREADS = 64
 PROCESSES_PER_CORE = 4

@@ -14,23 +14,23 @@ from urllib.parse import urlsplit
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.checkpoint import (
     PREFIX,
-    changed_knobs,
+    changed_options,
     check_whole,
     is_named_checkpoint,
     newest_checkpoint,
     read_manifest,
     refuse_changes,
 )
-from aitrain.config import TrainConfig
 from aitrain.environment.locator import EnvSource, check_by_reading, find_env
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.capacity import check_room
 from aitrain.launch.memory import check_memory
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.sampling_note import note_on_truncation
-from aitrain.launch.trl_effects import check_trl_effects
-from aitrain.launch.trl_fields import check_trl_fields, words_of
-from aitrain.loss_types import remarks
+from aitrain.options.loss_types import remarks
+from aitrain.options.train import TrainConfig
+from aitrain.options.trl_effects import check_trl_effects
+from aitrain.options.trl_fields import check_trl_fields, words_of
 from aitrain.packages import installed
 from aitrain.redaction import encoded_forms, secret_values
 from aitrain.run_folder import RunFolder
@@ -107,12 +107,12 @@ def starts_server(config: TrainConfig) -> bool:
 
 def _refuse_secrets(config: TrainConfig) -> None:
     """Refuse secrets in options that are written to config.yaml."""
-    for knob in ("rl_env_config", "trl"):
-        text = json.dumps(getattr(config, knob), ensure_ascii=False)
+    for option in ("rl_env_config", "trl"):
+        text = json.dumps(getattr(config, option), ensure_ascii=False)
         for name, value in secret_values().items():
             if any(form in text for form in encoded_forms([value])):
                 raise ConfigError(
-                    f"{knob}: it holds the value of {name}, and would be written into the run folder\n"
+                    f"{option}: it holds the value of {name}, and would be written into the run folder\n"
                     f'Let the environment read it: os.environ["{name}"]'
                 )
 
@@ -170,13 +170,13 @@ _ENUMERATIONS = {
 
 def _check_words(config: TrainConfig) -> None:
     """Check names that transformers would refuse only after seconds, with a long message."""
-    for knob, (file, enumeration) in _ENUMERATIONS.items():
-        given = getattr(config, knob)
-        words = [] if given == TrainConfig.model_fields[knob].default else words_of("transformers", file, enumeration)
+    for option, (file, enumeration) in _ENUMERATIONS.items():
+        given = getattr(config, option)
+        words = [] if given == TrainConfig.model_fields[option].default else words_of("transformers", file, enumeration)
         if words and given not in words:
             near = [word for word in words if given in word] or get_close_matches(given, words) or words
             shown = ", ".join(near[:6]) + (", ..." if len(near) > 6 else "")
-            raise ConfigError(f"{knob}: transformers has no {knob} {given}\nIt has {shown}")
+            raise ConfigError(f"{option}: transformers has no {option} {given}\nIt has {shown}")
 
 
 def _check_packages(config: TrainConfig) -> None:
@@ -247,7 +247,7 @@ def _find_checkpoint(config: TrainConfig, processes: int, tell: Callable[[str], 
     else:
         path = _named(Path(os.path.expanduser(wanted)))
     if not config.resume_anyway:
-        refuse_changes(path, changed_knobs(read_manifest(path), config, processes))
+        refuse_changes(path, changed_options(read_manifest(path), config, processes))
     return path.resolve()
 
 

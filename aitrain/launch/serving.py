@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from aitrain.config import TrainConfig
 from aitrain.errors import RunFailed
 from aitrain.events import Announce, Note, Phase
 from aitrain.launch.preflight import RunPlan, starts_server
 from aitrain.launch.vllm_server import ServerConfig, VLLMServer
+from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE
 from aitrain.run_folder import RunFolder, write_json
 
@@ -54,7 +54,7 @@ def _server_plan(plan: RunPlan, folder: RunFolder) -> ServerConfig:
 
 
 def _context(config: TrainConfig) -> int | None:
-    """As far as the knobs tell before a dataset is built; None: what the model allows."""
+    """As far as the options tell before a dataset is built; None: what the model allows."""
     episode = config.rl_max_episode_tokens
     if config.rl_max_prompt_length is None or episode is None:
         return config.model_max_length

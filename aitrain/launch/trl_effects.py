@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
+from aitrain.options.train import TrainConfig
 
 _EVALUATION = "held-out cases are scored by aitrain: use --eval-cases, --eval-strategy and --eval-steps"
 _UPLOAD = "model/ is uploaded by aitrain, at the end: use --push-to-hub, --repo-id and --hub-private"

@@ -10,10 +10,10 @@ from types import NoneType
 from typing import Any
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.loss_types import OPTION_OF
+from aitrain.options.loss_types import OPTION_OF
 from aitrain.packages import installed
 
-KNOB_OF = {
+OPTION_OF = {
     "beta": "rl_kl_coef",
     "bf16": "mixed_precision",
     "ddp_timeout": "ddp_timeout",
@@ -57,7 +57,7 @@ KNOB_OF = {
     "warmup_steps": "warmup_ratio",
     "weight_decay": "weight_decay",
 }
-"""Fields that follow from a knob. tests/test_preflight.py keeps it equal to what is handed to TRL."""
+"""Fields that follow from an option. tests/test_preflight.py keeps it equal to what is handed to TRL."""
 
 OURS = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
 """Fields that aitrain sets by itself."""
@@ -73,16 +73,16 @@ _SOURCES = (
 
 
 def check_trl_fields(given: Mapping[str, Any]) -> None:
-    """Refuse a field that TRL does not have, that a knob is for, or that holds something else.
+    """Refuse a field that TRL does not have, that an option is for, or that holds something else.
 
     Raises:
         ConfigError: for the first of them.
     """
     fields = trl_fields() if given else {}
     for name, value in given.items():
-        if name in KNOB_OF and name not in OPTION_OF:
-            flag = "--" + KNOB_OF[name].replace("_", "-")
-            raise ConfigError(f"--trl {name}: aitrain has a knob for it: {flag}")
+        if name in OPTION_OF and name not in OPTION_OF:
+            flag = "--" + OPTION_OF[name].replace("_", "-")
+            raise ConfigError(f"--trl {name}: aitrain has an option for it: {flag}")
         if name in OURS:
             raise ConfigError(f"--trl {name}: aitrain sets it by itself: leave it out")
         if fields and name not in fields:

@@ -14,11 +14,11 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from aitrain.config import TrainConfig
 from aitrain.environment.contract import Case, Prompt, call_with_tokenizer
 from aitrain.environment.row_copies import copy_rows
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
+from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.training.holdout import HoldoutRows, hold_out
 

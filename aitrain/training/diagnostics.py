@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import GRPOConfig
 
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
 
 LINES_IN_A_ROW = 5
 """Consecutive lines of metrics for which a condition must hold before it is reported."""

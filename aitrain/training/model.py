@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain import activity
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
+from aitrain.options.train import TrainConfig
 
 TINY_MODEL = Path(__file__).resolve().parents[1] / "tiny_model"
 """The model shipped with the package, `--model tiny`; built by training/tiny_model.py."""

@@ -34,7 +34,6 @@ from aitrain.checkpoint import (
     step_of,
     tidy,
 )
-from aitrain.config import TrainConfig
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import (
     AdapterSync,
@@ -62,6 +61,7 @@ from aitrain.errors import (
 from aitrain.events import Announce, Ended, Evaluated, Event, Note, Phase
 from aitrain.execution.failure import CallFailed
 from aitrain.heartbeat import Progress
+from aitrain.options.train import TrainConfig
 from aitrain.report.card import try_to_write_card
 from aitrain.report.held_out import before_and_after, bounds_of
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
@@ -233,7 +233,7 @@ def prepare(job: Job, runner: EnvRunner) -> Prepared:
     """Load and check everything, cheapest first, so that what is wrong is said before a model is loaded.
 
     Raises:
-        AitrainError: a knob, the environment or the model cannot be used.
+        AitrainError: an option, the environment or the model cannot be used.
     """
     transformers_logging.disable_progress_bar()
     check_methods(job.environment)

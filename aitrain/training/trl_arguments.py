@@ -12,8 +12,8 @@ from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
 from aitrain.batch import BatchPlan
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.options.train import TrainConfig
 from aitrain.training.model import Precision
 
 
@@ -217,6 +217,6 @@ def _has_rate(arguments: GRPOConfig) -> bool:
 
 def _refuse_wrong_field(name: str, arguments: dict[str, object]) -> None:
     if name in arguments or name == "output_dir":
-        raise ConfigError(f"--trl {name}: aitrain has a knob for it, see docs/knobs.md\nUse the knob.")
+        raise ConfigError(f"--trl {name}: aitrain has an option for it, see docs/options.md\nUse the option.")
     if name not in GRPOConfig.__dataclass_fields__:
         raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, GRPOConfig.__dataclass_fields__)}")

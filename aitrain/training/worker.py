@@ -25,7 +25,6 @@ from typing import NoReturn, TextIO
 import numpy
 
 from aitrain import activity
-from aitrain.config import TrainConfig
 from aitrain.environment.contract import check_methods
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
@@ -33,7 +32,8 @@ from aitrain.environment.runner import start_runner
 from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
 from aitrain.heartbeat import Heartbeat, Progress
-from aitrain.knobs import read_file
+from aitrain.options.reading import read_file
+from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream
 from aitrain.run_folder import RunFolder
 from aitrain.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks

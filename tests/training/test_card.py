@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from aitrain.options.reading import as_command
 from markdown import markdown
 
 from aitrain import Result, TrainConfig
-from aitrain.knobs import as_command
 from aitrain.report import card as cards
 from aitrain.report.card import escaped, fenced
 from aitrain.run_folder import RunFolder

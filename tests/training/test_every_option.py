@@ -19,6 +19,9 @@ from typing import Any
 
 import pytest
 import torch
+from aitrain.options.documentation import help_text
+from aitrain.options.option import options_of
+from aitrain.options.reading import resolve
 from transformers import TrainerControl, TrainerState
 from trl import GRPOTrainer
 
@@ -32,7 +35,6 @@ from aitrain.environment.locator import find_env
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
 from aitrain.errors import AitrainError
 from aitrain.execution.processes import ProcessPool
-from aitrain.knobs import as_help, knobs, resolve
 from aitrain.launch import preflight, processes, serving
 from aitrain.launch.processes import Processes
 from aitrain.redaction import TELEMETRY_OFF
@@ -440,7 +442,7 @@ def machine(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_option_has_an_entry() -> None:
-    names = {knob.name for knob in knobs()}
+    names = {option.name for option in options()}
     missing, gone = sorted(names - EFFECTS.keys()), sorted(EFFECTS.keys() - names)
     assert not missing, (
         f"{', '.join(missing)}: add one line for each to EFFECTS in {Path(__file__).name}, such as"
@@ -462,10 +464,10 @@ def test_an_option_does_something(name: str) -> None:
     assert shown != effect.observe(with_it), f"{name} changes nothing: remove it, or let it do what its sentence says"
 
 
-@pytest.mark.parametrize("knob", knobs(), ids=lambda knob: knob.name)
-def test_an_option_is_read_from_a_file_and_is_in_the_help(knob: Any, here: Path) -> None:
-    effect = EFFECTS[knob.name]
-    (here / "run.yaml").write_text(json.dumps({**effect.others, knob.name: effect.value}))
+@pytest.mark.parametrize("option", options(), ids=lambda option: option.name)
+def test_an_option_is_read_from_a_file_and_is_in_the_help(option: Any, here: Path) -> None:
+    effect = EFFECTS[option.name]
+    (here / "run.yaml").write_text(json.dumps({**effect.others, option.name: effect.value}))
     read = resolve(here / "run.yaml", {}, [])
-    assert read == TrainConfig(**effect.others | {knob.name: effect.value})
-    assert knob.flag + " " in as_help().replace("\n", " \n")
+    assert read == TrainConfig(**effect.others | {option.name: effect.value})
+    assert option.flag + " " in as_help().replace("\n", " \n")
