@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Interrupted, RunFailed
 
 if TYPE_CHECKING:
-    from aitrain.config import TrainConfig
     from aitrain.environment.contract import Score
+    from aitrain.options.train import TrainConfig
     from aitrain.run_folder import Result
 
 __version__ = "0.1.0"
@@ -25,7 +25,11 @@ __all__ = [
     "train",
 ]
 
-_LAZY = {"Result": "aitrain.run_folder", "Score": "aitrain.environment.contract", "TrainConfig": "aitrain.config"}
+_LAZY = {
+    "Result": "aitrain.run_folder",
+    "Score": "aitrain.environment.contract",
+    "TrainConfig": "aitrain.options.train",
+}
 """Names that are imported on first use, by module: `import aitrain` needs no pydantic."""
 
 

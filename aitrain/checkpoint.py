@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
-from aitrain.knobs import knobs
+from aitrain.options.option import options_of
+from aitrain.options.train import TrainConfig
 from aitrain.privacy import without_secrets
 from aitrain.run_folder import RunFolder, forget, plain, sync, write_json
 
@@ -252,7 +252,7 @@ def changed_knobs(before: Manifest, config: TrainConfig, processes: int) -> list
     """Each knob that changes the training and is not what it was, as `lr: 1e-05 -> 0.001`."""
     old, new = _flat(before.config), _flat(plain(config.written()))
     old["processes"], new["processes"] = before.processes, processes
-    free = {knob.name for knob in knobs() if knob.may_change}
+    free = {option.name for option in options_of(type(config)) if option.resume_safe}
     names = [name for name in {**old, **new} if name.partition(".")[0] not in free]
     in_both = {"gradient_accumulation"}  # derived, where it is not written
     return [

@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any
 
 from aitrain import activity
-from aitrain.config import TrainConfig
 from aitrain.environment.loading import load
 from aitrain.errors import AitrainError, ConfigError, RunFailed, as_ours
 from aitrain.events import Note
 from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.launch.preflight import Plan, check
 from aitrain.launch.serving import serving
+from aitrain.options.train import TrainConfig
 from aitrain.privacy import opt_out
 from aitrain.report.terminal import Screen
 from aitrain.report.writing import Reporting

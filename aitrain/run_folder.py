@@ -24,7 +24,7 @@ from aitrain.errors import ConfigError
 from aitrain.privacy import masked
 
 if TYPE_CHECKING:
-    from aitrain.config import TrainConfig
+    from aitrain.options.train import TrainConfig
 
 RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
@@ -115,11 +115,13 @@ class RunFolder:
         return cls(path, (*made, path))
 
     def write_config(self, config: TrainConfig) -> None:
-        """config.yaml, with the name that this run got."""
-        from aitrain.values import write_yaml  # here, because commands that only read runs need no YAML
+        """config.yaml, with the name that this run got, and its schema beside it."""
+        from aitrain.options import schema  # here, because commands that only read runs need no YAML
+        from aitrain.options.yaml_text import write_yaml
 
         named = config.model_copy(update={"project_name": self.path.name})
-        write_text(self.config, write_yaml(named.written()))
+        write_json(self.path / schema.FILE, schema.json_schema(type(config)))
+        write_text(self.config, schema.HEADER + write_yaml(named.written()))
 
     def write_status(self, status: str, **known: Any) -> None:
         """status.json: whether the run runs, or how it ended; what is None, or not told, stays as it was."""

@@ -90,8 +90,8 @@ def main() -> int:
 
 def measured(name: str, environment: Slow, url: str, pairs: int) -> Row:
     """Both sides, in turn; a first pair of rollouts is not counted."""
-    from aitrain.config import TrainConfig
     from aitrain.environment.scoring import host_of
+    from aitrain.options.train import TrainConfig
 
     with closing(host_of(environment, TrainConfig(rl_env_workers=EPISODES))) as host:
         freely, in_rounds = rollouts(host, url)

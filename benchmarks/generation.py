@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
 from benchmarks.measuring import PATIENCE, Row, options, show
 from benchmarks.overhead import SURROUNDINGS, in_new_process
 from benchmarks.quiet_training import KNOBS

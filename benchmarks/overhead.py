@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
 from benchmarks.measuring import ROOT, Bounds, Row, options, positive, run, script, show
 
 SECONDS, MEMORY = Bounds(ratio=1.03), Bounds(ratio=1.05)

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
 from benchmarks.measuring import RSS_UNIT, Bounds, Row, options, positive, show
 from benchmarks.overhead import SURROUNDINGS
 from benchmarks.quiet_training import KNOBS, quietly

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from aitrain.config import TrainConfig
 from aitrain.environment.contract import Case, Completion
 from aitrain.environment.isolation import Isolation
 from aitrain.environment.scoring import Host
+from aitrain.options.train import TrainConfig
 from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS
 

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from aitrain.batch import plan_batch
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
 from aitrain.training.model import TINY, choose_precision
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from aitrain.config import TrainConfig
 from aitrain.environment import finding, loading
 from aitrain.environment.contract import Case, check_contract
 from aitrain.environment.judging import Scored
 from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.options.train import TrainConfig
 from tests.rehearsal import rehearse
 
 ORIGINAL = Path(__file__).parent / "data" / "gsm8k_original"

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from aitrain.config import TrainConfig
 from aitrain.environment import finding, loading
+from aitrain.options.train import TrainConfig
 
 
 @pytest.fixture

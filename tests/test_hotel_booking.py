@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from aitrain import Score
-from aitrain.config import TrainConfig
 from aitrain.environment import finding, loading
 from aitrain.environment.tools import Tools
+from aitrain.options.train import TrainConfig
 
 TOPICS = ["city", "dates", "budget", "stars", "breakfast"]
 ASK_ALL = ["On which dates, and for what budget?", "How many stars? Breakfast?"]

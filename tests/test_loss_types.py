@@ -10,7 +10,7 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.cli.grpo import plan_lines
 from aitrain.launch.preflight import check
-from aitrain.loss_types import LOSS_TYPES, as_markdown, remarks
+from aitrain.options.loss_types import LOSS_TYPES, as_markdown, remarks
 
 COMPANIONS: dict[str, dict[str, Any]] = {
     "grpo": {"epsilon": 0.2, "epsilon_high": 0.2, "importance_sampling_level": "token", "scale_rewards": "group"},
@@ -129,4 +129,4 @@ def test_the_plan_shows_the_settings_that_hold() -> None:
 
 def test_the_table_of_the_page_is_fresh() -> None:
     page = (Path(__file__).parents[1] / "docs" / "losses.md").read_text(encoding="utf-8")
-    assert as_markdown() in page, "put aitrain.loss_types.as_markdown() into the page"
+    assert as_markdown() in page, "put aitrain.options.loss_types.as_markdown() into the page"

@@ -18,7 +18,6 @@ from threading import Thread
 import pytest
 
 import aitrain
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.events import Event, Note
 from aitrain.launch import preflight, vllm_server
@@ -26,6 +25,7 @@ from aitrain.launch import serving as serving_room
 from aitrain.launch.preflight import Plan
 from aitrain.launch.serving import serving
 from aitrain.launch.vllm_server import MODEL_NAME, ServerPlan, VllmServer
+from aitrain.options.train import TrainConfig
 from aitrain.run_folder import RunFolder
 
 FAKE = """

@@ -17,11 +17,11 @@ import pytest
 
 from aitrain import activity, watchdog
 from aitrain.activity import SLOT, Activity, Snapshot, read
-from aitrain.config import TrainConfig
 from aitrain.events import Ended, Event, Failed
 from aitrain.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
 from aitrain.launch import processes
 from aitrain.launch.processes import Processes
+from aitrain.options.train import TrainConfig
 from aitrain.report.runs import look
 from aitrain.run_folder import RunFolder, read_object, write_json
 from aitrain.watchdog import IdleClock, Stall, Watchdog, descendants, message, waits_for_another_rank
@@ -339,7 +339,7 @@ def test_an_orphan_that_hangs_ends_itself(tmp_path: Path) -> None:
 import sys, threading
 from pathlib import Path
 from aitrain import activity
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
 from aitrain.run_folder import RunFolder
 from aitrain.training.worker import _own_watchdog
 activity.own.enter("training")

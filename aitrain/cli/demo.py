@@ -22,8 +22,8 @@ def demo(
 ) -> int:
     """Teach the tiny model to add, in about a minute on two CPU cores."""
     from aitrain.cli.running import start  # here, because help needs none of it
-    from aitrain.config import TrainConfig
     from aitrain.launch.preflight import check
+    from aitrain.options.train import TrainConfig
 
     wanted = Wanted(quiet, verbose, debug)
     config = TrainConfig(

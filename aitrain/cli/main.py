@@ -24,6 +24,7 @@ COMMANDS = {
     "show": "Show a run in the terminal: scores, curve, rollouts.",
     "doctor": "Say what keeps this machine from training: libraries, GPUs, disk.",
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
+    "schema": "Print the JSON schema of config files, for editors.",
     "data": "Bring datasets into the form that the bundled environments read.",
 }
 """The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
@@ -111,19 +112,24 @@ def _run() -> int:
 
 
 def _usage(error: typer.TyperException) -> str:
-    """What the parser refused, with what AITraining's flags are called here; the help where a command is missing."""
+    """What the parser refused, with what to use in its place; the help where a command is missing."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return error.format_message()
-    flag = getattr(error, "option_name", None) or ""
-    if flag:
-        from aitrain.knobs import elsewhere  # here, because only this message needs it
-
-        if hint := elsewhere(flag):
-            return f"{error.message}\n{hint}"
-    near = did_you_mean(flag, getattr(error, "possibilities", None) or ())
     context = getattr(error, "ctx", None)
     see = f"\nSee {context.command_path} --help" if context else ""
+    flag = getattr(error, "option_name", None)
+    if flag and context and type(error).__name__ == "NoSuchOption":
+        return _unknown_flag(flag, context) + see
+    near = did_you_mean(flag or "", getattr(error, "possibilities", None) or ())
     return (f"{error.message}.{near}" if near else error.format_message()) + see
+
+
+def _unknown_flag(flag: str, context: typer.Context) -> str:
+    """A flag that the command does not have; the option to use, where the command has options of a job."""
+    from aitrain.options.other_names import unknown_option  # here, because only this message needs it
+
+    names = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
+    return unknown_option(flag, [name.lstrip("-").replace("-", "_") for name in names if name.startswith("--")])
 
 
 def _tell(message: str, code: int, error: BaseException) -> int:

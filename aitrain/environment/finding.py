@@ -12,8 +12,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
+from aitrain.options.train import TrainConfig
 from aitrain.packages import in_working_directory, installed
 
 PACKAGE = Path(__file__).resolve().parents[1]

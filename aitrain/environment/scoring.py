@@ -13,7 +13,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from aitrain.config import TrainConfig
 from aitrain.environment.call_policy import CallPolicy, CopyPlan, Tell
 from aitrain.environment.contract import Case, Completion, level_of
 from aitrain.environment.dialogue import Dialogue, Move, Opening, Reply, dialogue_for
@@ -26,6 +25,7 @@ from aitrain.environment.watching import Watch
 from aitrain.environment.workers import Call, Calls, Meanwhile, Outcome, Workers
 from aitrain.errors import EnvironmentFailed
 from aitrain.machine import usable_cores
+from aitrain.options.train import TrainConfig
 
 PATIENCE = 3
 """Batches in a row with too many failures, after which a run is given up."""

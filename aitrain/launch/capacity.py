@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from aitrain.batch import BatchPlan
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.launch.nvidia import ask_driver
 from aitrain.launch.room import MIB, Machine, Needs, disk, levers, needs
 from aitrain.launch.shape import Shape, read_shape
 from aitrain.machine import free_memory, total_memory
+from aitrain.options.train import TrainConfig
 
 TIGHT = 0.9
 """Share of the free memory that a run may need by estimate: beyond it a person is warned."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.launch.nvidia import Gpu, ask_driver
 from aitrain.machine import free_memory
+from aitrain.options.train import TrainConfig
 
 GIB = 2**30
 CACHE = "VLLM_CPU_KVCACHE_SPACE"

@@ -22,16 +22,16 @@ from aitrain.checkpoint import (
     read_manifest,
     refuse_changes,
 )
-from aitrain.config import TrainConfig
 from aitrain.environment.finding import Source, check_by_reading, find
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.launch.capacity import check_room
 from aitrain.launch.memory import check_memory
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.sampling_note import note_on_truncation
-from aitrain.launch.trl_effects import check_trl_effects
-from aitrain.launch.trl_fields import check_trl_fields, words_of
-from aitrain.loss_types import remarks
+from aitrain.options.loss_types import remarks
+from aitrain.options.train import TrainConfig
+from aitrain.options.trl_effects import check_trl_effects
+from aitrain.options.trl_fields import check_trl_fields, words_of
 from aitrain.packages import installed
 from aitrain.privacy import forms, secrets
 from aitrain.run_folder import RunFolder

@@ -13,9 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from aitrain.batch import BatchPlan, plan_batch
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.launch.shape import Shape
+from aitrain.options.train import TrainConfig
 
 MIB = 1 << 20
 PROMPT = 256

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
 
 
 def note_on_truncation(config: TrainConfig) -> str | None:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from aitrain.config import TrainConfig
 from aitrain.environment.finding import PACKAGE
 from aitrain.errors import RunFailed
 from aitrain.events import Announce, Note, Phase
 from aitrain.launch.preflight import Plan, starts_server
 from aitrain.launch.vllm_server import ServerPlan, VllmServer
+from aitrain.options.train import TrainConfig
 from aitrain.run_folder import RunFolder, write_json
 
 LOOK = 0.5

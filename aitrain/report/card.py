@@ -15,9 +15,10 @@ from typing import Any
 
 import yaml
 
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
-from aitrain.knobs import as_command, read_file
+from aitrain.options.reading import as_command, resolve
+from aitrain.options.train import TrainConfig
+from aitrain.options.yaml_text import write_yaml
 from aitrain.privacy import masked, without_secrets
 from aitrain.report.held_out import shown
 from aitrain.report.picture import draw_curve
@@ -26,7 +27,6 @@ from aitrain.report.rollouts import Rollouts
 from aitrain.report.summary import Values, curves, metric_lines, read_object, scores
 from aitrain.report.visible import visible
 from aitrain.run_folder import RunFolder, write_text
-from aitrain.values import write_yaml
 
 PICTURE = "reward.png"
 
@@ -38,7 +38,7 @@ def write_card(folder: RunFolder) -> None:
     picture = draw_curve(folder, rollouts)
     if picture is not None:
         shutil.copyfile(picture, folder.model / PICTURE)
-    config = TrainConfig(**read_file(folder.config))
+    config = resolve(TrainConfig, folder.config)
     text = "\n\n".join([_front_matter(config), *_sections(folder, config, rollouts)])
     write_text(folder.model / "README.md", masked(text) + "\n")
 
@@ -141,7 +141,7 @@ def _again(config: TrainConfig, made: Values) -> str:
     """The command, or what a notebook called."""
     config = config.model_copy(update=without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl}))
     if config.rl_env or config.rl_env_module:
-        return "To do it again:\n\n" + fenced(shlex.join(as_command(config)), "bash")
+        return "To do it again:\n\n" + fenced(shlex.join(as_command(config, "aitrain", "grpo")), "bash")
     knobs = ", ".join(f"{name}={value!r}" for name, value in config.changed().items())
     called = f"aitrain.train(aitrain.TrainConfig({knobs}), environment={made.get('class')}(...))"
     return "To do it again, in Python:\n\n" + fenced(called, "python")

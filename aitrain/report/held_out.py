@@ -13,8 +13,8 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any, TypeAlias
 
+from aitrain.options.value_types import score_bounds
 from aitrain.report.intervals import UNIT, Bounds, Interval, of_change, of_mean
-from aitrain.values import score_bounds
 
 Scoring: TypeAlias = Mapping[str, Sequence[float]]
 """The scores of the samples of each case, by the number of its row; samples that could not be scored are left out."""

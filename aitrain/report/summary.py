@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
 from aitrain.privacy import without_secrets
 from aitrain.report.held_out import (
     DECODINGS,

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
 
 LASTS = 5
 """Lines of metrics in a row that must look bad: single batches do."""

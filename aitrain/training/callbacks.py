@@ -17,10 +17,10 @@ from accelerate.utils import reduce
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain.checkpoint import Best
-from aitrain.config import TrainConfig
 from aitrain.errors import Interrupted
 from aitrain.events import Announce, Step
 from aitrain.heartbeat import Progress
+from aitrain.options.train import TrainConfig
 from aitrain.training.history import History
 
 Scores: TypeAlias = tuple[float | None, float | None]

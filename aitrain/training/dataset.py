@@ -14,11 +14,11 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from aitrain.config import TrainConfig
 from aitrain.environment.contract import Case, Prompt, call_with_tokenizer
 from aitrain.environment.loading import failure
 from aitrain.environment.row_copies import copied_rows
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+from aitrain.options.train import TrainConfig
 from aitrain.training.chat import Chat
 from aitrain.training.holding_out import HeldOutRows, hold_out
 

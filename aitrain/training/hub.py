@@ -6,8 +6,8 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, get_token
 
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.options.train import TrainConfig
 
 
 def check_hub(config: TrainConfig) -> None:

@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import torch
 
-from aitrain.config import TrainConfig
 from aitrain.errors import RunFailed
+from aitrain.options.train import TrainConfig
 from aitrain.training.model import Precision
 
 TIMEOUTS = ("timed out waiting", "timeout caused", "watchdog caught collective", "wait timeout")

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain import activity
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
+from aitrain.options.train import TrainConfig
 
 TINY = Path(__file__).resolve().parents[1] / "tiny_model"
 """The shipped model, `--model tiny`; made by training/tiny_model.py."""
@@ -140,7 +140,7 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
         options["attn_implementation"] = config.attn_implementation
     if config.quantization is not None:
         options |= _quantized(config)
-    options |= config.trl.get("model_init_kwargs") or {}  # TRL would load a reference model with them, and no other
+    options |= config.trl_table("model_init_kwargs")  # TRL would load a reference model with them, and no other
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_path(config.model), **options)
     except Exception as error:

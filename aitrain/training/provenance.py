@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from aitrain.config import TrainConfig
 from aitrain.machine import usable_cores
+from aitrain.options.train import TrainConfig
 from aitrain.privacy import without_secrets
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")

@@ -34,7 +34,6 @@ from aitrain.checkpoint import (
     step_of,
     tidy,
 )
-from aitrain.config import TrainConfig
 from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
 from aitrain.environment.failures import CallFailed
 from aitrain.environment.scoring import Host, host_of
@@ -42,6 +41,7 @@ from aitrain.environment.tools import Tools
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Event, Note, Phase
 from aitrain.heartbeat import Progress
+from aitrain.options.train import TrainConfig
 from aitrain.report.card import try_to_write_card
 from aitrain.report.held_out import before_and_after, bounds_of
 from aitrain.run_folder import Result, RunFolder, read_lines, write_json

@@ -7,7 +7,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from aitrain.checkpoint import STAGING, publish
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
 from aitrain.run_folder import RunFolder
 from aitrain.training.model import load_model
 from aitrain.training.trainer import EpisodeTrainer

@@ -25,11 +25,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations import get_reporting_integration_callbacks
 
 from aitrain import activity
-from aitrain.config import TrainConfig
 from aitrain.events import Evaluated
+from aitrain.options.train import TrainConfig
+from aitrain.options.yaml_text import write_yaml
 from aitrain.privacy import without_secrets
 from aitrain.run_folder import RunFolder
-from aitrain.values import write_yaml
 
 PROJECT = "aitrain"
 """What runs are kept under, where the tracker's own variable does not say."""

@@ -13,8 +13,8 @@ from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
 from aitrain.batch import BatchPlan
-from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.options.train import TrainConfig
 from aitrain.training.model import Precision
 
 

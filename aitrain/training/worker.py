@@ -26,7 +26,6 @@ from typing import NoReturn, TextIO
 import numpy
 
 from aitrain import activity
-from aitrain.config import TrainConfig
 from aitrain.environment.contract import check_methods
 from aitrain.environment.finding import find
 from aitrain.environment.loading import load
@@ -34,7 +33,8 @@ from aitrain.environment.scoring import host_of
 from aitrain.errors import RunFailed, as_ours
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
 from aitrain.heartbeat import Heartbeat, Progress
-from aitrain.knobs import read_file
+from aitrain.options.reading import resolve
+from aitrain.options.train import TrainConfig
 from aitrain.privacy import MaskedStream
 from aitrain.run_folder import RunFolder
 from aitrain.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks
@@ -102,7 +102,7 @@ def main(arguments: list[str], channel: Channel) -> int:
 def _work(arguments: list[str], folder: RunFolder, channel: Channel, heartbeat: Heartbeat) -> None:
     """The environment is loaded before torch is: what is wrong with it is said within a second."""
     checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
-    config = TrainConfig(**read_file(folder.config), resume_anyway="anyway" in arguments[2:])
+    config = resolve(TrainConfig, folder.config, {"resume_anyway": "anyway" in arguments[2:]})
     if url := os.environ.get(SERVER_VARIABLE):
         config = config.model_copy(update={"vllm_server_url": url})
     heartbeat.progress.stall_timeout = config.stall_timeout

@@ -20,8 +20,8 @@ import torch
 import trl.generation.vllm_generation as vllm_generation
 from transformers import AutoTokenizer
 
-from aitrain.config import TrainConfig
 from aitrain.events import Event
+from aitrain.options.train import TrainConfig
 from aitrain.run_folder import RunFolder, append_lines
 from aitrain.training.run import Job, part_in_peace, run
 from aitrain.training.worker import leave

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from aitrain.config import TrainConfig
 from aitrain.events import SERVER_VARIABLE, Failed, decode
 from aitrain.launch.processes import PYTHON, WORKER
+from aitrain.options.train import TrainConfig
 from aitrain.run_folder import Result, RunFolder, read_lines
 from aitrain.training.model import TINY
 from tests.training.small_server import SmallServer

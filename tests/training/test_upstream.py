@@ -14,7 +14,7 @@ from transformers import GenerationMixin
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import utils as trl_utils
 
-from aitrain.launch.trl_fields import trl_fields
+from aitrain.options.trl_fields import trl_fields
 from aitrain.training.trainer import EpisodeTrainer
 
 OVERRIDDEN_OR_CALLED = {

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from aitrain.config import TrainConfig
+from aitrain.options.train import TrainConfig
 from aitrain.training.generation.stopping import StopStrings
 
 Tensor = torch.Tensor

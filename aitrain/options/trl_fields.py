@@ -10,10 +10,10 @@ from types import NoneType
 from typing import Any
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.loss_types import OPTION_OF
+from aitrain.options.loss_types import OPTION_OF
 from aitrain.packages import installed
 
-KNOB_OF = {
+OPTION_OF_FIELD = {
     "beta": "rl_kl_coef",
     "bf16": "mixed_precision",
     "ddp_timeout": "ddp_timeout",
@@ -59,8 +59,55 @@ KNOB_OF = {
 }
 """Fields that follow from a knob. tests/test_preflight.py keeps it equal to what is handed to TRL."""
 
-OURS = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
+SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
 """Fields that aitrain sets by itself."""
+
+_EVALUATION = "held-out cases are scored by aitrain: use --eval-cases, --eval-strategy and --eval-steps"
+_UPLOAD = "model/ is uploaded by aitrain, at the end: use --push-to-hub, --repo-id and --hub-private"
+_BEST = "use --save-best"
+_UNUSED = "GRPO does not use it: leave it out"
+
+WITHOUT_EFFECT = {
+    "generation_kwargs": (
+        "use --rl-min-p, --rl-stop, --rl-min-new-tokens, --rl-repetition-penalty,\n"
+        "--rl-presence-penalty and --rl-frequency-penalty, which mean the same on every engine"
+    ),
+    "vllm_structured_outputs_regex": (
+        "log-probabilities of restricted answers cannot be compared with the trainer's:\nlet the environment score the"
+        " format"
+    ),
+    "max_tool_calling_iterations": "use --rl-max-turns",
+    "resume_from_checkpoint": "use --resume or --resume-from-checkpoint",
+    "load_best_model_at_end": _BEST,
+    "metric_for_best_model": _BEST,
+    "greater_is_better": _BEST,
+    "push_to_hub": _UPLOAD,
+    "hub_model_id": _UPLOAD,
+    "hub_private_repo": _UPLOAD,
+    "hub_strategy": _UPLOAD,
+    "hub_always_push": _UPLOAD,
+    "hub_revision": _UPLOAD,
+    "hub_token": "tokens are taken from HF_TOKEN or the hub login only",
+    "do_eval": _EVALUATION,
+    "eval_steps": _EVALUATION,
+    "eval_delay": _EVALUATION,
+    "eval_on_start": _EVALUATION,
+    "eval_accumulation_steps": _EVALUATION,
+    "eval_do_concat_batches": _EVALUATION,
+    "eval_use_gather_object": _EVALUATION,
+    "batch_eval_metrics": _EVALUATION,
+    "include_for_metrics": _EVALUATION,
+    "num_generations_eval": _EVALUATION,
+    "per_device_eval_batch_size": _EVALUATION,
+    "prediction_loss_only": _EVALUATION,
+    "do_train": _UNUSED,
+    "do_predict": _UNUSED,
+    "label_names": _UNUSED,
+    "label_smoothing_factor": _UNUSED,
+    "length_column_name": _UNUSED,
+    "train_sampling_strategy": _UNUSED,
+}
+"""Fields that would change nothing in a run, and what to use in their place."""
 
 COUNTS = ("generation_batch_size", "num_iterations", "steps_per_generation")
 """Fields that have to be at least 1, which TRL does not check."""
@@ -80,10 +127,10 @@ def check_trl_fields(given: Mapping[str, Any]) -> None:
     """
     fields = trl_fields() if given else {}
     for name, value in given.items():
-        if name in KNOB_OF and name not in OPTION_OF:
-            flag = "--" + KNOB_OF[name].replace("_", "-")
+        if name in OPTION_OF_FIELD and name not in OPTION_OF:
+            flag = "--" + OPTION_OF_FIELD[name].replace("_", "-")
             raise ConfigError(f"--trl {name}: aitrain has a knob for it: {flag}")
-        if name in OURS:
+        if name in SET_BY_AITRAIN:
             raise ConfigError(f"--trl {name}: aitrain sets it by itself: leave it out")
         if fields and name not in fields:
             raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, fields)}")
