@@ -61,9 +61,12 @@ COMMANDS = {
     # --config
     "config not there": Refused("--config none.yaml", 2, ["--config: cannot read none.yaml: No such file"]),
     "config is a folder": Refused("--config .", 2, ["--config: cannot read .: Is a directory"]),
-    "misspelt key": Refused("--config c.yaml", 2, ["unknown option rl_num_generation (in c.yaml)", "mean rl_num_generations?"],
-                            {"c.yaml": "rl_num_generation: 4"}),
-    "nested keys": Refused("--config c.yaml", 2, ["unknown option params", "without an indent"], {"c.yaml": "params:\n  lr: 1"}),
+    "misspelt key": Refused(
+        "--config c.yaml", 2, ["unknown option rl_num_generation (in c.yaml)", "mean rl_num_generations?"],
+        {"c.yaml": "rl_num_generation: 4"},
+    ),
+    "nested keys": Refused("--config c.yaml", 2, ["unknown option params", "without an indent"],
+                           {"c.yaml": "params:\n  lr: 1"}),
     "list for a config": Refused("--config c.yaml", 2, ["c.yaml must hold one option a line"], {"c.yaml": "- lr"}),
     "empty config": Refused("--config c.yaml", 2, ["c.yaml must hold one option a line"], {"c.yaml": "# later\n"}),
     "broken yaml": Refused("--config c.yaml", 2, ["c.yaml, line 2: "], {"c.yaml": "epochs: 1\n\tlr: 1"}),

@@ -38,8 +38,8 @@ _INTRODUCTION = """\
 
 Every option is a flag (`--rl-num-generations 8`), a key of the file given with `--config` (`rl_num_generations: 8`),
 and an argument of `aitrain.TrainConfig` (`rl_num_generations=8`). A flag overrides the file, the file overrides the
-default. A switch has a `--no-` form. Unknown names are errors; for a name of TRL, AITraining or Unsloth, the message says
-which option means the same.
+default. A switch has a `--no-` form. Unknown names are errors; for a name of TRL, AITraining or Unsloth, the message
+names the option that means the same.
 
 ## In an editor
 

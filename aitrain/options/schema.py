@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from aitrain.options.section import Options, build, descriptions, option_names
 
-FILE = "config.schema.json"
-HEADER = f"# yaml-language-server: $schema={FILE}\n"
-"""First line of a YAML file with the schema beside it."""
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 Schema = dict[str, object]

@@ -164,7 +164,9 @@ _TEXT = {"type": "string"}
 _TRACKER = f"({'|'.join(TRACKERS)})"
 
 JsonObject = Annotated[
-    dict[str, object], BeforeValidator(read_json_object), WithJsonSchema({"anyOf": [{"type": "object"}, _TEXT]})
+    dict[str, object],
+    BeforeValidator(read_json_object),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "pattern": r"^(@.|\s*\{)"}]}),
 ]
 Table = Annotated[dict[str, object], BeforeValidator(_read_table), WithJsonSchema({"type": ["object", "null"]})]
 Names = Annotated[
