@@ -169,7 +169,8 @@ def test_advice_is_never_about_an_option() -> None:
     ("name", "option"),
     [("rl_temprature", "rl_temperature"), ("batchsize", "batch_size"), ("epoch", "epochs"),
     
-     ("wamrup_ratio", "warmup_ratio"), ("lora_aplha", "lora_alpha"), ("rl_num_generation", "rl_num_generations"), ("LR", "lr"), ("modle", "model"),
+     ("wamrup_ratio", "warmup_ratio"), ("lora_aplha", "lora_alpha"), ("rl_num_generation", "rl_num_generations"),
+     ("LR", "lr"), ("modle", "model"),
      ("rl-top-p", "rl_top_p"), ("vllm_servr_url", "vllm_server_url"), ("max_step", "max_steps")],
 )  # fmt: skip
 def test_a_misspelt_name_is_answered_with_the_nearest_option(name: str, option: str) -> None:

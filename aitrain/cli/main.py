@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperGroup
@@ -15,6 +15,11 @@ from typer.core import TyperGroup
 import aitrain
 from aitrain.cli import completion
 from aitrain.errors import AitrainError, did_you_mean
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context
+    from typer.core import TyperOption
+    from typer.models import OptionInfo
 
 COMMANDS = {
     "grpo": "Train a model with GRPO on your environment.",
@@ -33,12 +38,12 @@ COMMANDS = {
 class LazyGroup(TyperGroup):
     """Imports a command's module and builds its options when the command is called or completed, not before."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """Replace the placeholder that has only a name and a short help by the command itself."""
         name, placeholder, rest = super().resolve_command(ctx, args)
         return name, placeholder and load_command(str(name)), rest
 
-    def get_help_option(self, ctx: Any) -> Any:
+    def get_help_option(self, ctx: Context) -> TyperOption | None:
         """Without a default of its own Typer would load pydantic to convert None."""
         option = super().get_help_option(ctx)
         if option is not None:
@@ -46,7 +51,7 @@ class LazyGroup(TyperGroup):
         return option
 
 
-def load_command(name: str) -> Any:
+def load_command(name: str) -> Command:
     """The command as Typer parses it, with all its options."""
     command = getattr(import_module(f"aitrain.cli.{name}"), name)
     if not isinstance(command, typer.Typer):
@@ -77,8 +82,9 @@ def _print_version(ctx: typer.Context, wanted: bool) -> None:
         raise typer.Exit()
 
 
-def _flag(name: str, sentence: str, callback: Callable[[typer.Context, bool], None]) -> Any:
-    return typer.Option(name, help=sentence, is_eager=True, callback=callback)
+def _flag(name: str, sentence: str, callback: Callable[[typer.Context, bool], None]) -> OptionInfo:
+    option: OptionInfo = typer.Option(name, help=sentence, is_eager=True, callback=callback)
+    return option
 
 
 @app.callback()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class LossOptions(Protocol):
     @property
     def use_vllm(self) -> bool: ...
     @property
-    def trl(self) -> Mapping[str, Any]: ...
+    def trl(self) -> Mapping[str, object]: ...
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class LossSettings:
     scale: str
     trl: Mapping[str, str]
 
-    def as_trl(self) -> dict[str, Any]:
+    def as_trl(self) -> dict[str, object]:
         """Fields of GRPOConfig."""
         return {
             "loss_type": self.loss_type,
@@ -132,24 +132,29 @@ class LossSettings:
 def settle(options: LossOptions) -> LossSettings:
     """The settings that hold: what is given, and for the rest what the loss type brings along."""
     given = options.trl
-    level = options.rl_importance_level or given.get("importance_sampling_level")
+    level = options.rl_importance_level or _text(given.get("importance_sampling_level"))
     kind = LOSS_TYPES[options.rl_loss_type]
     if options.rl_loss_type == "grpo" and level == "sequence":
         kind = GSPO
     low, high = kind.clip or (0.2, 0.2)
     if options.rl_clip_range is not None:
         low, high = options.rl_clip_range, max(high, options.rl_clip_range) if low != high else options.rl_clip_range
-    scale = options.rl_scale_rewards or given.get("scale_rewards", kind.scale)
-    if isinstance(scale, bool):  # as TRL takes it, too
+    scale = given.get("scale_rewards")
+    if isinstance(scale, bool):  # TRL takes it as well
         scale = "group" if scale else "none"
+    high_field = given.get("epsilon_high")
     return LossSettings(
         options.rl_loss_type,
         level or kind.level,
         low,
-        options.rl_clip_range_high or given.get("epsilon_high") or high,
-        scale,
+        options.rl_clip_range_high or (high_field if isinstance(high_field, (int, float)) else None) or high,
+        options.rl_scale_rewards or _text(scale) or kind.scale,
         {name: value for name, value in kind.trl.items() if options.use_vllm and name not in given},
     )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
@@ -172,7 +177,7 @@ def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
         f" gradient\nGive 1 or more, or leave it out for {CISPO_BOUND:g}.",
     )
     mode = options.trl.get("vllm_importance_sampling_mode", "token_truncate")
-    corrects = options.use_vllm and options.trl.get("vllm_importance_sampling_correction", True)
+    corrects = options.use_vllm and bool(options.trl.get("vllm_importance_sampling_correction", True))
     yield (
         loss == "vespo" and corrects and mode not in ("token_truncate", "token_mask"),
         f"--trl vllm_importance_sampling_mode: vespo multiplies the ratios of tokens, and {mode} has one a completion\n"
@@ -186,7 +191,7 @@ def _given_twice(options: LossOptions) -> Iterator[tuple[bool, str]]:
         yield both, f"{option}: also given as --trl {name}: give one of them"
 
 
-_CHOICES: dict[str, tuple[Any, ...]] = {
+_CHOICES: dict[str, tuple[str | bool, ...]] = {
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none", True, False),
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),

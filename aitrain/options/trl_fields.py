@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any
 
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.loss_types import OPTION_OF
@@ -119,7 +118,7 @@ _SOURCES = (
 )
 
 
-def check_trl_fields(given: Mapping[str, Any]) -> None:
+def check_trl_fields(given: Mapping[str, object]) -> None:
     """Refuse a field that TRL does not have, that a knob is for, or that holds something else.
 
     Raises:
@@ -175,7 +174,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _holds(annotation: str, value: Any) -> bool:
+def _holds(annotation: str, value: object) -> bool:
     """Whether a value is of one of the types, as far as they are simple ones; True and False are no numbers."""
     kinds = [kind.partition("[")[0] for kind in annotation.split(" | ")]
     if not all(kind in _TYPES for kind in kinds):
