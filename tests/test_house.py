@@ -54,7 +54,7 @@ WITHIN = {
     "picture": 2, "shelf": 2, "card": 3, "shown": 3, "server": 3, "writing": 3,
     "tied_head": 0, "weights": 0, "row_sampling": 0, "batching": 1, "colocated": 1, "served": 1, "agreement": 2,
     "stopping": 0, "local": 3, "comparison": 4,
-    "completion": 0, "flags": 0, "loudness": 0, "running": 1, "grpo": 1.5,
+    "completion": 0, "flags": 0, "verbosity": 0, "running": 1, "grpo": 1.5,
     "demo": 2, "doctor": 2, "pager": 1, "runs": 2, "show": 2, "view": 2, "plan": 2, "main": 3,
 }  # fmt: skip
 """Floors inside the rooms that have several files."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from aitrain.cli.loudness import Wanted
+from aitrain.cli.verbosity import Verbosity
 from aitrain.run_folder import RUNS
 
 
@@ -26,11 +26,11 @@ def demo(
     from aitrain.options.reading import resolve
     from aitrain.options.train import TrainConfig
 
-    wanted = Wanted(quiet, verbose, debug)
+    verbosity = Verbosity(quiet, verbose, debug)
     flags = {"project_name": project_name, "output_dir": output_dir, "seed": seed}
     config = resolve(TrainConfig, None, SETTINGS | flags)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # on so small a model threads only wait for each other
-    return start(check(config), wanted)
+    return start(check(config), verbosity)
 
 
 SETTINGS: dict[str, object] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aitrain.cli.flags import Flag, with_options
-from aitrain.cli.loudness import Wanted
+from aitrain.cli.verbosity import Verbosity
 from aitrain.options.documentation import help_text
 from aitrain.options.train import TrainConfig
 
@@ -67,7 +67,7 @@ def grpo(
     from aitrain.launch.preflight import check  # here, because help needs none of it
     from aitrain.options.reading import resolve
 
-    wanted = Wanted(quiet, verbose, debug)
+    verbosity = Verbosity(quiet, verbose, debug)
     plan = check(resolve(TrainConfig, config, given_flags(flags, resume)))
     if dry_run:
         for line in (*plan_lines(plan), *plan.notes):
@@ -75,7 +75,7 @@ def grpo(
         return 0
     from aitrain.cli.running import start  # here, because a refused command needs none of it
 
-    return start(plan, wanted)
+    return start(plan, verbosity)
 
 
 def given_flags(flags: Mapping[str, Flag], resume: bool) -> dict[str, Flag]:
