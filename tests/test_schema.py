@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from aitrain.options.yaml_text import read_yaml
 from aitrain.run_folder import RunFolder
 from tests import properties
 
+ROOT = Path(__file__).parents[1]
 SCHEMA: dict[str, Any] = json_schema(TrainConfig)
 VALIDATOR = Draft202012Validator(SCHEMA)
 OPTIONS = options_of(TrainConfig)
@@ -112,6 +114,26 @@ def test_a_run_folder_has_the_schema_of_its_config_beside_it(options: dict[str, 
     schema = json.loads((folder.config.parent / place).read_text(encoding="utf-8"))
     assert schema == SCHEMA
     Draft202012Validator(schema).validate(read_yaml(folder.config.read_text(encoding="utf-8")))
+
+
+SHOWN = [
+    text
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+    for text in re.findall(r"^```yaml.*?\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+]
+SHIPPED = [
+    file.read_text(encoding="utf-8")
+    for folder in ("docs", "envs", "recipes")
+    for file in (ROOT / folder).rglob("*.yaml")
+]
+
+
+@pytest.mark.parametrize("text", [*SHOWN, *SHIPPED])
+def test_a_file_of_options_that_is_shown_or_shipped_names_the_schema_and_keeps_to_it(text: str) -> None:
+    assert text.startswith("# yaml-language-server: $schema=")
+    values: Any = read_yaml(text)
+    VALIDATOR.validate(values)
+    assert TrainConfig(**values)
 
 
 @settings(max_examples=150, deadline=None)

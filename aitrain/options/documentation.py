@@ -43,16 +43,24 @@ names the option that means the same.
 
 ## In an editor
 
-`aitrain schema > config.schema.json` writes a JSON schema (draft 2020-12) of the file. An editor with a YAML language
-server, such as VS Code with the YAML extension, completes keys, shows the descriptions below, and marks unknown keys
-and values out of range, where the file begins with
+```bash
+aitrain schema > config.schema.json
+```
+
+writes a JSON schema (draft 2020-12) of the file. With it an editor that has a YAML language server, such as VS Code
+with the YAML extension, completes keys, shows the descriptions below, and marks unknown keys and values out of range,
+where the file begins with this comment:
 
 ```yaml
 # yaml-language-server: $schema=config.schema.json
+model: Qwen/Qwen3-0.6B
+rl_env: my_envs/hotel.py:HotelEnv
+peft: true
+lr: 1e-5
 ```
 
-The path is relative to the file. A run folder holds both: config.yaml with this line, and config.schema.json beside it.
-Copy both, or write the schema again beside the copy. aitrain itself does not read the schema."""
+The path is relative to the file. A run folder holds both: config.yaml with this comment, and config.schema.json beside
+it. Copy both, or write the schema again beside the copy. aitrain itself does not read the schema."""
 
 
 def _table_row(option: Option) -> str:
