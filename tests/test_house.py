@@ -132,7 +132,7 @@ def test_the_light_wing_imports_nothing_heavy(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["doctor"], ["plan", "--help"], ["runs"], ["view", "--help"], ["show", "--help"],
+    [["--help"], ["doctor"], ["schema"], ["plan", "--help"], ["runs"], ["view", "--help"], ["show", "--help"],
      ["grpo", "--help"], ["grpo", "--no-such-flag"],
      ["grpo", "--rl-env", "nowhere.py:Env"],
      ["grpo", "--rl-env", "envs.arithmetic", "--model", "tiny", "--dry-run", "--trl", "delta=2"]],
@@ -152,7 +152,7 @@ def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["--version"], ["nothing"], ["runs", "--help"], ["show", "--help"], ["view", "--help"],
-     ["demo", "--help"], ["doctor", "--help"], ["data", "--help"]],
+     ["demo", "--help"], ["doctor", "--help"], ["data", "--help"], ["schema", "--help"]],
     ids=" ".join,
 )  # fmt: skip
 def test_help_of_commands_without_options_of_a_run_needs_no_pydantic(arguments: list[str]) -> None:

@@ -58,7 +58,7 @@ def test_a_job_has_the_options_of_its_sections_and_no_other() -> None:
     ("given", "message"),
     [
         ({"rl_temperature": 0}, "rl_temperature: must be above 0, not 0\nSampling temperature."),
-        ({"rl_min_new_tokens": 200}, "rl_min_new_tokens: 200 is more than an answer may have"),
+        ({"rl_min_new_tokens": 200}, "rl_min_new_tokens: 200 is more than a completion may have"),
         ({"vllm_server_url": "http://x:1"}, "vllm_server_url: a server is used with --use-vllm"),
         ({"trust_remote_code": True, "use_vllm": True}, "trust_remote_code: not with vLLM"),
         ({"lr": 1}, "unknown option lr."),

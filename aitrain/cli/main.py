@@ -1,4 +1,4 @@
-"""`aitrain`: the commands, and how what goes wrong is told."""
+"""`aitrain`: its commands, and how errors are shown."""
 
 from __future__ import annotations
 

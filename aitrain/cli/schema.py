@@ -6,9 +6,6 @@ import json
 
 import typer
 
-from aitrain.options.schema import json_schema
-from aitrain.options.train import TrainConfig
-
 
 def schema() -> int:
     """Print the JSON schema of the files that --config takes, for completion and checks in an editor.
@@ -17,5 +14,8 @@ def schema() -> int:
 
     # yaml-language-server: $schema=config.schema.json
     """
+    from aitrain.options.schema import json_schema  # here, because help needs neither
+    from aitrain.options.train import TrainConfig
+
     typer.echo(json.dumps(json_schema(TrainConfig), indent=2))
     return 0

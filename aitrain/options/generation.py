@@ -58,7 +58,7 @@ class GenerationOptions(Options):
         return self.changed_flags("rl_top_k", "rl_top_p", "rl_min_p", *_PENALTIES)
 
     @property
-    def answer_sampling(self) -> list[str]:
+    def history_sampling(self) -> list[str]:
         """The given options, as flags, that depend on the whole completion, its tokens or its text."""
         return self.changed_flags(*_PENALTIES, "rl_stop")
 
@@ -67,12 +67,12 @@ class GenerationOptions(Options):
         return [
             (
                 (self.rl_max_episode_tokens or self.rl_max_new_tokens) < self.rl_max_new_tokens,
-                f"rl_max_episode_tokens: {self.rl_max_episode_tokens} is less than one answer of"
+                f"rl_max_episode_tokens: {self.rl_max_episode_tokens} is less than one completion of"
                 f" {self.rl_max_new_tokens} tokens (rl_max_new_tokens)",
             ),
             (
                 self.rl_min_new_tokens > self.rl_max_new_tokens,
-                f"rl_min_new_tokens: {self.rl_min_new_tokens} is more than an answer may have,"
+                f"rl_min_new_tokens: {self.rl_min_new_tokens} is more than a completion may have,"
                 f" {self.rl_max_new_tokens} (rl_max_new_tokens)",
             ),
         ]

@@ -130,7 +130,7 @@ class LossSettings:
 
 
 def settle(options: LossOptions) -> LossSettings:
-    """The settings that hold: what is given, and for the rest what the loss type brings along."""
+    """The settings of the loss: the given ones, and for the rest those of the loss type."""
     given = options.trl
     level = options.rl_importance_level or _text(given.get("importance_sampling_level"))
     kind = LOSS_TYPES[options.rl_loss_type]
@@ -158,7 +158,7 @@ def _text(value: object) -> str | None:
 
 
 def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """(is it so, what to say) for combinations that cannot be meant; to be read up to the first that is so."""
+    """Rules about the loss: whether each is broken, and the message. Read it up to the first broken one."""
     yield from _given_twice(options)
     yield from _wrong_fields(options)
     loss, level = options.rl_loss_type, settle(options).level
@@ -199,7 +199,7 @@ _CHOICES: dict[str, tuple[str | bool, ...]] = {
 
 
 def _wrong_fields(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """What TRL refuses only when the first batch has been generated."""
+    """Values that TRL refuses only after it generated the first batch."""
     for name, choices in _CHOICES.items():
         words = ", ".join(choice for choice in choices if isinstance(choice, str))
         value = options.trl.get(name, choices[0])
@@ -210,7 +210,7 @@ def _wrong_fields(options: LossOptions) -> Iterator[tuple[bool, str]]:
 
 
 def remarks(options: LossOptions) -> Iterator[str]:
-    """What the person should know of combinations that are allowed."""
+    """Notes about combinations that are allowed."""
     settings = settle(options)
     if settings.level == "sequence" and settings.loss_type in SEQUENCE_SUMS_TOKENS:
         yield (

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from aitrain.errors import ConfigError
 from aitrain.options.docstrings import field_docstrings
-from aitrain.options.value_types import as_meant
+from aitrain.options.value_types import normalize
 
 T = TypeVar("T")
 RESUME_SAFE = "resume_safe"
@@ -45,11 +45,11 @@ class Options(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _as_meant(cls, value: object, info: ValidationInfo) -> object:
-        return as_meant(value, cls.model_fields[str(info.field_name)].annotation)
+    def _normalize(cls, value: object, info: ValidationInfo) -> object:
+        return normalize(value, cls.model_fields[str(info.field_name)].annotation)
 
     @model_validator(mode="after")
-    def _keeps_the_rules(self) -> Self:
+    def _check_rules(self) -> Self:
         for owner in reversed(type(self).__mro__):  # sections before the jobs made of them
             if issubclass(owner, Options) and "rules" in vars(owner):
                 for is_broken, message in owner.rules(self):

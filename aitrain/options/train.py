@@ -104,8 +104,8 @@ class TrainConfig(
                 "Leave some out, or use --vllm-mode colocate.",
             ),
             (
-                self.weight_sync == "nccl" and bool(self.answer_sampling),
-                f"{', '.join(self.answer_sampling)}: cannot be used with --vllm-sync nccl\n"
+                self.weight_sync == "nccl" and bool(self.history_sampling),
+                f"{', '.join(self.history_sampling)}: cannot be used with --vllm-sync nccl\n"
                 "Use --vllm-sync disk or adapter, or leave them out.",
             ),
         ]

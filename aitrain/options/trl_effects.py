@@ -1,4 +1,4 @@
-"""Fields of TRL's GRPOConfig that `--trl` accepts by name and that would change nothing in this run: refused."""
+"""Checks of `--trl`: fields of GRPOConfig that would change nothing in this run are refused."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def _of_loading(config: TrainConfig) -> Iterator[tuple[str, str]]:
 
 def _of_continuous_batching(config: TrainConfig) -> Iterator[tuple[str, str]]:
     name = "use_transformers_continuous_batching"
-    flags = [*config.answer_sampling, *(["--rl-min-p"] if config.rl_min_p else [])]
+    flags = [*config.history_sampling, *(["--rl-min-p"] if config.rl_min_p else [])]
     if config.trl.get(name) and flags:
         yield name, f"continuous batching cannot do {', '.join(flags)}: leave one of them out"

@@ -119,7 +119,7 @@ _SOURCES = (
 
 
 def check_trl_fields(given: Mapping[str, object]) -> None:
-    """Refuse a field that TRL does not have, that a knob is for, or that holds something else.
+    """Refuse a field that TRL does not have, that an option exists for, or whose value has the wrong type.
 
     Raises:
         ConfigError: for the first of them.
@@ -133,7 +133,7 @@ def check_trl_fields(given: Mapping[str, object]) -> None:
             raise ConfigError(f"--trl {name}: aitrain sets it by itself: leave it out")
         if fields and name not in fields:
             raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, fields)}")
-        if not _holds(fields.get(name, ""), value):
+        if not _has_type(fields.get(name, ""), value):
             raise ConfigError(f"--trl {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
         if name in COUNTS and isinstance(value, int) and value < 1:
             raise ConfigError(f"--trl {name}: must be at least 1, not {value}")
@@ -174,8 +174,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _holds(annotation: str, value: object) -> bool:
-    """Whether a value is of one of the types, as far as they are simple ones; True and False are no numbers."""
+def _has_type(annotation: str, value: object) -> bool:
+    """Whether a value has one of the types, if they are simple ones; True and False are not numbers."""
     kinds = [kind.partition("[")[0] for kind in annotation.split(" | ")]
     if not all(kind in _TYPES for kind in kinds):
         return True

@@ -210,7 +210,7 @@ Address = Annotated[
 ]
 
 
-def as_meant(value: object, annotation: object) -> object:
+def normalize(value: object, annotation: object) -> object:
     """An option's value before pydantic checks it: a path becomes text, and `true` is not the number 1.
 
     Raises:
