@@ -44,7 +44,7 @@ def train(config: TrainConfig, environment: Any = None) -> Result:
     """Train in this process, as in a notebook; `environment` may be an object of a class defined there.
 
     Raises:
-        ConfigError: a knob or the model is wrong.
+        ConfigError: an option or the model is wrong.
         EnvironmentFailed: the environment cannot be used.
         RunFailed: training failed.
         Interrupted: it was stopped before the first step.

@@ -53,7 +53,7 @@ class Manifest:
 
     step: int
     config: dict[str, Any]
-    """The resolved knobs."""
+    """The resolved options."""
     environment: dict[str, Any]
     """As in environment.json: module, class, file, sha256, config."""
     dataset: str
@@ -248,8 +248,8 @@ def tidy(folder: RunFolder) -> None:
 # -- going on from one
 
 
-def changed_knobs(before: Manifest, config: TrainConfig, processes: int) -> list[str]:
-    """Each knob that changes the training and is not what it was, as `lr: 1e-05 -> 0.001`."""
+def changed_options(before: Manifest, config: TrainConfig, processes: int) -> list[str]:
+    """Each option that changes the training and is not what it was, as `lr: 1e-05 -> 0.001`."""
     old, new = _flat(before.config), _flat(plain(config.written()))
     old["processes"], new["processes"] = before.processes, processes
     free = {option.name for option in options_of(type(config)) if option.resume_safe}
@@ -263,8 +263,8 @@ def changed_knobs(before: Manifest, config: TrainConfig, processes: int) -> list
 
 
 def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
-    """Knobs, environment and training cases that are not what they were, each in a few words."""
-    changes = changed_knobs(before, config, now.processes)
+    """Options, environment and training cases that are not what they were, each in a few words."""
+    changes = changed_options(before, config, now.processes)
     old, new = before.environment, plain(now.environment)
     if old["class"] != new["class"]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
@@ -282,10 +282,10 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of TRL beside the knobs."""
+    """The fields of TRL beside the options."""
     fields_of_trl = config.get("trl") or {}
-    knobs_alone = {name: value for name, value in config.items() if name != "trl"}
-    return {**knobs_alone, **{f"trl.{name}": value for name, value in fields_of_trl.items()}}
+    options_alone = {name: value for name, value in config.items() if name != "trl"}
+    return {**options_alone, **{f"trl.{name}": value for name, value in fields_of_trl.items()}}
 
 
 def _shown(name: str, value: Any) -> str:

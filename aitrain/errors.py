@@ -1,7 +1,7 @@
 """What can go wrong for a user: one family, one exit code each.
 
     AitrainError            anything that aitrain itself reports
-        ConfigError         2   the command, a knob or a file it names is wrong
+        ConfigError         2   the command, an option or a file it names is wrong
         EnvironmentFailed   3   the user's environment cannot be used, or stopped working
         RunFailed           1   training itself failed
         Interrupted         130 somebody asked the run to stop
@@ -22,7 +22,7 @@ class AitrainError(Exception):
 
 
 class ConfigError(AitrainError):
-    """The command, a knob, or a file that a knob names is wrong: nothing was started."""
+    """The command, an option, or a file that an option names is wrong: nothing was started."""
 
     exit_code = 2
 

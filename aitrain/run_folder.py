@@ -43,7 +43,7 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """The resolved knobs; `aitrain grpo --config` takes them."""
+        """The resolved options; `aitrain grpo --config` takes them."""
         return self.path / "config.yaml"
 
     @property

@@ -27,7 +27,7 @@ import psutil
 from aitrain.options.train import TrainConfig
 from benchmarks.measuring import PATIENCE, Row, options, show
 from benchmarks.overhead import SURROUNDINGS, in_new_process
-from benchmarks.quiet_training import KNOBS
+from benchmarks.quiet_training import SETTINGS
 from benchmarks.shapes import SMALL, TINY, Shape, make_model
 
 PROMPTS, GENERATIONS = 8, 4
@@ -195,7 +195,7 @@ def configuration(model: Path, way: str) -> TrainConfig:
     batch = {"batch_size": EPISODES, "rl_prompts_per_step": PROMPTS, "rl_num_generations": GENERATIONS}
     lengths = {"rl_top_k": 50, "rl_max_new_tokens": ANSWER, "rl_max_episode_tokens": 2 * max(TURNS) * ANSWER}
     where = {"model": str(model), "output_dir": str(model / "runs"), "project_name": way, "eval_cases": 0}
-    return TrainConfig(**(KNOBS | batch | lengths | where | WAYS[way]))
+    return TrainConfig(**(SETTINGS | batch | lengths | where | WAYS[way]))
 
 
 def rollout(trainer: Any, number: int, turns: int) -> Played:

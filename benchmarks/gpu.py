@@ -40,7 +40,7 @@ PROMPTS, GENERATIONS, ANSWER = 8, 8, 128
 TOKENS = PROMPTS * GENERATIONS * ANSWER
 """Of a step: no answer of these models ends before its most tokens."""
 
-KNOBS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "rl_prompts_per_step": PROMPTS,
     "rl_num_generations": GENERATIONS,
     "rl_max_new_tokens": ANSWER,
@@ -92,7 +92,7 @@ def measure(folder: Path, shape: Shape, wanted: argparse.Namespace) -> list[Pair
     in_new_process(partial(make_model, shape), model)
     done = []
     for weights in wanted.weights:
-        training = Training(folder / f"{shape.name}-{weights}", str(model), wanted.steps, KNOBS | WEIGHTS[weights])
+        training = Training(folder / f"{shape.name}-{weights}", str(model), wanted.steps, SETTINGS | WEIGHTS[weights])
         in_new_process(write_settings, training)
         sides = [(aitrain(training), plain_trl(training)) for _ in range(wanted.pairs)]
         if wanted.device == "cpu":

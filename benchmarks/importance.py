@@ -111,11 +111,11 @@ def prepared(way: str, model: Path) -> Iterator[Any]:
     from aitrain.launch.serving import serving
     from aitrain.options.train import TrainConfig
     from aitrain.training.run import Job, prepare
-    from benchmarks.quiet_training import KNOBS
+    from benchmarks.quiet_training import SETTINGS
 
     where = {"model": str(model), "output_dir": str(model / "runs"), "project_name": way, "eval_cases": 0}
     sizes = {"batch_size": 4, "rl_prompts_per_step": PROMPTS, "rl_num_generations": GENERATIONS}
-    config = TrainConfig(**(KNOBS | where | sizes | WAYS[way]), use_vllm=True, rl_max_new_tokens=max(LENGTHS))
+    config = TrainConfig(**(SETTINGS | where | sizes | WAYS[way]), use_vllm=True, rl_max_new_tokens=max(LENGTHS))
     plan = check(config, has_environment=True)
     folder = plan.open_folder()
     with serving(plan, folder, lambda _: None) as url, closing(Host(Asks(), plan.config)) as host:

@@ -41,7 +41,7 @@ SHAPES: dict[str, dict[str, int]] = {
     },
 }  # fmt: skip
 WAYS: dict[str, dict[str, Any]] = {"full": {}, "LoRA": {"peft": True}}
-KNOBS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "rl_env": f"{ROOT / 'benchmarks' / 'equal_prompts.py'}:EqualPrompts",
     "rl_prompts_per_step": 4,
     "rl_num_generations": 4,
@@ -63,14 +63,14 @@ def main() -> int:
     print(f"{'MiB beyond the libraries':32} {'estimate':>10} {'real (min..max)':>24}  estimate / real")
     with tempfile.TemporaryDirectory(prefix="aitrain-memory-") as folder:
         libraries = {
-            way: trained(TrainConfig(**KNOBS, **more, model="tiny", output_dir=folder)) for way, more in WAYS.items()
+            way: trained(TrainConfig(**SETTINGS, **more, model="tiny", output_dir=folder)) for way, more in WAYS.items()
         }
         for name, sizes in SHAPES.items():
             if wanted.shape not in (None, name):
                 continue
             in_new_process(make_model, (Path(folder) / name, sizes))
-            for way, knobs in WAYS.items():
-                config = TrainConfig(**KNOBS, **knobs, model=str(Path(folder) / name), output_dir=folder)
+            for way, settings in WAYS.items():
+                config = TrainConfig(**SETTINGS, **settings, model=str(Path(folder) / name), output_dir=folder)
                 estimate, real = estimated(config), [trained(config) - libraries[way] for _ in range(wanted.pairs)]
                 ratio = estimate / statistics.median(real)
                 worst = max(worst, abs(ratio - 1))

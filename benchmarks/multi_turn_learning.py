@@ -28,7 +28,7 @@ WANTED = ("4", "5")
 TURNS = ("first", "second")
 
 SAMPLING = {"max_new_tokens": 1, "temperature": 1.0, "top_k": 50}
-KNOBS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     **{f"rl_{name}": value for name, value in SAMPLING.items()},
     "lr": 1e-3,
     "rl_prompts_per_step": 8,
@@ -127,7 +127,7 @@ def _options() -> argparse.Namespace:
 
 def learned(environment: TwoCharacters, folder: str, steps: int, seed: int) -> Learned:
     """A training, and what its rollout records say of the held-out cases."""
-    result = train(environment, folder, max_steps=steps, seed=seed, **KNOBS)
+    result = train(environment, folder, max_steps=steps, seed=seed, **SETTINGS)
     records = list(read_lines(result.folder / "rollouts" / "rank0.jsonl"))
     return Learned(shares(records, "before_sampled"), shares(records, "after_sampled"))
 

@@ -28,7 +28,7 @@ WARM_UP = 2  # steps that are not timed: the first ones allocate
 TINY_STEPS = 4  # times as many, because they are so short
 
 PROMPTS, GENERATIONS = 4, 4
-KNOBS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "rl_env": f"{ROOT / 'benchmarks' / 'letters.py'}:Letters",
     "rl_prompts_per_step": PROMPTS,
     "rl_num_generations": GENERATIONS,
@@ -57,22 +57,22 @@ class Training:
     model: str
     steps: int
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Other values for some of KNOBS, and other knobs."""
+    """Other values for some of SETTINGS, and other settings."""
 
     @property
-    def knobs(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """All of them."""
-        return {**KNOBS, "model": self.model, "max_steps": WARM_UP + self.steps + 1, **self.more}
+        return {**SETTINGS, "model": self.model, "max_steps": WARM_UP + self.steps + 1, **self.more}
 
     @property
     def task(self) -> dict[str, Any]:
         """What the stopwatch must know."""
-        return {"completions_per_step": self.knobs["rl_prompts_per_step"] * self.knobs["rl_num_generations"]}
+        return {"completions_per_step": self.settings["rl_prompts_per_step"] * self.settings["rl_num_generations"]}
 
     @property
     def config(self) -> Path:
         """What `aitrain grpo --config` takes; JSON is YAML too."""
-        return self.folder / "knobs.yaml"
+        return self.folder / "settings.yaml"
 
     @property
     def arguments(self) -> Path:
@@ -158,18 +158,18 @@ def make_random_model(folder: Path) -> None:
 
 
 def write_settings(training: Training) -> None:
-    """The knobs for aitrain, and for plain TRL the arguments that aitrain makes of them."""
+    """The settings for aitrain, and for plain TRL the arguments that aitrain makes of them."""
     from aitrain.batch import plan_batch
     from aitrain.training.model import choose_precision, model_path
     from aitrain.training.trl_arguments import grpo_arguments
 
-    config = TrainConfig(**training.knobs)
+    config = TrainConfig(**training.settings)
     precision = choose_precision(config)
     grpo = grpo_arguments(config, plan_batch(config, 1), precision)
     grpo["model_init_kwargs"] = {"dtype": str(precision.dtype).removeprefix("torch.")}
     lora = _lora(config) if config.peft else None
     training.folder.mkdir(exist_ok=True)
-    training.config.write_text(json.dumps(training.knobs), encoding="utf-8")
+    training.config.write_text(json.dumps(training.settings), encoding="utf-8")
     arguments = {"model": model_path(config.model), "task": training.task, "grpo": grpo, "lora": lora}
     training.arguments.write_text(json.dumps(arguments), encoding="utf-8")
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tests import properties
 
 PROPERTIES: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {
-    "mappings as --config": (properties.holds_for_a_file_of_knobs, (properties.mappings,)),
-    "likely mappings as --config": (properties.holds_for_a_file_of_knobs, (properties.likely_mappings,)),
+    "mappings as --config": (properties.holds_for_a_file_of_options, (properties.mappings,)),
+    "likely mappings as --config": (properties.holds_for_a_file_of_options, (properties.likely_mappings,)),
     "texts as --config": (properties.holds_for_a_file, (st.text(),)),
-    "texts behind flags": (properties.holds_for_a_flag, (st.sampled_from(properties.KNOBS), properties.flag_values)),
+    "texts behind flags": (properties.holds_for_a_flag, (st.sampled_from(properties.OPTIONS), properties.flag_values)),
     "JSON as --rl-env-config": (
         properties.holds_for_an_environments_config,
         (properties.json_values, st.booleans()),

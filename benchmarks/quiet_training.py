@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aitrain import Result
 
-KNOBS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "model": "tiny",
     "rl_kl_coef": 0.0,
     "eval_strategy": "no",
@@ -32,10 +32,12 @@ def quietly() -> Iterator[None]:
         raise
 
 
-def train(environment: Any, folder: str, **knobs: Any) -> Result:
+def train(environment: Any, folder: str, **settings: Any) -> Result:
     """A run of `aitrain.train`, in a run folder of its own inside of `folder`."""
     import aitrain
 
     where = tempfile.mkdtemp(dir=folder)
     with quietly():
-        return aitrain.train(aitrain.TrainConfig(**(KNOBS | {"output_dir": where} | knobs)), environment=environment)
+        return aitrain.train(
+            aitrain.TrainConfig(**(SETTINGS | {"output_dir": where} | settings)), environment=environment
+        )

@@ -24,7 +24,7 @@ import psutil
 from aitrain.options.train import TrainConfig
 from benchmarks.measuring import RSS_UNIT, Bounds, Row, options, positive, show
 from benchmarks.overhead import SURROUNDINGS
-from benchmarks.quiet_training import KNOBS, quietly
+from benchmarks.quiet_training import SETTINGS, quietly
 
 SIZES = (8, 32, 128, 512)
 FEW, MANY = SIZES[0], SIZES[-1]
@@ -84,7 +84,7 @@ def player(folder: Path) -> Iterator[Play]:
     from aitrain.training.run import Job, prepare
 
     batch = {"batch_size": FEW, "rl_prompts_per_step": 2, "rl_num_generations": 4}
-    config = TrainConfig(**KNOBS, **batch, rl_max_new_tokens=8, eval_cases=0, output_dir=str(folder))
+    config = TrainConfig(**SETTINGS, **batch, rl_max_new_tokens=8, eval_cases=0, output_dir=str(folder))
     with closing(Host(TwoTurns(), config)) as host:
         with quietly():
             trainer = prepare(Job(config, RunFolder(folder), host.environment, lambda _: None), host).trainer

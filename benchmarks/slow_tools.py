@@ -26,7 +26,7 @@ from aitrain.training.model import TINY, choose_precision
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments
 from benchmarks.measuring import Bounds, Row
-from benchmarks.quiet_training import KNOBS, quietly, train
+from benchmarks.quiet_training import SETTINGS, quietly, train
 
 SECONDS = 0.25
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja"
@@ -163,10 +163,10 @@ class Theirs(Scripted, GRPOTrainer):  # type: ignore[misc]
 def per_turn(episodes: int, pairs: int, bounds: Bounds) -> list[Row]:
     """Milliseconds of a rollout for each answer of the model, with the tool in both forms."""
     with tempfile.TemporaryDirectory(prefix="aitrain-tools-") as folder:
-        knobs = {"model": model_with_tools(Path(folder)), **step_of(episodes)}
+        settings = {"model": model_with_tools(Path(folder)), **step_of(episodes)}
         rows = []
         for name, shop in ((f"tool of {SECONDS:g} s: ms per turn", Shop), ("the same, async", AsyncShop)):
-            done = [(aitrain_turn(shop, knobs, folder), trl_turn(shop, knobs, folder)) for _ in range(pairs)]
+            done = [(aitrain_turn(shop, settings, folder), trl_turn(shop, settings, folder)) for _ in range(pairs)]
             rows.append(Row(name, *zip(*done, strict=True), bounds))
     return rows
 
@@ -187,16 +187,16 @@ def step_of(episodes: int) -> dict[str, Any]:
     return {**batch, "max_steps": 1, "eval_cases": 0, "rl_max_new_tokens": MOST_TOKENS}
 
 
-def aitrain_turn(shop: type[Shop], knobs: dict[str, Any], folder: str) -> float:
+def aitrain_turn(shop: type[Shop], settings: dict[str, Any], folder: str) -> float:
     """A step with aitrain; milliseconds per turn."""
     with patch("aitrain.training.run.EpisodeTrainer", Ours):
-        train(Shops(shop), folder, **knobs)
+        train(Shops(shop), folder, **settings)
     return 1000 * Ours.seconds / Ours.answers
 
 
-def trl_turn(shop: type[Shop], knobs: dict[str, Any], folder: str) -> float:
-    """The same step with TRL alone, by the arguments that aitrain makes of the knobs."""
-    config = TrainConfig(**(KNOBS | knobs))
+def trl_turn(shop: type[Shop], settings: dict[str, Any], folder: str) -> float:
+    """The same step with TRL alone, by the arguments that aitrain makes of the settings."""
+    config = TrainConfig(**(SETTINGS | settings))
     arguments = grpo_arguments(config, plan_batch(config, 1), choose_precision(config))
     with quietly():
         trainer = Theirs(

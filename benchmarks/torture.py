@@ -55,7 +55,7 @@ class Torture:
 
     def start(self, name: str, *more: str) -> subprocess.Popen[bytes]:
         """The command: a checkpoint a step, windows of two steps, each of them in two iterations."""
-        knobs = {
+        settings = {
             "model": "tiny", "rl-env": str(ROOT / "envs" / "arithmetic.py"), "project-name": name,
             "max-steps": self.steps,
             "rl-max-new-tokens": 4, "lr": 1e-3, "rl-kl-coef": 0, "eval-cases": 4, "eval-strategy": "steps",
@@ -63,7 +63,7 @@ class Torture:
             "rl-prompts-per-step": 4, "batch-size": 4,
         }  # fmt: skip
         trl = ["--trl", f"steps_per_generation={8 // self.processes}", "--trl", "num_iterations=2"]
-        flags = [f"--{flag}={value}" for flag, value in knobs.items()]
+        flags = [f"--{flag}={value}" for flag, value in settings.items()]
         return subprocess.Popen(
             [sys.executable, "-m", "aitrain", "grpo", *flags, *trl, *more],
             cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

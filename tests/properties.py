@@ -1,5 +1,5 @@
 """What must hold for anything that a person writes into a file or behind a flag: no traceback, and either an error that
-says which knob is meant, or a configuration that comes back the same when it is written and read.
+says which option is meant, or a configuration that comes back the same when it is written and read.
 
 test_properties.py tries a few hundred examples of each, benchmarks/properties.py thousands.
 """
@@ -27,7 +27,7 @@ from aitrain.options.yaml_text import read_yaml, write_yaml
 
 # -- examples
 
-KNOBS = [option.name for option in options_of(TrainConfig)]
+OPTIONS = [option.name for option in options_of(TrainConfig)]
 WORDS = [
     "true",
     "no",
@@ -61,9 +61,9 @@ values = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.one_of(texts, scalars), inner, max_size=3)),
     max_leaves=6,
 )
-names = st.one_of(st.sampled_from(KNOBS), texts)
+names = st.one_of(st.sampled_from(OPTIONS), texts)
 mappings = st.dictionaries(st.one_of(names, scalars), values, max_size=4)
-"""What a YAML file may hold, knobs and other things."""
+"""What a YAML file may hold, options and other things."""
 
 right_values = {
     "switch": st.booleans(),
@@ -75,12 +75,12 @@ right_values = {
 
 
 def likely(name: str) -> st.SearchStrategy[Any]:
-    """Values of the right kind for a knob, so that many configurations are taken."""
+    """Values of the right kind for an option, so that many configurations are taken."""
     (option,) = (option for option in options_of(TrainConfig) if option.name == name)
     return st.sampled_from([*option.choices, False, None]) if option.choices else right_values[option.type_name]
 
 
-likely_mappings = st.lists(st.sampled_from(KNOBS), unique=True, max_size=3).flatmap(
+likely_mappings = st.lists(st.sampled_from(OPTIONS), unique=True, max_size=3).flatmap(
     lambda chosen: st.fixed_dictionaries({name: likely(name) for name in chosen})
 )
 flag_values = st.one_of(texts, st.text(st.characters(blacklist_characters="\0"), max_size=40), values.map(str))
@@ -96,7 +96,7 @@ DEEP = 5_000
 # -- what must hold
 
 
-def holds_for_a_file_of_knobs(mapping: Mapping[Any, Any]) -> None:
+def holds_for_a_file_of_options(mapping: Mapping[Any, Any]) -> None:
     """A mapping as the file of --config."""
     try:
         text = yaml.safe_dump(dict(mapping), allow_unicode=True)
@@ -108,7 +108,7 @@ def holds_for_a_file_of_knobs(mapping: Mapping[Any, Any]) -> None:
 def holds_for_a_file(text: str) -> None:
     """Any text as the file of --config."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "knobs.yaml"
+        file = Path(folder) / "options.yaml"
         file.write_text(text, encoding="utf-8", errors="surrogatepass")
         _holds(lambda: resolve(TrainConfig, file), [*_keys(text), "--config"])
 
@@ -144,7 +144,7 @@ def _holds(make: Callable[[], TrainConfig], named: list[str]) -> None:
 def _is_readable(message: str, named: list[str]) -> None:
     assert len(message.splitlines()) <= 5, message
     assert "Traceback" not in message
-    assert any(name[:8] in message or repr(name[:8])[1:-1] in message for name in (*named, *KNOBS)), (message, named)
+    assert any(name[:8] in message or repr(name[:8])[1:-1] in message for name in (*named, *OPTIONS)), (message, named)
 
 
 def holds_for_a_flag(name: str, value: str) -> None:
@@ -159,7 +159,7 @@ def holds_for_a_flag(name: str, value: str) -> None:
         return
     assert len(err.splitlines()) <= 6, err
     assert "Traceback" not in err
-    assert flag in err or any(knob in err for knob in KNOBS), err
+    assert flag in err or any(option in err for option in OPTIONS), err
 
 
 def run_in_process(*arguments: str) -> tuple[int, str, str]:

@@ -11,8 +11,8 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.batch import BatchPlan, plan_batch
 
 
-def plan(processes: int, **knobs: int) -> BatchPlan:
-    return plan_batch(TrainConfig(**knobs), processes)  # type: ignore[arg-type]
+def plan(processes: int, **options: int) -> BatchPlan:
+    return plan_batch(TrainConfig(**options), processes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -64,29 +64,29 @@ def test_a_plan_shares_out_exactly_what_was_asked_for() -> None:
 
 def test_given_passes_are_kept_and_groups_are_never_cut() -> None:
     for processes, generations, size, passes in NUMBERS:
-        knobs = {"rl_num_generations": generations, "batch_size": size, "gradient_accumulation": passes}
+        options = {"rl_num_generations": generations, "batch_size": size, "gradient_accumulation": passes}
         if processes * size * passes % generations:
             with pytest.raises(ConfigError, match="cannot be divided into groups"):
-                plan(processes, **knobs)
+                plan(processes, **options)
         else:
-            made = plan(processes, **knobs)
+            made = plan(processes, **options)
             assert made.accumulation == passes
             assert made.prompts_per_step * generations == made.completions_per_step == processes * size * passes
 
 
 def test_every_way_out_that_a_refusal_names_works() -> None:
     for processes, generations, size, prompts in NUMBERS:
-        knobs = {"rl_num_generations": generations, "batch_size": size}
+        options = {"rl_num_generations": generations, "batch_size": size}
         for given in ({"rl_prompts_per_step": prompts}, {"gradient_accumulation": prompts}):
             try:
-                plan(processes, **knobs, **given)
+                plan(processes, **options, **given)
             except ConfigError as error:
                 said = str(error)
                 way_out = int(re.findall(r"--rl-prompts-per-step (\d+)", said)[0])
                 for times in (1, 3):
-                    assert plan(processes, **knobs, rl_prompts_per_step=way_out * times)
+                    assert plan(processes, **options, rl_prompts_per_step=way_out * times)
                 for smaller in re.findall(r"--batch-size (\d+)", said):
-                    assert plan(processes, **(knobs | given | {"batch_size": int(smaller)}))
+                    assert plan(processes, **(options | given | {"batch_size": int(smaller)}))
 
 
 def test_passes_that_contradict_the_prompts_are_refused_with_the_number_that_follows() -> None:

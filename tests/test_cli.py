@@ -28,7 +28,7 @@ def test_the_version_is_told() -> None:
     assert run("--version").stdout == f"aitrain {aitrain.__version__}\n"
 
 
-def test_help_names_every_knob_with_its_default_and_fits_the_width() -> None:
+def test_help_names_every_option_with_its_default_and_fits_the_width() -> None:
     lines = run("grpo", "--help").stdout.splitlines()
     assert max(map(len, lines)) <= 100
     text = "\n".join(lines)

@@ -34,17 +34,17 @@ def imports_of_its_own(here: Path) -> Iterator[None]:
     importlib.invalidate_caches()
 
 
-def made(files: Mapping[str, str | bytes | None], *, config: dict[str, Any] | None = None, **knobs: str) -> Any:
-    """The environment that these knobs name, through everything that a run does to get it."""
+def made(files: Mapping[str, str | bytes | None], *, config: dict[str, Any] | None = None, **options: str) -> Any:
+    """The environment that these options name, through everything that a run does to get it."""
     write(Path.cwd(), files)
-    source = find(TrainConfig(**knobs))
+    source = find(TrainConfig(**options))
     check_by_reading(source, config or {})
     return load(source, config or {})
 
 
-def refusal(kind: type[AitrainError], files: Mapping[str, str | bytes | None], **knobs: Any) -> str:
+def refusal(kind: type[AitrainError], files: Mapping[str, str | bytes | None], **options: Any) -> str:
     with pytest.raises(kind) as caught:
-        made(files, **knobs)
+        made(files, **options)
     assert type(caught.value) is kind
     assert len(str(caught.value).splitlines()) <= 4
     return str(caught.value)
@@ -60,7 +60,7 @@ def installed(folder: Path, files: Mapping[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "knobs",
+    "options",
     [
         {"rl_env": "envs/hotel.py:Env"},
         {"rl_env": "./envs/hotel.py"},
@@ -72,8 +72,8 @@ def installed(folder: Path, files: Mapping[str, str]) -> None:
     ],
     ids=str,
 )
-def test_an_environment_has_many_names(knobs: dict[str, str]) -> None:
-    assert type(made({"envs/hotel.py": ENV}, **knobs)).__name__ == "Env"
+def test_an_environment_has_many_names(options: dict[str, str]) -> None:
+    assert type(made({"envs/hotel.py": ENV}, **options)).__name__ == "Env"
 
 
 def test_a_file_is_found_by_its_full_path_and_from_the_home_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,11 +170,11 @@ NOT_FOUND: list[tuple[dict[str, str], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("knobs", "words"), NOT_FOUND, ids=[str(knobs)[:60] for knobs, _ in NOT_FOUND])
-def test_what_is_not_there_is_refused_with_what_is(knobs: dict[str, str], words: list[str]) -> None:
+@pytest.mark.parametrize(("options", "words"), NOT_FOUND, ids=[str(options)[:60] for options, _ in NOT_FOUND])
+def test_what_is_not_there_is_refused_with_what_is(options: dict[str, str], words: list[str]) -> None:
     files = {"hotel.py": ENV, "pkg/inner.py": ENV, "pkg.py": None, "empty": None, "notes.txt": "", "book.ipynb": "{}"}
 
-    said = refusal(ConfigError, files, **knobs)
+    said = refusal(ConfigError, files, **options)
 
     for word in words:
         assert word in said
@@ -224,7 +224,7 @@ def test_a_named_class_may_come_from_another_module_or_a_function(text: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "knobs", "words"),
+    ("text", "options", "words"),
     [
         (ENV, {"rl_env": "env.py:Evn"}, ["rl_env_class: there is no class Evn in", "Did you mean Env?"]),
         (ENV, {"rl_env": "env.py:1+2"}, ["rl_env_class: there is no class 1+2"]),
@@ -242,9 +242,9 @@ def test_a_named_class_may_come_from_another_module_or_a_function(text: str) -> 
     ],
 )
 def test_a_class_that_is_not_there_or_not_the_only_one_is_refused(
-    text: str, knobs: dict[str, str], words: list[str]
+    text: str, options: dict[str, str], words: list[str]
 ) -> None:
-    said = refusal(ConfigError, {"env.py": text}, **knobs)
+    said = refusal(ConfigError, {"env.py": text}, **options)
 
     for word in words:
         assert word in said
@@ -326,11 +326,11 @@ def test_a_module_is_registered_while_it_runs_and_forgotten_when_it_fails() -> N
     assert not any("broken" in name for name in set(sys.modules) - before)
 
 
-@pytest.mark.parametrize("knobs", [{"rl_env": "pkg/env.py:Env"}, {"rl_env_module": "pkg.env"}], ids=str)
-def test_a_missing_dependency_is_named_with_the_users_line_and_is_not_a_missing_module(knobs: dict[str, str]) -> None:
+@pytest.mark.parametrize("options", [{"rl_env": "pkg/env.py:Env"}, {"rl_env_module": "pkg.env"}], ids=str)
+def test_a_missing_dependency_is_named_with_the_users_line_and_is_not_a_missing_module(options: dict[str, str]) -> None:
     text = "import os\nimport nothing_of_the_kind\n" + ENV
 
-    said = refusal(EnvironmentFailed, {"pkg/env.py": text}, **knobs)
+    said = refusal(EnvironmentFailed, {"pkg/env.py": text}, **options)
 
     assert "ModuleNotFoundError: No module named 'nothing_of_the_kind'" in said
     assert f"{os.sep}env.py, line 2, in <module>: import nothing_of_the_kind" in said

@@ -1,4 +1,4 @@
-"""Knobs: their defaults, where their values come from, and what is said about wrong ones."""
+"""Options: their defaults, where their values come from, and what is said about wrong ones."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("wrong", "words"), WRONG, ids=[json.dumps(wrong, default=case_name) for wrong, _ in WRONG])
-def test_a_wrong_value_is_refused_with_the_knobs_name_and_what_it_must_be(
+def test_a_wrong_value_is_refused_with_the_options_name_and_what_it_must_be(
     wrong: dict[Any, Any], words: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -273,7 +273,7 @@ def test_a_wrong_value_is_refused_with_the_knobs_name_and_what_it_must_be(
     assert len(str(caught.value).splitlines()) <= 4
 
 
-def test_advice_about_aitrainings_other_flags_is_never_about_a_knob() -> None:
+def test_advice_about_aitrainings_other_flags_is_never_about_an_option() -> None:
     assert not set(ADVICE) & set(TrainConfig.model_fields)
 
 
@@ -282,7 +282,7 @@ def test_a_quantized_base_may_be_served_when_only_the_adapter_is_handed_over() -
 
 
 @pytest.mark.parametrize(
-    ("knobs", "sync", "may"),
+    ("options", "sync", "may"),
     [({}, None, False), ({"peft": True}, None, True), ({"peft": True, "use_vllm": True}, None, False),
      ({"peft": True, "use_vllm": True, "vllm_mode": "server"}, "adapter", True),
      ({"use_vllm": True, "vllm_mode": "server"}, "disk", False),
@@ -290,9 +290,9 @@ def test_a_quantized_base_may_be_served_when_only_the_adapter_is_handed_over() -
     ids=str,
 )  # fmt: skip
 def test_a_base_in_half_precision_is_one_that_no_update_is_added_to(
-    knobs: dict[str, Any], sync: Any, may: bool
+    options: dict[str, Any], sync: Any, may: bool
 ) -> None:
-    config = TrainConfig(**knobs)
+    config = TrainConfig(**options)
     assert (config.weight_sync, config.may_halve_base) == (sync, may)
 
 

@@ -24,13 +24,13 @@ from tests.conftest import write
 ENVIRONMENT = "class Env:\n    def build_dataset(self, tokenizer): ...\n    def score_episode(self): ...\n"
 
 
-def plan(**knobs: Any) -> Plan:
-    return check(TrainConfig(model="tiny", **knobs), has_environment=True)
+def plan(**options: Any) -> Plan:
+    return check(TrainConfig(model="tiny", **options), has_environment=True)
 
 
-def refusal(**knobs: Any) -> str:
+def refusal(**options: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        check(TrainConfig(**{"model": "tiny", **knobs}), has_environment=True)
+        check(TrainConfig(**{"model": "tiny", **options}), has_environment=True)
     assert len(str(caught.value).splitlines()) <= 4
     return str(caught.value)
 
@@ -42,7 +42,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """The knobs of a served vLLM, and a vLLM to be found."""
+    """The options of a served vLLM, and a vLLM to be found."""
     write(tmp_path, {"installed/vllm/__init__.py": ""})
     monkeypatch.syspath_prepend(tmp_path / "installed")
     return {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://localhost:8000"}
@@ -218,7 +218,7 @@ def test_the_fields_that_trl_has_are_read_without_importing_it() -> None:
     assert set(trl_fields()) == {field.name for field in fields(GRPOConfig)}
 
 
-def test_every_field_that_aitrain_fills_is_refused_and_names_its_knob() -> None:
+def test_every_field_that_aitrain_fills_is_refused_and_names_its_option() -> None:
     from aitrain.training.model import choose_precision
     from aitrain.training.trl_arguments import grpo_arguments
 
@@ -227,7 +227,7 @@ def test_every_field_that_aitrain_fills_is_refused_and_names_its_knob() -> None:
 
     assert {*filled, "output_dir"} == {*OPTION_OF_FIELD, *SET_BY_AITRAIN}
     assert set(OPTION_OF_FIELD.values()) <= set(TrainConfig.model_fields)
-    assert "--trl beta: aitrain has a knob for it: --rl-kl-coef" in refusal(trl={"beta": 0.1})
+    assert "--trl beta: aitrain has an option for it: --rl-kl-coef" in refusal(trl={"beta": 0.1})
     assert "--trl use_cpu: aitrain sets it by itself" in refusal(trl={"use_cpu": True})
 
 
@@ -273,7 +273,7 @@ SERVER = {**VLLM, "vllm_mode": "server"}
 
 
 @pytest.mark.parametrize(
-    ("knobs", "field", "value", "what_to_do"),
+    ("options", "field", "value", "what_to_do"),
     [
         ({}, "generation_kwargs", {"min_p": 0.1}, "--rl-min-p, --rl-stop"),
         (VLLM, "generation_kwargs", {"seed": 1}, "--rl-min-p, --rl-stop"),
@@ -293,10 +293,10 @@ SERVER = {**VLLM, "vllm_mode": "server"}
     ],
 )
 def test_a_field_of_trl_that_would_change_nothing_is_refused_with_what_to_use(
-    knobs: dict[str, Any], field: str, value: Any, what_to_do: str
+    options: dict[str, Any], field: str, value: Any, what_to_do: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_trl_effects(TrainConfig(**knobs, trl={field: value}))
+        check_trl_effects(TrainConfig(**options, trl={field: value}))
 
     assert str(refused.value).startswith(f"--trl {field}")
     assert what_to_do in str(refused.value)
@@ -314,10 +314,12 @@ def test_fields_of_trl_that_have_an_effect_are_passed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knob", "given", "near"), [("optimizer", "adam", "adamw_torch"), ("scheduler", "cos", "cosine")]
+    ("option", "given", "near"), [("optimizer", "adam", "adamw_torch"), ("scheduler", "cos", "cosine")]
 )
-def test_a_name_that_transformers_does_not_have_is_refused_with_those_near_it(knob: str, given: str, near: str) -> None:
-    assert f"{knob}: transformers has no {knob} {given}\nIt has {near}" in refusal(**{knob: given})
+def test_a_name_that_transformers_does_not_have_is_refused_with_those_near_it(
+    option: str, given: str, near: str
+) -> None:
+    assert f"{option}: transformers has no {option} {given}\nIt has {near}" in refusal(**{option: given})
 
 
 def test_the_names_that_transformers_has_are_read_without_importing_it() -> None:
@@ -358,12 +360,12 @@ def test_a_name_on_the_hub_is_left_to_the_hub() -> None:
 # -- resuming
 
 
-def checkpoint(here: Path, step: int, run: str = "runs/mine/checkpoints", **knobs: Any) -> Path:
-    """A checkpoint as a run of these knobs writes it, with one file of the trainer."""
+def checkpoint(here: Path, step: int, run: str = "runs/mine/checkpoints", **options: Any) -> Path:
+    """A checkpoint as a run of these options writes it, with one file of the trainer."""
     folder = here / run / f"checkpoint-{step}"
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(b"1.5 2.5")
-    config = TrainConfig(model="tiny", **knobs)
+    config = TrainConfig(model="tiny", **options)
     seal(folder, Manifest(step, config.written(), {"class": "Env"}, "cases", 1, {}))
     return folder
 
@@ -440,7 +442,7 @@ def test_a_damaged_checkpoint_is_skipped_and_refused_where_it_is_named(
     assert f"{damaged.name} is refused: {why}\n" in said
 
 
-def test_a_changed_knob_is_refused_with_both_its_values_and_a_harmless_one_passes(here: Path) -> None:
+def test_a_changed_option_is_refused_with_both_its_values_and_a_harmless_one_passes(here: Path) -> None:
     checkpoint(here, 4, lr=1e-5, trl={"num_iterations": 2}, eval_steps=5)
     resume = {"resume_from_checkpoint": "auto", "project_name": "mine", "logging_steps": 3}
 

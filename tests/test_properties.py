@@ -1,4 +1,4 @@
-"""Whatever stands in a file or behind a flag: an error that names the knob, or a configuration that stays the same."""
+"""Whatever stands in a file or behind a flag: an error that names the option, or a configuration that stays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _built_once() -> Iterator[None]:
 @few
 @given(st.one_of(properties.mappings, properties.likely_mappings))
 def test_any_mapping_is_taken_as_it_is_or_refused_by_name(mapping: dict[Any, Any]) -> None:
-    properties.holds_for_a_file_of_knobs(mapping)
+    properties.holds_for_a_file_of_options(mapping)
 
 
 @few
@@ -37,12 +37,12 @@ def test_any_mapping_is_taken_as_it_is_or_refused_by_name(mapping: dict[Any, Any
 @example("lr: !!python/object:os.system x")
 @example("trl: {1: 2, true: 3}")
 @example("\ufeffmodel: tiny")
-def test_any_text_is_a_file_of_knobs_or_refused(text: str) -> None:
+def test_any_text_is_a_file_of_options_or_refused(text: str) -> None:
     properties.holds_for_a_file(text)
 
 
 @few
-@given(st.sampled_from(properties.KNOBS), properties.flag_values)
+@given(st.sampled_from(properties.OPTIONS), properties.flag_values)
 @example("rl_env_config", "[" * properties.DEEP)
 @example("rl_env_config", '{"a":' * properties.DEEP)
 @example("rl_env_config", '{"a": ' + "9" * 5000 + "}")

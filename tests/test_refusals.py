@@ -56,7 +56,7 @@ COMMANDS = {
     # --trl
     "misspelt field of trl": Refused("--trl scale_reward=none", 2, ["--trl scale_reward:", "mean scale_rewards?"]),
     "field of trl without a value": Refused("--trl scale_rewards", 2, ["--trl scale_rewards: write KEY=VALUE"]),
-    "field of trl with a knob": Refused("--trl beta=0.1", 2, ["--trl beta", "--rl-kl-coef"]),
+    "field of trl with an option": Refused("--trl beta=0.1", 2, ["--trl beta", "--rl-kl-coef"]),
     "field of trl of another type": Refused("--trl num_iterations=two", 2, ["--trl num_iterations: must be int"]),
     # --config
     "config not there": Refused("--config none.yaml", 2, ["--config: cannot read none.yaml: No such file"]),
@@ -73,7 +73,7 @@ COMMANDS = {
     "key given twice": Refused("--config c.yaml", 2, ["c.yaml, line 2: duplicate key lr"],
                                {"c.yaml": "lr: 1\nlr: 2"}),
     "binary config": Refused("--config c.yaml", 2, ["c.yaml is not a YAML text"], {"c.yaml": b"\x00\xff\xfe"}),
-    "null for a knob that needs a value": Refused("--config c.yaml", 2, ["lr: must be a number, not null"],
+    "null for an option that needs a value": Refused("--config c.yaml", 2, ["lr: must be a number, not null"],
                                                   {"c.yaml": "lr:\n"}),
     "list for the fields of trl": Refused("--config c.yaml --trl min_p=0", 2, ["trl: must be a table"],
                                           {"c.yaml": "trl: [1]"}),
@@ -268,12 +268,12 @@ IN_PROCESS: dict[str, tuple[Any, dict[str, Any], type[AitrainError], list[str]]]
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("environment", "knobs", "kind", "words"), IN_PROCESS.values(), ids=IN_PROCESS)
+@pytest.mark.parametrize(("environment", "options", "kind", "words"), IN_PROCESS.values(), ids=IN_PROCESS)
 def test_what_only_the_run_can_see_is_refused_before_the_first_step(
-    environment: Any, knobs: dict[str, Any], kind: type[AitrainError], words: list[str], here: Path, small_model: Path
+    environment: Any, options: dict[str, Any], kind: type[AitrainError], words: list[str], here: Path, small_model: Path
 ) -> None:
     with pytest.raises(kind) as caught:
-        aitrain.train(short(small_model, **knobs), environment=environment)
+        aitrain.train(short(small_model, **options), environment=environment)
 
     assert type(caught.value) is kind
     assert len(str(caught.value).splitlines()) <= 5
@@ -282,9 +282,9 @@ def test_what_only_the_run_can_see_is_refused_before_the_first_step(
     assert listing(here) == []
 
 
-def short(model: Path, **knobs: Any) -> TrainConfig:
+def short(model: Path, **options: Any) -> TrainConfig:
     quick = {"max_steps": 1, "rl_max_new_tokens": 4, "rl_kl_coef": 0.0, "save_strategy": "no"}
-    return TrainConfig(**{"model": str(model), **quick, **knobs})
+    return TrainConfig(**{"model": str(model), **quick, **options})
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def large() -> Shape:
     return Shape(596_049_920, 28, 1024, 3072, 16, 8, 128, 151_936, (first,))
 
 
-def peak(machine: Machine = CPU, **knobs: Any) -> int:
-    config = TrainConfig(**knobs)
+def peak(machine: Machine = CPU, **options: Any) -> int:
+    config = TrainConfig(**options)
     return needs(large(), config, plan_batch(config, 1), machine).peak
 
 

@@ -15,8 +15,8 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.run_folder import RunFolder, append_lines, forget, plain, read_lines, write_text
 
 
-def config(folder: Path, **knobs: str) -> TrainConfig:
-    return TrainConfig(output_dir=str(folder / "runs"), **knobs)  # type: ignore[arg-type]
+def config(folder: Path, **options: str) -> TrainConfig:
+    return TrainConfig(output_dir=str(folder / "runs"), **options)  # type: ignore[arg-type]
 
 
 def test_a_folder_is_never_shared(tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from aitrain.environment.judging import Scored
 from aitrain.environment.scoring import FailureCount, Host, Play, host_of
 
 
-def played_by(score_episode: Callable[..., Any], *texts: str, **knobs: Any) -> tuple[list[Scored], list[Play]]:
+def played_by(score_episode: Callable[..., Any], *texts: str, **options: Any) -> tuple[list[Scored], list[Play]]:
     environment = type("Environment", (), {"score_episode": staticmethod(score_episode)})()
     cases = [Case(number, "?", {"prompt": "?"}) for number in range(len(texts))]
-    with closing(Host(environment, TrainConfig(**knobs))) as host:
+    with closing(Host(environment, TrainConfig(**options))) as host:
         host.offer("a model", "a tokenizer")
         plays = host.begin(cases, [0] * len(cases))
         scored = host.score(plays, [Completion(case, text) for case, text in zip(cases, texts, strict=True)])
@@ -29,8 +29,8 @@ def played_by(score_episode: Callable[..., Any], *texts: str, **knobs: Any) -> t
     return scored, plays
 
 
-def scored_by(score_episode: Callable[..., Any], *texts: str, **knobs: Any) -> list[Scored]:
-    return played_by(score_episode, *texts or ("an answer",), **knobs)[0]
+def scored_by(score_episode: Callable[..., Any], *texts: str, **options: Any) -> list[Scored]:
+    return played_by(score_episode, *texts or ("an answer",), **options)[0]
 
 
 def returning(value: Any) -> Scored:
@@ -278,7 +278,7 @@ def test_scores_are_asked_for_at_the_same_time_and_come_back_in_order() -> None:
     assert [result.score for result in scored_by(score_episode, *texts)] == [number / 100 for number in range(40)]
 
 
-def test_as_many_calls_run_at_a_time_as_the_knob_says() -> None:
+def test_as_many_calls_run_at_a_time_as_the_option_says() -> None:
     running: list[int] = []
     most: list[int] = []
 
@@ -312,7 +312,7 @@ def test_a_score_that_never_comes_is_given_up_and_harms_no_other_episode() -> No
 
 
 @pytest.mark.parametrize(("retries", "score"), [(0, None), (1, None), (2, 1.0), (5, 1.0)])
-def test_a_failed_score_is_tried_again_as_often_as_the_knob_says(retries: int, score: float | None) -> None:
+def test_a_failed_score_is_tried_again_as_often_as_the_option_says(retries: int, score: float | None) -> None:
     attempts: list[int] = []
 
     def score_episode() -> float:

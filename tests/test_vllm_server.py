@@ -362,12 +362,12 @@ def test_nothing_is_left_when_somebody_kills_the_keeper(
 
 @pytest.fixture
 def run_plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
-    """`run_plan(knob=...)`: of a run on the CPU with a server of its own."""
+    """`run_plan(option=...)`: of a run on the CPU with a server of its own."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(preflight, "installed", lambda name: object())
 
-    def make(**knobs: object) -> Plan:
-        return preflight.check(TrainConfig(model="tiny", use_vllm=True, vllm_mode="server", **knobs), True)  # type: ignore[arg-type]
+    def make(**options: object) -> Plan:
+        return preflight.check(TrainConfig(model="tiny", use_vllm=True, vllm_mode="server", **options), True)  # type: ignore[arg-type]
 
     return make
 
@@ -413,8 +413,8 @@ def test_a_server_that_cannot_be_started_again_is_given_up_with_the_reason(
 
 def test_a_server_gets_the_share_of_memory_that_was_said(run_plan: Callable[..., Plan], here: Path) -> None:
     shares = [
-        serving_room._server_plan(run_plan(**knobs), RunFolder(here)).memory
-        for knobs in ({}, {"vllm_gpu_memory_utilization": 0.4})
+        serving_room._server_plan(run_plan(**options), RunFolder(here)).memory
+        for options in ({}, {"vllm_gpu_memory_utilization": 0.4})
     ]
     assert shares == [0.9, 0.4]
 

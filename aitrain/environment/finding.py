@@ -88,22 +88,22 @@ def _way_in(folder: Path, example: str) -> str:
     return f"Name a file in it: {example.format(file=file, name=file.stem)}" if file else "It holds no Python file."
 
 
-def _find_module(knob: str, module: str, class_name: str | None) -> Source:
+def _find_module(option: str, module: str, class_name: str | None) -> Source:
     if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
         raise ConfigError(
-            f"{knob}: {module} is not the name of a module, like package.module\n"
+            f"{option}: {module} is not the name of a module, like package.module\n"
             "A file is named with --rl-env path/to/file.py:Class"
         )
     chain = specs(module)
     if chain:
-        _refuse_library_name(knob, module, chain[0])
-        _refuse_folder(knob, module, chain[-1])
+        _refuse_library_name(option, module, chain[0])
+        _refuse_folder(option, module, chain[-1])
         readable = (chain[-1].origin or "").endswith(".py")
         return Source(module, Path(str(chain[-1].origin)) if readable else None, class_name, is_module=True)
     if module in bundled_modules():
         return Source(f"aitrain.{module}", BUNDLED / f"{module.removeprefix('envs.')}.py", class_name, is_module=False)
     raise ConfigError(
-        f"{knob}: there is no module {module} (looked in {Path.cwd()} and among the installed packages)."
+        f"{option}: there is no module {module} (looked in {Path.cwd()} and among the installed packages)."
         f"{did_you_mean(module, [*_modules_here(), *bundled_modules()])}\nBundled ones: {', '.join(bundled_modules())}"
     )
 
@@ -127,10 +127,10 @@ def _down(spec: ModuleSpec, names: list[str]) -> list[ModuleSpec]:
     return chain
 
 
-def _refuse_folder(knob: str, module: str, spec: ModuleSpec) -> None:
+def _refuse_folder(option: str, module: str, spec: ModuleSpec) -> None:
     if spec.origin is None:
         folder = Path(next(iter(spec.submodule_search_locations or [module])))
-        raise ConfigError(f"{knob}: {module} is a folder, not a module\n{_way_in(folder, module + '.{name}')}")
+        raise ConfigError(f"{option}: {module} is a folder, not a module\n{_way_in(folder, module + '.{name}')}")
 
 
 _NEEDED = {
@@ -140,14 +140,14 @@ _NEEDED = {
 """Libraries that a training process imports by name."""
 
 
-def _refuse_library_name(knob: str, module: str, top: ModuleSpec) -> None:
+def _refuse_library_name(option: str, module: str, top: ModuleSpec) -> None:
     """Two modules cannot have one name: with the user's `datasets`, the library of that name is gone."""
     own = in_working_directory(top.name)
     is_own = own is not None and own.origin == top.origin
     if is_own and (top.name in sys.stdlib_module_names or top.name in _NEEDED):
         file = f"{module.replace('.', '/')}.py"
         raise ConfigError(
-            f"{knob}: {module} begins with the name of the library {top.name}, which training needs\n"
+            f"{option}: {module} begins with the name of the library {top.name}, which training needs\n"
             f"Rename {top.name}, or name the file: --rl-env {file}"
         )
 

@@ -220,7 +220,7 @@ class Host:
         return self.isolation is None and play.failure is not None and play.failure.kind == "timed_out"
 
     def _repeat(self, plays: Sequence[Play], jobs: Sequence[Callable[[], Any]], place: str) -> list[Any]:
-        """Make the calls, and those that failed again, as often as the knob says."""
+        """Make the calls, and those that failed again, as often as the option says."""
         values = self._call(plays, jobs, [place] * len(plays))
         for _ in range(self.config.rl_env_retries):
             again = [n for n, play in enumerate(plays) if play.failure and play.failure.kind in REPEATABLE]
@@ -285,7 +285,7 @@ class Answering:
 
 
 def host_of(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> Host:
-    """The environment's side as the knobs say; processes are forked now, and close these file descriptors."""
+    """The environment's side as the options say; processes are forked now, and close these file descriptors."""
     is_isolated = config.rl_env_isolation == "process"
     return Host(environment, config, Isolation.start(environment, close) if is_isolated else None)
 

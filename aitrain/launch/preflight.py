@@ -15,7 +15,7 @@ from aitrain.batch import BatchPlan, plan_batch
 from aitrain.checkpoint import (
     PREFIX,
     Damaged,
-    changed_knobs,
+    changed_options,
     check_whole,
     is_named_checkpoint,
     newest_checkpoint,
@@ -108,12 +108,12 @@ def starts_server(config: TrainConfig) -> bool:
 
 def _refuse_secrets(config: TrainConfig) -> None:
     """What is handed to the environment or to TRL is written to config.yaml."""
-    for knob in ("rl_env_config", "trl"):
-        text = json.dumps(getattr(config, knob), ensure_ascii=False)
+    for option in ("rl_env_config", "trl"):
+        text = json.dumps(getattr(config, option), ensure_ascii=False)
         for name, value in secrets().items():
             if any(form in text for form in forms([value])):
                 raise ConfigError(
-                    f"{knob}: it holds the value of {name}, and would be written into the run folder\n"
+                    f"{option}: it holds the value of {name}, and would be written into the run folder\n"
                     f'Let the environment read it: os.environ["{name}"]'
                 )
 
@@ -171,13 +171,13 @@ _ENUMERATIONS = {
 
 def _check_words(config: TrainConfig) -> None:
     """Names that transformers would refuse only after seconds, and at length."""
-    for knob, (file, enumeration) in _ENUMERATIONS.items():
-        given = getattr(config, knob)
-        words = [] if given == TrainConfig.model_fields[knob].default else words_of("transformers", file, enumeration)
+    for option, (file, enumeration) in _ENUMERATIONS.items():
+        given = getattr(config, option)
+        words = [] if given == TrainConfig.model_fields[option].default else words_of("transformers", file, enumeration)
         if words and given not in words:
             near = [word for word in words if given in word] or get_close_matches(given, words) or words
             shown = ", ".join(near[:6]) + (", ..." if len(near) > 6 else "")
-            raise ConfigError(f"{knob}: transformers has no {knob} {given}\nIt has {shown}")
+            raise ConfigError(f"{option}: transformers has no {option} {given}\nIt has {shown}")
 
 
 def _check_packages(config: TrainConfig) -> None:
@@ -248,7 +248,7 @@ def _find_checkpoint(config: TrainConfig, processes: int, tell: Callable[[str], 
     else:
         path = _named(Path(os.path.expanduser(wanted)))
     if not config.resume_anyway:
-        refuse_changes(path, changed_knobs(read_manifest(path), config, processes))
+        refuse_changes(path, changed_options(read_manifest(path), config, processes))
     return path.resolve()
 
 
@@ -261,7 +261,7 @@ def _newest(folder: RunFolder, tell: Callable[[str], None]) -> Path:
         raise ConfigError(
             f"resume_from_checkpoint: there is no {'whole ' if skipped else ''}checkpoint in {folder.checkpoints}\n"
             + "".join(f"{why}\n" for why in skipped[:2])
-            + "Say which run with --project-name and --output-dir, or start it anew without this knob."
+            + "Say which run with --project-name and --output-dir, or start it anew without this option."
         )
     return newest
 

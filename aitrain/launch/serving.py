@@ -54,7 +54,7 @@ def _server_plan(plan: Plan, folder: RunFolder) -> ServerPlan:
 
 
 def _context(config: TrainConfig) -> int | None:
-    """As far as the knobs tell before a dataset is built; None: what the model allows."""
+    """As far as the options tell before a dataset is built; None: what the model allows."""
     episode = config.rl_max_episode_tokens
     if config.rl_max_prompt_length is None or episode is None:
         return config.model_max_length

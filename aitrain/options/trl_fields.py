@@ -56,7 +56,7 @@ OPTION_OF_FIELD = {
     "warmup_steps": "warmup_ratio",
     "weight_decay": "weight_decay",
 }
-"""Fields that follow from a knob. tests/test_preflight.py keeps it equal to what is handed to TRL."""
+"""Fields that follow from an option. tests/test_preflight.py keeps it equal to what is handed to TRL."""
 
 SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
 """Fields that aitrain sets by itself."""
@@ -128,7 +128,7 @@ def check_trl_fields(given: Mapping[str, object]) -> None:
     for name, value in given.items():
         if name in OPTION_OF_FIELD and name not in OPTION_OF:
             flag = "--" + OPTION_OF_FIELD[name].replace("_", "-")
-            raise ConfigError(f"--trl {name}: aitrain has a knob for it: {flag}")
+            raise ConfigError(f"--trl {name}: aitrain has an option for it: {flag}")
         if name in SET_BY_AITRAIN:
             raise ConfigError(f"--trl {name}: aitrain sets it by itself: leave it out")
         if fields and name not in fields:

@@ -142,8 +142,8 @@ def _again(config: TrainConfig, made: Values) -> str:
     config = config.model_copy(update=without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl}))
     if config.rl_env or config.rl_env_module:
         return "To do it again:\n\n" + fenced(shlex.join(as_command(config, "aitrain", "grpo")), "bash")
-    knobs = ", ".join(f"{name}={value!r}" for name, value in config.changed().items())
-    called = f"aitrain.train(aitrain.TrainConfig({knobs}), environment={made.get('class')}(...))"
+    options = ", ".join(f"{name}={value!r}" for name, value in config.changed().items())
+    called = f"aitrain.train(aitrain.TrainConfig({options}), environment={made.get('class')}(...))"
     return "To do it again, in Python:\n\n" + fenced(called, "python")
 
 

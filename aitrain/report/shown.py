@@ -74,9 +74,9 @@ def _extent(found: Values) -> str:
 
 
 def _what(found: Values) -> str:
-    knobs, result = {row["name"]: row["value"] for row in found["knobs"]}, found["result"]
+    options, result = {row["name"]: row["value"] for row in found["options"]}, found["result"]
     counts = {"cases": result["train_cases"], "held out": result["eval_cases"]}
-    parts = [knobs.get("model"), found["environment"].get("class")]
+    parts = [options.get("model"), found["environment"].get("class")]
     parts += [f"{count} {name}" for name, count in counts.items() if count]
     return ", ".join(str(part) for part in parts if part)
 

@@ -49,7 +49,7 @@ def summary(folder: Path, rollouts: Rollouts | None) -> Values:
         "heartbeat": finite(status.get("heartbeat")),
         "result": {name: result.get(name) for name in RESULTS},
         "environment": read_object(run.environment),
-        "knobs": knob_rows(run.config),
+        "options": option_rows(run.config),
         "curves": curves(lines),
         "scores": scores(run, rollouts),
         "selection": _selection(result),
@@ -88,15 +88,15 @@ def _options(path: Path) -> Values:
     return given if isinstance(given, dict) else {}
 
 
-def knob_rows(path: Path) -> list[Values]:
-    """The run's knobs as config.yaml has them, with their defaults, in the order of the config."""
+def option_rows(path: Path) -> list[Values]:
+    """The run's options as config.yaml has them, with their defaults, in the order of the config."""
     given = _options(path)
     fields = TrainConfig.model_fields
     names = [*(name for name in fields if name in given), *(name for name in given if name not in fields)]
-    return [_knob_row(str(name), without_secrets(given[name])) for name in names]
+    return [_option_row(str(name), without_secrets(given[name])) for name in names]
 
 
-def _knob_row(name: str, value: Any) -> Values:
+def _option_row(name: str, value: Any) -> Values:
     field = TrainConfig.model_fields.get(name)
     default = field.get_default(call_default_factory=True) if field else None
     return {"name": name, "value": _shown(value), "default": _shown(default), "is_default": value == default}

@@ -1,4 +1,4 @@
-"""Learning alarms: what keeps a run from learning when it lasts, told in one line that says which knob to turn."""
+"""Learning alarms: what keeps a run from learning when it lasts, told in one line that says which option to change."""
 
 from __future__ import annotations
 

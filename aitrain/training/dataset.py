@@ -346,7 +346,7 @@ class PromptLimit:
 
 
 def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
-    """Most tokens of a prompt: the knob's, and never more than the context leaves beside the episode, which is at
+    """Most tokens of a prompt: the option's, and never more than the context leaves beside the episode, which is at
     least one answer.
 
     Raises:

@@ -45,10 +45,10 @@ class Precision:
 
 
 def choose_precision(config: TrainConfig) -> Precision:
-    """What the knobs say, and where they leave it open what works here: bf16 only where the hardware has it.
+    """What the options say, and where they leave it open what works here: bf16 only where the hardware has it.
 
     Raises:
-        ConfigError: the hardware cannot do what a knob asks for.
+        ConfigError: the hardware cannot do what an option asks for.
     """
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     has_bf16 = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -130,7 +130,7 @@ def _chat_template(wanted: str) -> str:
 
 
 def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The weights, safetensors only, in the given type; quantized when the knobs say so.
+    """The weights, safetensors only, in the given type; quantized when the options say so.
 
     Raises:
         ConfigError: there is no such model, or it cannot be quantized here.

@@ -223,7 +223,7 @@ def prepare(job: Job, host: Host) -> Prepared:
     """Load and check everything, cheapest first, so that what is wrong is said before a model is loaded.
 
     Raises:
-        AitrainError: a knob, the environment or the model cannot be used.
+        AitrainError: an option, the environment or the model cannot be used.
     """
     transformers_logging.disable_progress_bar()
     check_methods(job.environment)

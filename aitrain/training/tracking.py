@@ -1,6 +1,6 @@
 """Trackers: what wandb, tensorboard and trackio are told of a run.
 
-Metrics go through the callbacks that transformers has for them; knobs, held-out scores and sample rollouts are ours. A
+Metrics go through the callbacks of transformers; options, held-out scores and sample rollouts are ours. A
 tracker that fails is left out from then on, and said so once: no run ends because of it.
 
 Where we lean on transformers 5.17 (tests/training/test_tracking.py trains with the real libraries):
@@ -53,7 +53,7 @@ class About:
     config: TrainConfig
 
     @property
-    def knobs(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """All of them, less what an environment's keywords and TRL's fields may hold of secrets."""
         written = self.config.written()
         return {**written, **without_secrets({"rl_env_config": written["rl_env_config"] or {}, "trl": written["trl"]})}
@@ -72,7 +72,7 @@ class Tracker:
         """Say where the tracker's run goes, before it is opened."""
 
     def describe(self, about: About) -> None:
-        """Tell it the knobs, when it is open."""
+        """Tell it the options, when it is open."""
 
     def show(self, rows: list[Row], step: int) -> None:
         """A table of rollouts."""
@@ -99,7 +99,7 @@ class Wandb(Tracker):
 
     def describe(self, about: About) -> None:
         """In the run's config, beside what transformers puts there."""
-        self.wandb.config.update({"aitrain": about.knobs}, allow_val_change=True)
+        self.wandb.config.update({"aitrain": about.options}, allow_val_change=True)
 
     def show(self, rows: list[Row], step: int) -> None:
         """As a table of its own kind."""
@@ -124,7 +124,7 @@ class TensorBoard(Tracker):
 
     def describe(self, about: About) -> None:
         """As text."""
-        self.callback.tb_writer.add_text("knobs", _verbatim(write_yaml(about.knobs)))
+        self.callback.tb_writer.add_text("options", _verbatim(write_yaml(about.options)))
 
     def show(self, rows: list[Row], step: int) -> None:
         """As text, in which nothing of it is taken for Markdown."""
@@ -146,7 +146,7 @@ class Trackio(Tracker):
 
     def describe(self, about: About) -> None:
         """In the run's config, beside what transformers puts there."""
-        self.trackio.config.update({"aitrain": about.knobs}, allow_val_change=True)
+        self.trackio.config.update({"aitrain": about.options}, allow_val_change=True)
 
     def show(self, rows: list[Row], step: int) -> None:
         """As a table of its own kind."""

@@ -19,7 +19,7 @@ from aitrain.training.model import Precision
 
 
 def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, Any]:
-    """Every argument of GRPOConfig that follows from our knobs, `--trl` not included."""
+    """Every argument of GRPOConfig that follows from our options, `--trl` not included."""
     return {
         **_training(config, batch, precision),
         **_algorithm(config),
@@ -162,7 +162,7 @@ def grpo_config(arguments: dict[str, Any], config: TrainConfig, output_dir: Path
     """TRL's own configuration, `--trl` fields included.
 
     Raises:
-        ConfigError: a `--trl` field is unknown, is one of our knobs under TRL's name, or has a value that TRL refuses.
+        ConfigError: a `--trl` field is unknown, is one of our options by TRL's name, or has a value that TRL refuses.
     """
     for name in config.trl:
         _refuse_wrong_field(name, arguments)
@@ -220,6 +220,6 @@ def _has_rate(arguments: GRPOConfig) -> bool:
 
 def _refuse_wrong_field(name: str, arguments: dict[str, Any]) -> None:
     if name in arguments or name == "output_dir":
-        raise ConfigError(f"--trl {name}: aitrain has a knob for it, see docs/knobs.md\nUse the knob.")
+        raise ConfigError(f"--trl {name}: aitrain has an option for it, see docs/options.md\nUse the option.")
     if name not in GRPOConfig.__dataclass_fields__:
         raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, GRPOConfig.__dataclass_fields__)}")

@@ -41,7 +41,7 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def real_runs(real_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of two runs that differ by one knob."""
+    """A folder of two runs that differ by one option."""
     folder = tmp_path_factory.mktemp("two")
     train(folder, "--max-steps=4", "--project-name=other", "--seed=7")
     shutil.copytree(real_run, folder / "runs" / "sums")

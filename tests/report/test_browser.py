@@ -262,8 +262,8 @@ def test_two_runs_are_put_side_by_side(real_runs: Path, visit: Callable[..., Tab
     tab = visit(serve(real_runs).address + "?run=sums&with=other")
     tab.page.wait_for_selector("table.cases th.other")
     assert tab.texts("#comparison thead th") == ["", "sums", "other"] * 2
-    knobs = dict(line.split("\t", 1) for line in tab.texts("#comparison .card:last-child tbody tr"))
-    assert knobs == {"seed": "42\t7", "max_steps": "8\t4"}
+    options = dict(line.split("\t", 1) for line in tab.texts("#comparison .card:last-child tbody tr"))
+    assert options == {"seed": "42\t7", "max_steps": "8\t4"}
     assert tab.texts("[data-chart=reward] .legend bdi") == ["sums", "other"]
     tab.page.select_option(".chooser label:has-text('beside') select", "")
     tab.wait("!document.querySelector('#comparison')")

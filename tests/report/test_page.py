@@ -103,7 +103,7 @@ def test_a_run_leaves_a_report_of_all_that_it_did(real_run: Path) -> None:
     rewards = [line["reward"] for line in read_lines(real_run / "metrics.jsonl") if "reward" in line]
     assert shown["curves"]["series"]["reward"] == rewards
     assert shown["episodes"]["all"] == len(data["episodes"]) == 8 * 16 + 4 * 2 * 8
-    assert {row["name"]: row["value"] for row in shown["knobs"]}["rl_num_generations"] == "4"
+    assert {row["name"]: row["value"] for row in shown["options"]}["rl_num_generations"] == "4"
 
 
 def test_the_picture_is_drawn_where_matplotlib_is(real_run: Path) -> None:

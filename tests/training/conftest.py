@@ -18,11 +18,11 @@ torch.set_num_threads(1)  # threads that wait for each other gain nothing on the
 
 @pytest.fixture
 def train(small_model: Path, tmp_path: Path) -> Callable[..., Result]:
-    """`train(environment, knob=...)`: a run of a few steps on the small model, in this process."""
+    """`train(environment, option=...)`: a run of a few steps on the small model, in this process."""
 
-    def run(environment: Any, **knobs: Any) -> Result:
+    def run(environment: Any, **options: Any) -> Result:
         short = {"max_steps": 3, "rl_max_new_tokens": 6, "rl_kl_coef": 0.0, "lr": 1e-3, "save_strategy": "no"}
-        config = {"model": str(small_model), "output_dir": str(tmp_path / "runs"), **short, **knobs}
+        config = {"model": str(small_model), "output_dir": str(tmp_path / "runs"), **short, **options}
         return aitrain.train(TrainConfig(**config), environment=environment)
 
     return run

@@ -36,12 +36,12 @@ def told(*lines: dict[str, float], bounds: tuple[float, float] | None = (0.0, 1.
     return [advice for line in lines for advice in watch.look({**FINE, **line})]
 
 
-@pytest.mark.parametrize(("line", "meaning", "knob"), BAD)
-def test_what_lasts_is_told_once_with_a_knob_to_turn(line: dict[str, float], meaning: str, knob: str) -> None:
+@pytest.mark.parametrize(("line", "meaning", "option"), BAD)
+def test_what_lasts_is_told_once_with_an_option_to_change(line: dict[str, float], meaning: str, option: str) -> None:
     (advice,) = told({}, *[line] * (3 * LASTS))
 
     assert meaning in advice
-    assert knob in advice
+    assert option in advice
     assert "\n" not in advice
 
 

@@ -142,12 +142,12 @@ def test_metrics_of_the_environment_are_means_over_the_episodes_that_have_them(s
 
 def test_a_resumed_run_scores_before_what_it_reports_after(train: Train) -> None:
     """With more cases and samples, what is missing is played with the initial policy; with fewer, the rest is left."""
-    knobs = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
     fewer = {"eval_cases": 2, "eval_samples": 1}
     more = {"eval_cases": 5, "eval_samples": 2}
-    whole = train(Sampled(), project_name="whole", **knobs, **more)
-    first = train(Sampled(), project_name="run", **knobs, **fewer)
-    grown = train(Sampled(), project_name="run", resume_from_checkpoint="auto", **knobs, **more)
+    whole = train(Sampled(), project_name="whole", **options, **more)
+    first = train(Sampled(), project_name="run", **options, **fewer)
+    grown = train(Sampled(), project_name="run", resume_from_checkpoint="auto", **options, **more)
 
     assert first.folder == grown.folder
     before = evaluations(grown.folder, "before_sampled")
@@ -156,7 +156,7 @@ def test_a_resumed_run_scores_before_what_it_reports_after(train: Train) -> None
     assert grown.greedy_before == whole.greedy_before
     assert grown.score_before == pytest.approx(fmean(r["score"] for r in before))
 
-    shrunk = train(Sampled(), project_name="run", resume_from_checkpoint="auto", **knobs, eval_cases=2)
+    shrunk = train(Sampled(), project_name="run", resume_from_checkpoint="auto", **options, eval_cases=2)
     rows = {r["row"] for r in evaluations(shrunk.folder, "after_sampled")}
     assert len(rows) == 2
     assert result_of(shrunk)["scores"]["sampled"]["before"]["count"] == 2

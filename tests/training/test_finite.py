@@ -73,12 +73,12 @@ def equal(one: Snapshot, other: Snapshot) -> bool:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
-@pytest.mark.parametrize("knobs", [{}, {"peft": True}, {"max_grad_norm": 0.0}], ids=["full", "lora", "unclipped"])
+@pytest.mark.parametrize("options", [{}, {"peft": True}, {"max_grad_norm": 0.0}], ids=["full", "lora", "unclipped"])
 def test_a_step_whose_gradient_is_not_finite_changes_nothing(
-    knobs: dict[str, Any], value: float, train: Train, sick: Any, capsys: pytest.CaptureFixture[str]
+    options: dict[str, Any], value: float, train: Train, sick: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = sick({2, 4}, value)
-    result = train(Vowels(), max_steps=5, weight_decay=0.1, warmup_ratio=0.0, **knobs)
+    result = train(Vowels(), max_steps=5, weight_decay=0.1, warmup_ratio=0.0, **options)
 
     unchanged = [equal(*pair) for pair in zip(trainer.before, trainer.after[:5], strict=True)]
     assert unchanged == [False, True, False, True, False]

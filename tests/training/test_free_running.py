@@ -97,8 +97,8 @@ def rollout_of(host: Host, asking: Callable[[], Any] | None, limits: Limits = LI
 
 @pytest.fixture
 def host(request: pytest.FixtureRequest) -> Iterator[Host]:
-    knobs = {"rl_env_timeout": 20.0, **getattr(request, "param", {})}
-    with closing(host_of(Talk(), TrainConfig(**knobs))) as made:
+    options = {"rl_env_timeout": 20.0, **getattr(request, "param", {})}
+    with closing(host_of(Talk(), TrainConfig(**options))) as made:
         yield made
 
 

@@ -90,7 +90,7 @@ EVALUATING = {"eval_strategy": "steps", "eval_steps": 2}
 
 
 @pytest.mark.parametrize(
-    ("environment", "knobs", "steps"),
+    ("environment", "options", "steps"),
     [
         (Vowels, {"trl": WINDOW, "logging_steps": 4}, [3]),
         (Vowels, {"trl": {"num_iterations": 2}, "rl_kl_coef": 0.1}, [1, 4]),
@@ -105,13 +105,13 @@ EVALUATING = {"eval_strategy": "steps", "eval_steps": 2}
     ],
 )  # fmt: skip
 def test_a_resumed_run_ends_like_one_that_was_never_stopped(
-    environment: type[Any], knobs: dict[str, Any], steps: list[int], train: Train
+    environment: type[Any], options: dict[str, Any], steps: list[int], train: Train
 ) -> None:
-    knobs = {**EVERY_STEP, **knobs}
-    whole = train(environment(), project_name="whole", **knobs)
+    options = {**EVERY_STEP, **options}
+    whole = train(environment(), project_name="whole", **options)
     for step in steps:
         killed = as_if_killed_after(whole.folder, step, f"killed-{step}")
-        resumed = train(environment(), project_name=killed.name, resume_from_checkpoint="auto", **knobs)
+        resumed = train(environment(), project_name=killed.name, resume_from_checkpoint="auto", **options)
         assert resumed.folder == killed
         assert_same(killed, whole.folder)
 
@@ -132,11 +132,11 @@ class Stops(Vowels):
 
 def test_a_stop_inside_a_window_where_held_out_cases_are_due_loses_neither(train: Train) -> None:
     """Six scores before training, eight for the first two steps: the next one comes in the third."""
-    knobs = {"max_steps": 6, "trl": {"num_iterations": 2}, "eval_strategy": "steps", "eval_steps": 3}
-    whole = train(Stops(0), project_name="whole", **knobs)
-    stopped = train(Stops(6 + 8 + 1, signal.SIGINT), project_name="run", **knobs)
+    options = {"max_steps": 6, "trl": {"num_iterations": 2}, "eval_strategy": "steps", "eval_steps": 3}
+    whole = train(Stops(0), project_name="whole", **options)
+    stopped = train(Stops(6 + 8 + 1, signal.SIGINT), project_name="run", **options)
     left = read_manifest(checkpoints_of(RunFolder(stopped.folder))[0])
-    train(Stops(0), project_name="run", resume_from_checkpoint="auto", **knobs)
+    train(Stops(0), project_name="run", resume_from_checkpoint="auto", **options)
 
     assert stopped.status == "stopped"
     assert (left.step, left.owes_evaluation) == (3, True)
@@ -144,21 +144,21 @@ def test_a_stop_inside_a_window_where_held_out_cases_are_due_loses_neither(train
 
 
 def test_a_resumed_run_that_ends_before_its_first_step_has_lost_nothing(train: Train) -> None:
-    knobs = {**EVERY_STEP, "max_steps": 4}
-    whole = train(Stops(0), project_name="whole", **knobs)
+    options = {**EVERY_STEP, "max_steps": 4}
+    whole = train(Stops(0), project_name="whole", **options)
     killed = as_if_killed_after(whole.folder, 2, "killed")
     before = records(killed, "metrics.jsonl", "rollouts/*.jsonl")
     with pytest.raises(Interrupted):
-        train(Stops(1, signal.SIGINT, signal.SIGTERM), project_name="killed", resume_from_checkpoint="auto", **knobs)
+        train(Stops(1, signal.SIGINT, signal.SIGTERM), project_name="killed", resume_from_checkpoint="auto", **options)
 
     assert records(killed, "metrics.jsonl", "rollouts/*.jsonl") == before
 
 
 def test_a_run_that_is_killed_in_its_last_evaluation_trains_no_further_step(train: Train) -> None:
-    knobs = {**EVERY_STEP, "max_steps": 2}
-    whole = train(Vowels(), project_name="whole", **knobs)
+    options = {**EVERY_STEP, "max_steps": 2}
+    whole = train(Vowels(), project_name="whole", **options)
     killed = as_if_killed_after(whole.folder, 2, "killed")
-    resumed = train(Vowels(), project_name="killed", resume_from_checkpoint="auto", **knobs)
+    resumed = train(Vowels(), project_name="killed", resume_from_checkpoint="auto", **options)
 
     assert resumed.steps == 2
     assert (resumed.score_after, resumed.greedy_after) == (whole.score_after, whole.greedy_after)
@@ -199,8 +199,8 @@ def test_the_best_checkpoint_is_kept_besides_and_is_the_model_at_the_end(train: 
         def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
             return next(scores) if case_idx == -1 else len(completion) % 5 / 5
 
-    knobs = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1, "save_best": True}
-    result = train(Told(), **knobs, save_strategy="steps", save_steps=1, save_total_limit=1)
+    options = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1, "save_best": True}
+    result = train(Told(), **options, save_strategy="steps", save_steps=1, save_total_limit=1)
 
     kept = checkpoints_of(RunFolder(result.folder))
     assert [step_of(path) for path in kept] == [4, 2]
@@ -236,14 +236,14 @@ def size_limit() -> Iterator[None]:
 
 @pytest.mark.usefixtures("size_limit")
 def test_a_full_disk_ends_the_run_with_all_that_was_whole_and_says_what_it_needs(train: Train) -> None:
-    knobs = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "eval_cases": 0}
-    whole = train(Fills(), project_name="whole", **knobs)
+    options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "eval_cases": 0}
+    whole = train(Fills(), project_name="whole", **options)
     with pytest.raises(RunFailed) as caught:
-        train(Fills(8 * 2 + 1), project_name="run", **knobs)  # in the third step
+        train(Fills(8 * 2 + 1), project_name="run", **options)  # in the third step
     folder = RunFolder(whole.folder.with_name("run"))
     left = sorted(path.name for path in folder.checkpoints.iterdir())
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2)
-    train(Fills(), project_name="run", resume_from_checkpoint="auto", **knobs)
+    train(Fills(), project_name="run", resume_from_checkpoint="auto", **options)
 
     assert left == ["checkpoint-1", "checkpoint-2"]
     assert f"Cannot save in {folder.path}: " in str(caught.value)
@@ -279,8 +279,8 @@ class Evil:
 def test_no_file_of_a_checkpoint_is_unpickled_even_when_its_manifest_is_forged(
     name: str, train: Train, tmp_path: Path
 ) -> None:
-    knobs = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None, "eval_cases": 0}
-    run = train(Vowels(), project_name="run", **knobs).folder
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None, "eval_cases": 0}
+    run = train(Vowels(), project_name="run", **options).folder
     shutil.rmtree(run / "checkpoints" / "checkpoint-2")
     checkpoint = run / "checkpoints" / "checkpoint-1"
     assert "training_args.bin" not in os.listdir(checkpoint)
@@ -288,10 +288,10 @@ def test_no_file_of_a_checkpoint_is_unpickled_even_when_its_manifest_is_forged(
     seal_again(checkpoint)
 
     if name == "training_args.bin":
-        train(Vowels(), project_name="run", resume_from_checkpoint="auto", **knobs)
+        train(Vowels(), project_name="run", resume_from_checkpoint="auto", **options)
     else:
         with pytest.raises(RunFailed, match=r"checkpoint-1.*holds more than numbers"):
-            train(Vowels(), project_name="run", resume_from_checkpoint="auto", **knobs)
+            train(Vowels(), project_name="run", resume_from_checkpoint="auto", **options)
     assert not (tmp_path / "proof").exists()
 
 
@@ -308,17 +308,17 @@ class Split(Vowels):
 
 
 def test_other_training_cases_are_refused_and_a_changed_rate_is_taken_where_it_is_meant(train: Train) -> None:
-    knobs = {**EVERY_STEP, "max_steps": 4, "scheduler": "constant"}
-    train(Split(24), project_name="run", **knobs)
+    options = {**EVERY_STEP, "max_steps": 4, "scheduler": "constant"}
+    train(Split(24), project_name="run", **options)
     resume = {"project_name": "run", "resume_from_checkpoint": "auto"}
-    run = RunFolder(train(Split(24), project_name="other", **knobs).folder.with_name("run"))
+    run = RunFolder(train(Split(24), project_name="other", **options).folder.with_name("run"))
     shutil.rmtree(run.checkpoints / "checkpoint-4")
 
     with pytest.raises(ConfigError, match="dataset: the environment builds other training cases"):
-        train(Split(20), **resume, **knobs)
+        train(Split(20), **resume, **options)
     with pytest.raises(ConfigError, match=r"dataset: other training cases, with eval_cases .* -> 7"):
-        train(Split(24), **resume, **knobs | {"eval_cases": 7})
+        train(Split(24), **resume, **options | {"eval_cases": 7})
     with pytest.raises(ConfigError, match=r"lr: 0\.001 -> 0\.01"):
-        train(Split(24), **resume, **knobs | {"lr": 1e-2})
-    result = train(Split(24), **resume, **knobs | {"lr": 1e-2, "resume_anyway": True})
+        train(Split(24), **resume, **options | {"lr": 1e-2})
+    result = train(Split(24), **resume, **options | {"lr": 1e-2, "resume_anyway": True})
     assert [line["learning_rate"] for line in result.history if "loss" in line] == [1e-3, 1e-3, 1e-3, 1e-2]

@@ -241,7 +241,7 @@ def test_one_turn_may_have_a_template_that_writes_history_anew(train: Train, tmp
 
 
 @pytest.mark.parametrize(
-    ("knobs", "stop", "turns"),
+    ("options", "stop", "turns"),
     [
         ({"rl_max_new_tokens": 40}, "done", 3),
         ({"rl_max_new_tokens": 4}, "max_tokens", 3),
@@ -251,10 +251,10 @@ def test_one_turn_may_have_a_template_that_writes_history_anew(train: Train, tmp
     ],
 )
 def test_what_ended_an_episode_is_on_record(
-    train: Train, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], stop: str, turns: int
+    train: Train, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], stop: str, turns: int
 ) -> None:
-    answers_with(monkeypatch, lambda given: "an answer<|im_end|>"[: knobs["rl_max_new_tokens"]])
-    result = train(Talk(chat=False), max_steps=1, **knobs)
+    answers_with(monkeypatch, lambda given: "an answer<|im_end|>"[: options["rl_max_new_tokens"]])
+    result = train(Talk(chat=False), max_steps=1, **options)
 
     for record in rollouts(result):
         assert (record["stop"], record["turns"]) == (stop, turns)

@@ -41,10 +41,10 @@ def test_every_completion_is_on_record_from_the_first_step_on(train: Train) -> N
     assert 1 <= first["tokens"] <= 6
 
 
-@pytest.mark.parametrize("knobs", [{"trl": {"steps_per_generation": 1}}, {"trl": {"steps_per_generation": 8}}, {}])
-def test_each_group_of_a_step_has_a_number_of_its_own(train: Train, knobs: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"trl": {"steps_per_generation": 1}}, {"trl": {"steps_per_generation": 8}}, {}])
+def test_each_group_of_a_step_has_a_number_of_its_own(train: Train, options: dict[str, Any]) -> None:
     result = train(
-        Vowels(), rl_prompts_per_step=4, rl_num_generations=4, batch_size=4, eval_cases=0, max_steps=2, **knobs
+        Vowels(), rl_prompts_per_step=4, rl_num_generations=4, batch_size=4, eval_cases=0, max_steps=2, **options
     )
 
     members: dict[tuple[int, int], list[int]] = {}
@@ -257,7 +257,7 @@ def test_python_objects_in_the_rows_reach_the_environment_unchanged(train: Train
 
 def test_other_fields_of_trl_are_passed_on_and_ours_are_refused(train: Train) -> None:
     assert train(Vowels(), trl={"num_iterations": 2}).steps == 3
-    with pytest.raises(ConfigError, match="aitrain has a knob for it"):
+    with pytest.raises(ConfigError, match="aitrain has an option for it"):
         train(Vowels(), trl={"learning_rate": 1e-5})
     with pytest.raises(ConfigError, match="TRL refuses these settings"):
         train(Vowels(), trl={"generation_batch_size": 5})

@@ -67,7 +67,7 @@ def server(small_model: Path) -> Iterator[SmallServer]:
 def by_server(train: Train, server: SmallServer) -> Train:
     """`train` with the server, as a new one has it."""
 
-    def run(environment: Any, **knobs: Any) -> Result:
+    def run(environment: Any, **options: Any) -> Result:
         server.restart()
         short = {
             "max_steps": 2,
@@ -77,7 +77,7 @@ def by_server(train: Train, server: SmallServer) -> Train:
             "rl_max_episode_tokens": 60,
         }
         reached = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": server.url, "rl_top_k": 0}
-        return train(environment, **{**short, **reached, **knobs})
+        return train(environment, **{**short, **reached, **options})
 
     return run
 

@@ -37,14 +37,14 @@ def server(small_model: Path) -> Iterator[SmallServer]:
 class Served:
     """The processes of one run, as `aitrain grpo` would start them, in a folder of their own."""
 
-    def __init__(self, folder: Path, model: Path, url: str, processes: int = 1, **knobs: Any) -> None:
+    def __init__(self, folder: Path, model: Path, url: str, processes: int = 1, **options: Any) -> None:
         self.folder = RunFolder(folder / "run")
         self.folder.path.mkdir()
         short = {"max_steps": 6, "rl_max_new_tokens": 4, "rl_kl_coef": 0.0, "lr": 1e-2, "rl_prompts_per_step": 2,
                  "save_strategy": "no", "eval_strategy": "no", "rl_top_k": 0}  # fmt: skip
         self.folder.write_config(TrainConfig(
             model=str(model), rl_env=ENVIRONMENT, output_dir=str(folder), project_name="run", use_vllm=True,
-            vllm_mode="server", **{**short, **knobs},
+            vllm_mode="server", **{**short, **options},
         ))  # fmt: skip
         torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--no-python"]
         worker = [*PYTHON, "-m", WORKER, str(self.folder.path)]

@@ -15,7 +15,7 @@ from aitrain import ConfigError, Result, TrainConfig
 from aitrain.training.tracking import LONGEST, _as_markdown, _row
 from tests.conftest import Run
 
-KNOBS: dict[str, Any] = {
+OPTIONS: dict[str, Any] = {
     "eval_cases": 3,
     "eval_strategy": "steps",
     "eval_steps": 2,
@@ -45,8 +45,8 @@ def texts(events: EventAccumulator, name: str) -> list[tuple[int, str]]:
     return [(event.step, event.tensor_proto.string_val[0].decode()) for event in events.Tensors(f"{name}/text_summary")]
 
 
-def test_tensorboard_is_told_metrics_scores_knobs_and_rollouts(train: Callable[..., Result]) -> None:
-    result = train(Vowels(), log="tensorboard", **KNOBS)
+def test_tensorboard_is_told_metrics_scores_options_and_rollouts(train: Callable[..., Result]) -> None:
+    result = train(Vowels(), log="tensorboard", **OPTIONS)
     events = told(result)
 
     rewards = {line["step"]: line["reward"] for line in result.history if "reward" in line}
@@ -56,15 +56,15 @@ def test_tensorboard_is_told_metrics_scores_knobs_and_rollouts(train: Callable[.
     assert [step for step, _ in scores] == [0, 2, 3]
     assert (scores[0][1], scores[-1][1]) == pytest.approx((result.score_before, result.score_after))
 
-    (knobs,) = texts(events, "knobs")
-    assert "    rl_num_generations: 4\n" in knobs[1]
-    assert "level: 7" in knobs[1]
-    assert "hush" not in knobs[1]
+    (options,) = texts(events, "options")
+    assert "    rl_num_generations: 4\n" in options[1]
+    assert "level: 7" in options[1]
+    assert "hush" not in options[1]
     assert [step for step, _ in texts(events, "rollouts")] == [0, 1, 2, 2, 3, 3]
 
 
 def test_what_was_said_is_no_markdown(train: Callable[..., Result]) -> None:
-    for _, text in texts(told(train(Vowels(), log="tensorboard", **KNOBS)), "rollouts"):
+    for _, text in texts(told(train(Vowels(), log="tensorboard", **OPTIONS)), "rollouts"):
         assert all(line in ("", "---") or line.startswith("    ") for line in text.split("\n"))
 
 
@@ -73,7 +73,7 @@ def test_a_tracker_that_fails_is_left_out_and_said_once(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "file"))
-    result = train(Vowels(), log="tensorboard", **KNOBS)
+    result = train(Vowels(), log="tensorboard", **OPTIONS)
     assert result.status == "finished"
     assert capsys.readouterr().err.count("tensorboard failed and is left out") == 1
     assert (tmp_path / "file").read_text() == ""
@@ -110,7 +110,7 @@ def test_wandb_works_without_an_account_or_a_network(
 ) -> None:
     pytest.importorskip("wandb", reason='wandb is not installed: pip install "aitrain[wandb]"')
     monkeypatch.setenv("WANDB_MODE", "offline")
-    result = train(Vowels(), log="wandb,tensorboard", **KNOBS)
+    result = train(Vowels(), log="wandb,tensorboard", **OPTIONS)
 
     (run,) = (result.folder / "wandb").glob("offline-run-*")
     tables = [json.loads(file.read_text()) for file in run.rglob("rollouts_*.table.json")]
@@ -146,18 +146,18 @@ def test_trackio_keeps_a_run_on_this_machine(
 
     monkeypatch.setattr(utils, "TRACKIO_DIR", tmp_path / "trackio")
     monkeypatch.setattr(sqlite_storage, "TRACKIO_DIR", tmp_path / "trackio")
-    train(Vowels(), log="trackio", project_name="mine", **KNOBS)
+    train(Vowels(), log="trackio", project_name="mine", **OPTIONS)
 
     with sqlite3.connect(tmp_path / "trackio" / "aitrain.db") as stored:
         metrics = [json.loads(line) for (line,) in stored.execute("select metrics from metrics")]
-        (knobs,) = stored.execute("select config from configs").fetchone()
+        (options,) = stored.execute("select config from configs").fetchone()
     assert sum("train/reward" in line for line in metrics) == 3
     assert sum("eval/score" in line for line in metrics) == 3
     assert sum("rollouts" in line for line in metrics) == 6
-    assert json.loads(knobs)["aitrain"]["rl_env_config"] == {"level": 7, "api_key": "***"}
+    assert json.loads(options)["aitrain"]["rl_env_config"] == {"level": 7, "api_key": "***"}
 
 
-# -- the knob
+# -- the option
 
 
 @pytest.mark.parametrize(

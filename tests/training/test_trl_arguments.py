@@ -19,8 +19,8 @@ from aitrain.training.trl_arguments import Lengths, fit_vllm, grpo_arguments, gr
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
 
 
-def arguments(**knobs: object) -> dict[str, object]:
-    config = TrainConfig(**knobs)  # type: ignore[arg-type]
+def arguments(**options: object) -> dict[str, object]:
+    config = TrainConfig(**options)  # type: ignore[arg-type]
     return grpo_arguments(config, plan_batch(config, 1), CPU)
 
 
@@ -61,11 +61,11 @@ def test_weights_in_parts_are_not_handed_to_a_server_as_files(
     monkeypatch.setenv("ACCELERATE_USE_FSDP", variable or "false")
     made: Any = SimpleNamespace(fsdp=fsdp, deepspeed_plugin=SimpleNamespace(zero_stage=stage) if stage else None)
     server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:8000"}
-    for knobs in (server, server | {"peft": True}):
+    for options in (server, server | {"peft": True}):
         with pytest.raises(ConfigError, match=f"vllm_sync: with {way} ") if way else nullcontext():
-            refuse_sharded(made, TrainConfig(**knobs))
-    for knobs in ({}, server | {"vllm_sync": "nccl"}, {"use_vllm": True}):
-        refuse_sharded(made, TrainConfig(**knobs))
+            refuse_sharded(made, TrainConfig(**options))
+    for options in ({}, server | {"vllm_sync": "nccl"}, {"use_vllm": True}):
+        refuse_sharded(made, TrainConfig(**options))
 
 
 def test_trls_configuration_says_how_weights_are_cut_into_parts(tmp_path: Path) -> None:

@@ -52,15 +52,15 @@ function themeButton(onchange) {
 
 // -- the sections
 
-function knob(summary, name) {
-  return summary.knobs.find((row) => row.name === name)?.value ?? "";
+function option(summary, name) {
+  return summary.options.find((row) => row.name === name)?.value ?? "";
 }
 
 function headline(summary) {
-  const environment = summary.environment.class || knob(summary, "rl_env");
-  const model = knob(summary, "model");
+  const environment = summary.environment.class || option(summary, "rl_env");
+  const model = option(summary, "model");
   if (!model && !environment) return el("p", { class: "lead" }, "Rollouts without a run folder around them.");
-  const what = knob(summary, "peft") === "true" ? "a LoRA adapter for " : "";
+  const what = option(summary, "peft") === "true" ? "a LoRA adapter for " : "";
   return el("p", { class: "lead" }, what, el("b", {}, isolated(model || "a model")), ", trained with GRPO on ", el("b", {}, isolated(environment || "an environment")));
 }
 
@@ -72,7 +72,7 @@ function statusPill(summary) {
 /** Where a run is, in words. */
 function progress(summary) {
   const step = summary.step ?? summary.result.steps;
-  const all = knob(summary, "max_steps");
+  const all = option(summary, "max_steps");
   const parts = [step !== null && step !== undefined && (summary.status === "running" && all ? `step ${count(step)} of ${count(Number(all))}` : plural(step, "step"))];
   if (summary.written) parts.push(`written ${new Date(1000 * summary.written).toLocaleString()}`);
   else if (summary.status === "running" && summary.heartbeat) {
@@ -170,16 +170,16 @@ function failureHint(episodes) {
 }
 
 function configuration(summary, other) {
-  if (!summary.knobs.length) return null;
-  const set = summary.knobs.filter((row) => !row.is_default);
-  const rest = summary.knobs.filter((row) => row.is_default);
-  const table = (rows) => el("table", { class: "knobs" }, el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, isolated(row.name)), el("td", {}, value(row.value)), el("td", { class: "hint" }, row.is_default ? "" : ["default ", value(row.default)])))));
+  if (!summary.options.length) return null;
+  const set = summary.options.filter((row) => !row.is_default);
+  const rest = summary.options.filter((row) => row.is_default);
+  const table = (rows) => el("table", { class: "options" }, el("tbody", {}, rows.map((row) => el("tr", {}, el("th", { scope: "row" }, isolated(row.name)), el("td", {}, value(row.value)), el("td", { class: "hint" }, row.is_default ? "" : ["default ", value(row.default)])))));
   const value = (text) => (text === "" ? el("span", { class: "hint" }, "unset") : isolated(text, "value"));
   return section(
     "configuration",
     "Configuration",
     "What was set; the same run again: aitrain grpo --config config.yaml",
-    el("div", { class: "card" }, table(set), el("details", { class: "fold" }, el("summary", {}, `${count(rest.length)} knobs at their defaults`), table(rest))),
+    el("div", { class: "card" }, table(set), el("details", { class: "fold" }, el("summary", {}, `${count(rest.length)} options at their defaults`), table(rest))),
     provenance(summary),
   );
 }
@@ -196,13 +196,13 @@ function provenance(summary) {
     ["machine", [environment.platform, environment.cpus && `${environment.cpus} CPU cores`, ...(environment.gpus ?? [])].filter(Boolean).join(", ")],
   ].filter(([, text]) => text);
   if (!rows.length) return null;
-  return el("div", { class: "card" }, el("h3", {}, "Where it came from"), el("table", { class: "knobs" }, el("tbody", {}, rows.map(([name, text]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, isolated(text, "value")))))));
+  return el("div", { class: "card" }, el("h3", {}, "Where it came from"), el("table", { class: "options" }, el("tbody", {}, rows.map(([name, text]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, isolated(text, "value")))))));
 }
 
-/** Two runs: their results and the knobs that differ. */
+/** Two runs: their results and the options that differ. */
 function comparison(runs) {
-  const names = [...new Set(runs.flatMap(({ summary }) => summary.knobs.map((row) => row.name)))].filter((name) => name !== "project_name");
-  const differing = names.filter((name) => knob(runs[0].summary, name) !== knob(runs[1].summary, name));
+  const names = [...new Set(runs.flatMap(({ summary }) => summary.options.map((row) => row.name)))].filter((name) => name !== "project_name");
+  const differing = names.filter((name) => option(runs[0].summary, name) !== option(runs[1].summary, name));
   const cell = (text) => el("td", {}, text === "" ? el("span", { class: "hint" }, "unset") : isolated(text, "value"));
   const scoreText = (one) => (one ? `${score(one.mean)}${one.low !== null ? ` (${score(one.low)} to ${score(one.high)})` : ""}` : "–");
   const rows = [
@@ -214,8 +214,8 @@ function comparison(runs) {
     "comparison",
     "Side by side",
     null,
-    el("div", { class: "card scroll" }, el("table", { class: "knobs compared" }, head, el("tbody", {}, rows.map(([name, ...values]) => el("tr", {}, el("th", { scope: "row" }, name), values.map((text) => el("td", { class: "value" }, text))))))),
-    el("div", { class: "card scroll" }, el("h3", {}, "Knobs that differ"), differing.length ? el("table", { class: "knobs compared" }, head.cloneNode(true), el("tbody", {}, differing.map((name) => el("tr", {}, el("th", { scope: "row" }, isolated(name)), runs.map(({ summary }) => cell(knob(summary, name))))))) : note("None: the runs differ by something else.")),
+    el("div", { class: "card scroll" }, el("table", { class: "options compared" }, head, el("tbody", {}, rows.map(([name, ...values]) => el("tr", {}, el("th", { scope: "row" }, name), values.map((text) => el("td", { class: "value" }, text))))))),
+    el("div", { class: "card scroll" }, el("h3", {}, "Options that differ"), differing.length ? el("table", { class: "options compared" }, head.cloneNode(true), el("tbody", {}, differing.map((name) => el("tr", {}, el("th", { scope: "row" }, isolated(name)), runs.map(({ summary }) => cell(option(summary, name))))))) : note("None: the runs differ by something else.")),
   );
 }
 
