@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from aitrain.errors import did_you_mean
-from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, trl_fields
+from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, is_trl_field
 
 SAME_AS = {
     **OPTION_OF_FIELD,
@@ -226,7 +226,7 @@ def _foreign(key: str, known: Collection[str], is_flag: bool) -> str:
         return f"{advice[0].upper()}{' '.join(advice[1:].split())}."
     if key in SET_BY_AITRAIN:
         return "aitrain sets it by itself: leave it out."
-    if key in trl_fields():
+    if is_trl_field(key):
         return f"Use --trl {key}=VALUE." if is_flag else f"Use trl: {{{key}: VALUE}}."
     return ""
 

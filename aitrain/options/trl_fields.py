@@ -154,13 +154,20 @@ def _fields_of(package: str, file: str) -> Iterator[ast.AnnAssign]:
         yield from (item for item in node.body if isinstance(item, ast.AnnAssign))
 
 
+def is_trl_field(name: str) -> bool:
+    """Whether GRPOConfig has a field; the sources are parsed only if the name occurs in them like one."""
+    return any(f"\n    {name}: " in _source(*where) for where in _SOURCES) and name in trl_fields()
+
+
 def _classes_in(package: str, file: str) -> Iterator[ast.ClassDef]:
+    yield from (node for node in ast.parse(_source(package, file)).body if isinstance(node, ast.ClassDef))
+
+
+def _source(package: str, file: str) -> str:
+    """The text of a library's file; empty where it is not found."""
     spec = installed(package)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / file
-        if path.exists():
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            yield from (node for node in tree.body if isinstance(node, ast.ClassDef))
+    paths = [Path(folder) / file for folder in (spec.submodule_search_locations or [])] if spec else []
+    return next((path.read_text(encoding="utf-8") for path in paths if path.exists()), "")
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
