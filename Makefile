@@ -49,7 +49,7 @@ bench-vllm: .venv-vllm/.installed
 	.ci/vllm
 
 docs: install
-	$(BIN)/python -c "from aitrain.options import as_markdown; open('docs/options.md', 'w').write(as_markdown())"
+	$(BIN)/python -c "from aitrain.options import documentation, train; open('docs/options.md', 'w').write(documentation.options_page(train.TrainConfig))"
 
 tiny-model: install
 	$(BIN)/python -m aitrain.training.tiny_model aitrain/tiny_model

@@ -1,6 +1,6 @@
-"""Batch arithmetic: from prompts and completions to what each process does.
+"""Batch arithmetic: prompts and completions of a step, divided over processes and forward passes.
 
-One optimizer step trains on `prompts_per_step` groups of `generations` completions. They are shared out evenly: each of
+One optimizer step trains on `prompts_per_step` groups of `generations` completions. They are divided evenly: each of
 `processes` takes `accumulation` micro-batches of `micro_batch` completions.
 
     prompts_per_step x generations = processes x accumulation x micro_batch
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 
-MOST = 10_000
-"""The largest batch_size that is proposed."""
+MAX_PROPOSED = 10_000
+"""The largest batch_size that a message proposes."""
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How one optimizer step is shared out; all counts are of completions unless they say prompts."""
+    """How one optimizer step is divided; counts are of completions unless they say prompts."""
 
     processes: int
     accumulation: int
@@ -47,8 +47,8 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class CaseSchedule:
-    """How epochs are cut into optimizer steps. They follow each other without a gap: a generation batch may hold the
-    last cases of one and the first of the next, and the last batch of a run is filled up from one epoch more."""
+    """How epochs are cut into optimizer steps. A generation batch may hold the last cases of one epoch and the first of
+    the next; the last batch of a run is filled up from one epoch more."""
 
     cases: int
     """Cases of one epoch."""
@@ -97,14 +97,14 @@ class CaseSchedule:
 
 
 def schedule_cases(config: TrainConfig, plan: BatchPlan, cases: int) -> CaseSchedule:
-    """The schedule of so many training cases, under the generation batch that `--trl` may ask for."""
+    """The schedule of a number of training cases, with the generation batch that `--trl` may set."""
     pass_size = plan.processes * plan.micro_batch  # completions of one forward pass, over all processes
-    given = config.trl.get("generation_batch_size")
-    per_batch = config.trl.get("steps_per_generation") or (given and given // pass_size) or plan.accumulation
+    from_size = config.trl_integer("generation_batch_size", 0) // pass_size
+    per_batch = config.trl_integer("steps_per_generation", 0) or from_size or plan.accumulation
     return CaseSchedule(
         cases=cases,
         prompts=per_batch * pass_size // plan.generations,
-        passes=per_batch * config.trl.get("num_iterations", 1),
+        passes=per_batch * config.trl_integer("num_iterations", 1),
         accumulation=plan.accumulation,
         epochs=config.epochs,
         max_steps=config.max_steps,
@@ -112,7 +112,7 @@ def schedule_cases(config: TrainConfig, plan: BatchPlan, cases: int) -> CaseSche
 
 
 def plan_batch(config: TrainConfig, processes: int) -> BatchPlan:
-    """The plan for so many processes.
+    """The plan for a number of processes.
 
     Raises:
         ConfigError: the numbers do not divide, or contradict each other.
@@ -133,7 +133,7 @@ def _derived_accumulation(config: TrainConfig, processes: int) -> int:
     if rest or accumulation == 0:
         raise ConfigError(
             f"rl_prompts_per_step: {config.rl_prompts_per_step} prompts x {config.rl_num_generations} completions ="
-            f" {completions} cannot be shared by {_counted(processes, 'process')} in micro-batches of"
+            f" {completions} cannot be divided among {_counted(processes, 'process')} in micro-batches of"
             f" {config.batch_size}.\n{_way_out(config, processes)}"
         )
     if "gradient_accumulation" in config.model_fields_set and config.gradient_accumulation != accumulation:
@@ -149,15 +149,15 @@ def _way_out(config: TrainConfig, processes: int) -> str:
     """The largest batch_size below the given one that divides, and the fewest prompts that do."""
     share, rest = divmod((config.rl_prompts_per_step or 0) * config.rl_num_generations, processes)
     fitting = next(
-        (size for size in range(min(config.batch_size, share, MOST), 0, -1) if rest + share % size == 0), None
+        (size for size in range(min(config.batch_size, share, MAX_PROPOSED), 0, -1) if rest + share % size == 0), None
     )
     smaller = f"--batch-size {fitting}, or " if fitting else ""
     prompts = _fewest_prompts(processes * config.batch_size, config.rl_num_generations)
-    return f"Say {smaller}--rl-prompts-per-step {prompts} or a multiple of it."
+    return f"Use {smaller}--rl-prompts-per-step {prompts} or a multiple of it."
 
 
 def _fewest_prompts(completions: int, generations: int) -> int:
-    """So many whole groups are so many whole passes of all processes."""
+    """Smallest prompt count whose groups fill whole micro-batches on every process."""
     return math.lcm(completions, generations) // generations
 
 
@@ -167,7 +167,7 @@ def _does_not_divide(plan: BatchPlan) -> str:
         f"rl_num_generations: {plan.completions_per_step} completions a step cannot be divided into groups of"
         f" {plan.generations}.\nThey come from batch_size {plan.micro_batch} x gradient_accumulation"
         f" {plan.accumulation} x {_counted(plan.processes, 'process')}.\n"
-        f"Say --rl-prompts-per-step {prompts} or a multiple of it instead: gradient_accumulation is then derived."
+        f"Use --rl-prompts-per-step {prompts} or a multiple of it instead: gradient_accumulation is then derived."
     )
 
 

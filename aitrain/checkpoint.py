@@ -250,7 +250,7 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int) -> li
     """Each option that changes the training and is not what it was, as `lr: 1e-05 -> 0.001`."""
     old, new = _flat(before.config), _flat(plain(config.written()))
     old["processes"], new["processes"] = before.processes, processes
-    free = {option.name for option in options() if option.may_change}
+    free = {option.name for option in options_of(type(config)) if option.resume_safe}
     names = [name for name in {**old, **new} if name.partition(".")[0] not in free]
     in_both = {"gradient_accumulation"}  # derived, where it is not written
     return [

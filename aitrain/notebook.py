@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from aitrain import activity
 from aitrain.environment.loader import load_env
@@ -25,8 +25,11 @@ from aitrain.report.writing import Reporting
 from aitrain.run_folder import Result, RunFolder
 from aitrain.watchdog import Stall, Watchdog, message, write_stacks
 
+if TYPE_CHECKING:
+    from aitrain.training.callbacks import StopRequest
 
-def train_here(config: TrainConfig, environment: Any = None) -> Result:
+
+def train_here(config: TrainConfig, environment: object = None) -> Result:
     """Check, train and report, in this process; a run that is refused leaves no folder (one that stalled has a log)."""
     if isinstance(environment, type):
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
@@ -51,7 +54,7 @@ def _for_one_process(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={"num_processes": 1})
 
 
-def _run(plan: RunPlan, folder: RunFolder, environment: Any) -> Result:
+def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
     if environment is None:
         assert plan.source is not None  # check() found it
         environment = load_env(plan.source, plan.config.rl_env_config or {})
@@ -75,7 +78,7 @@ class Watchers:
     heartbeat: Heartbeat
 
 
-def _train(plan: RunPlan, environment: Any, watchers: Watchers) -> Result:
+def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
     disable_telemetry(plan.config.telemetry)
     from aitrain.environment.runner import start_runner
     from aitrain.training.callbacks import StopRequest
@@ -99,7 +102,7 @@ INTERRUPT_SECONDS = 5.0
 
 
 @contextmanager
-def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: Any) -> Iterator[None]:
+def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest) -> Iterator[None]:
     """Interrupts a run that makes no progress, as Ctrl-C would. The process is the caller's and is never ended.
 
     Raises:

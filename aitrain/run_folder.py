@@ -47,6 +47,11 @@ class RunFolder:
         return self.path / "config.yaml"
 
     @property
+    def config_schema(self) -> Path:
+        """The JSON schema of config.yaml, for editors."""
+        return self.path / "config.schema.json"
+
+    @property
     def environment(self) -> Path:
         """Where the environment came from, and on what the run ran."""
         return self.path / "environment.json"
@@ -115,11 +120,14 @@ class RunFolder:
         return cls(path, (*made, path))
 
     def write_config(self, config: TrainConfig) -> None:
-        """config.yaml, with the name that this run got."""
-        from aitrain.options.yaml_text import write_yaml  # here, because commands that only read runs need no YAML
+        """config.yaml, with the name that this run got, and its schema beside it."""
+        from aitrain.options.schema import json_schema  # here, because commands that only read runs need neither
+        from aitrain.options.yaml_text import write_yaml
 
         named = config.model_copy(update={"project_name": self.path.name})
-        write_text(self.config, write_yaml(named.written()))
+        write_json(self.config_schema, json_schema(type(config)))
+        header = f"# yaml-language-server: $schema={self.config_schema.name}\n"
+        write_text(self.config, header + write_yaml(named.written()))
 
     def write_status(self, status: str, **known: Any) -> None:
         """status.json: whether the run runs, or how it ended; what is None, or not told, stays as it was."""
@@ -139,6 +147,7 @@ class RunFolder:
         """Files that a killed process was writing beside those that they were to replace: `.config.yaml.x1y2z3w4`."""
         written = [
             self.config,
+            self.config_schema,
             self.environment,
             self.metrics,
             self.result,

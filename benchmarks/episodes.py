@@ -59,12 +59,12 @@ def microseconds(side: Callable[[], object]) -> float:
 
 def prepared() -> dict[str, Callable[[], object]]:
     """What is measured, by its name."""
-    from aitrain.options.train import TrainConfig
     from transformers import AutoTokenizer
 
     from aitrain.engines.batching import BatchingEngine, BatchRow
     from aitrain.environment.contract import Case
     from aitrain.environment.runner import start_runner
+    from aitrain.options.train import TrainConfig
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
     from aitrain.rollout.clock import RolloutClock
     from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave

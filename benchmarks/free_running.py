@@ -89,9 +89,8 @@ def main() -> int:
 
 def measured(name: str, environment: Slow, url: str, pairs: int) -> Row:
     """Both sides, in turn; a first pair of rollouts is not counted."""
-    from aitrain.options.train import TrainConfig
-
     from aitrain.environment.runner import start_runner
+    from aitrain.options.train import TrainConfig
 
     with closing(start_runner(environment, TrainConfig(rl_env_workers=EPISODES))) as runner:
         freely, in_rounds = rollouts(runner, url)

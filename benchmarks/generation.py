@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from aitrain.options.train import TrainConfig
 
+from aitrain.options.train import TrainConfig
 from benchmarks.measuring import PATIENCE, Row, options, show
 from benchmarks.overhead import SURROUNDINGS, in_new_process
 from benchmarks.quiet_training import SETTINGS

@@ -106,11 +106,10 @@ def measure(way: str, model: Path) -> list[tuple[str, str, int, list[float], lis
 @contextmanager
 def prepared(way: str, model: Path) -> Iterator[Any]:
     """The trainer of a run, with a vLLM server of its own if that is its way."""
-    from aitrain.options.train import TrainConfig
-
     from aitrain.environment.runner import EnvRunner
     from aitrain.launch.preflight import check
     from aitrain.launch.serving import serving
+    from aitrain.options.train import TrainConfig
     from aitrain.training.run import Job, prepare
     from benchmarks.quiet_training import SETTINGS
 

@@ -15,11 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from aitrain.options.train import TrainConfig
-
 from aitrain.batch import plan_batch
 from aitrain.launch.room import MIB, Machine, needs
 from aitrain.launch.shape import read_shape
+from aitrain.options.train import TrainConfig
 from aitrain.run_folder import RunFolder
 from benchmarks.measuring import ROOT, options, run, spread
 from benchmarks.overhead import SURROUNDINGS, in_new_process

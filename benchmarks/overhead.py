@@ -21,7 +21,6 @@ from statistics import fmean
 from typing import Any
 
 from aitrain.options.train import TrainConfig
-
 from benchmarks.measuring import ROOT, Bounds, Row, options, positive, run, script, show
 
 SECONDS, MEMORY = Bounds(ratio=1.03), Bounds(ratio=1.05)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from aitrain.options.train import TrainConfig
 
+from aitrain.options.train import TrainConfig
 from benchmarks.measuring import RSS_UNIT, Bounds, Row, options, positive, show
 from benchmarks.overhead import SURROUNDINGS
 from benchmarks.quiet_training import SETTINGS, quietly

@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
-from aitrain.options.train import TrainConfig
-
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.runner import EnvRunner
 from aitrain.execution.processes import ProcessPool
+from aitrain.options.train import TrainConfig
 from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS
 from tests import runner_calls

@@ -16,12 +16,12 @@ from unittest.mock import patch
 
 import torch
 import trl
-from aitrain.options.train import TrainConfig
 from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from aitrain.batch import plan_batch
+from aitrain.options.train import TrainConfig
 from aitrain.training.model import TINY_MODEL, choose_precision
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aitrain.options.train import TrainConfig
-
 from aitrain.launch.vllm_server import MODEL_NAME, ServerConfig, VLLMServer
+from aitrain.options.train import TrainConfig
 from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS, in_new_process
 from benchmarks.shapes import QWEN_HALF_B, make_model

@@ -17,17 +17,17 @@ from typing import Any
 from unittest import mock
 
 import yaml
-from aitrain.options.option import options_of
-from aitrain.options.reading import resolve
-from aitrain.options.yaml_text import read_yaml, write_yaml
 from hypothesis import strategies as st
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.cli import main
+from aitrain.options.option import options_of
+from aitrain.options.reading import resolve
+from aitrain.options.yaml_text import read_yaml, write_yaml
 
 # -- examples
 
-OPTIONS = [option.name for option in options()]
+OPTIONS = [option.name for option in options_of(TrainConfig)]
 WORDS = [
     "true",
     "no",
@@ -76,9 +76,8 @@ right_values = {
 
 def likely(name: str) -> st.SearchStrategy[Any]:
     """Values of the right kind for an option, so that many configurations are taken."""
-    (option,) = (option for option in options() if option.name == name)
-    kind = option.kind.partition(",")[0]
-    return right_values[kind] if kind in right_values else st.sampled_from([*option.kind.split(", "), False, None])
+    (option,) = (option for option in options_of(TrainConfig) if option.name == name)
+    return st.sampled_from([*option.choices, False, None]) if option.choices else right_values[option.type_name]
 
 
 likely_mappings = st.lists(st.sampled_from(OPTIONS), unique=True, max_size=3).flatmap(
@@ -111,7 +110,7 @@ def holds_for_a_file(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "options.yaml"
         file.write_text(text, encoding="utf-8", errors="surrogatepass")
-        _holds(lambda: resolve(file, {}, []), [*_keys(text), "--config"])
+        _holds(lambda: resolve(TrainConfig, file), [*_keys(text), "--config"])
 
 
 def _keys(text: str) -> list[str]:
@@ -138,7 +137,7 @@ def _holds(make: Callable[[], TrainConfig], named: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(write_yaml(config.written()), encoding="utf-8")
-        again = resolve(file, {}, [])
+        again = resolve(TrainConfig, file)
     assert repr(again.written()) == repr(config.written())  # repr: NaN is not equal to itself
 
 
@@ -151,7 +150,7 @@ def _is_readable(message: str, named: list[str]) -> None:
 def holds_for_a_flag(name: str, value: str) -> None:
     """Any text behind a flag, through the real command line; with --dry-run nothing is started."""
     flag = "--" + name.replace("_", "-")
-    is_switch = any(option.name == name and option.is_switch for option in options())
+    is_switch = any(option.name == name and option.is_switch for option in options_of(TrainConfig))
     given = [flag] if is_switch else [f"{flag}={value}"]
     code, out, err = run_in_process("grpo", "--model=tiny", "--rl-env=envs.arithmetic", "--dry-run", *given)
     assert code in (0, 2, 3), (code, err)

@@ -10,12 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from aitrain.options.train import TrainConfig
 
 from aitrain.environment import loader, locator
 from aitrain.environment.contract import Case, check_contract
 from aitrain.environment.judging import ScoreResult
 from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.options.train import TrainConfig
 from tests.rehearsal import rehearse
 
 ORIGINAL = Path(__file__).parent / "data" / "gsm8k_original"

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from aitrain.options.train import TrainConfig
 
 from aitrain.environment import loader, locator
+from aitrain.options.train import TrainConfig
 
 
 @pytest.fixture

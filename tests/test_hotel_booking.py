@@ -8,11 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from aitrain.options.train import TrainConfig
 
 from aitrain import Score
 from aitrain.environment import loader, locator
 from aitrain.environment.tools import Tools
+from aitrain.options.train import TrainConfig
 
 TOPICS = ["city", "dates", "budget", "stars", "breakfast"]
 ASK_ALL = ["On which dates, and for what budget?", "How many stars? Breakfast?"]

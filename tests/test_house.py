@@ -11,17 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aitrain.options.documentation import options_page
 
 import aitrain
+from aitrain.options.documentation import options_page
+from aitrain.options.train import TrainConfig
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "aitrain"
 
 FLOORS = {
     "errors": 0, "packages": 0, "machine": 0, "vllm_ranks": 0, "activity": 0,
-    "execution": 0.5, "redaction": 0, "events": 0.1, "values": 0.1, "loss_types": 0.1, "config": 0.2,
-    "batch": 1, "options": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
+    "execution": 0.5, "redaction": 0, "events": 0.1, "options": 0.1,
+    "batch": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
     "watchdog": 1.6, "report": 1.6, "rollout": 1.7, "launch": 2,
     "notebook": 3, "cli": 3, "__main__": 4,
 }  # fmt: skip
@@ -46,7 +47,10 @@ WITHIN = {
     "judging": 4, "tools": 4, "failure_count": 5, "session": 5, "remote_session": 5.5, "runner": 6,
     "stop_strings": 0, "clock": 0, "engine": 0, "event_loop": 0, "limits": 1, "trajectory": 1, "chat_format": 1,
     "episode": 2,
-    "trl_fields": 0, "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,
+    "yaml_text": 0, "docstrings": 0, "loss_types": 0, "value_types": 0, "invalid_values": 1, "trl_fields": 1,
+    "other_names": 2, "section": 3, "environment": 4, "generation": 4, "model": 4, "optimization": 4, "run": 4,
+    "option": 5, "schema": 5, "train": 5, "trl_effects": 6, "documentation": 6, "reading": 6,
+    "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,
     "shape": 0, "room": 0.3, "capacity": 0.6,
     "preflight": 1, "serving": 2, "processes": 3,
     "visible": 0, "duration": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
@@ -54,7 +58,7 @@ WITHIN = {
     "picture": 2, "shelf": 2, "card": 3, "shown": 3, "server": 3, "writing": 3,
     "tied_head": 0, "merged_weights": 0, "row_sampling": 0, "batching": 1, "colocated": 1, "model_proxy": 1,
     "hf_sampling": 2.5, "comparable_logprobs": 3, "logprob_check": 4,
-    "completion": 0, "loudness": 0, "running": 1, "grpo": 1.5,
+    "completion": 0, "flags": 0, "verbosity": 0, "running": 1, "grpo": 1.5,
     "demo": 2, "doctor": 2, "pager": 1, "runs": 2, "show": 2, "view": 2, "plan": 2, "main": 3,
 }  # fmt: skip
 """Floors inside the rooms that have several files."""
@@ -133,7 +137,7 @@ def test_the_light_wing_imports_nothing_heavy(file: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["doctor"], ["plan", "--help"], ["runs"], ["view", "--help"], ["show", "--help"],
+    [["--help"], ["doctor"], ["schema"], ["plan", "--help"], ["runs"], ["view", "--help"], ["show", "--help"],
      ["grpo", "--help"], ["grpo", "--no-such-flag"],
      ["grpo", "--rl-env", "nowhere.py:Env"],
      ["grpo", "--rl-env", "envs.arithmetic", "--model", "tiny", "--dry-run", "--trl", "delta=2"]],
@@ -153,7 +157,7 @@ def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["--version"], ["nothing"], ["runs", "--help"], ["show", "--help"], ["view", "--help"],
-     ["demo", "--help"], ["doctor", "--help"], ["data", "--help"]],
+     ["demo", "--help"], ["doctor", "--help"], ["data", "--help"], ["schema", "--help"]],
     ids=" ".join,
 )  # fmt: skip
 def test_help_of_commands_without_options_of_a_run_needs_no_pydantic(arguments: list[str]) -> None:
@@ -161,7 +165,7 @@ def test_help_of_commands_without_options_of_a_run_needs_no_pydantic(arguments: 
         f"import sys; sys.argv[1:] = {arguments!r}\n"
         "from aitrain.cli.main import _run\n"
         "_run()\n"
-        "print('LOADED', *sorted({'pydantic', 'yaml', 'aitrain.options.train'} & set(sys.modules)))"
+        "print('LOADED', *sorted({'pydantic', 'yaml', 'aitrain.options.section'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "LOADED"
@@ -177,7 +181,7 @@ def test_the_version_is_the_package_version() -> None:
 
 
 def test_the_page_of_options_is_fresh() -> None:
-    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == as_markdown(), "run `make docs`"
+    assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == options_page(TrainConfig), "run `make docs`"
 
 
 def tracked() -> list[Path]:
@@ -234,4 +238,4 @@ def test_the_linters_pass(command: list[str]) -> None:
 
 def test_a_warning_from_our_own_code_fails_a_test() -> None:
     with pytest.raises(UserWarning):
-        warnings.warn_explicit("something is off", UserWarning, "config.py", 1, module="aitrain.options.train")
+        warnings.warn_explicit("something is off", UserWarning, "train.py", 1, module="aitrain.options.train")

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aitrain.options.loss_types import LOSS_TYPES, as_markdown, remarks
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.cli.grpo import plan_lines
 from aitrain.launch.preflight import check
+from aitrain.options.loss_types import LOSS_TYPES, as_markdown, remarks
 
 COMPANIONS: dict[str, dict[str, Any]] = {
     "grpo": {"epsilon": 0.2, "epsilon_high": 0.2, "importance_sampling_level": "token", "scale_rewards": "group"},

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aitrain.options.trl_effects import OF_GENERATE, OF_NCCL, WITHOUT_EFFECT, check_trl_effects
-from aitrain.options.trl_fields import OPTION_OF, OURS, trl_fields, words_of
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
@@ -18,6 +16,8 @@ from aitrain.cli.grpo import plan_lines
 from aitrain.launch import memory
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import RunPlan, check, training_gpus
+from aitrain.options.trl_effects import OF_GENERATE, OF_NCCL, check_trl_effects
+from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, trl_fields, words_of
 from aitrain.packages import installed
 from tests.conftest import write
 
@@ -225,8 +225,8 @@ def test_every_field_that_aitrain_fills_is_refused_and_names_its_option() -> Non
     config = TrainConfig(use_vllm=True, mixed_precision="no")
     filled = grpo_arguments(config, plan_batch(config, 1), choose_precision(config))
 
-    assert {*filled, "output_dir"} == {*OPTION_OF, *OURS}
-    assert set(OPTION_OF.values()) <= set(TrainConfig.model_fields)
+    assert {*filled, "output_dir"} == {*OPTION_OF_FIELD, *SET_BY_AITRAIN}
+    assert set(OPTION_OF_FIELD.values()) <= set(TrainConfig.model_fields)
     assert "--trl beta: aitrain has an option for it: --rl-kl-coef" in refusal(trl={"beta": 0.1})
     assert "--trl use_cpu: aitrain sets it by itself" in refusal(trl={"use_cpu": True})
 
@@ -305,7 +305,7 @@ def test_a_field_of_trl_that_would_change_nothing_is_refused_with_what_to_use(
 
 def test_the_fields_that_are_refused_for_having_no_effect_are_trls() -> None:
     assert {*WITHOUT_EFFECT, *OF_GENERATE, *OF_NCCL} <= set(trl_fields())
-    assert not set(WITHOUT_EFFECT) & set(OPTION_OF)
+    assert not set(WITHOUT_EFFECT) & set(OPTION_OF_FIELD)
 
 
 def test_fields_of_trl_that_have_an_effect_are_passed() -> None:

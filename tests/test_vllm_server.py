@@ -16,7 +16,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from aitrain.options.train import TrainConfig
 
 import aitrain
 from aitrain.errors import ConfigError, RunFailed
@@ -26,6 +25,7 @@ from aitrain.launch import serving as serving_room
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.serving import serving
 from aitrain.launch.vllm_server import MODEL_NAME, ServerConfig, VLLMServer
+from aitrain.options.train import TrainConfig
 from aitrain.run_folder import RunFolder
 
 FAKE = """

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aitrain.options.train import TrainConfig
 
 from aitrain import activity, watchdog
 from aitrain.activity import SLOT, Activity, Snapshot, read
@@ -22,6 +21,7 @@ from aitrain.events import Ended, Event, Failed
 from aitrain.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
 from aitrain.launch import processes
 from aitrain.launch.processes import Processes
+from aitrain.options.train import TrainConfig
 from aitrain.report.runs import look
 from aitrain.run_folder import RunFolder, read_object, write_json
 from aitrain.watchdog import IdleClock, Stall, Watchdog, descendants, message, waits_for_another_rank

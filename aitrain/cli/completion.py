@@ -23,14 +23,14 @@ class Bash(BashComplete):
     """Bash splits `--option=value` into three words."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the cursor, without those `=`, and the word at it."""
+        """The words before the cursor, without such an `=`, and the incomplete word at it."""
         words, incomplete = super().get_completion_args()
         is_value = words[-1:] == ["="] and words[-2:-1] != [] and words[-2].startswith("--")
         return (words[:-1] if is_value else words), incomplete
 
 
 class Zsh(ZshComplete):
-    """Descriptions as they are: in square brackets Typer would look for markup."""
+    """Shows descriptions unchanged: Typer's class would read square brackets as markup."""
 
     def format_completion(self, item: CompletionItem) -> str:
         """`"--lr":"Learning rate"`."""
@@ -39,7 +39,7 @@ class Zsh(ZshComplete):
 
 
 class Fish(FishComplete):
-    """Descriptions as they are, likewise."""
+    """Shows descriptions unchanged, for the same reason."""
 
     def format_completion(self, item: CompletionItem) -> str:
         """The word and its description, with a tab between."""

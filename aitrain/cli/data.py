@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -70,7 +70,7 @@ def _refuse_overwriting(originals: Mapping[str, list[Path]], out_dir: Path) -> N
             raise ConfigError(f"out_dir: {out_dir} holds the original files, which would be overwritten")
 
 
-def _read(file: Path) -> Iterator[tuple[str, Any]]:
+def _read(file: Path) -> Iterator[tuple[str, object]]:
     """Each row, with where it stands."""
     try:
         yield from _read_parquet(file) if file.suffix == ".parquet" else _read_jsonl(file)
@@ -78,21 +78,22 @@ def _read(file: Path) -> Iterator[tuple[str, Any]]:
         raise ConfigError(f"input_dir: cannot read {file}: {error.strerror or error}") from None
 
 
-def _read_jsonl(file: Path) -> Iterator[tuple[str, Any]]:
+def _read_jsonl(file: Path) -> Iterator[tuple[str, object]]:
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):  # of bytes: only at real line ends
         place = f"{file}, line {number}"
         if line.strip():
             yield place, _parsed(place, line)
 
 
-def _parsed(place: str, line: bytes) -> Any:
+def _parsed(place: str, line: bytes) -> object:
     try:
-        return json.loads(line)
+        row: object = json.loads(line)
     except ValueError:  # of which wrong JSON and wrong UTF-8 are kinds
         raise ConfigError(f"{place}: not a JSON object") from None
+    return row
 
 
-def _read_parquet(file: Path) -> Iterator[tuple[str, Any]]:
+def _read_parquet(file: Path) -> Iterator[tuple[str, object]]:
     from pyarrow import parquet  # type: ignore[import-untyped]  # heavy, and needed for these files only
 
     try:
@@ -106,14 +107,14 @@ def _read_parquet(file: Path) -> Iterator[tuple[str, Any]]:
 # -- writing them in XTuner's form
 
 
-def _convert_split(split: str, files: Iterable[Path]) -> list[dict[str, Any]]:
+def _convert_split(split: str, files: Iterable[Path]) -> list[dict[str, object]]:
     rows = [placed_row for file in files for placed_row in _read(file)]
     if not rows:
         raise ConfigError(f"input_dir: {', '.join(map(str, files))} has no rows")
     return [_convert(place, row, {"split": split, "index": index}) for index, (place, row) in enumerate(rows)]
 
 
-def _convert(place: str, row: Any, origin: Mapping[str, Any]) -> dict[str, Any]:
+def _convert(place: str, row: object, origin: Mapping[str, object]) -> dict[str, object]:
     question, answer = (row.get("question"), row.get("answer")) if isinstance(row, Mapping) else (None, None)
     found = ANSWER.search(answer) if isinstance(answer, str) else None
     if not isinstance(question, str) or found is None:
@@ -127,7 +128,7 @@ def _convert(place: str, row: Any, origin: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def _write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from aitrain.cli.loudness import Wanted
+from aitrain.cli.verbosity import Verbosity
 from aitrain.run_folder import RUNS
 
 
@@ -23,22 +23,19 @@ def demo(
     """Teach the tiny model to add, in about a minute on two CPU cores."""
     from aitrain.cli.running import start  # here, because help needs none of it
     from aitrain.launch.preflight import check
+    from aitrain.options.reading import resolve
     from aitrain.options.train import TrainConfig
 
-    wanted = Wanted(quiet, verbose, debug)
-    config = TrainConfig(
-        model="tiny",
-        rl_env="envs.arithmetic",
-        project_name=project_name,
-        output_dir=output_dir,
-        seed=seed,
-        **SETTINGS,
-    )
+    verbosity = Verbosity(quiet, verbose, debug)
+    flags = {"project_name": project_name, "output_dir": output_dir, "seed": seed}
+    config = resolve(TrainConfig, None, SETTINGS | flags)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # on so small a model threads only wait for each other
-    return start(check(config), wanted)
+    return start(check(config), verbosity)
 
 
-SETTINGS: dict[str, Any] = {
+SETTINGS: dict[str, object] = {
+    "model": "tiny",
+    "rl_env": "envs.arithmetic",
     "rl_prompts_per_step": 16,
     "rl_num_generations": 8,
     "batch_size": 128,
@@ -51,4 +48,4 @@ SETTINGS: dict[str, Any] = {
     "eval_strategy": "no",
     "disable_gradient_checkpointing": True,
 }
-"""The options of the demo, beside model and environment."""
+"""The options of the demo."""

@@ -1,14 +1,15 @@
-"""`aitrain`: the commands, and how what goes wrong is told."""
+"""`aitrain`: its commands, and how errors are shown."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperGroup
@@ -16,6 +17,11 @@ from typer.core import TyperGroup
 import aitrain
 from aitrain.cli import completion
 from aitrain.errors import AitrainError, did_you_mean
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context
+    from typer.core import TyperOption
+    from typer.models import OptionInfo
 
 COMMANDS = {
     "grpo": "Train a model with GRPO on your environment.",
@@ -25,6 +31,7 @@ COMMANDS = {
     "show": "Show a run in the terminal: scores, curve, rollouts.",
     "doctor": "Say what keeps this machine from training: libraries, GPUs, disk.",
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
+    "schema": "Print the JSON schema of config files, for editors.",
     "data": "Bring datasets into the form that the bundled environments read.",
 }
 """The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
@@ -33,12 +40,12 @@ COMMANDS = {
 class LazyGroup(TyperGroup):
     """Imports a command's module and builds its options when the command is called or completed, not before."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """Replace the placeholder that has only a name and a short help by the command itself."""
         name, placeholder, rest = super().resolve_command(ctx, args)
         return name, placeholder and load_command(str(name)), rest
 
-    def get_help_option(self, ctx: Any) -> Any:
+    def get_help_option(self, ctx: Context) -> TyperOption | None:
         """Without a default of its own Typer would load pydantic to convert None."""
         option = super().get_help_option(ctx)
         if option is not None:
@@ -46,13 +53,17 @@ class LazyGroup(TyperGroup):
         return option
 
 
-def load_command(name: str) -> Any:
+def load_command(name: str) -> Command:
     """The command as Typer parses it, with all its options."""
-    command = getattr(import_module(f"aitrain.cli.{name}"), name)
-    if not isinstance(command, typer.Typer):
-        function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
-        command.command(name)(function)
-    return typer.main.get_command(command)
+    gc.disable()  # what is made here stays: searching it for garbage takes a tenth of the time of `grpo --help`
+    try:
+        command = getattr(import_module(f"aitrain.cli.{name}"), name)
+        if not isinstance(command, typer.Typer):
+            function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
+            command.command(name)(function)
+        return typer.main.get_command(command)
+    finally:
+        gc.enable()
 
 
 app = typer.Typer(
@@ -77,8 +88,9 @@ def _print_version(ctx: typer.Context, wanted: bool) -> None:
         raise typer.Exit()
 
 
-def _flag(name: str, sentence: str, callback: Callable[[typer.Context, bool], None]) -> Any:
-    return typer.Option(name, help=sentence, is_eager=True, callback=callback)
+def _flag(name: str, sentence: str, callback: Callable[[typer.Context, bool], None]) -> OptionInfo:
+    option: OptionInfo = typer.Option(name, help=sentence, is_eager=True, callback=callback)
+    return option
 
 
 @app.callback()
@@ -117,19 +129,24 @@ def _run() -> int:
 
 
 def _usage(error: typer.TyperException) -> str:
-    """What the parser refused, with what AITraining's flags are called here; the help where a command is missing."""
+    """What the parser refused, with what to use in its place; the help where a command is missing."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return error.format_message()
-    flag = getattr(error, "option_name", None) or ""
-    if flag:
-        from aitrain.options.other_names import elsewhere
-
-        if hint := elsewhere(flag):
-            return f"{error.message}\n{hint}"
-    near = did_you_mean(flag, getattr(error, "possibilities", None) or ())
     context = getattr(error, "ctx", None)
     see = f"\nSee {context.command_path} --help" if context else ""
+    flag = getattr(error, "option_name", None)
+    if flag and context and type(error).__name__ == "NoSuchOption":
+        return _unknown_flag(flag, context) + see
+    near = did_you_mean(flag or "", getattr(error, "possibilities", None) or ())
     return (f"{error.message}.{near}" if near else error.format_message()) + see
+
+
+def _unknown_flag(flag: str, context: typer.Context) -> str:
+    """A flag that the command does not have; the option to use, where the command has options of a job."""
+    from aitrain.options.other_names import unknown_option  # here, because only this message needs it
+
+    names = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
+    return unknown_option(flag, [name.lstrip("-").replace("-", "_") for name in names if name.startswith("--")])
 
 
 def _tell(message: str, code: int, error: BaseException) -> int:

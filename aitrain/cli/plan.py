@@ -7,15 +7,16 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from aitrain.batch import schedule_cases
-from aitrain.cli.grpo import given_options, grpo_signature, plan_lines
+from aitrain.cli.flags import Flag, with_options
+from aitrain.cli.grpo import given_flags, plan_lines
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Event, Failed
 from aitrain.launch.capacity import free_disk, machine_for, processes_sharing, shown
@@ -24,6 +25,7 @@ from aitrain.launch.room import MIB, PROMPT, disk, levers, needs
 from aitrain.launch.shape import read_shape
 from aitrain.options.documentation import help_text
 from aitrain.options.reading import resolve
+from aitrain.options.train import TrainConfig
 from aitrain.report.duration import duration
 from aitrain.run_folder import RunFolder, read_lines, read_object
 
@@ -33,7 +35,7 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
 def _show_help(wanted: bool) -> None:
     if wanted:
-        typer.echo(HELP + as_help(min(100, shutil.get_terminal_size().columns)))
+        typer.echo(HELP + help_text(TrainConfig, min(100, shutil.get_terminal_size().columns)))
         raise typer.Exit()
 
 
@@ -46,7 +48,7 @@ Usage: aitrain plan [OPTIONS]
 
 Command:
   --config FILE
-        YAML file with options; flags win over it.
+        YAML file with options; flags override it.
   --measure INTEGER
         Train so many steps in a folder that is thrown away, and say how long the run would take.
   --debug
@@ -57,17 +59,18 @@ Command:
 """
 
 
-@grpo_signature
+@with_options(TrainConfig)
 def plan(
     config: Annotated[Path | None, typer.Option("--config")] = None,
-    trl: Annotated[list[str] | None, typer.Option("--trl")] = None,
     measure: Annotated[int | None, typer.Option("--measure", min=2)] = None,
+    *,
+    resume: Annotated[bool, typer.Option("--resume")] = False,
     debug: Annotated[bool, typer.Option("--debug")] = False,
     show_help: Annotated[bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help)] = False,
-    **flags: Any,
+    **flags: Flag,
 ) -> int:
     """Show what a run would do, and what it needs."""
-    wanted = check(resolve(config, given_options(flags), trl or []))
+    wanted = check(resolve(TrainConfig, config, given_flags(flags, resume)))
     for line in (*plan_lines(wanted), *_room_lines(wanted)):
         typer.echo(line)
     for line in _measured(wanted, measure, debug) if measure else _time_left(wanted):
@@ -108,7 +111,7 @@ def _lengths(wanted: RunPlan) -> str:
     return f"{said} and completions of {config.rl_max_episode_tokens or config.rl_max_new_tokens} tokens"
 
 
-def _parts(parts: Any) -> Iterator[str]:
+def _parts(parts: Mapping[str, int]) -> Iterator[str]:
     yield from (_line("", f"{shown(count):>10} {name}") for name, count in parts.items() if count >= MIB)
 
 

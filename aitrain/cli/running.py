@@ -9,7 +9,7 @@ from contextlib import suppress
 from rich.console import Console
 
 from aitrain.checkpoint import checkpoints_of, step_of
-from aitrain.cli.loudness import Wanted
+from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note
 from aitrain.launch.preflight import RunPlan
@@ -22,7 +22,7 @@ from aitrain.report.writing import Reporting
 from aitrain.run_folder import Result, RunFolder, read_lines
 
 
-def start(plan: RunPlan, wanted: Wanted) -> int:
+def start(plan: RunPlan, verbosity: Verbosity) -> int:
     """Run the plan and show what came of it; returns the exit code.
 
     Raises:
@@ -30,7 +30,7 @@ def start(plan: RunPlan, wanted: Wanted) -> int:
     """
     folder = plan.open_folder()
     report = Reporting(folder)
-    with _screen(folder, wanted) as screen:
+    with _screen(folder, verbosity) as screen:
         announce = report.during(screen.start())
         for note in plan.notes:
             announce(Note(note))
@@ -38,11 +38,11 @@ def start(plan: RunPlan, wanted: Wanted) -> int:
         began = _began(end, folder, is_resumed=plan.folder is not None)
         if began:
             report.finish(screen)
-    if wanted.debug and folder.log.exists():
+    if verbosity.debug and folder.log.exists():
         print(visible(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
     if isinstance(end, Failed):
         raise _failure(end, folder, began)
-    if wanted.quiet:
+    if verbosity.quiet:
         print(last_line(Result.read(folder.path)))
     else:
         show_result(Result.read(folder.path), scores(folder, report.rollouts), Console(highlight=False))
@@ -65,10 +65,10 @@ def _note_end(folder: RunFolder, status: str) -> None:
         folder.write_status(status)
 
 
-def _screen(folder: RunFolder, wanted: Wanted) -> Screen:
-    if wanted.quiet:
+def _screen(folder: RunFolder, verbosity: Verbosity) -> Screen:
+    if verbosity.quiet:
         return Screen(Console(quiet=True))
-    return Screen(said=LogTail(folder.log)) if wanted.verbose else Screen()
+    return Screen(said=LogTail(folder.log)) if verbosity.verbose else Screen()
 
 
 def _began(end: Failed | Ended, folder: RunFolder, is_resumed: bool) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from aitrain.errors import ConfigError
-from aitrain.options.reading import as_command, read_file
+from aitrain.options.reading import as_command, resolve
 from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import redact, without_secrets
@@ -38,7 +38,7 @@ def write_card(folder: RunFolder) -> None:
     picture = draw_curve(folder, rollouts)
     if picture is not None:
         shutil.copyfile(picture, folder.model / PICTURE)
-    config = TrainConfig(**read_file(folder.config))
+    config = resolve(TrainConfig, folder.config)
     text = "\n\n".join([_front_matter(config), *_sections(folder, config, rollouts)])
     write_text(folder.model / "README.md", redact(text) + "\n")
 
@@ -141,7 +141,7 @@ def _again(config: TrainConfig, made: Values) -> str:
     """The command, or what a notebook called."""
     config = config.model_copy(update=without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl}))
     if config.rl_env or config.rl_env_module:
-        return "To do it again:\n\n" + fenced(shlex.join(as_command(config)), "bash")
+        return "To do it again:\n\n" + fenced(shlex.join(as_command(config, "aitrain", "grpo")), "bash")
     options = ", ".join(f"{name}={value!r}" for name, value in config.changed().items())
     called = f"aitrain.train(aitrain.TrainConfig({options}), environment={made.get('class')}(...))"
     return "To do it again, in Python:\n\n" + fenced(called, "python")

@@ -145,7 +145,7 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
         options["attn_implementation"] = config.attn_implementation
     if config.quantization is not None:
         options |= _quantized(config)
-    options |= config.trl.get("model_init_kwargs") or {}  # TRL loads the reference model with the same ones
+    options |= config.trl_table("model_init_kwargs")  # TRL loads the reference model with the same ones
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_path(config.model), **options)
     except Exception as error:

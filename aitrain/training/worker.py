@@ -32,7 +32,7 @@ from aitrain.environment.runner import start_runner
 from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
 from aitrain.heartbeat import Heartbeat, Progress
-from aitrain.options.reading import read_file
+from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream
 from aitrain.run_folder import RunFolder
@@ -101,7 +101,7 @@ def main(arguments: list[str], channel: EventChannel) -> int:
 def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartbeat: Heartbeat) -> None:
     """Loads the environment before it imports torch, so that errors in it show within a second."""
     checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
-    config = TrainConfig(**read_file(folder.config), resume_anyway="anyway" in arguments[2:])
+    config = resolve(TrainConfig, folder.config, {"resume_anyway": "anyway" in arguments[2:]})
     if url := os.environ.get(SERVER_VARIABLE):
         config = config.model_copy(update={"vllm_server_url": url})
     heartbeat.progress.stall_timeout = config.stall_timeout

@@ -12,9 +12,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from aitrain.options.train import TrainConfig
-
 from aitrain.events import Event
+from aitrain.options.train import TrainConfig
 from aitrain.run_folder import RunFolder
 from aitrain.training.run import Job, part_in_peace, run
 from aitrain.training.trainer import EpisodeTrainer

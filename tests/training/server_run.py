@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 import trl.generation.vllm_generation as vllm_generation
-from aitrain.options.train import TrainConfig
 from transformers import AutoTokenizer
 
 from aitrain.events import Event
+from aitrain.options.train import TrainConfig
 from aitrain.run_folder import RunFolder, append_lines
 from aitrain.training.run import Job, part_in_peace, run
 from aitrain.training.worker import exit_now

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from aitrain.options.reading import as_command
 from markdown import markdown
 
 from aitrain import Result, TrainConfig
+from aitrain.options.reading import as_command
 from aitrain.report import card as cards
 from aitrain.report.card import escaped, fenced
 from aitrain.run_folder import RunFolder
@@ -121,9 +121,9 @@ def test_the_command_of_the_card_is_the_run(aitrain_grpo: Run, here: Path) -> No
 
 
 def test_a_command_has_a_flag_for_what_is_not_at_its_default_and_no_other() -> None:
-    assert as_command(TrainConfig()) == ["aitrain", "grpo"]
+    assert as_command(TrainConfig(), "aitrain", "grpo") == ["aitrain", "grpo"]
     config = TrainConfig(lr=0.5, peft=True, merge_adapter=False, rl_env_config={"a": "b c"}, trl={"delta": None})
-    assert as_command(config) == [
+    assert as_command(config, "aitrain", "grpo") == [
         "aitrain", "grpo", "--rl-env-config", '{"a": "b c"}', "--lr", "0.5", "--peft", "--no-merge-adapter",
         "--trl", "delta=null",
     ]  # fmt: skip

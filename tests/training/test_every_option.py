@@ -19,9 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-from aitrain.options.documentation import help_text
-from aitrain.options.option import options_of
-from aitrain.options.reading import resolve
 from transformers import TrainerControl, TrainerState
 from trl import GRPOTrainer
 
@@ -37,6 +34,9 @@ from aitrain.errors import AitrainError
 from aitrain.execution.processes import ProcessPool
 from aitrain.launch import preflight, processes, serving
 from aitrain.launch.processes import Processes
+from aitrain.options.documentation import help_text
+from aitrain.options.option import Option, options_of
+from aitrain.options.reading import resolve
 from aitrain.redaction import TELEMETRY_OFF
 from aitrain.run_folder import RunFolder
 from aitrain.training import hub, model, run, worker
@@ -442,7 +442,7 @@ def machine(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_option_has_an_entry() -> None:
-    names = {option.name for option in options()}
+    names = {option.name for option in options_of(TrainConfig)}
     missing, gone = sorted(names - EFFECTS.keys()), sorted(EFFECTS.keys() - names)
     assert not missing, (
         f"{', '.join(missing)}: add one line for each to EFFECTS in {Path(__file__).name}, such as"
@@ -464,10 +464,10 @@ def test_an_option_does_something(name: str) -> None:
     assert shown != effect.observe(with_it), f"{name} changes nothing: remove it, or let it do what its sentence says"
 
 
-@pytest.mark.parametrize("option", options(), ids=lambda option: option.name)
-def test_an_option_is_read_from_a_file_and_is_in_the_help(option: Any, here: Path) -> None:
+@pytest.mark.parametrize("option", options_of(TrainConfig), ids=lambda option: option.name)
+def test_an_option_is_read_from_a_file_and_is_in_the_help(option: Option, here: Path) -> None:
     effect = EFFECTS[option.name]
     (here / "run.yaml").write_text(json.dumps({**effect.others, option.name: effect.value}))
-    read = resolve(here / "run.yaml", {}, [])
+    read = resolve(TrainConfig, here / "run.yaml")
     assert read == TrainConfig(**effect.others | {option.name: effect.value})
-    assert option.flag + " " in as_help().replace("\n", " \n")
+    assert option.flag + " " in help_text(TrainConfig).replace("\n", " \n")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from aitrain.options.loss_types import LOSS_TYPES
 
+from aitrain.options.loss_types import LOSS_TYPES
 from aitrain.training.kept_rows import KEPT
 from tests.training.loss_bench import (
     LONGEST,

@@ -318,7 +318,7 @@ def test_nothing_is_generated_beyond_the_context_and_no_answer_is_cut_for_anothe
 def test_a_budget_that_the_context_cannot_hold_is_refused_before_training(train: Train) -> None:
     with pytest.raises(ConfigError, match="rl_max_episode_tokens: 3000 new tokens leave no room"):
         train(Talk(), rl_max_episode_tokens=3000)
-    with pytest.raises(ConfigError, match="rl_max_episode_tokens: 5 is less than one answer of 6 tokens"):
+    with pytest.raises(ConfigError, match="rl_max_episode_tokens: 5 is less than one completion of 6 tokens"):
         train(Talk(), rl_max_episode_tokens=5)
 
 

@@ -19,7 +19,6 @@ import pytest
 import torch
 import typer
 from accelerate import Accelerator
-from aitrain.options.trl_fields import trl_fields
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch.nn.modules.dropout import _DropoutNd
@@ -37,6 +36,7 @@ from typer._completion_classes import BashComplete, FishComplete, ZshComplete
 from typer.core import TyperGroup
 
 from aitrain.launch.room import TILE
+from aitrain.options.trl_fields import trl_fields
 from aitrain.training.trainer import EpisodeTrainer
 from tests.training.upstream_uses import uses
 

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any
 
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.loss_types import OPTION_OF
 from aitrain.packages import installed
 
-OPTION_OF = {
+OPTION_OF_FIELD = {
     "beta": "rl_kl_coef",
     "bf16": "mixed_precision",
     "ddp_timeout": "ddp_timeout",
@@ -59,8 +58,55 @@ OPTION_OF = {
 }
 """Fields that follow from an option. tests/test_preflight.py keeps it equal to what is handed to TRL."""
 
-OURS = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
+SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
 """Fields that aitrain sets by itself."""
+
+_EVALUATION = "held-out cases are scored by aitrain: use --eval-cases, --eval-strategy and --eval-steps"
+_UPLOAD = "model/ is uploaded by aitrain, at the end: use --push-to-hub, --repo-id and --hub-private"
+_BEST = "use --save-best"
+_UNUSED = "GRPO does not use it: leave it out"
+
+WITHOUT_EFFECT = {
+    "generation_kwargs": (
+        "use --rl-min-p, --rl-stop, --rl-min-new-tokens, --rl-repetition-penalty,\n"
+        "--rl-presence-penalty and --rl-frequency-penalty, which mean the same on every engine"
+    ),
+    "vllm_structured_outputs_regex": (
+        "log-probabilities of restricted answers cannot be compared with the trainer's:\nlet the environment score the"
+        " format"
+    ),
+    "max_tool_calling_iterations": "use --rl-max-turns",
+    "resume_from_checkpoint": "use --resume or --resume-from-checkpoint",
+    "load_best_model_at_end": _BEST,
+    "metric_for_best_model": _BEST,
+    "greater_is_better": _BEST,
+    "push_to_hub": _UPLOAD,
+    "hub_model_id": _UPLOAD,
+    "hub_private_repo": _UPLOAD,
+    "hub_strategy": _UPLOAD,
+    "hub_always_push": _UPLOAD,
+    "hub_revision": _UPLOAD,
+    "hub_token": "tokens are taken from HF_TOKEN or the hub login only",
+    "do_eval": _EVALUATION,
+    "eval_steps": _EVALUATION,
+    "eval_delay": _EVALUATION,
+    "eval_on_start": _EVALUATION,
+    "eval_accumulation_steps": _EVALUATION,
+    "eval_do_concat_batches": _EVALUATION,
+    "eval_use_gather_object": _EVALUATION,
+    "batch_eval_metrics": _EVALUATION,
+    "include_for_metrics": _EVALUATION,
+    "num_generations_eval": _EVALUATION,
+    "per_device_eval_batch_size": _EVALUATION,
+    "prediction_loss_only": _EVALUATION,
+    "do_train": _UNUSED,
+    "do_predict": _UNUSED,
+    "label_names": _UNUSED,
+    "label_smoothing_factor": _UNUSED,
+    "length_column_name": _UNUSED,
+    "train_sampling_strategy": _UNUSED,
+}
+"""Fields that would change nothing in a run, and what to use in their place."""
 
 COUNTS = ("generation_batch_size", "num_iterations", "steps_per_generation")
 """Fields that have to be at least 1, which TRL does not check."""
@@ -72,22 +118,22 @@ _SOURCES = (
 )
 
 
-def check_trl_fields(given: Mapping[str, Any]) -> None:
-    """Refuse a field that TRL does not have, that an option is for, or that holds something else.
+def check_trl_fields(given: Mapping[str, object]) -> None:
+    """Refuse a field that TRL does not have, that an option exists for, or whose value has the wrong type.
 
     Raises:
         ConfigError: for the first of them.
     """
     fields = trl_fields() if given else {}
     for name, value in given.items():
-        if name in OPTION_OF and name not in OPTION_OF:
-            flag = "--" + OPTION_OF[name].replace("_", "-")
+        if name in OPTION_OF_FIELD and name not in OPTION_OF:
+            flag = "--" + OPTION_OF_FIELD[name].replace("_", "-")
             raise ConfigError(f"--trl {name}: aitrain has an option for it: {flag}")
-        if name in OURS:
+        if name in SET_BY_AITRAIN:
             raise ConfigError(f"--trl {name}: aitrain sets it by itself: leave it out")
         if fields and name not in fields:
             raise ConfigError(f"--trl {name}: TRL has no such field.{did_you_mean(name, fields)}")
-        if not _holds(fields.get(name, ""), value):
+        if not _has_type(fields.get(name, ""), value):
             raise ConfigError(f"--trl {name}: must be {fields[name].replace(' | ', ' or ')}, not {value!r}")
         if name in COUNTS and isinstance(value, int) and value < 1:
             raise ConfigError(f"--trl {name}: must be at least 1, not {value}")
@@ -108,13 +154,20 @@ def _fields_of(package: str, file: str) -> Iterator[ast.AnnAssign]:
         yield from (item for item in node.body if isinstance(item, ast.AnnAssign))
 
 
+def is_trl_field(name: str) -> bool:
+    """Whether GRPOConfig has a field; the sources are parsed only if the name occurs in them like one."""
+    return any(f"\n    {name}: " in _source(*where) for where in _SOURCES) and name in trl_fields()
+
+
 def _classes_in(package: str, file: str) -> Iterator[ast.ClassDef]:
+    yield from (node for node in ast.parse(_source(package, file)).body if isinstance(node, ast.ClassDef))
+
+
+def _source(package: str, file: str) -> str:
+    """The text of a library's file; empty where it is not found."""
     spec = installed(package)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / file
-        if path.exists():
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            yield from (node for node in tree.body if isinstance(node, ast.ClassDef))
+    paths = [Path(folder) / file for folder in (spec.submodule_search_locations or [])] if spec else []
+    return next((path.read_text(encoding="utf-8") for path in paths if path.exists()), "")
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -128,8 +181,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _holds(annotation: str, value: Any) -> bool:
-    """Whether a value is of one of the types, as far as they are simple ones; True and False are no numbers."""
+def _has_type(annotation: str, value: object) -> bool:
+    """Whether a value has one of the types, if they are simple ones; True and False are not numbers."""
     kinds = [kind.partition("[")[0] for kind in annotation.split(" | ")]
     if not all(kind in _TYPES for kind in kinds):
         return True

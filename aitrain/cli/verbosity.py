@@ -8,7 +8,7 @@ from aitrain.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Verbosity:
     """How much of a run its command shows. Quiet and verbose at the same time raise ConfigError."""
 
     quiet: bool = False

@@ -1,4 +1,4 @@
-"""Fields of TRL's GRPOConfig that `--trl` accepts by name and that would change nothing in this run: refused."""
+"""Checks of `--trl`: fields of GRPOConfig that would change nothing in this run are refused."""
 
 from __future__ import annotations
 
@@ -6,53 +6,7 @@ from collections.abc import Iterator
 
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
-
-_EVALUATION = "held-out cases are scored by aitrain: use --eval-cases, --eval-strategy and --eval-steps"
-_UPLOAD = "model/ is uploaded by aitrain, at the end: use --push-to-hub, --repo-id and --hub-private"
-_BEST = "use --save-best"
-_UNUSED = "GRPO does not use it: leave it out"
-
-WITHOUT_EFFECT = {
-    "generation_kwargs": (
-        "use --rl-min-p, --rl-stop, --rl-min-new-tokens, --rl-repetition-penalty,\n"
-        "--rl-presence-penalty and --rl-frequency-penalty, which mean the same on every engine"
-    ),
-    "vllm_structured_outputs_regex": (
-        "log-probabilities of restricted answers cannot be compared with the trainer's:\nlet the environment score the"
-        " format"
-    ),
-    "max_tool_calling_iterations": "use --rl-max-turns",
-    "resume_from_checkpoint": "use --resume or --resume-from-checkpoint",
-    "load_best_model_at_end": _BEST,
-    "metric_for_best_model": _BEST,
-    "greater_is_better": _BEST,
-    "push_to_hub": _UPLOAD,
-    "hub_model_id": _UPLOAD,
-    "hub_private_repo": _UPLOAD,
-    "hub_strategy": _UPLOAD,
-    "hub_always_push": _UPLOAD,
-    "hub_revision": _UPLOAD,
-    "hub_token": "tokens are taken from HF_TOKEN or the hub login only",
-    "do_eval": _EVALUATION,
-    "eval_steps": _EVALUATION,
-    "eval_delay": _EVALUATION,
-    "eval_on_start": _EVALUATION,
-    "eval_accumulation_steps": _EVALUATION,
-    "eval_do_concat_batches": _EVALUATION,
-    "eval_use_gather_object": _EVALUATION,
-    "batch_eval_metrics": _EVALUATION,
-    "include_for_metrics": _EVALUATION,
-    "num_generations_eval": _EVALUATION,
-    "per_device_eval_batch_size": _EVALUATION,
-    "prediction_loss_only": _EVALUATION,
-    "do_train": _UNUSED,
-    "do_predict": _UNUSED,
-    "label_names": _UNUSED,
-    "label_smoothing_factor": _UNUSED,
-    "length_column_name": _UNUSED,
-    "train_sampling_strategy": _UNUSED,
-}
-"""What to use in their place."""
+from aitrain.options.trl_fields import WITHOUT_EFFECT
 
 OF_GENERATE = (
     "cache_implementation",
@@ -102,7 +56,7 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
 
 
 def _of_loading(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    given = config.trl.get("model_init_kwargs") or {}
+    given = config.trl_table("model_init_kwargs")
     if given and config.use_vllm:
         yield (
             "model_init_kwargs",
@@ -115,6 +69,6 @@ def _of_loading(config: TrainConfig) -> Iterator[tuple[str, str]]:
 
 def _of_continuous_batching(config: TrainConfig) -> Iterator[tuple[str, str]]:
     name = "use_transformers_continuous_batching"
-    flags = [*config.answer_sampling, *(["--rl-min-p"] if config.rl_min_p else [])]
+    flags = [*config.history_sampling, *(["--rl-min-p"] if config.rl_min_p else [])]
     if config.trl.get(name) and flags:
         yield name, f"continuous batching cannot do {', '.join(flags)}: leave one of them out"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class LossOptions(Protocol):
     @property
     def use_vllm(self) -> bool: ...
     @property
-    def trl(self) -> Mapping[str, Any]: ...
+    def trl(self) -> Mapping[str, object]: ...
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class LossSettings:
     scale: str
     trl: Mapping[str, str]
 
-    def as_trl(self) -> dict[str, Any]:
+    def as_trl(self) -> dict[str, object]:
         """Fields of GRPOConfig."""
         return {
             "loss_type": self.loss_type,
@@ -130,30 +130,35 @@ class LossSettings:
 
 
 def settle(options: LossOptions) -> LossSettings:
-    """The settings that hold: what is given, and for the rest what the loss type brings along."""
+    """The settings of the loss: the given ones, and for the rest those of the loss type."""
     given = options.trl
-    level = options.rl_importance_level or given.get("importance_sampling_level")
+    level = options.rl_importance_level or _text(given.get("importance_sampling_level"))
     kind = LOSS_TYPES[options.rl_loss_type]
     if options.rl_loss_type == "grpo" and level == "sequence":
         kind = GSPO
     low, high = kind.clip or (0.2, 0.2)
     if options.rl_clip_range is not None:
         low, high = options.rl_clip_range, max(high, options.rl_clip_range) if low != high else options.rl_clip_range
-    scale = options.rl_scale_rewards or given.get("scale_rewards", kind.scale)
-    if isinstance(scale, bool):  # as TRL takes it, too
+    scale = given.get("scale_rewards")
+    if isinstance(scale, bool):  # TRL takes it as well
         scale = "group" if scale else "none"
+    high_field = given.get("epsilon_high")
     return LossSettings(
         options.rl_loss_type,
         level or kind.level,
         low,
-        options.rl_clip_range_high or given.get("epsilon_high") or high,
-        scale,
+        options.rl_clip_range_high or (high_field if isinstance(high_field, (int, float)) else None) or high,
+        options.rl_scale_rewards or _text(scale) or kind.scale,
         {name: value for name, value in kind.trl.items() if options.use_vllm and name not in given},
     )
 
 
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
 def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """(is it so, what to say) for combinations that cannot be meant; to be read up to the first that is so."""
+    """Rules about the loss: whether each is broken, and the message. Read it up to the first broken one."""
     yield from _given_twice(options)
     yield from _wrong_fields(options)
     loss, level = options.rl_loss_type, settle(options).level
@@ -172,7 +177,7 @@ def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
         f" gradient\nGive 1 or more, or leave it out for {CISPO_BOUND:g}.",
     )
     mode = options.trl.get("vllm_importance_sampling_mode", "token_truncate")
-    corrects = options.use_vllm and options.trl.get("vllm_importance_sampling_correction", True)
+    corrects = options.use_vllm and bool(options.trl.get("vllm_importance_sampling_correction", True))
     yield (
         loss == "vespo" and corrects and mode not in ("token_truncate", "token_mask"),
         f"--trl vllm_importance_sampling_mode: vespo multiplies the ratios of tokens, and {mode} has one a completion\n"
@@ -186,7 +191,7 @@ def _given_twice(options: LossOptions) -> Iterator[tuple[bool, str]]:
         yield both, f"{option}: also given as --trl {name}: give one of them"
 
 
-_CHOICES: dict[str, tuple[Any, ...]] = {
+_CHOICES: dict[str, tuple[str | bool, ...]] = {
     "importance_sampling_level": ("token", "sequence"),
     "scale_rewards": ("group", "batch", "none", True, False),
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
@@ -194,7 +199,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def _wrong_fields(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """What TRL refuses only when the first batch has been generated."""
+    """Values that TRL refuses only after it generated the first batch."""
     for name, choices in _CHOICES.items():
         words = ", ".join(choice for choice in choices if isinstance(choice, str))
         value = options.trl.get(name, choices[0])
@@ -205,7 +210,7 @@ def _wrong_fields(options: LossOptions) -> Iterator[tuple[bool, str]]:
 
 
 def remarks(options: LossOptions) -> Iterator[str]:
-    """What the person should know of combinations that are allowed."""
+    """Notes about combinations that are allowed."""
     settings = settle(options)
     if settings.level == "sequence" and settings.loss_type in SEQUENCE_SUMS_TOKENS:
         yield (

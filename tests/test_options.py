@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from aitrain import ConfigError, TrainConfig
 from aitrain.options.documentation import help_text
 from aitrain.options.option import options_of
 from aitrain.options.other_names import ADVICE
 from aitrain.options.reading import read_file, resolve
 from aitrain.options.yaml_text import read_yaml, write_yaml
-
-from aitrain import ConfigError, TrainConfig
 from aitrain.run_folder import RunFolder
 from tests.conftest import case_name, write
 
@@ -52,16 +52,16 @@ def test_a_default_is_the_one_that_aitraining_has(name: str, default: Any) -> No
 
 @pytest.mark.parametrize(("name", "default"), DIFFERENT.items())
 def test_a_default_that_differs_from_aitraining_says_why(name: str, default: Any) -> None:
-    (option,) = [option for option in options() if option.name == name]
+    (option,) = [option for option in options_of(TrainConfig) if option.name == name]
     assert getattr(TrainConfig(), name) == default
-    assert "AITraining" in option.sentence or default is None
+    assert "AITraining" in option.description or default is None
 
 
-def test_every_option_has_a_sentence_a_section_and_a_line_in_the_help() -> None:
-    for option in options():
-        assert option.sentence.endswith(".")
+def test_every_option_has_a_description_a_section_and_a_line_in_the_help() -> None:
+    for option in options_of(TrainConfig):
+        assert option.description.endswith(".")
         assert option.section
-        assert f"  {option.flag}" in as_help()
+        assert f"  {option.flag}" in help_text(TrainConfig)
 
 
 def test_stop_strings_are_one_text_or_a_list() -> None:
@@ -76,9 +76,9 @@ def test_stop_strings_are_one_text_or_a_list() -> None:
 def test_what_a_vllm_server_cannot_do_is_refused() -> None:
     server = {"use_vllm": True, "vllm_mode": "server"}
     TrainConfig(use_vllm=True, rl_stop=list("abcde"))
-    with pytest.raises(ConfigError, match="rl_stop: a vLLM server takes 4 texts at most, not 5"):
+    with pytest.raises(ConfigError, match="rl_stop: a vLLM server takes at most 4 texts, not 5"):
         TrainConfig(**server, rl_stop=list("abcde"))
-    with pytest.raises(ConfigError, match=r"--rl-presence-penalty 0\.5: cannot be had with --vllm-sync nccl"):
+    with pytest.raises(ConfigError, match=r"--rl-presence-penalty 0\.5: cannot be used with --vllm-sync nccl"):
         TrainConfig(**server, vllm_server_url="http://127.0.0.1:1", vllm_sync="nccl", rl_presence_penalty=0.5)
 
 
@@ -88,7 +88,7 @@ def test_what_a_vllm_server_cannot_do_is_refused() -> None:
 def test_a_flag_wins_over_the_file_and_the_file_over_the_default(here: Path) -> None:
     write(here, {"c.yaml": "lr: 0.5\nbatch_size: 8\n"})
 
-    config = resolve(Path("c.yaml"), {"batch_size": "16"}, [])
+    config = resolve(TrainConfig, Path("c.yaml"), {"batch_size": "16"})
 
     assert (config.lr, config.batch_size, config.epochs) == (0.5, 16, 1)
 
@@ -96,7 +96,11 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_default(here: Path) -> 
 def test_fields_for_trl_from_the_file_and_from_flags_are_put_together(here: Path) -> None:
     write(here, {"c.yaml": "trl: {min_p: 0.1, scale_rewards: none}\n"})
 
-    config = resolve(Path("c.yaml"), {}, ["min_p=0.2", "num_iterations=2", "delta=1e-1", "top_entropy_quantile=0.5"])
+    config = resolve(
+        TrainConfig,
+        Path("c.yaml"),
+        {"trl": ["min_p=0.2", "num_iterations=2", "delta=1e-1", "top_entropy_quantile=0.5"]},
+    )
 
     assert config.trl == {
         "min_p": 0.2, "scale_rewards": "none", "num_iterations": 2, "delta": 0.1, "top_entropy_quantile": 0.5
@@ -109,7 +113,7 @@ def test_fields_for_trl_from_the_file_and_from_flags_are_put_together(here: Path
      ("a=b", "a=b"), ("", None)],
 )  # fmt: skip
 def test_a_value_for_trl_is_what_it_looks_like(text: str, value: Any) -> None:
-    assert resolve(None, {}, [f"key={text}"]).trl == {"key": value}
+    assert resolve(TrainConfig, None, {"trl": [f"key={text}"]}).trl == {"key": value}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,7 @@ def test_a_flag_wins_over_the_other_way_to_say_it_in_the_file(
 ) -> None:
     write(here, {"c.yaml": file})
 
-    config = resolve(Path("c.yaml"), flags, [])
+    config = resolve(TrainConfig, Path("c.yaml"), flags)
 
     assert {name: getattr(config, name) for name in expected} == expected
 
@@ -142,7 +146,7 @@ def test_the_written_configuration_reads_back_as_the_same_one(here: Path) -> Non
     folder = RunFolder.create(config)
     folder.write_config(config)
 
-    again = TrainConfig(**read_file(folder.config))
+    again = TrainConfig(**read_file(TrainConfig, folder.config))
 
     assert again.model_dump() == config.model_dump()
 
@@ -152,8 +156,8 @@ def test_the_written_configuration_of_derived_numbers_can_be_run_with_other_ones
     folder = RunFolder.create(config)
     folder.write_config(config)
 
-    assert resolve(folder.config, {"rl_prompts_per_step": "4"}, []).rl_prompts_per_step == 4
-    assert "gradient_accumulation" not in read_file(folder.config)
+    assert resolve(TrainConfig, folder.config, {"rl_prompts_per_step": "4"}).rl_prompts_per_step == 4
+    assert "gradient_accumulation" not in read_file(TrainConfig, folder.config)
 
 
 # -- values that come in several forms
@@ -162,7 +166,7 @@ def test_the_written_configuration_of_derived_numbers_can_be_run_with_other_ones
 def test_the_configuration_of_an_environment_is_an_object_a_text_or_a_file(here: Path) -> None:
     write(here, {"e.json": b'\xef\xbb\xbf{"city": "Rome"}', "c.yaml": "rl_env_config: {city: Rome}"})
 
-    given = [{"city": "Rome"}, '{"city": "Rome"}', "@e.json", read_file(Path("c.yaml"))["rl_env_config"]]
+    given = [{"city": "Rome"}, '{"city": "Rome"}', "@e.json", read_file(TrainConfig, Path("c.yaml"))["rl_env_config"]]
 
     assert [TrainConfig(rl_env_config=value).rl_env_config for value in given] == [{"city": "Rome"}] * 4
 
@@ -186,7 +190,7 @@ def test_the_configuration_of_an_environment_is_an_object_a_text_or_a_file(here:
 def test_yaml_is_read_as_it_was_meant(here: Path, text: str, expected: dict[str, Any]) -> None:
     write(here, {"c.yaml": text})
 
-    config = resolve(Path("c.yaml"), {}, [])
+    config = resolve(TrainConfig, Path("c.yaml"))
 
     assert {name: getattr(config, name) for name in expected} == expected
 
@@ -241,7 +245,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"rl_env_config": {1: 2}}, ["rl_env_config: its keys must be text"]),
     ({"rl_env_config": {"a": object()}}, ["rl_env_config: must hold only what JSON can hold"]),
     ({"trl": [1]}, ["trl: must be a table", "not a list"]),
-    ({"rl_temprature": 1}, ["rl_temprature: there is no such option. Did you mean rl_temperature?"]),
+    ({"rl_temprature": 1}, ["unknown option rl_temprature. Did you mean rl_temperature?"]),
     ({"rl_env": "a.py", "rl_env_module": "b"}, ["rl_env and rl_env_module both name an environment"]),
     ({"rl_env": "a.py:A", "rl_env_class": "B"}, ["name two classes"]),
     ({"rl_env_class": "A"}, ["rl_env_class: A in which module? Add --rl-env-module"]),
@@ -270,7 +274,7 @@ def test_a_wrong_value_is_refused_with_the_options_name_and_what_it_must_be(
 
 
 def test_advice_about_aitrainings_other_flags_is_never_about_an_option() -> None:
-    assert not set(ELSEWHERE) & set(TrainConfig.model_fields)
+    assert not set(ADVICE) & set(TrainConfig.model_fields)
 
 
 def test_a_quantized_base_may_be_served_when_only_the_adapter_is_handed_over() -> None:

@@ -1,0 +1,40 @@
+"""Flags of a command, made of the options of a job."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from aitrain.options.option import Option, options_of
+from aitrain.options.section import Options
+
+Command = Callable[..., int]
+Flag = str | bool | list[str] | None
+"""What Typer makes of a flag; None where it is not given."""
+
+
+def with_options(job: type[Options]) -> Callable[[Command], Command]:
+    """Replace the `**flags` of a command by one parameter for each option of a job, which Typer makes a flag of."""
+
+    def decorate(command: Command) -> Command:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        parameters = [*own, *map(_parameter, options_of(job))]
+        keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
+        vars(command)["__signature__"] = inspect.Signature(keywords)
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
+        return command
+
+    return decorate
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    """Values stay text: the job's class checks them, whether they come from a flag, a file or Python."""
+    flags = f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag
+    info = typer.Option(flags, help=option.description, autocompletion=lambda: list(option.choices))
+    kind: object = bool | None if option.is_switch else list[str] | None if option.name == "trl" else str | None
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info]
+    )

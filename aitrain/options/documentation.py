@@ -1,0 +1,68 @@
+"""Options as text: the help of a command, and docs/options.md."""
+
+from __future__ import annotations
+
+import textwrap
+
+from aitrain.options.option import Option, options_of
+from aitrain.options.section import Options, sections_of
+
+
+def help_text(job: type[Options], width: int = 80) -> str:
+    """Every flag of a job with its description and default, section by section."""
+    lines = []
+    for section in sections_of(job):
+        lines += ["", f"{section.section}:"]
+        for option in options_of(job):
+            lines += _help_entry(option, width) if option.section == section.section else []
+    return "\n".join(lines[1:])
+
+
+def _help_entry(option: Option, width: int) -> list[str]:
+    value = "" if option.is_switch else f" {option.placeholder}"
+    text = f"{option.description} [{option.shown_default}]"
+    return [f"  {option.flag}{value}", *textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)]
+
+
+def options_page(job: type[Options]) -> str:
+    """docs/options.md: every option in a table, section by section."""
+    lines = ["# Options", "", _INTRODUCTION]
+    for section in sections_of(job):
+        lines += ["", f"## {section.section}", "", "| flag | default | values | what it does |", "|---|---|---|---|"]
+        lines += [_table_row(option) for option in options_of(job) if option.section == section.section]
+    return "\n".join(lines) + "\n"
+
+
+_INTRODUCTION = """\
+<!-- made by `make docs` from aitrain/options/; a test fails when it is stale -->
+
+Every option is a flag (`--rl-num-generations 8`), a key of the file given with `--config` (`rl_num_generations: 8`),
+and an argument of `aitrain.TrainConfig` (`rl_num_generations=8`). A flag overrides the file, the file overrides the
+default. A switch has a `--no-` form. Unknown names are errors; for a name of TRL, AITraining or Unsloth, the message
+names the option that means the same.
+
+## In an editor
+
+```bash
+aitrain schema > config.schema.json
+```
+
+writes a JSON schema (draft 2020-12) of the file. With it an editor that has a YAML language server, such as VS Code
+with the YAML extension, completes keys, shows the descriptions below, and marks unknown keys and values out of range,
+where the file begins with this comment:
+
+```yaml
+# yaml-language-server: $schema=config.schema.json
+model: Qwen/Qwen3-0.6B
+rl_env: my_envs/hotel.py:HotelEnv
+peft: true
+lr: 1e-5
+```
+
+The path is relative to the file. A run folder holds both: config.yaml with this comment, and config.schema.json beside
+it. Copy both, or write the schema again beside the copy. aitrain itself does not read the schema."""
+
+
+def _table_row(option: Option) -> str:
+    cells = (f"`{option.flag}`", f"`{option.shown_default}`", option.values, option.description)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,66 @@
+"""Options of the environment."""
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from aitrain.options.section import Options, ResumeSafe, Rule
+from aitrain.options.value_types import (
+    Fraction,
+    JsonObject,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ScoreRange,
+    score_bounds,
+)
+
+
+class EnvironmentOptions(Options):
+    """Which environment is loaded, and how its code is called."""
+
+    section = "Environment"
+    replaces: ClassVar = {"rl_env": ("rl_env_module", "rl_env_class"), "rl_env_module": ("rl_env",)}
+
+    rl_env: ResumeSafe[str | None] = None
+    """The environment in one word: path/to/file.py:Class, package.module:Class, or envs.gsm8k."""
+    rl_env_module: ResumeSafe[str | None] = None
+    """Module of the environment class."""
+    rl_env_class: ResumeSafe[str | None] = None
+    """Name of the environment class; unset: the only class of the module that has build_dataset."""
+    rl_env_config: ResumeSafe[JsonObject | None] = None
+    """Keyword arguments of the environment's constructor: a JSON object, or @file.json."""
+    rl_env_workers: ResumeSafe[PositiveInt | None] = None
+    """Concurrent calls to the environment; unset: 64 (in processes: 4 for each CPU core)."""
+    rl_env_isolation: ResumeSafe[Literal["thread", "process"]] = "thread"
+    """Where the environment's code runs: threads, or processes for code that hangs, crashes or holds the GIL."""
+    rl_env_timeout: ResumeSafe[PositiveFloat] = 60.0
+    """Deadline in seconds of one call to the environment; the model's own time does not count."""
+    rl_env_retries: ResumeSafe[NonNegativeInt] = 0
+    """How often a failed start or score is tried again (steps and tools change the episode, and are not)."""
+    rl_score_range: ScoreRange = "0,1"
+    """Lowest and highest score that an environment may return, as in -1,1; any: all finite numbers."""
+    rl_max_failed: ResumeSafe[Fraction] = 0.5
+    """Fraction of failed episodes in a batch that is too high; three such batches in a row end the run."""
+
+    @property
+    def score_bounds(self) -> tuple[float, float]:
+        """The lowest and the highest score of rl_score_range; infinite ones for any."""
+        return score_bounds(self.rl_score_range) or (0.0, 1.0)  # the option is checked: never None
+
+    def rules(self) -> Iterable[Rule]:
+        """One environment, named once."""
+        named = (self.rl_env or "").partition(":")[2]
+        return [
+            (
+                self.rl_env is not None and self.rl_env_module is not None,
+                "rl_env and rl_env_module both name an environment: give one of them",
+            ),
+            (
+                self.rl_env_class is not None and self.rl_env is None and self.rl_env_module is None,
+                f"rl_env_class: {self.rl_env_class} in which module? Add --rl-env-module",
+            ),
+            (
+                self.rl_env_class is not None and named not in ("", self.rl_env_class),
+                f"rl_env: {self.rl_env} and rl_env_class: {self.rl_env_class} name two classes: give one of them",
+            ),
+        ]

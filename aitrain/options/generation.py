@@ -1,0 +1,124 @@
+"""Options of generation: sampling, the limits of an episode, and vLLM."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from aitrain.options.section import Options, ResumeSafe, Rule
+from aitrain.options.value_types import (
+    Address,
+    Fraction,
+    NonNegativeInt,
+    Penalty,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    Texts,
+)
+
+_PENALTIES = ("rl_repetition_penalty", "rl_presence_penalty", "rl_frequency_penalty", "rl_min_new_tokens")
+
+
+class GenerationOptions(Options):
+    """How completions are sampled, and how long an episode may be."""
+
+    section = "Generation"
+
+    rl_max_new_tokens: PositiveInt = 128
+    """Maximum number of tokens in one completion; an episode may have several completions."""
+    rl_max_turns: PositiveInt = 16
+    """Maximum number of turns in one episode."""
+    rl_max_episode_tokens: PositiveInt | None = None
+    """Maximum number of tokens in an episode after its prompt, from policy and environment; unset: what the context
+    leaves."""
+    rl_temperature: PositiveFloat = 1.0
+    """Sampling temperature."""
+    rl_top_k: NonNegativeInt = 0
+    """Sample from this many most likely tokens; 0: from all. AITraining uses 50, but the update is exact only for
+    completions that are sampled from all tokens."""
+    rl_top_p: PositiveFraction = 1.0
+    """Sample from the most likely tokens that hold this fraction of the probability; 1: from all."""
+    rl_min_p: Fraction = 0.0
+    """Sample from the tokens with at least this fraction of the most likely token's probability; 0: from all."""
+    rl_repetition_penalty: PositiveFloat = 1.0
+    """Divide the positive logits of tokens in the prompt or the completion by this, multiply the negative ones; 1:
+    off."""
+    rl_presence_penalty: Penalty = 0.0
+    """Subtract this from the logit of each token that the completion already has; 0: off."""
+    rl_frequency_penalty: Penalty = 0.0
+    """Subtract this from a token's logit for each time that the completion has it; 0: off."""
+    rl_min_new_tokens: NonNegativeInt = 0
+    """Minimum number of tokens in one completion: until then only the token limit ends it."""
+    rl_stop: Texts | None = None
+    """End a completion with the token that completes this text, or one of several as a JSON list; the text stays in
+    the completion."""
+
+    @property
+    def reshaped_sampling(self) -> list[str]:
+        """The given options, as flags, that change the distribution from softmax(logits / temperature)."""
+        return self.changed_flags("rl_top_k", "rl_top_p", "rl_min_p", *_PENALTIES)
+
+    @property
+    def history_sampling(self) -> list[str]:
+        """The given options, as flags, that depend on the whole completion, its tokens or its text."""
+        return self.changed_flags(*_PENALTIES, "rl_stop")
+
+    def rules(self) -> Iterable[Rule]:
+        """Limits that fit into each other."""
+        return [
+            (
+                (self.rl_max_episode_tokens or self.rl_max_new_tokens) < self.rl_max_new_tokens,
+                f"rl_max_episode_tokens: {self.rl_max_episode_tokens} is less than one completion of"
+                f" {self.rl_max_new_tokens} tokens (rl_max_new_tokens)",
+            ),
+            (
+                self.rl_min_new_tokens > self.rl_max_new_tokens,
+                f"rl_min_new_tokens: {self.rl_min_new_tokens} is more than a completion may have,"
+                f" {self.rl_max_new_tokens} (rl_max_new_tokens)",
+            ),
+        ]
+
+
+class VLLMOptions(Options):
+    """Generation with vLLM."""
+
+    section = "vLLM"
+
+    use_vllm: bool = False
+    """Generate with vLLM."""
+    vllm_mode: Literal["colocate", "server"] = "colocate"
+    """vLLM inside the training processes, or a server."""
+    vllm_gpu_memory_utilization: ResumeSafe[PositiveFraction | None] = None
+    """Fraction of each GPU's memory that vLLM takes; unset: 0.3 beside the model, 0.9 as a server."""
+    vllm_sleep_mode: ResumeSafe[bool] = False
+    """Free the GPU memory of a colocated vLLM while the model trains; costs time."""
+    vllm_server_url: ResumeSafe[Address | None] = None
+    """Address of a vLLM server of yours, such as http://127.0.0.1:8000; unset: aitrain starts one."""
+    vllm_tensor_parallel_size: ResumeSafe[PositiveInt] = 1
+    """GPUs that one vLLM engine is split over."""
+    vllm_server_gpus: ResumeSafe[PositiveInt] = 1
+    """GPUs of this machine, the last ones, that a vLLM server on it uses: training leaves them alone."""
+    vllm_sync: ResumeSafe[Literal["auto", "adapter", "disk", "nccl"]] = "auto"
+    """How a server gets the weights: the LoRA adapter alone, all weights as files (disk), or TRL's NCCL."""
+    vllm_max_restarts: ResumeSafe[NonNegativeInt] = 3
+    """How often a vLLM server that aitrain started is restarted when it dies."""
+
+    @property
+    def vllm_memory(self) -> float:
+        """The fraction of each GPU's memory that vLLM takes."""
+        return self.vllm_gpu_memory_utilization or (0.9 if self.vllm_mode == "server" else 0.3)
+
+    def rules(self) -> Iterable[Rule]:
+        """An address needs a server, and NCCL an address."""
+        has_url = self.vllm_server_url is not None
+        return [
+            (
+                has_url and not (self.use_vllm and self.vllm_mode == "server"),
+                "vllm_server_url: a server is used with --use-vllm and --vllm-mode server only\n"
+                "Add both, or leave the address out.",
+            ),
+            (
+                self.vllm_sync == "nccl" and not has_url,
+                "vllm_sync: nccl needs a server of yours that was started for it (--vllm-server-url)\n"
+                "Leave it out: aitrain's own server needs no NCCL.",
+            ),
+        ]

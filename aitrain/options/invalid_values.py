@@ -1,0 +1,48 @@
+"""Messages about values that pydantic refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from pydantic_core import ErrorDetails
+
+from aitrain.errors import did_you_mean
+from aitrain.options.value_types import shown
+
+_EXPECTED = {
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "literal_error": "{expected}",
+    "string_type": "text (in YAML: in quotes)",
+}
+"""pydantic's types of errors, and what a value must be."""
+
+
+def invalid_value(error: ErrorDetails) -> str:
+    """What the value of an option must be, and what was given."""
+    if error["type"] == "value_error":  # raised by a validator of value_types
+        return str(error["ctx"]["error"])
+    keys = "its keys " if len(error["loc"]) > 1 else ""
+    message = f"{keys}must be {_expected(error)}, not {shown(error['input'])}"
+    if error["type"] == "literal_error":
+        near = did_you_mean(str(error["input"]), re.findall("'(.+?)'", error["ctx"]["expected"]))
+        message += f".{near}" if near else ""
+    return message
+
+
+def _expected(error: ErrorDetails) -> str:
+    """Bounds come as floats: `above 0.0` reads badly."""
+    context: Mapping[str, object] = error.get("ctx", {})
+    whole = {key: int(value) for key, value in context.items() if isinstance(value, float) and value.is_integer()}
+    return _EXPECTED.get(error["type"], error["msg"]).format(**{**context, **whole})

@@ -1,0 +1,96 @@
+"""Options of optimization: batches, steps, the optimizer and the loss."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from aitrain.options.section import Options, ResumeSafe
+from aitrain.options.value_types import NonNegativeFloat, PositiveFloat, PositiveInt, ProperFraction, Table, TwoOrMore
+
+
+class BatchOptions(Options):
+    """How many cases one optimizer step trains on, and how many the run."""
+
+    section = "Batch"
+    replaces: ClassVar = {
+        "rl_prompts_per_step": ("gradient_accumulation",),
+        "gradient_accumulation": ("rl_prompts_per_step",),
+    }
+
+    epochs: PositiveInt = 1
+    """Passes over the training cases."""
+    max_steps: PositiveInt | None = None
+    """Stop after this many optimizer steps, whatever the epochs."""
+    stop_when_flat: ResumeSafe[PositiveInt | None] = None
+    """Stop after this many consecutive steps in which no group's completions differed in score: nothing is learned."""
+    rl_prompts_per_step: PositiveInt | None = None
+    """Prompts per optimizer step, over all processes; the accumulation is then derived from it and batch_size."""
+    batch_size: PositiveInt = 2
+    """Completions per forward pass and process."""
+    gradient_accumulation: PositiveInt = 4
+    """Forward passes per optimizer step."""
+    rl_max_prompt_length: PositiveInt | None = None
+    """Cases with a longer prompt (in tokens) are dropped; unset: what the model's context leaves."""
+
+
+class OptimizerOptions(Options):
+    """The optimizer and its schedule."""
+
+    section = "Optimizer"
+
+    lr: PositiveFloat = 1e-5
+    """Learning rate; 1e-5 as AITraining's docs advise, where its default is 3e-5."""
+    optimizer: str = "adamw_torch"
+    """Optimizer, by its name in transformers."""
+    scheduler: str = "linear"
+    """Learning rate schedule, by its name in transformers."""
+    warmup_ratio: ProperFraction = 0.1
+    """Fraction of the steps that warm the learning rate up, from 0 in the first one; a run of one step has no
+    warm-up."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Weight decay."""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Gradients are clipped to this norm; 0: not clipped."""
+
+
+class GRPOOptions(Options):
+    """The group and the loss."""
+
+    section = "GRPO"
+
+    rl_num_generations: TwoOrMore = 4
+    """Completions per prompt: the group that a completion is compared with."""
+    rl_kl_coef: NonNegativeFloat = 0.1
+    """Weight of the KL term to the initial model; 0 saves the reference model's memory."""
+    rl_loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = "grpo"
+    """How token losses are formed and averaged; brings the settings of its paper along (docs/losses.md)."""
+    rl_clip_range: PositiveFloat | None = None
+    """How far the probability ratio may move from 1 before it is clipped; unset: by loss type, 0.2 for grpo. Without
+    effect where each batch is used for one update: the ratio is then 1."""
+    rl_clip_range_high: PositiveFloat | None = None
+    """The same above 1 (clip-higher); for cispo the largest ratio; unset: by loss type, 0.28 for dapo, 5 for cispo."""
+    rl_importance_level: Literal["token", "sequence"] | None = None
+    """A probability ratio for each token, or one for the whole completion (GSPO); unset: by loss type."""
+    rl_scale_rewards: Literal["group", "batch", "none"] | None = None
+    """Standard deviation that advantages are divided by: the group's, the batch's, or none; unset: by loss type."""
+    rl_mask_truncated_completions: bool = False
+    """Leave out of the loss the episodes that a limit ended: a truncated completion, a full context, rl_max_turns."""
+
+
+class TRLOptions(Options):
+    """Fields of TRL's GRPOConfig that no option exists for."""
+
+    section = "TRL"
+
+    trl: Table = Field({})
+    """Any other field of TRL's GRPOConfig, as KEY=VALUE; may be repeated."""
+
+    def trl_integer(self, name: str, default: int) -> int:
+        """A field of `--trl` that counts something; its default where it is not given."""
+        value = self.trl.get(name)
+        return value if isinstance(value, int) else default
+
+    def trl_table(self, name: str) -> dict[str, object]:
+        """A field of `--trl` that is a table; empty where it is not given."""
+        value = self.trl.get(name)
+        return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}

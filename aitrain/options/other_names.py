@@ -1,0 +1,243 @@
+"""Names of other libraries' options, with the option of ours that means the same, for error messages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from aitrain.errors import did_you_mean
+from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, is_trl_field
+
+SAME_AS = {
+    **OPTION_OF_FIELD,
+    # TRL's ModelConfig, ScriptArguments and generation fields
+    "model_name_or_path": "model",
+    "use_peft": "peft",
+    "lora_target_modules": "target_modules",
+    "load_in_4bit": "quantization=int4",
+    "load_in_8bit": "quantization=int8",
+    "torch_dtype": "dtype",
+    "max_prompt_length": "rl_max_prompt_length",
+    "hub_model_id": "repo_id",
+    "hub_private_repo": "hub_private",
+    "load_best_model_at_end": "save_best",
+    "max_tool_calling_iterations": "rl_max_turns",
+    "vllm_server_host": "vllm_server_url",
+    "vllm_server_port": "vllm_server_url",
+    "vllm_max_model_length": "model_max_length",
+    # AITraining
+    "base_model": "model",
+    "use_flash_attention_2": "attn_implementation=flash_attention_2",
+    "rl_env_type": "rl_env",
+    # Unsloth
+    "model_name": "model",
+    "max_seq_length": "model_max_length",
+    "fast_inference": "use_vllm",
+    "gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "unsloth_vllm_standby": "vllm_sleep_mode",
+    "r": "lora_r",
+    "lora_rank": "lora_r",
+    "max_lora_rank": "lora_r",
+    "random_state": "seed",
+    # transformers' generate and vLLM's SamplingParams
+    "max_new_tokens": "rl_max_new_tokens",
+    "min_new_tokens": "rl_min_new_tokens",
+    "max_tokens": "rl_max_new_tokens",
+    "min_tokens": "rl_min_new_tokens",
+    "num_return_sequences": "rl_num_generations",
+    "presence_penalty": "rl_presence_penalty",
+    "frequency_penalty": "rl_frequency_penalty",
+    "stop": "rl_stop",
+    "stop_strings": "rl_stop",
+    "tensor_parallel_size": "vllm_tensor_parallel_size",
+}
+"""Option by foreign name, with its value where the name implies one."""
+
+_CHECKPOINTING = "Gradient checkpointing is on by default. Use --disable-gradient-checkpointing to turn it off."
+_DATASET = "The environment builds its dataset: leave it out, or pass it to the environment with --rl-env-config."
+_HELD_OUT = "Held-out cases are set by --eval-cases, or come from the environment's build_eval_dataset."
+_REWARD = "The environment scores the completions: set --rl-env."
+_LORA = "aitrain does not have this setting of the adapter: leave it out."
+_TRAINERS = "It belongs to another trainer of AITraining: leave it out."
+_SWEEP = "aitrain has no sweeps: start one run for each setting."
+_WANDB = "Use --log wandb and wandb's own environment variables."
+_QUANTIZATION = "aitrain quantizes with --quantization int4 or int8 only: leave it out."
+_SAMPLES = "Sample completions are recorded in rollouts/ in any case: leave it out."
+_INFERENCE = "aitrain grpo only trains: leave it out."
+
+ADVICE = {
+    # AITraining
+    "token": "Tokens are read from HF_TOKEN or the hub login only: a flag would show them to everyone on the machine.",
+    "wandb_token": "Tokens are read from WANDB_API_KEY or `wandb login` only.",
+    "trainer": "aitrain grpo has one trainer: leave it out.",
+    "train": "aitrain grpo always trains: leave it out.",
+    "task": "aitrain grpo has one task: leave it out.",
+    "params": "Options are not nested: write them without an indent.",
+    "backend": "aitrain trains on the machine that it runs on: leave it out.",
+    "distributed_backend": "Several processes always use DDP: leave it out, and set --num-processes;"
+    " for DeepSpeed pass its file to TRL, --trl deepspeed=FILE.",
+    "unsloth": "aitrain trains with TRL as it is: leave it out.",
+    "padding": "Prompts are always padded on the left, as generation needs: leave it out.",
+    "auto_find_batch_size": "A smaller batch would break the groups: set --batch-size.",
+    "data_path": _DATASET,
+    "train_split": _DATASET,
+    "max_samples": "Use --max-steps, or let the environment build a smaller dataset.",
+    "valid_split": _HELD_OUT,
+    "use_enhanced_eval": _HELD_OUT,
+    "eval_metrics": "Return metrics from the environment: aitrain.Score(score, metrics={...}).",
+    "custom_metrics": "Return metrics from the environment: aitrain.Score(score, metrics={...}).",
+    "eval_dataset_path": _HELD_OUT,
+    "eval_batch_size": "Held-out cases are scored in batches of --batch-size: leave it out.",
+    "eval_save_predictions": "Held-out completions are recorded in rollouts/ in any case: leave it out.",
+    "eval_benchmark": _HELD_OUT,
+    "custom_loss": "Use --rl-loss-type.",
+    "custom_loss_weights": "Use --rl-loss-type.",
+    "model_ref": "The reference model is the initial model: leave it out.",
+    "packing": "GRPO trains on whole completions: leave it out.",
+    "block_size": "Use --rl-max-prompt-length and --rl-max-new-tokens.",
+    "add_eos_token": "Completions keep the token that ended them: leave it out.",
+    "response_only_loss": "Only tokens that the policy sampled are in the loss: leave it out.",
+    "apply_chat_template": "Prompts that are messages get the chat template, texts do not: leave it out.",
+    "chat_format": "Use --chat-template.",
+    "suggested_chat_template": "Use --chat-template.",
+    "post_trial_script": _SWEEP,
+    "use_sweep": _SWEEP,
+    "wandb_visualizer": "Use aitrain view for a run's page.",
+    "wandb_run_id": _WANDB,
+    "rl_reward_fn": _REWARD,
+    "rl_reward_model_path": _REWARD,
+    "rl_reward_weights": _REWARD,
+    "rl_multi_objective": _REWARD,
+    "text_column": _DATASET,
+    "prompt_text_column": _DATASET,
+    "rejected_text_column": _DATASET,
+    "image_column": _DATASET,
+    "column_mapping": _DATASET,
+    "runtime_mapping": _DATASET,
+    "auto_convert_dataset": _DATASET,
+    "use_sharegpt_mapping": _DATASET,
+    "sharegpt_mapping_enabled": _DATASET,
+    "conversation_extension": _DATASET,
+    "map_eos_token": _DATASET,
+    "save_processed_data": _DATASET,
+    "dpo_beta": _TRAINERS,
+    "token_weights": _TRAINERS,
+    "teacher_model": _TRAINERS,
+    "teacher_prompt_template": _TRAINERS,
+    "student_prompt_template": _TRAINERS,
+    "use_distillation": _TRAINERS,
+    "rl_gamma": _TRAINERS,
+    "rl_gae_lambda": _TRAINERS,
+    "rl_value_loss_coef": _TRAINERS,
+    "rl_value_clip_range": _TRAINERS,
+    "rl_num_ppo_epochs": "Use --trl num_iterations=VALUE.",
+    "rl_chunk_size": _TRAINERS,
+    "rl_mini_batch_size": "Use --batch-size.",
+    "rl_optimize_device_cache": _TRAINERS,
+    "use_forward_backward": _TRAINERS,
+    "manual_optimizer_control": _TRAINERS,
+    "optimizer_step_frequency": "Use --gradient-accumulation.",
+    "grad_clip_value": "Use --max-grad-norm.",
+    "manual_checkpoint_control": "Use --save-strategy steps and --save-steps.",
+    "save_state_every_n_steps": "Use --save-strategy steps and --save-steps.",
+    "load_state_from": "Use --resume-from-checkpoint.",
+    "deploy": _INFERENCE,
+    "inference": _INFERENCE,
+    "interactive": "aitrain asks nothing: leave it out.",
+    # TRL
+    "gradient_checkpointing": _CHECKPOINTING,
+    "warmup_steps": "Use --warmup-ratio, a share of the steps.",
+    "model_revision": "Use --trl model_init_kwargs='{revision: VALUE}'.",
+    "reward_funcs": _REWARD,
+    "reward_model_name_or_path": _REWARD,
+    "dataset_name": _DATASET,
+    "dataset_config": _DATASET,
+    "dataset_train_split": _DATASET,
+    "dataset_test_split": _HELD_OUT,
+    "dataset_streaming": _DATASET,
+    "datasets": _DATASET,
+    "streaming": _DATASET,
+    "test_split_size": _HELD_OUT,
+    "lora_target_parameters": _LORA,
+    "lora_modules_to_save": _LORA,
+    "lora_task_type": _LORA,
+    "use_rslora": _LORA,
+    "use_dora": _LORA,
+    "bnb_4bit_quant_type": _QUANTIZATION,
+    "use_bnb_nested_quant": _QUANTIZATION,
+    "bnb_4bit_quant_storage": _QUANTIZATION,
+    "ignore_bias_buffers": "aitrain sets it by itself: leave it out.",
+    # Unsloth
+    "use_gradient_checkpointing": _CHECKPOINTING,
+    "full_finetuning": "All weights are trained unless --peft is given: leave it out.",
+    "load_in_16bit": "Use --dtype bfloat16 with --peft.",
+    "device_map": "Each process uses one GPU: leave it out, and set --num-processes.",
+    "rope_scaling": "Use --trl model_init_kwargs='{rope_scaling: {...}}'.",
+    "revision": "Use --trl model_init_kwargs='{revision: VALUE}'.",
+    "float8_kv_cache": "aitrain does not have this setting of vLLM: leave it out.",
+    "bias": _LORA,
+    "modules_to_save": _LORA,
+    "layers_to_transform": _LORA,
+    "layers_pattern": _LORA,
+    "init_lora_weights": _LORA,
+    "loftq_config": _LORA,
+}
+"""What to do about a foreign name that no option corresponds to."""
+
+PREFIXES = {
+    "distill_": _TRAINERS,
+    "forward_backward_": _TRAINERS,
+    "inference_": _INFERENCE,
+    "sample_": _SAMPLES,
+    "sweep_": _SWEEP,
+    "wandb_sweep": _SWEEP,
+}
+"""The same for groups of names of AITraining."""
+
+
+def unknown_option(name: str, known: Collection[str], where: str = "") -> str:
+    """The message for a flag or key that is no option of a job, with the option to use in its place.
+
+    `where` names the file of a key, as in ` (in c.yaml)`.
+    """
+    shown = name if name.isprintable() and name.strip() else repr(name)
+    return f"unknown option {shown[:100]}{where}. {_advice(name, known)}".rstrip(" ")
+
+
+def _advice(name: str, known: Collection[str]) -> str:
+    """What to use in place of a name; empty where nothing is known or near."""
+    is_flag = name.startswith("--")
+    key = name.lstrip("-").replace("-", "_").lower()
+    option, _, value = ("" if key in ADVICE else SAME_AS.get(key, "")).partition("=")
+    if option in known:
+        return f"Use {_spelled(option, value, is_flag)}."
+    positive = key.removeprefix("no_") if is_flag else key
+    if f"rl_{key}" in known:
+        return f"Use {_spelled(f'rl_{key}', '', is_flag)}."
+    return _foreign(positive, known, is_flag) or _near(key, known, is_flag)
+
+
+def _foreign(key: str, known: Collection[str], is_flag: bool) -> str:
+    """Advice about names that only a job which trains has something to say about."""
+    if "trl" not in known:
+        return ""
+    if advice := ADVICE.get(key) or next((text for start, text in PREFIXES.items() if key.startswith(start)), ""):
+        return advice
+    if advice := WITHOUT_EFFECT.get(key, ""):
+        return f"{advice[0].upper()}{' '.join(advice[1:].split())}."
+    if key in SET_BY_AITRAIN:
+        return "aitrain sets it by itself: leave it out."
+    if is_trl_field(key):
+        return f"Use --trl {key}=VALUE." if is_flag else f"Use trl: {{{key}: VALUE}}."
+    return ""
+
+
+def _near(key: str, known: Collection[str], is_flag: bool) -> str:
+    near = did_you_mean(key, known).strip()
+    return near.replace("mean ", "mean --").replace("_", "-") if is_flag else near
+
+
+def _spelled(option: str, value: str, is_flag: bool) -> str:
+    """`--quantization int4` or `quantization: int4`."""
+    if is_flag:
+        return f"--{option.replace('_', '-')} {value}".rstrip()
+    return f"{option}: {value}" if value else option

@@ -1,0 +1,95 @@
+"""Options of a command: read from a file and from flags, and written back as a command."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+import yaml
+
+from aitrain.errors import ConfigError
+from aitrain.options.option import options_of
+from aitrain.options.other_names import unknown_option
+from aitrain.options.section import Options, sections_of
+from aitrain.options.yaml_text import read_yaml
+
+Job = TypeVar("Job", bound=Options)
+
+
+def resolve(job: type[Job], file: Path | None, flags: Mapping[str, object] = MappingProxyType({})) -> Job:
+    """A job's options: the defaults, overridden by the file, overridden by the flags.
+
+    A flag also overrides the options that say the same in another way (`replaces`); `trl` flags are `KEY=VALUE` texts,
+    merged into the file's table.
+
+    Raises:
+        ConfigError: the file cannot be read, or a name or value is wrong.
+    """
+    values = read_file(job, file) if file else {}
+    replaced = {name: others for section in sections_of(job) for name, others in section.replaces.items()}
+    for name in {other for flag in flags for other in replaced.get(flag, ())}:
+        values.pop(name, None)
+    given = dict(flags)
+    if isinstance(texts := given.get("trl"), list):
+        in_file = values.get("trl") or {}
+        given["trl"] = {**in_file, **dict(map(_key_and_value, texts))} if isinstance(in_file, dict) else in_file
+    return job(**{**values, **given})
+
+
+def read_file(job: type[Options], path: Path) -> dict[str, object]:
+    """The options of a job in a YAML file.
+
+    Raises:
+        ConfigError: it cannot be read, is not a mapping, or has a key that is no option.
+    """
+    try:
+        loaded = read_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: {path}{_yaml_error(error)}") from None
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"--config: {path} must hold one option a line, like `lr: 1e-5`")
+    for key in map(str, loaded):
+        if key not in job.model_fields:
+            raise ConfigError(unknown_option(key, job.model_fields, f" (in {path})"))
+    return {str(key): value for key, value in loaded.items()}
+
+
+def _yaml_error(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        what = " ".join(filter(None, (error.context, error.problem)))
+        return f", line {error.problem_mark.line + 1}: {what}"
+    return " is not a YAML text"
+
+
+def _key_and_value(text: str) -> tuple[str, object]:
+    """`KEY=VALUE` with the value read as YAML, so that 0.5, true and [1, 2] are what they look like."""
+    key, equals, value = text.partition("=")
+    if not (key.strip() and equals):
+        raise ConfigError(f"--trl {text}: write KEY=VALUE, like --trl scale_rewards=none")
+    try:
+        return key.strip(), read_yaml(value)
+    except yaml.YAMLError:
+        return key.strip(), value
+
+
+def as_command(config: Options, *command: str) -> list[str]:
+    """The words of the command that sets these options, with a flag for each that differs from its default."""
+    words = list(command)
+    changed = config.changed()
+    for option in options_of(type(config)):
+        value = changed.get(option.name)
+        if value is None:
+            continue
+        if option.name == "trl" and isinstance(value, dict):
+            words += [word for key, field in value.items() for word in ("--trl", f"{key}={json.dumps(field)}")]
+        elif option.is_switch:
+            words.append(option.flag if value else f"--no-{option.flag[2:]}")
+        else:
+            words += [option.flag, json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
+    return words

@@ -1,0 +1,130 @@
+"""Options of a run: its folder, its records, evaluation, checkpoints, uploads and hardware."""
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+from aitrain.options.section import Options, ResumeSafe, Rule
+from aitrain.options.value_types import (
+    LoggingSteps,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ProjectName,
+    Seed,
+    Trackers,
+)
+
+
+class RunOptions(Options):
+    """The run, its folder and its limits."""
+
+    section = "Run"
+
+    project_name: ResumeSafe[ProjectName] = "project-name"
+    """Name of the run and of its folder."""
+    output_dir: ResumeSafe[str] = "runs"
+    """Folder in which run folders are made."""
+    seed: Seed = 42
+    """Seed of the dataset split, the shuffling, the sampling and the adapter (AITraining ignores its own)."""
+    stall_timeout: ResumeSafe[PositiveFloat] = 1800.0
+    """Seconds without a step, a token, a finished call or bytes saved after which a run counts as stalled and ends."""
+    telemetry: ResumeSafe[bool] = False
+    """Let the libraries report their use to their makers; off, they are asked not to."""
+
+    def rules(self) -> Iterable[Rule]:
+        """The name is that of a folder."""
+        is_folder_name = re.fullmatch(r"[\w.+-]{1,100}", self.project_name) and set(self.project_name) != {"."}
+        return [
+            (
+                not is_folder_name,
+                f"project_name: {self.project_name!r} is not a folder name\nUse letters, digits, '-', '_' and '.';"
+                " --output-dir says where the folder is made.",
+            )
+        ]
+
+
+class LoggingOptions(Options):
+    """Metrics and trackers."""
+
+    section = "Logging"
+
+    logging_steps: ResumeSafe[LoggingSteps] = -1
+    """Steps between two lines of metrics.jsonl; -1: every step."""
+    log: ResumeSafe[Trackers] = "none"
+    """Trackers to report to as well: wandb, tensorboard, trackio, separated by commas; none, where AITraining has
+    wandb: training needs no account."""
+
+    def rules(self) -> Iterable[Rule]:
+        """A number of steps, or -1."""
+        is_wrong = self.logging_steps == 0 or self.logging_steps < -1
+        return [(is_wrong, "logging_steps: give 1 or more, or -1 for every step")]
+
+
+class EvaluationOptions(Options):
+    """Scoring held-out cases."""
+
+    section = "Evaluation"
+
+    eval_cases: ResumeSafe[NonNegativeInt | None] = None
+    """Held-out cases to score before and after; unset: a tenth of the dataset, at most 64; 0: none."""
+    eval_samples: ResumeSafe[PositiveInt] = 1
+    """Samples of each held-out case: their mean is the case's score; with several, pass@K is reported as well."""
+    eval_strategy: ResumeSafe[Literal["no", "steps", "epoch"]] = "epoch"
+    """When to score the held-out cases during training as well."""
+    eval_steps: ResumeSafe[PositiveInt] = 100
+    """Steps between two of those, with --eval-strategy steps."""
+
+
+class CheckpointOptions(Options):
+    """Checkpoints, and resuming from one."""
+
+    section = "Checkpoints"
+
+    save_strategy: ResumeSafe[Literal["no", "steps", "epoch"]] = "epoch"
+    """When to write a checkpoint."""
+    save_steps: ResumeSafe[PositiveInt] = 500
+    """Steps between two checkpoints, with --save-strategy steps."""
+    save_total_limit: ResumeSafe[PositiveInt | None] = 1
+    """Checkpoints to keep; older ones are deleted."""
+    save_best: ResumeSafe[bool] = False
+    """Also keep the checkpoint with the best held-out score, and make it model/ at the end, scored once more with new
+    samples for the score that is reported."""
+    resume_from_checkpoint: ResumeSafe[str | None] = None
+    """A checkpoint folder, or auto (short: --resume) for the newest complete one of this run's folder."""
+    resume_anyway: ResumeSafe[bool] = False
+    """Resume even if options, environment or dataset have changed: the run continues, without exact
+    reproducibility."""
+
+
+class HubOptions(Options):
+    """Uploading the result."""
+
+    section = "Hub"
+
+    push_to_hub: ResumeSafe[bool] = False
+    """Upload model/ to the Hub at the end (token from HF_TOKEN or the hub login)."""
+    username: ResumeSafe[str | None] = None
+    """Hub user or organisation to upload to; unset: the owner of the token."""
+    repo_id: ResumeSafe[str | None] = None
+    """Hub repository to upload to; unset: username/project_name."""
+    hub_private: ResumeSafe[bool] = True
+    """Make the Hub repository private."""
+
+
+class HardwareOptions(Options):
+    """Processes, number formats and memory."""
+
+    section = "Hardware"
+
+    num_processes: ResumeSafe[PositiveInt | None] = None
+    """Training processes; unset: one for each visible GPU, one on CPU."""
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = None
+    """Autocast of the forward pass; unset: bf16 where the GPU has it, else none."""
+    warm_up: ResumeSafe[bool] = True
+    """On GPUs, begin with a forward and backward pass of the longest episodes, so that too little memory shows at
+    once."""
+    disable_gradient_checkpointing: ResumeSafe[bool] = False
+    """Keep all activations: faster, more memory."""
+    ddp_timeout: ResumeSafe[PositiveInt] = 7200
+    """Seconds that one process waits for the others."""

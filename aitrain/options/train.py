@@ -1,0 +1,123 @@
+"""`TrainConfig`, the options of a training run. Names and defaults are AITraining's wherever it has the option."""
+
+from collections.abc import Iterable
+from itertools import chain
+
+from aitrain.options.environment import EnvironmentOptions
+from aitrain.options.generation import GenerationOptions, VLLMOptions
+from aitrain.options.loss_types import LossSettings, contradictions, settle
+from aitrain.options.model import LoRAOptions, ModelOptions
+from aitrain.options.optimization import BatchOptions, GRPOOptions, OptimizerOptions, TRLOptions
+from aitrain.options.run import (
+    CheckpointOptions,
+    EvaluationOptions,
+    HardwareOptions,
+    HubOptions,
+    LoggingOptions,
+    RunOptions,
+)
+from aitrain.options.section import Rule
+
+__all__ = ["TrainConfig"]
+
+SERVED_STOPS = 4
+"""Maximum number of stop strings that a vLLM server takes in one request."""
+
+
+class TrainConfig(
+    ModelOptions,
+    EnvironmentOptions,
+    RunOptions,
+    LoggingOptions,
+    BatchOptions,
+    OptimizerOptions,
+    GRPOOptions,
+    GenerationOptions,
+    VLLMOptions,
+    LoRAOptions,
+    EvaluationOptions,
+    CheckpointOptions,
+    HubOptions,
+    HardwareOptions,
+    TRLOptions,
+):
+    """The options of one training run. Unknown names and invalid values raise ConfigError."""
+
+    @property
+    def loss(self) -> LossSettings:
+        """The settings of the loss: the given ones, and for the rest those of the loss type."""
+        return settle(self)
+
+    @property
+    def weight_sync(self) -> str | None:
+        """How a vLLM server gets the weights: adapter, disk or nccl; None without a server."""
+        if not self.use_vllm or self.vllm_mode != "server":
+            return None
+        return ("adapter" if self.peft else "disk") if self.vllm_sync == "auto" else self.vllm_sync
+
+    @property
+    def may_halve_base(self) -> bool:
+        """Whether half precision loses nothing of the base: no small updates are added to it."""
+        return self.peft and (not self.use_vllm or self.weight_sync == "adapter")
+
+    def written(self) -> dict[str, object]:
+        """The options as config.yaml holds them: without those derived from others, and those of one start only."""
+        values = super().written()
+        del values["resume_from_checkpoint"], values["resume_anyway"]
+        if self.rl_prompts_per_step is not None:
+            del values["gradient_accumulation"]  # written down, it would contradict a changed flag
+        return values
+
+    def rules(self) -> Iterable[Rule]:
+        """Rules between sections."""
+        return chain(self._weight_rules(), self._vllm_rules(), self._best_rules(), contradictions(self))
+
+    def _weight_rules(self) -> list[Rule]:
+        return [
+            (
+                self.dtype == "float16" and not self.peft,
+                "dtype: float16 weights cannot be trained themselves, their gradients overflow\n"
+                "Use --mixed-precision fp16 and leave the weights in float32, or add --peft.",
+            ),
+            (
+                self.quantization is not None and not self.peft,
+                f"quantization: {self.quantization} weights cannot be trained themselves: add --peft",
+            ),
+            (
+                self.quantization is not None
+                and self.use_vllm
+                and not (self.vllm_mode == "server" and self.vllm_sync in ("auto", "adapter")),
+                "quantization: a 4 or 8 bit base cannot be transferred to vLLM (TRL's #3466)\n"
+                "With --vllm-mode server only the adapter is, and that works; else leave one of the two out.",
+            ),
+        ]
+
+    def _vllm_rules(self) -> list[Rule]:
+        return [
+            (
+                self.vllm_sync == "adapter" and not self.peft,
+                "vllm_sync: without --peft there is no adapter to transfer\nLeave it out, or use disk.",
+            ),
+            (
+                self.weight_sync is not None and len(self.rl_stop or ()) > SERVED_STOPS,
+                f"rl_stop: a vLLM server takes at most {SERVED_STOPS} texts, not {len(self.rl_stop or ())}\n"
+                "Leave some out, or use --vllm-mode colocate.",
+            ),
+            (
+                self.weight_sync == "nccl" and bool(self.history_sampling),
+                f"{', '.join(self.history_sampling)}: cannot be used with --vllm-sync nccl\n"
+                "Use --vllm-sync disk or adapter, or leave them out.",
+            ),
+        ]
+
+    def _best_rules(self) -> list[Rule]:
+        return [
+            (
+                self.save_best and (self.eval_strategy == "no" or self.eval_cases == 0),
+                "save_best: nothing is scored during training\nSet --eval-strategy, and --eval-cases above 0.",
+            ),
+            (
+                self.save_best and not self.trl.keys().isdisjoint({"deepspeed", "fsdp"}),
+                "save_best: the best weights cannot be restored under DeepSpeed or FSDP\nLeave it out.",
+            ),
+        ]

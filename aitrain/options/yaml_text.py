@@ -1,0 +1,58 @@
+"""YAML as the run's files use it, read and written by the same rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+
+import yaml
+
+
+class _Reader(yaml.SafeLoader):
+    """YAML 1.1, except that 1e-6 is a number, a date is text, and a duplicate key is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        """PyYAML keeps the last of two equal keys without a word."""
+        names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for number, key in enumerate(names):
+            if key.value in {earlier.value for earlier in names[:number]}:
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _Writer(yaml.SafeDumper):
+    """Quotes what _Reader would not read as text."""
+
+
+_LINE_ENDS = {"\x85", "\u2028", "\u2029"}
+"""Unicode's own, beside the usual ones."""
+_EXPONENT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+
+for _kind in (_Reader, _Writer):
+    _kind.yaml_implicit_resolvers = {
+        letter: [resolver for resolver in resolvers if not resolver[0].endswith(":timestamp")]
+        for letter, resolvers in _kind.yaml_implicit_resolvers.items()
+    }
+    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
+def read_yaml(text: str) -> object:
+    """The value of a YAML text.
+
+    Raises:
+        yaml.YAMLError: it is not YAML.
+    """
+    try:
+        value: object = yaml.load(text, _Reader)  # a SafeLoader
+    except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
+        raise yaml.YAMLError(str(error)) from None
+    return value
+
+
+def write_yaml(values: Mapping[str, object]) -> str:
+    """A mapping as YAML; `read_yaml` returns the same mapping."""
+    text: str = yaml.dump(dict(values), Dumper=_Writer, sort_keys=False, allow_unicode=True)
+    if not _LINE_ENDS & set(text):
+        return text
+    escaped: str = yaml.dump(dict(values), Dumper=_Writer, sort_keys=False)  # PyYAML would fold them into spaces
+    return escaped
