@@ -156,9 +156,9 @@ def check(way: Any, before: Any, now: Any) -> None:
     """
     import torch
 
-    _, answers, said, _ = way.generate(PROMPTS)
-    tokens = torch.tensor(answers)
-    off, stale = ((torch.tensor(said).squeeze(-1) - one.gather(1, tokens)).abs().mean() for one in (now, before))
+    answers = way.generate_batch(PROMPTS)
+    tokens, said = torch.tensor([ids for ids, _ in answers]), torch.tensor([logprobs for _, logprobs in answers])
+    off, stale = ((said - one.gather(1, tokens)).abs().mean() for one in (now, before))
     if off > stale / 4:
         raise RuntimeError(f"the server is off by {off:.4f}, and {stale:.4f} off from the step before: old weights?")
 

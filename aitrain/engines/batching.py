@@ -78,6 +78,10 @@ class BatchingEngine(ABC):
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion, in the next round."""
+        if self.context is not None:
+            request = replace(request, max_tokens=min(request.max_tokens, self.context - len(request.prompt_ids)))
+        if request.max_tokens < 1:
+            return Completion([], [], "length", self.weight_version)
         waiting = _Waiting(request, asyncio.get_running_loop().create_future(), [], [])
         self._waiting.append(waiting)
         self._wake_if_all_wait()

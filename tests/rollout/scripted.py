@@ -1,0 +1,72 @@
+"""Episodes without a model: a tokenizer of characters, and an engine whose completions are written down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+from aitrain import TrainConfig
+from aitrain.environment.contract import Case
+from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.engine import Completion, Engine, GenerationRequest, Leave
+from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.limits import EndOfTurn, Limits
+
+EOS = ord("$")
+END = EndOfTurn([EOS])
+
+
+class Letters:
+    """A tokenizer: one token is one character, and `$` ends a turn."""
+
+    pad_token_id = 0
+
+    def __call__(self, text: str, *, add_special_tokens: bool = False) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+    def decode(self, token_ids: list[int], **_: bool) -> str:
+        return "".join(map(chr, token_ids))
+
+    def apply_chat_template(self, conversation: list[Any], add_generation_prompt: bool = False, **_: Any) -> str:
+        said = "".join(f"{message['role'][0]}:{message['content']}$" for message in conversation)
+        return said + "a:" * add_generation_prompt
+
+
+class Scripted:
+    """An engine: each answer is a function of the text so far; versions count the completions."""
+
+    def __init__(self, answer: Callable[[str], str]) -> None:
+        self.answer, self.requests = answer, list[GenerationRequest]()
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        self.requests.append(request)
+        ids = [ord(letter) for letter in self.answer("".join(map(chr, request.prompt_ids)))][: request.max_tokens]
+        return Completion(ids, [-1.0] * len(ids), "stop" if END.is_reached(ids) else "length", len(self.requests))
+
+    @asynccontextmanager
+    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
+        yield lambda: None
+
+
+def cases(count: int = 1, chat: bool = True) -> list[Case]:
+    """Rows that ask for their own number."""
+    prompts: list[Any] = [[{"role": "user", "content": f"{n}?"}] if chat else f"{n}?" for n in range(count)]
+    return [Case(n, prompt, {"prompt": prompt}, n) for n, prompt in enumerate(prompts)]
+
+
+def play(
+    environment: object, engine: Engine, limits: Limits | None = None, of: Sequence[Case] = (), **options: Any
+) -> list[Episode]:
+    """Episodes of these cases (one, if none are given), played to their end."""
+
+    async def rollout(runner: EnvRunner) -> list[Episode]:
+        chosen = of or cases()
+        return await Rollout(runner, engine, ChatFormat(Letters()), limits or Limits(9, 99), END).play(
+            chosen, range(len(chosen)), range(len(chosen))
+        )
+
+    with closing(start_runner(environment, TrainConfig(**options))) as runner:
+        return asyncio.run(rollout(runner))

@@ -1,0 +1,210 @@
+"""Episodes with a scripted engine: what ends them, what is trained, what they remember."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from aitrain.engines.batching import BatchingEngine, BatchRow
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
+from aitrain.rollout.limits import Limits
+from tests.rollout.scripted import END, Letters, Scripted, cases, play
+
+Talk = Generator[str | None, str, float]
+
+
+class Counts:
+    """Asks for one more, three times."""
+
+    def build_dataset(self) -> list[Any]:
+        return []
+
+    def episode(self, case_idx: int) -> Talk:
+        said = yield None
+        for _ in range(2):
+            said += yield "more"
+        return min(1.0, len(said) / 10)
+
+
+def text(ids: list[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def test_what_the_policy_samples_is_trained_and_what_the_environment_says_is_not() -> None:
+    (episode,) = play(Counts(), Scripted(lambda so_far: f"{so_far.count('more')}$"))
+    trajectory = episode.trajectory
+    assert text(trajectory.prompt_ids) == "u:0?$a:"
+    assert text(trajectory.ids) == "0$u:more$a:1$u:more$a:2$"
+    assert text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own]) == "0$1$2$"
+    assert [value != 0 for value in trajectory.logprobs] == list(map(bool, trajectory.mask))
+    assert (episode.stop, episode.result.score) == ("done", 0.3)
+
+
+def test_each_turn_has_the_version_of_the_weights_that_sampled_it() -> None:
+    (episode,) = play(Counts(), Scripted(lambda _: "x$"))
+    assert [turn.weight_version for turn in episode.trajectory.turns] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("limits", "stop", "turns"),
+    [
+        (Limits(9, 99), "done", 3),
+        (Limits(2, 99), "max_turns", 2),
+        (Limits(9, 3), "max_tokens", 3),
+        (Limits(9, 99, episode_tokens=17), "truncated", 1),
+        (Limits(9, 99, context=24), "truncated", 1),
+    ],
+)
+def test_what_ends_an_episode(limits: Limits, stop: str, turns: int) -> None:
+    (episode,) = play(Counts(), Scripted(lambda _: "abcdefg$"), limits)
+    assert (episode.stop, len(episode.trajectory.turns)) == (stop, turns)
+
+
+def test_a_turn_is_sampled_with_the_episodes_seed_at_its_place() -> None:
+    engine = Scripted(lambda _: "abc$")
+    play(Counts(), engine)
+    seeds = [request.seed for request in engine.requests]
+    assert [seed and (seed.seed, seed.position) for seed in seeds] == [(0, 0), (0, 4), (0, 8)]
+
+
+def test_an_environment_that_raises_ends_its_own_episode_only() -> None:
+    class Raises(Counts):
+        def episode(self, case_idx: int) -> Talk:
+            yield None
+            if case_idx == 1:
+                raise ValueError("no")
+            return 1.0
+
+    episodes = play(Raises(), Scripted(lambda _: "x$"), of=cases(3))
+    assert [episode.result.score for episode in episodes] == [1.0, None, 1.0]
+    assert [episode.stop for episode in episodes] == ["done", "env_error", "done"]
+
+
+def test_an_engine_that_fails_ends_the_rollout_with_its_error() -> None:
+    def fail(so_far: str) -> str:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        play(Counts(), Scripted(fail), of=cases(5))
+
+
+def test_strings_are_continued_as_strings() -> None:
+    (episode,) = play(Counts(), Scripted(lambda _: "x$"), of=cases(1, chat=False))
+    assert text(episode.trajectory.prompt_ids + episode.trajectory.ids) == "0?x$morex$morex$"
+
+
+# -- rounds
+
+
+class Rounds(BatchingEngine):
+    """Answers a batch, and notes its rows."""
+
+    weight_version = 7
+
+    def __init__(self, context: int | None = None, fails: bool = False) -> None:
+        super().__init__(END, context, RolloutClock())
+        self.rounds: list[tuple[list[str], int]] = []
+        self.fails = fails
+
+    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+        if self.fails:
+            raise RuntimeError("out of memory")
+        self.rounds.append(([text(row.prompt_ids) for row in rows], max_tokens))
+        return [Completion([ord("x")] * max_tokens) for _ in rows]
+
+
+def test_a_round_has_every_live_episode_in_the_order_of_their_cases() -> None:
+    class Some(Counts):
+        def episode(self, case_idx: int) -> Talk:
+            yield None
+            for _ in range(case_idx % 3):
+                yield "more"
+            return 1.0
+
+    engine = Rounds()
+    episodes = play(Some(), engine, Limits(9, 2), of=cases(6))
+    assert [len(rows) for rows, _ in engine.rounds] == [6, 4, 2]
+    assert [[int(row.partition("?")[0][2:]) for row in rows] for rows, _ in engine.rounds] == [
+        [0, 1, 2, 3, 4, 5], [1, 2, 4, 5], [2, 5]
+    ]  # fmt: skip
+    assert {turn.weight_version for episode in episodes for turn in episode.trajectory.turns} == {7}
+
+
+def test_a_completion_is_continued_in_the_next_round_where_a_longer_row_left_it_no_room() -> None:
+    class Long(Counts):
+        def episode(self, case_idx: int) -> Talk:
+            yield "y" * 20 if case_idx else None
+            return 1.0
+
+    engine = Rounds(context=40)
+    short, long = play(Long(), engine, Limits(1, 30), of=cases(2))
+    assert len(long.trajectory.prompt_ids) + len(long.trajectory.ids) == 40
+    assert len(short.trajectory.ids) == 30
+    assert [max_tokens for _, max_tokens in engine.rounds] == [
+        40 - len(long.trajectory.prompt_ids),
+        30 - len(long.trajectory.ids),
+    ]
+    assert len(short.trajectory.turns) == 1
+
+
+def test_a_batch_that_fails_ends_the_rollout_with_its_error() -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        play(Counts(), Rounds(fails=True), of=cases(3))
+
+
+def test_a_rank_without_episodes_takes_part_in_the_rounds_of_the_others() -> None:
+    left = [3, 3, 3, 0]
+
+    class Shared(Rounds):
+        def agree(self, rows: int, max_tokens: int) -> tuple[int, int]:
+            return left.pop(0), 5
+
+    async def nothing() -> list[tuple[list[str], int]]:
+        engine = Shared()
+        async with engine.batch(0):
+            pass
+        return engine.rounds
+
+    assert asyncio.run(nothing()) == [(["$"] * 3, 5)] * 3
+
+
+def test_an_episode_that_has_left_does_not_hold_up_the_others() -> None:
+    async def play_two() -> list[list[int]]:
+        engine = Rounds()
+        async with engine.batch(2) as leave:
+            first = asyncio.ensure_future(engine.generate(GenerationRequest([1], 2)))
+            await asyncio.sleep(0)
+            assert not first.done()
+            leave()
+            completion = await first
+            leave()
+        return [completion.ids]
+
+    assert asyncio.run(play_two()) == [[ord("x")] * 2]
+
+
+# -- the chat format
+
+
+class Dated(Letters):
+    """A template that begins with the date."""
+
+    day = "Monday"
+
+    def apply_chat_template(self, conversation: list[Any], add_generation_prompt: bool = False, **_: Any) -> str:
+        return f"{self.day} {super().apply_chat_template(conversation, add_generation_prompt)}"
+
+
+def test_a_template_with_a_date_is_appended_to_after_midnight_too() -> None:
+    tokenizer = Dated()
+    chat = ChatFormat(tokenizer)
+    said = [{"role": "user", "content": "more"}]
+    before = chat.following_ids(said, ord("$"), is_chat=True)
+    tokenizer.day = "Tuesday"
+    assert chat.following_ids(said, ord("$"), is_chat=True) == before
+    assert text(before) == "u:more$a:"
