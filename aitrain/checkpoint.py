@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ from aitrain.errors import ConfigError
 from aitrain.knobs import knobs
 from aitrain.privacy import without_secrets
 from aitrain.run_folder import RunFolder, forget, plain, sync, write_json
+from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.rollout_record import RolloutRecord
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
@@ -218,17 +219,20 @@ def rewind(folder: RunFolder, to: Manifest) -> None:
     for checkpoint in checkpoints_of(folder):
         if step_of(checkpoint) > to.step:
             delete(checkpoint)
-    for file in (folder.metrics, *folder.rollouts.glob("*.jsonl")):
-        forget(file, partial(_stays, to))
+    forget(folder.metrics, lambda values: _line_stays(to, MetricsLine.from_json(values)))
+    for file in folder.rollouts.glob("*.jsonl"):
+        forget(file, lambda values: _record_stays(to, RolloutRecord.from_json(values)))
 
 
-def _stays(to: Manifest, record: Mapping[str, Any]) -> bool:
-    """Of its own step, what follows the save comes again: the evaluation at the end, or one that is owed."""
-    if record["step"] != to.step:
-        return bool(record["step"] < to.step)
-    when = str(record.get("when", ""))
-    is_of_step = when.startswith("step") or "eval_score" in record
-    return not when.startswith("after") and not (to.owes_evaluation and is_of_step)
+def _line_stays(to: Manifest, line: MetricsLine) -> bool:
+    """Of the checkpoint's own step, a scoring that it owes comes again."""
+    return line.step < to.step or (line.step == to.step and not (to.owes_evaluation and line.is_scoring))
+
+
+def _record_stays(to: Manifest, record: RolloutRecord) -> bool:
+    """Of the checkpoint's own step, what follows the save comes again: the scoring at the end, or one that it owes."""
+    comes_again = record.when.startswith(("after", "step") if to.owes_evaluation else "after")
+    return record.step < to.step or (record.step == to.step and not comes_again)
 
 
 def tidy(folder: RunFolder) -> None:

@@ -225,30 +225,30 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one where there is none, or the file is damaged."""
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def write_json(path: Path, values: Mapping[str, Any], durable: bool = True) -> None:
+def write_json(path: Path, values: Mapping[str, object], durable: bool = True) -> None:
     """One JSON object, for people too."""
     write_text(path, json.dumps(plain(values), indent=2, ensure_ascii=False) + "\n", durable)
 
 
-def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+def append_lines(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     """JSON lines, flushed: what a killed run had written is there. Lone surrogates become `?`."""
     lines = "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records)
     with path.open("a", encoding="utf-8", errors="replace") as file:
         file.write(lines)
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path) -> Iterator[dict[str, object]]:
     """The records of a JSON lines file; nothing when there is none, and none that a kill or a power cut left half."""
     for _, record in _lines_and_records(path):
         yield record
 
 
-def _lines_and_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines_and_records(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
@@ -261,7 +261,7 @@ def _lines_and_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield line, record
 
 
-def forget(path: Path, stays: Callable[[dict[str, Any]], bool]) -> None:
+def forget(path: Path, stays: Callable[[dict[str, object]], bool]) -> None:
     """Take records out of a JSON lines file, and half lines: a resumed run writes them again."""
     if path.exists():
         write_text(path, "".join(line for line, record in _lines_and_records(path) if stays(record)))

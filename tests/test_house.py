@@ -21,7 +21,7 @@ PACKAGE = ROOT / "aitrain"
 FLOORS = {
     "errors": 0, "packages": 0, "machine": 0, "vllm_ranks": 0, "activity": 0,
     "privacy": 0, "events": 0.1, "values": 0.1, "loss_types": 0.1, "config": 0.2,
-    "batch": 1, "knobs": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
+    "batch": 1, "knobs": 1, "run_folder": 1, "runs": 1.05, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
     "watchdog": 1.6, "report": 1.6, "launch": 2,
     "notebook": 3, "cli": 3, "__main__": 4,
 }  # fmt: skip
@@ -45,6 +45,7 @@ WITHIN = {
     "trl_fields": 0, "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,
     "shape": 0, "room": 0.3, "capacity": 0.6,
     "preflight": 1, "serving": 2, "processes": 3,
+    "json_values": 0, "rollout_record": 0.1, "metrics_line": 0.1,
     "visible": 0, "duration": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
     "intervals": 0, "held_out": 0.5, "rollouts": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
     "picture": 2, "shelf": 2, "card": 3, "shown": 3, "server": 3, "writing": 3,

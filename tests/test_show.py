@@ -23,11 +23,12 @@ SGR = re.compile(r"\x1b\[[\d;]*m")
 def record(step: int, group: int, case: Any, score: float | None, **more: Any) -> dict[str, Any]:
     error = {"kind": "raised", "place": "score_episode", "message": f"no {EVIL}"} if score is None else None
     return {
-        "step": step, "group": group, "case_idx": case, "seed": 1, "prompt": f"say {case}:",
+        "schema": 1, "step": step, "weight_version": 0, "group": group, "advantage": 0.5, "row_number": None,
+        "case_idx": case, "row": {"word": EVIL}, "seed": 1, "prompt": f"say {case}:", "tools": [],
         "messages": [{"role": "user", "content": f"say {case}:"},
                      {"role": "assistant", "content": f"it is {EVIL}" + " word" * 40}],
-        "completion": f"it is {EVIL}", "score": score, "advantage": 0.5, "metrics": {f"m{EVIL}": 1.0}, "error": error,
-        "stop": "env_error" if error else "done", "turns": 1, "tokens": 3, "seconds": 0.5,
+        "completion": f"it is {EVIL}", "turns": [{"tokens": 3, "weight_version": 0}], "tokens": 3, "score": score,
+        "metrics": {f"m{EVIL}": 1.0}, "stop": "env_error" if error else "done", "error": error, "seconds": 0.5,
     } | more  # fmt: skip
 
 

@@ -24,7 +24,8 @@ from aitrain.launch.preflight import Plan, check
 from aitrain.launch.room import MIB, PROMPT, disk, levers, needs
 from aitrain.launch.shape import read_shape
 from aitrain.report.duration import duration
-from aitrain.run_folder import RunFolder, read_lines, read_object
+from aitrain.run_folder import RunFolder, read_object
+from aitrain.runs.metrics_line import read_metrics
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 """Of ru_maxrss, in bytes."""
@@ -144,10 +145,11 @@ def _whole(pace: float, wanted: Plan, steps: object) -> str:
 
 def _pace(folder: RunFolder) -> float | None:
     """Seconds a step; the first line of metrics is left out, as first steps are slow."""
-    lines = [line for line in read_lines(folder.metrics) if isinstance(line.get("seconds"), (int, float))]
-    if len(lines) < 2 or lines[-1]["step"] <= lines[0]["step"]:
+    timed = [(line.step, line.seconds) for line in read_metrics(folder.metrics) if line.seconds is not None]
+    if len(timed) < 2 or timed[-1][0] <= timed[0][0]:
         return None
-    return float((lines[-1]["seconds"] - lines[0]["seconds"]) / (lines[-1]["step"] - lines[0]["step"]))
+    (first, start), (last, end) = timed[0], timed[-1]
+    return (end - start) / (last - first)
 
 
 def _measured(wanted: Plan, count: int, debug: bool) -> Iterator[str]:

@@ -103,7 +103,7 @@ def _print_json(folder: Path, rollouts: Rollouts, numbers: list[int] | None) -> 
         return
     separator = "[\n"
     for number in numbers:
-        typer.echo(separator + json.dumps(rollouts.record(rollouts.entries[number])), nl=False)
+        typer.echo(separator + json.dumps(rollouts.record(rollouts.entries[number]).to_json()), nl=False)
         separator = ",\n"
     typer.echo("\n]" if numbers else "[]")
 

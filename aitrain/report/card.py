@@ -11,7 +11,6 @@ import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -19,13 +18,15 @@ from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.knobs import as_command, read_file
 from aitrain.privacy import masked, without_secrets
-from aitrain.report.held_out import shown
+from aitrain.report.held_out import ScoreTable, interval_texts, recorded_table
 from aitrain.report.picture import draw_curve
 from aitrain.report.plot import curve
 from aitrain.report.rollouts import Rollouts
-from aitrain.report.summary import Values, curves, metric_lines, read_object, scores
+from aitrain.report.summary import curves, scores
 from aitrain.report.visible import visible
-from aitrain.run_folder import RunFolder, write_text
+from aitrain.run_folder import RunFolder, read_object, write_text
+from aitrain.runs.json_values import JsonObject, as_int
+from aitrain.runs.metrics_line import read_metrics
 from aitrain.values import write_yaml
 
 PICTURE = "reward.png"
@@ -76,29 +77,29 @@ def _sections(folder: RunFolder, config: TrainConfig, rollouts: Rollouts) -> Ite
     if config.peft:
         merged = ", `merged/` holds base and adapter as one model" if config.merge_adapter else ""
         yield f"The LoRA adapter lies here{merged}."
-    yield _scores(result.get("scores") or scores(folder, rollouts), result)
+    yield _scores(recorded_table(result.get("scores")) or scores(folder, rollouts), result)
     yield from _curve(folder)
     yield "## How it was made"
     yield table([("", ""), *_facts(config, result, made)])
     yield _again(config, made)
 
 
-def _scores(found: Values, result: Values) -> str:
-    samples = result.get("eval_samples") or 1
+def _scores(found: ScoreTable, result: JsonObject) -> str:
+    samples = as_int(result.get("eval_samples")) or 1
     each = f", {samples} samples each" if samples > 1 else ""
     rows: list[tuple[str, ...]] = [
         (f"held-out score, {result.get('eval_cases')} cases{each}", "before", "after", "change")
     ]
     for name, row in found.items():
         if row["before"] or row["after"]:
-            rows.append((name, *(shown(value, when == "change") for when, value in row.items())))
+            rows.append((name, *interval_texts(row)))
     if len(rows) == 1:
         return "No held-out cases were scored."
     notes = "In brackets: 95% intervals over the held-out cases."
     return "\n\n".join([table(rows), " ".join([notes, *_about_scores(result)])])
 
 
-def _about_scores(result: Values) -> Iterator[str]:
+def _about_scores(result: JsonObject) -> Iterator[str]:
     """What a reader of the scores should know."""
     if result.get("selection_score") is not None:
         yield (
@@ -111,7 +112,7 @@ def _about_scores(result: Values) -> Iterator[str]:
 
 
 def _curve(folder: RunFolder) -> Iterator[str]:
-    rewards = [value for value in curves(metric_lines(folder.metrics))["series"].get("reward", []) if value is not None]
+    rewards = [value for value in curves(read_metrics(folder.metrics))["series"].get("reward", []) if value is not None]
     if (folder.model / PICTURE).exists():
         yield f"![Reward over the steps of the training]({PICTURE})"
     elif len(rewards) > 1:
@@ -119,8 +120,8 @@ def _curve(folder: RunFolder) -> Iterator[str]:
         yield fenced("\n".join(curve(rewards)))
 
 
-def _facts(config: TrainConfig, result: Values, made: Values) -> Iterator[tuple[str, str]]:
-    file, packages = made.get("file"), made.get("packages")
+def _facts(config: TrainConfig, result: JsonObject, made: JsonObject) -> Iterator[tuple[str, str]]:
+    file, packages, gpus = made.get("file"), made.get("packages"), made.get("gpus")
     yield "environment", f"{escaped(made.get('module'))}.{escaped(made.get('class'))}"
     if file:
         yield "its file", f"{escaped(Path(str(file)).name)}, SHA-256 {escaped(made.get('sha256'))}"
@@ -134,10 +135,11 @@ def _facts(config: TrainConfig, result: Values, made: Values) -> Iterator[tuple[
     if isinstance(packages, dict):
         yield "versions", escaped(", ".join(f"{name} {version}" for name, version in packages.items()))
     yield "Python", escaped(made.get("python"))
-    yield "hardware", escaped(", ".join(map(str, made.get("gpus") or ())) or f"{made.get('cpus')} CPU cores")
+    names = ", ".join(map(str, gpus)) if isinstance(gpus, list) else ""
+    yield "hardware", escaped(names or f"{made.get('cpus')} CPU cores")
 
 
-def _again(config: TrainConfig, made: Values) -> str:
+def _again(config: TrainConfig, made: JsonObject) -> str:
     """The command, or what a notebook called."""
     config = config.model_copy(update=without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl}))
     if config.rl_env or config.rl_env_module:
@@ -150,7 +152,7 @@ def _again(config: TrainConfig, made: Values) -> str:
 # -- Markdown
 
 
-def escaped(value: Any) -> str:
+def escaped(value: object) -> str:
     """Any text as Markdown and HTML that shows it, on one line."""
     line = " ".join(visible(str(value)).split())
     html = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

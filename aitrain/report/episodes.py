@@ -5,29 +5,18 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import NotRequired, TypedDict
 
-from aitrain.report.rollouts import (
-    Entry,
-    Message,
-    Record,
-    Rollouts,
-    answer_excerpt,
-    finite,
-    messages_of,
-    parse,
-    prompt_excerpt,
-    text_of,
-)
+from aitrain.report.rollouts import Entry, Rollouts, excerpt, prompt_excerpt
+from aitrain.runs.json_values import parse_object
+from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
 
 ORDERS = ("training", "lowest", "highest", "mixed", "longest")
 """How groups are sorted: as they were made, by mean score, by how much their scores differ, by tokens."""
 SEARCH_SECONDS = 15.0
 MOST_HITS = 2_000
-
-Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -110,7 +99,7 @@ def _searched(rollouts: Rollouts, numbers: Sequence[int], text: str) -> Iterator
             yield None
             return
         lowered = raw.lower()
-        if any(needle in lowered for needle in needles) and wanted in _folded(_all_text(parse(raw) or {})):
+        if any(needle in lowered for needle in needles) and wanted in _folded(_all_text(raw)):
             hits += 1
             yield number
 
@@ -119,16 +108,17 @@ def _folded(text: str) -> bytes:
     return text.encode(errors="replace").lower()
 
 
-def _all_text(record: Record) -> str:
-    asked, said = messages_of(record)
+def _all_text(raw: bytes) -> str:
+    record = RolloutRecord.from_json(parse_object(raw) or {})
+    asked, said = record.transcript()
     parts = [text for message in (*asked, *said) for text in (message.text, *sum(message.calls, ()))]
-    return "\n".join([*parts, _error(record).get("message", "")])
+    return "\n".join([*parts, record.error.message if record.error else ""])
 
 
 def _sorted(entries: Sequence[Entry], numbers: list[int], order: str) -> list[int]:
     if order not in ORDERS[1:]:
         return sorted(numbers, key=lambda number: (entries[number].step, entries[number].when, entries[number].group))
-    groups: dict[Any, list[int]] = {}
+    groups: dict[tuple[int, str, int, str], list[int]] = {}
     for number in numbers:
         groups.setdefault(group_of(entries[number]), []).append(number)
     ranked = sorted(groups.values(), key=lambda group: _rank([entries[number] for number in group], order))
@@ -148,14 +138,47 @@ def _rank(group: list[Entry], order: str) -> tuple[bool, float]:
 # -- one page of a list
 
 
-def page_of(rollouts: Rollouts, found: Found, start: int, size: int = 48) -> Values:
+class EpisodeFacts(TypedDict):
+    """What the page knows an episode by: its number `n` among all of the run, and the facts of its index entry."""
+
+    n: int
+    step: int
+    when: str
+    group: int
+    case: str
+    case_idx: str
+    score: float | None
+    advantage: float | None
+    stop: str
+    failure: str
+    turns: int
+    tokens: int
+
+
+class EpisodeRow(EpisodeFacts):
+    """An episode in a list, with the beginning of its prompt and of its last answer."""
+
+    prompt: str
+    answer: str
+
+
+class EpisodePage(TypedDict):
+    """Some rows of a list, how many the list has, and where the next page starts."""
+
+    rows: list[EpisodeRow]
+    total: int
+    next: int | None
+    is_complete: bool
+
+
+def page_of(rollouts: Rollouts, found: Found, start: int, size: int = 48) -> EpisodePage:
     """The rows from `start` on, whole groups where they are not huge, and where the next page starts."""
     entries, numbers = rollouts.entries, found.numbers
     end = min(len(numbers), start + size)
     while start < end < min(len(numbers), start + 4 * size) and _are_together(entries, numbers[end - 1 : end + 1]):
         end += 1
     return {
-        "rows": [row(rollouts, number) for number in numbers[start:end]],
+        "rows": [_row(rollouts, number) for number in numbers[start:end]],
         "total": len(numbers),
         "next": end if end < len(numbers) else None,
         "is_complete": found.is_complete,
@@ -166,16 +189,31 @@ def _are_together(entries: Sequence[Entry], two: Sequence[int]) -> bool:
     return group_of(entries[two[0]]) == group_of(entries[two[1]])
 
 
-def row(rollouts: Rollouts, number: int) -> Values:
-    """An episode in a list."""
+def _row(rollouts: Rollouts, number: int) -> EpisodeRow:
     entry = rollouts.entries[number]
     record = rollouts.record(entry)
-    return _facts(entry, number) | {"prompt": prompt_excerpt(record), "answer": answer_excerpt(record)}
+    return {
+        **_facts(entry, number),
+        "prompt": prompt_excerpt(record.prompt),
+        "answer": excerpt(record.completion),
+    }
 
 
-def _facts(entry: Entry, number: int) -> Values:
-    names = ("step", "when", "group", "case", "case_idx", "score", "advantage", "stop", "failure", "turns", "tokens")
-    return {"n": number} | {name: getattr(entry, name) for name in names}
+def _facts(entry: Entry, number: int) -> EpisodeFacts:
+    return {
+        "n": number,
+        "step": entry.step,
+        "when": entry.when,
+        "group": entry.group,
+        "case": entry.case,
+        "case_idx": entry.case_idx,
+        "score": entry.score,
+        "advantage": entry.advantage,
+        "stop": entry.stop,
+        "failure": entry.failure,
+        "turns": entry.turns,
+        "tokens": entry.tokens,
+    }
 
 
 # -- one episode
@@ -194,28 +232,59 @@ WHOLE = Limit(2_000_000, 20_000, 1_000)
 """More than this of one episode no browser should be given."""
 
 
-def episode(rollouts: Rollouts, number: int, limit: Limit = WHOLE) -> Values:
+class MessageView(TypedDict):
+    """A message of a transcript; `length` where its text is cut, `calls` as [tool, arguments]."""
+
+    role: str
+    text: str
+    length: NotRequired[int]
+    name: NotRequired[str]
+    calls: NotRequired[list[list[str]]]
+
+
+class Skipped(TypedDict):
+    """How many messages are left out of a transcript, after how many."""
+
+    after: int
+    count: int
+
+
+class Transcript(EpisodeRow):
+    """An episode with all that was said."""
+
+    asked: list[MessageView]
+    said: list[MessageView]
+    skipped: Skipped | None
+    error: dict[str, str]
+    metrics: dict[str, float | None]
+    seconds: float | None
+    seed: str
+
+
+def episode(rollouts: Rollouts, number: int, limit: Limit = WHOLE) -> Transcript:
     """An episode with all that was said; `skipped` messages are left out after the first ones."""
     entry = rollouts.entries[number]
     record = rollouts.record(entry)
-    asked, said = messages_of(record)
+    asked, said = record.transcript()
     left_out = max(0, len(said) - limit.first - limit.last)
     kept = [*said[: limit.first], *said[len(said) - limit.last :]] if left_out else said
-    return _facts(entry, number) | {
-        "asked": [_shown(message, limit.text) for message in asked[: limit.first]],
-        "said": [_shown(message, limit.text) for message in kept],
-        "skipped": left_out and {"after": limit.first, "count": left_out},
-        "answer": answer_excerpt(record),
-        "prompt": prompt_excerpt(record),
-        "error": {name: text[: limit.text] for name, text in _error(record).items()},
-        "metrics": _metrics(record.get("metrics")),
-        "seconds": finite(record.get("seconds")),
-        "seed": str(record.get("seed", "")),
+    error = asdict(record.error) if record.error else {}
+    return {
+        **_facts(entry, number),
+        "asked": [_view(message, limit.text) for message in asked[: limit.first]],
+        "said": [_view(message, limit.text) for message in kept],
+        "skipped": {"after": limit.first, "count": left_out} if left_out else None,
+        "answer": excerpt(record.completion),
+        "prompt": prompt_excerpt(record.prompt),
+        "error": {name: text[: limit.text] for name, text in error.items()},
+        "metrics": {name[:200]: value for name, value in list(record.metrics.items())[:100]},
+        "seconds": record.seconds,
+        "seed": "" if record.seed is None else str(record.seed),
     }
 
 
-def _shown(message: Message, most: int) -> Values:
-    shown: Values = {"role": message.role, "text": message.text[:most]}
+def _view(message: TranscriptMessage, most: int) -> MessageView:
+    shown: MessageView = {"role": message.role, "text": message.text[:most]}
     if len(message.text) > most:
         shown["length"] = len(message.text)
     if message.name:
@@ -223,15 +292,3 @@ def _shown(message: Message, most: int) -> Values:
     if message.calls:
         shown["calls"] = [[name[:200], arguments[:most]] for name, arguments in message.calls[:100]]
     return shown
-
-
-def _error(record: Record) -> dict[str, str]:
-    error = record.get("error")
-    if isinstance(error, dict):
-        return {name: text_of(error.get(name)) for name in ("kind", "place", "message")}
-    return {"kind": "raised", "place": "", "message": text_of(error)} if error else {}
-
-
-def _metrics(metrics: Any) -> dict[str, float | None]:
-    items: Iterable[tuple[Any, Any]] = metrics.items() if isinstance(metrics, dict) else ()
-    return {str(name)[:200]: finite(value) for name, value in list(items)[:100]}

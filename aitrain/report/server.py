@@ -11,10 +11,9 @@ import json
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from aitrain.report.episodes import Query
+from aitrain.report.episodes import Query, Transcript
 from aitrain.report.page import SCRIPTS, SERVED_POLICY, STYLES, asset, served
 from aitrain.report.shelf import OpenRun, Shelf
 
@@ -112,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing: the terminal is the user's."""
 
 
@@ -123,7 +122,7 @@ def _host_of(address: str) -> str | None:
         return None
 
 
-def _as_json(values: Any) -> bytes:
+def _as_json(values: object) -> bytes:
     return json.dumps(values, allow_nan=False).encode()
 
 
@@ -170,7 +169,7 @@ def _query(parameters: Parameters) -> Query:
     return Query(when, step, case, low, high, failure, stop, text[:1000], order)
 
 
-def _episode(shelf: Shelf, parameters: Parameters) -> Any:
+def _episode(shelf: Shelf, parameters: Parameters) -> Transcript:
     number = _whole(parameters, "n")
     found = None if number is None else _run(shelf, parameters).episode(number)
     if found is None:
@@ -178,7 +177,7 @@ def _episode(shelf: Shelf, parameters: Parameters) -> Any:
     return found
 
 
-ANSWERS: dict[str, Callable[[Shelf, Parameters], Any]] = {
+ANSWERS: dict[str, Callable[[Shelf, Parameters], object]] = {
     "/api/runs": lambda shelf, _: [run.line() for run in shelf.runs().values()],
     "/api/run": lambda shelf, parameters: _run(shelf, parameters).summary(),
     "/api/cases": lambda shelf, parameters: _run(shelf, parameters).cases(),

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -15,10 +14,10 @@ from rich.text import Text
 
 from aitrain.report.dashboard import brief, number
 from aitrain.report.duration import duration
-from aitrain.report.episodes import Query, episode, find, group_of
+from aitrain.report.episodes import MessageView, Query, Transcript, episode, find, group_of
 from aitrain.report.plot import ASCII, BLOCKS, curve
 from aitrain.report.rollouts import Entry, Rollouts
-from aitrain.report.summary import Values, summary
+from aitrain.report.summary import EpisodeCounts, RunSummary, count, summary
 from aitrain.report.terminal import score_table
 from aitrain.report.visible import visible
 
@@ -63,17 +62,17 @@ def overview(folder: Path, rollouts: Rollouts, console: Console) -> Iterator[Ren
         ramp = ASCII if console.options.ascii_only else BLOCKS
         yield from map(Text, curve(rewards, min(60, console.width - 8), ramp=ramp))
     yield Text()
-    yield _counts(found["episodes"])
+    yield _counts(count(rollouts))
     command = visible(f"aitrain show {shlex.quote(str(folder))}")
     yield Text(f"\nlook closer: {command} --worst, --failed, --step N, --case N", style="dim")
 
 
-def _extent(found: Values) -> str:
+def _extent(found: RunSummary) -> str:
     steps, seconds = found["result"]["steps"] or found["step"], found["result"]["seconds"]
     return (f"  {steps:.0f} steps" if steps is not None else "") + (f" in {duration(seconds)}" if seconds else "")
 
 
-def _what(found: Values) -> str:
+def _what(found: RunSummary) -> str:
     knobs, result = {row["name"]: row["value"] for row in found["knobs"]}, found["result"]
     counts = {"cases": result["train_cases"], "held out": result["eval_cases"]}
     parts = [knobs.get("model"), found["environment"].get("class")]
@@ -81,7 +80,7 @@ def _what(found: Values) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-def _counts(counted: Values) -> Text:
+def _counts(counted: EpisodeCounts) -> Text:
     stops = ", ".join(f"{visible(stop) or '?'} {count}" for stop, count in counted["stops"].items())
     failures = ", ".join(f"{visible(kind)} {count}" for kind, count in counted["failures"].items())
     text = Text(f"{counted['all']} episodes, {counted['held_out']} of them held out; ended: {stops}")
@@ -106,7 +105,7 @@ def episodes(rollouts: Rollouts, numbers: Sequence[int]) -> Iterator[RenderableT
         yield Text()
 
 
-def _heading(told: list[Values]) -> Text:
+def _heading(told: list[Transcript]) -> Text:
     first = told[0]
     what = visible(first["when"]).replace("_", ", ") or f"group {first['group']}"
     scores = "  ".join(number(one["score"]) for one in told) if len(told) > 1 else ""
@@ -114,17 +113,18 @@ def _heading(told: list[Values]) -> Text:
     return Text.assemble((f"step {first['step']}, {what}, case {visible(first['case'])}{named}", "bold"), f"  {scores}")
 
 
-def _facts(one: Values) -> Text:
+def _facts(one: Transcript) -> Text:
     score = one["score"]
     colour = "dim" if score is None else GOOD if score > 0.8 else BAD if score < 0.2 else MIDDLE
     facts = ["" if one["advantage"] is None else f"advantage {one['advantage']:+.2f}", visible(one["stop"])]
     facts += [f"{one['turns']} turns" if one["turns"] > 1 else "", f"{one['tokens']} tokens"]
-    facts += [f"environment {brief(one['seconds'])}"] if (one["seconds"] or 0.0) >= 0.01 else []
+    seconds = one["seconds"] or 0.0
+    facts += [f"environment {brief(seconds)}"] if seconds >= 0.01 else []
     facts += [f"{visible(name)} {value:.3g}" for name, value in one["metrics"].items() if value is not None]
     return Text.assemble(("  score " + number(score), colour), ("  " + ", ".join(filter(None, facts)), "dim"))
 
 
-def _messages(messages: list[dict[str, Any]]) -> Iterator[RenderableType]:
+def _messages(messages: list[MessageView]) -> Iterator[RenderableType]:
     for message in messages:
         role = visible(" ".join(filter(None, (message["role"], message.get("name", "")))))
         calls = "".join(f"\n-> {name}({arguments})" for name, arguments in message.get("calls", ()))
@@ -132,7 +132,7 @@ def _messages(messages: list[dict[str, Any]]) -> Iterator[RenderableType]:
         yield Indented(text)
 
 
-def _error(one: Values) -> Iterator[RenderableType]:
+def _error(one: Transcript) -> Iterator[RenderableType]:
     if error := one["error"]:
         text = f"{error['place']} {error['kind']}: {error['message']}"
         yield Indented(Text(visible(text.strip()), style=BAD))

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -17,13 +16,10 @@ from aitrain.privacy import masked
 from aitrain.report.block import Block, can_be_drawn_over
 from aitrain.report.dashboard import Dashboard, evaluated_line, number, step_line
 from aitrain.report.duration import duration
-from aitrain.report.held_out import shown
+from aitrain.report.held_out import ScoreTable, interval_texts
 from aitrain.report.plot import ASCII, BLOCKS, curve
 from aitrain.report.visible import visible
 from aitrain.run_folder import Result, RunFolder
-
-if TYPE_CHECKING:
-    from aitrain.report.summary import Values
 
 LINE_EVERY = 10.0
 """Seconds between two progress lines where they cannot be drawn over: in a pipe, in CI."""
@@ -136,7 +132,7 @@ def last_line(result: Result) -> str:
     return f"{scores}  {result.steps} steps in {duration(result.seconds)}  {result.folder}"
 
 
-def show_result(result: Result, scores: Values, console: Console) -> None:
+def show_result(result: Result, scores: ScoreTable, console: Console) -> None:
     """The held-out scores, the curve and where everything lies."""
     rewards = [line["reward"] for line in result.history if line.get("reward") is not None]
     console.print(score_table(scores), soft_wrap=True)
@@ -151,16 +147,15 @@ def show_result(result: Result, scores: Values, console: Console) -> None:
         console.print(Text(f"report: {report}"), soft_wrap=True)
 
 
-def score_table(scores: Values) -> Text:
+def score_table(scores: ScoreTable) -> Text:
     """Held-out scores before and after with their 95% intervals, as result.json has them; too wide a line is broken
     by the terminal, not within a column."""
     rows = {decoding: row for decoding, row in scores.items() if row["before"] or row["after"]}
     if not rows:
         return Text("no held-out cases were scored")
-    whens = ("before", "after", "change")
     lines = [
-        ("held-out", *whens),
-        *((name, *(shown(row[when], when == "change") for when in whens)) for name, row in rows.items()),
+        ("held-out", "before", "after", "change"),
+        *((name, *interval_texts(row)) for name, row in rows.items()),
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     head, *rest = [

@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from aitrain.events import Announce, Event, Note, Step
 from aitrain.report.cases import case_rows, telling
-from aitrain.report.episodes import Limit, episode
+from aitrain.report.episodes import Limit, MessageView, episode
 from aitrain.report.page import self_contained
 from aitrain.report.picture import draw_curve
 from aitrain.report.rollouts import Rollouts
 from aitrain.report.sampling import choose
 from aitrain.report.summary import summary
 from aitrain.run_folder import RunFolder, write_text
+from aitrain.runs.json_values import JsonObject
 
 EVERY = 180.0
 """Seconds between two reports of a run that goes on."""
@@ -74,15 +74,15 @@ class _Periodic:
             self.thread.start()
 
 
-def page_data(folder: RunFolder, rollouts: Rollouts) -> dict[str, Any]:
+def page_data(folder: RunFolder, rollouts: Rollouts) -> JsonObject:
     """All that report.html shows. Prompts are kept once, as the episodes of a group share theirs."""
-    numbers = choose(rollouts.entries)
+    transcripts = [episode(rollouts, number, IN_THE_PAGE) for number in choose(rollouts.entries)]
     rows = case_rows(rollouts)
-    episodes = [episode(rollouts, number, IN_THE_PAGE) for number in numbers]
-    prompts: dict[str, tuple[int, Any]] = {}
-    for one in episodes:
-        asked = one.pop("asked")
-        one["asked"] = prompts.setdefault(repr(asked), (len(prompts), asked))[0]
+    prompts: dict[str, tuple[int, list[MessageView]]] = {}
+    episodes: list[JsonObject] = []
+    for one in transcripts:
+        number, _ = prompts.setdefault(repr(one["asked"]), (len(prompts), one["asked"]))
+        episodes.append({**one, "asked": number})
     return {
         "summary": summary(folder.path, rollouts),
         "cases": [asdict(row) for row in telling(rows, MOST_CASES)],

@@ -21,6 +21,7 @@ from aitrain.config import TrainConfig
 from aitrain.errors import Interrupted
 from aitrain.events import Announce, Step
 from aitrain.heartbeat import Progress
+from aitrain.runs.metrics_line import MetricsLine
 from aitrain.training.history import History
 
 Scores: TypeAlias = tuple[float | None, float | None]
@@ -117,7 +118,7 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
             return
         elapsed = time.monotonic() - self.start
         values = {name: value for name, value in logs.items() if not name.startswith("rewards/")}  # reward says it
-        self.history.add_metrics({"step": state.global_step, "seconds": round(elapsed, 3)} | values)
+        self.history.add_metrics(MetricsLine.of_logs(state.global_step, round(elapsed, 3), values))
         if "reward" in logs:
             pace = elapsed / max(1, state.global_step - self.first_step)
             left = pace * (state.max_steps - state.global_step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +15,8 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
 from aitrain.errors import EnvironmentFailed
 from aitrain.report.held_out import Scoring, by_case, mean_score
-from aitrain.run_folder import RunFolder, plain, read_lines
+from aitrain.run_folder import RunFolder, plain
+from aitrain.runs.rollout_record import read_rollouts
 from aitrain.training.dataset import Cases
 from aitrain.training.rollout import Episode
 from aitrain.training.scopes import evaluation_mode
@@ -31,6 +32,15 @@ class Draw:
 
     place: int
     sample: int
+
+
+@dataclass(frozen=True)
+class ScoringName:
+    """What the records of a scoring say of it: steps done, optimizer steps behind the weights, and which scoring."""
+
+    step: int
+    weight_version: int
+    when: str
 
 
 @dataclass(frozen=True)
@@ -62,12 +72,12 @@ class HeldOut:
         it is not the last one. `fresh`: with samples that no other scoring has had."""
         first = self.samples if fresh else 0
         step = trainer.state.global_step
-        named = {"step": step, "policy_step": step if policy_step is None else policy_step, "when": when}
+        named = ScoringName(step, step if policy_step is None else policy_step, when)
         return self._scorings(trainer, named, self._draws(first, self.samples), self._draws(first, 1))
 
     def scores_before(self, trainer: EpisodeTrainer, recorded: Recorded) -> Scorings:
         """Every case with the initial policy, which must be the present one; what is on record is not played again."""
-        named = {"step": 0, "policy_step": 0, "when": "before"}
+        named = ScoringName(0, 0, "before")
         missing = [
             [draw for draw in self._draws(0, samples) if self._key(draw) not in recorded[decoding]]
             for decoding, samples in (("sampled", self.samples), ("greedy", 1))
@@ -86,22 +96,23 @@ class HeldOut:
         return self.cases[draw.place].number, draw.sample
 
     def _scorings(
-        self, trainer: EpisodeTrainer, named: dict[str, Any], sampled: list[Draw], greedy: list[Draw]
+        self, trainer: EpisodeTrainer, named: ScoringName, sampled: list[Draw], greedy: list[Draw]
     ) -> Scorings:
         return Scorings(
-            self._score(trainer, named | {"when": f"{named['when']}_sampled"}, sampled),
-            self._score(trainer, named | {"when": f"{named['when']}_greedy"}, greedy),
+            self._score(trainer, replace(named, when=f"{named.when}_sampled"), sampled),
+            self._score(trainer, replace(named, when=f"{named.when}_greedy"), greedy),
         )
 
-    def _score(self, trainer: EpisodeTrainer, named: dict[str, Any], draws: list[Draw]) -> Scoring:
+    def _score(self, trainer: EpisodeTrainer, named: ScoringName, draws: list[Draw]) -> Scoring:
         """The scores of these episodes, the same on every process; `named` goes into their records."""
         if not draws:
             return {}
-        decoding = trainer.greedy() if named["when"].endswith("greedy") else trainer.seeded()
+        decoding = trainer.greedy() if named.when.endswith("greedy") else trainer.seeded()
         with random_state_of_its_own(self.seed), evaluation_mode(trainer.model), decoding:
             episodes = [episode for batch in _batches(trainer, draws) for episode in self._played(trainer, batch)]
         own = list(zip(_own(trainer, draws), episodes, strict=True))
-        trainer.hooks.write([named | {"sample": draw.sample} | episode.record() for draw, episode in own])
+        records = [(draw.sample, episode.record(named.step, named.weight_version)) for draw, episode in own]
+        trainer.hooks.write([replace(record, when=named.when, sample=sample) for sample, record in records])
         return _gathered(trainer, own)
 
     def _played(self, trainer: EpisodeTrainer, draws: list[Draw]) -> list[Episode]:
@@ -167,11 +178,11 @@ def _read_before(folder: RunFolder, cases: Cases) -> Recorded:
     prompts = {case.number: plain(case.prompt) for case in cases}
     found: dict[str, dict[tuple[int, int], float | None]] = {"sampled": {}, "greedy": {}}
     for file in sorted(folder.rollouts.glob("*.jsonl")):
-        for record in read_lines(file):
-            when, _, decoding = str(record.get("when")).rpartition("_")
-            row = record.get("row")
-            if when == "before" and row in prompts and record.get("prompt") == prompts[row]:
-                found[decoding][row, record.get("sample", 0)] = record.get("score")
+        for record in read_rollouts(file):
+            when, _, decoding = record.when.rpartition("_")
+            row = record.row_number
+            if when == "before" and row in prompts and record.prompt == prompts[row]:
+                found[decoding][row, record.sample or 0] = record.score
     return found
 
 

@@ -44,7 +44,9 @@ from aitrain.events import Announce, Ended, Evaluated, Event, Note, Phase
 from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
 from aitrain.report.held_out import before_and_after, bounds_of
-from aitrain.run_folder import Result, RunFolder, read_lines, write_json
+from aitrain.run_folder import Result, RunFolder, write_json
+from aitrain.runs.metrics_line import MetricsLine, read_metrics
+from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training import dataset, saving
 from aitrain.training.alarms import Alarms, OffPolicy
 from aitrain.training.callbacks import Evaluator, Reporter, Scores, Standing, Stopper, StopRequest
@@ -133,7 +135,7 @@ class Records:
     history: History
     tracking: Tracking
 
-    def add_rollouts(self, records: list[dict[str, Any]]) -> None:
+    def add_rollouts(self, records: list[RolloutRecord]) -> None:
         """Episodes of this process."""
         self.tracking.see(records)
         self.history.add_rollouts(records)
@@ -583,8 +585,9 @@ def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, records: 
     _say_scoring(job, held_out)
     sampled, greedy = held_out.scores(trainer, f"step{step}").means
     if trainer.accelerator.is_main_process and sampled is not None:
-        scored = {"eval_cases": len(held_out.cases), "eval_samples": held_out.samples}
-        records.history.add_metrics({"step": step, "eval_score": sampled, "eval_greedy": greedy, **scored})
+        scored = MetricsLine(step=step, eval_score=sampled, eval_greedy=greedy)
+        line = replace(scored, eval_cases=len(held_out.cases), eval_samples=held_out.samples)
+        records.history.add_metrics(line)
         _tell_scores(job, records.tracking, Evaluated(f"step {step}", sampled, greedy))
     activity.own.enter("training")
     return sampled, greedy
@@ -712,9 +715,9 @@ def _score_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, A
 def _comparable_scorings(job: Job, held_out: HeldOut) -> int:
     """Scorings during the training of as many held-out cases and samples as there are now; earlier parts of a resumed
     run may have had others."""
-    wanted = {"eval_cases": len(held_out.cases), "eval_samples": held_out.samples}
-    lines = [line for line in read_lines(job.folder.metrics) if "eval_score" in line]
-    return sum(all(line.get(name, value) == value for name, value in wanted.items()) for line in lines)
+    cases, samples = len(held_out.cases), held_out.samples
+    scorings = [line for line in read_metrics(job.folder.metrics) if line.is_scoring]
+    return sum(line.eval_cases in (None, cases) and line.eval_samples in (None, samples) for line in scorings)
 
 
 def _why_stopped(stop: StopRequest) -> str:

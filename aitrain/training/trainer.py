@@ -43,7 +43,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ from aitrain.batch import CaseSchedule
 from aitrain.environment.contract import Case
 from aitrain.environment.scoring import FailureCount, Host
 from aitrain.environment.seeds import Draw, derived_seed
+from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
 from aitrain.training.episode_metrics import episode_metrics, length_metrics
@@ -102,7 +103,7 @@ class Parts:
 class Hooks:
     """Whom the trainer tells: of each batch of rollout records, and of what a person should see."""
 
-    write: Callable[[list[dict[str, Any]]], None]
+    write: Callable[[list[RolloutRecord]], None]
     tell: Callable[[str], None]
     callbacks: list[TrainerCallback]
     save: Callable[[Any, Callable[[], None]], None]
@@ -310,12 +311,10 @@ class EpisodeTrainer(OptimizingTrainer):
             self.hooks.tell(message)
 
     def _write_rollouts(self, advantages: list[float]) -> None:
+        done = self.state.global_step
         self.hooks.write(
             [
-                {"step": self.state.global_step + 1, "policy_step": self.state.global_step}
-                | {"group": place // self.num_generations}
-                | episode.record()
-                | {"advantage": advantage}
+                replace(episode.record(done + 1, done), group=place // self.num_generations, advantage=advantage)
                 for place, episode, advantage in zip(self._places, self._batch, advantages, strict=True)
             ]
         )

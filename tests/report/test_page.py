@@ -21,6 +21,7 @@ from aitrain.report.rollouts import Rollouts
 from aitrain.report.summary import POINTS, curves, summary
 from aitrain.report.writing import MOST_CASES, Reporting, page_data
 from aitrain.run_folder import RunFolder, append_lines, read_lines
+from aitrain.runs.metrics_line import MetricsLine
 from tests.report.conftest import SHORT, record, said, write_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><!-- &amp; \u2028\u2029 \ud800 \x00"
@@ -189,7 +190,7 @@ def data_in(page: str) -> dict[str, Any]:
 
 
 def test_a_long_run_has_curves_of_means() -> None:
-    lines = [{"step": step, "reward": step % 2} for step in range(1, 4 * POINTS + 1)]
+    lines = [MetricsLine(step=step, reward=step % 2) for step in range(1, 4 * POINTS + 1)]
     drawn = curves(lines)
     assert len(drawn["step"]) == POINTS
     assert drawn["step"][-1] == 4 * POINTS

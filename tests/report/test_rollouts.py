@@ -12,9 +12,10 @@ import pytest
 from aitrain.report import rollouts as reading
 from aitrain.report.cases import case_rows
 from aitrain.report.episodes import Query, episode, find, page_of
-from aitrain.report.rollouts import Rollouts, messages_of, text_of
+from aitrain.report.rollouts import Rollouts
 from aitrain.report.sampling import MOST_BYTES, MOST_EPISODES, choose
-from aitrain.run_folder import read_lines
+from aitrain.runs.json_values import as_text
+from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from tests.report.conftest import record, said, write_run
 
 
@@ -26,9 +27,9 @@ def read(folder: Path) -> Rollouts:
 
 def test_every_episode_of_a_real_run_is_read_where_it_lies(real_run: Path) -> None:
     rollouts = read(real_run)
-    records = list(read_lines(real_run / "rollouts" / "rank0.jsonl"))
+    records = list(read_rollouts(real_run / "rollouts" / "rank0.jsonl"))
     assert [rollouts.record(entry) for entry in rollouts.entries] == records
-    assert [entry.score for entry in rollouts.entries] == [one["score"] for one in records]
+    assert [entry.score for entry in rollouts.entries] == [one.score for one in records]
     assert rollouts.damaged == 0
 
 
@@ -51,8 +52,8 @@ def test_new_lines_are_read_without_reading_the_old_ones_again(tmp_path: Path, m
     folder = write_run(tmp_path, [record(step=step) for step in range(5)])
     rollouts = read(folder)
     parsed: list[bytes] = []
-    parse = reading.parse
-    monkeypatch.setattr(reading, "parse", lambda line: parsed.append(line) or parse(line))
+    parse = reading.parse_object
+    monkeypatch.setattr(reading, "parse_object", lambda line: parsed.append(line) or parse(line))
     with (folder / "rollouts" / "rank0.jsonl").open("a") as stream:
         stream.write(json.dumps(record(step=9)) + "\n")
     write_run(tmp_path / "elsewhere", [record(step=7)])
@@ -60,7 +61,7 @@ def test_new_lines_are_read_without_reading_the_old_ones_again(tmp_path: Path, m
     rollouts.refresh()
     assert [entry.step for entry in rollouts.entries] == [0, 1, 2, 3, 4, 9, 7]
     assert len(parsed) == 2
-    assert rollouts.record(rollouts.entries[-1])["step"] == 7
+    assert rollouts.record(rollouts.entries[-1]).step == 7
 
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_a_line_that_is_too_long_is_skipped_without_being_held(tmp_path: Path, m
     monkeypatch.setattr(reading, "LONGEST_LINE", 2000)
     rollouts = read(write_run(tmp_path, [record(step=1), said("x" * 5000), record(step=3)]))
     assert [entry.step for entry in rollouts.entries] == [1, 3]
-    assert [rollouts.record(entry)["step"] for entry in rollouts.entries] == [1, 3]
+    assert [rollouts.record(entry).step for entry in rollouts.entries] == [1, 3]
     assert rollouts.damaged == 1
 
 
@@ -136,15 +137,15 @@ def test_what_was_asked_is_told_from_what_was_said() -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "find", "content": "[]"},
     ]
-    asked, following = messages_of(record(prompt=prompt, messages=[*prompt, *answers]))
+    asked, following = RolloutRecord.from_json(record(prompt=prompt, messages=[*prompt, *answers])).transcript()
     assert [message.text for message in asked] == ["Book.", "Hi"]
     assert following[0].calls == (("find", '{"city": "Brom"}'),)
     assert (following[1].role, following[1].name, following[1].text) == ("tool", "find", "[]")
 
 
 def test_content_in_parts_is_their_text() -> None:
-    assert text_of([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "a\nb"
-    assert text_of([{"type": "image", "url": "x"}]) == '[{"type": "image", "url": "x"}]'
+    assert as_text([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "a\nb"
+    assert as_text([{"type": "image", "url": "x"}]) == '[{"type": "image", "url": "x"}]'
 
 
 # -- finding

@@ -34,7 +34,7 @@ def evaluations(folder: Path, when: str) -> list[dict[str, Any]]:
     """The records of one scoring, in the order of their rows and samples."""
     records = [record for file in folder.glob("rollouts/*.jsonl") for record in read_lines(file)]
     found = [record for record in records if record.get("when") == when]
-    return sorted(found, key=lambda record: (record["row"], record["sample"]))
+    return sorted(found, key=lambda record: (record["row_number"], record["sample"]))
 
 
 def computed(folder: Path) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Sampled(Vowels):
 def test_cases_are_known_by_their_row_where_case_idx_repeats(train: Train) -> None:
     result = train(Repeats(), max_steps=1)
 
-    assert [record["row"] for record in evaluations(result.folder, "after_greedy")] == [24, 25, 26, 27]
+    assert [record["row_number"] for record in evaluations(result.folder, "after_greedy")] == [24, 25, 26, 27]
     values = result_of(result)["scores"]["sampled"]
     assert values["after"]["mean"] == result.score_after == 0.375
     assert values["after"]["count"] == values["change"]["count"] == 4
@@ -122,8 +122,8 @@ def test_every_place_shows_the_intervals_of_the_result(sampled_run: Result) -> N
 def test_a_case_is_sampled_as_often_as_asked_and_once_greedily(sampled_run: Result) -> None:
     sampled, greedy = (evaluations(sampled_run.folder, f"after_{decoding}") for decoding in ("sampled", "greedy"))
 
-    assert [(r["row"], r["sample"]) for r in sampled] == [(24 + n, k) for n in range(5) for k in range(3)]
-    assert [(r["row"], r["sample"]) for r in greedy] == [(24 + n, 0) for n in range(5)]
+    assert [(r["row_number"], r["sample"]) for r in sampled] == [(24 + n, k) for n in range(5) for k in range(3)]
+    assert [(r["row_number"], r["sample"]) for r in greedy] == [(24 + n, 0) for n in range(5)]
     assert any(len({r["completion"] for r in sampled[3 * n : 3 * n + 3]}) > 1 for n in range(5))
     assert len({r["seed"] for r in sampled[:3]}) == 1  # the environment's: the same case
     assert sampled_run.score_after == pytest.approx(fmean(r["score"] for r in sampled))
@@ -151,18 +151,18 @@ def test_a_resumed_run_scores_before_what_it_reports_after(train: Train) -> None
 
     assert first.folder == grown.folder
     before = evaluations(grown.folder, "before_sampled")
-    assert [(r["row"], r["sample"]) for r in before] == [(24 + n, k) for n in range(5) for k in range(2)]
-    assert all(r["policy_step"] == 0 for r in before)
+    assert [(r["row_number"], r["sample"]) for r in before] == [(24 + n, k) for n in range(5) for k in range(2)]
+    assert all(r["weight_version"] == 0 for r in before)
     assert grown.greedy_before == whole.greedy_before
     assert grown.score_before == pytest.approx(fmean(r["score"] for r in before))
 
     shrunk = train(Sampled(), project_name="run", resume_from_checkpoint="auto", **knobs, eval_cases=2)
-    rows = {r["row"] for r in evaluations(shrunk.folder, "after_sampled")}
+    rows = {r["row_number"] for r in evaluations(shrunk.folder, "after_sampled")}
     assert len(rows) == 2
     assert result_of(shrunk)["scores"]["sampled"]["before"]["count"] == 2
     assert computed(shrunk.folder)["greedy"] == result_of(shrunk)["scores"]["greedy"]
     assert shrunk.greedy_before == fmean(
-        r["score"] for r in evaluations(shrunk.folder, "before_greedy") if r["row"] in rows
+        r["score"] for r in evaluations(shrunk.folder, "before_greedy") if r["row_number"] in rows
     )
 
 
@@ -193,7 +193,7 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
 
     (after,) = evaluations(result.folder, "after_sampled")
     (chosen,) = evaluations(result.folder, "step2_sampled")
-    assert (after["policy_step"], after["step"], after["sample"]) == (2, 4, 1)
+    assert (after["weight_version"], after["step"], after["sample"]) == (2, 4, 1)
     assert chosen["sample"] == 0
     rollouts = Rollouts(result.folder / "rollouts")
     rollouts.refresh()

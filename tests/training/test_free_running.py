@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -108,7 +109,7 @@ def freely(host: Host, policy: Any = None) -> Callable[[], Any]:
 
 def told(episodes: list[Episode]) -> list[Any]:
     """All of them but the time they took."""
-    records = [episode.record() | {"seconds": 0} for episode in episodes]
+    records = [replace(episode.record(step=1, weight_version=0), seconds=0) for episode in episodes]
     tracks = [episode.track for episode in episodes]
     return [
         (record, track.prompt_ids, track.ids, track.mask, track.logprobs, track.stop)

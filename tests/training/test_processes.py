@@ -106,7 +106,7 @@ def check_samples_of_held_out_cases(command: Command) -> None:
     """Each of the nine is played once, on whichever process, and all of them make the score."""
     files = (command.folder / "run" / "rollouts").glob("*.jsonl")
     played = [r for file in files for r in read_lines(file) if r.get("when") == "after_sampled"]
-    assert len({(r["row"], r["sample"]) for r in played}) == len(played) == 9
+    assert len({(r["row_number"], r["sample"]) for r in played}) == len(played) == 9
     result = read_object(command.folder / "run" / "result.json")
     assert result["score_after"] == pytest.approx(sum(r["score"] for r in played) / 9)
     assert result["scores"]["sampled"]["after"]["count"] == 3

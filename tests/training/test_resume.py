@@ -20,6 +20,7 @@ from aitrain import ConfigError, Result
 from aitrain.checkpoint import MANIFEST, Manifest, checkpoints_of, read_manifest, seal, step_of
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.run_folder import RunFolder, append_lines, read_lines
+from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.training.history import History
 from tests.environments.vowels import Vowels
 
@@ -171,7 +172,7 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
         made = folder.checkpoints / f"checkpoint-{step}"
         made.mkdir(parents=True)
         seal(made, Manifest(step, {}, {}, "", 1, {}, owes_evaluation=True))
-    rollouts = [{"step": 1}, {"step": 2}, {"step": 2, "when": "step2_greedy"}, {"step": 3}]
+    rollouts = [RolloutRecord(step=step, when=when) for step, when in ((1, ""), (2, ""), (2, "step2_greedy"), (3, ""))]
     lines = [{"step": 1}, {"step": 2}, {"step": 2, "eval_score": 0.5}, {"step": 3}]
     append_lines(folder.metrics, lines)
     History(folder, None).add_rollouts(rollouts)
@@ -180,11 +181,12 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
 
     resumed = History(folder, folder.checkpoints / "checkpoint-2")
     assert len(checkpoints_of(folder)) == 2
-    resumed.add_rollouts([{"step": 3, "again": True}])
+    resumed.add_rollouts([RolloutRecord(step=3, completion="again")])
 
     assert [path.name for path in checkpoints_of(folder)] == ["checkpoint-2"]
     assert records(tmp_path, "metrics.jsonl") == lines[:2]
-    assert records(tmp_path, "rollouts/*.jsonl") == [*rollouts[:2], {"step": 3, "again": True}]
+    (file,) = folder.rollouts.iterdir()
+    assert list(read_rollouts(file)) == [*rollouts[:2], RolloutRecord(step=3, completion="again")]
     assert folder.metrics.read_text().endswith("\n")
 
 

@@ -265,8 +265,8 @@ def test_what_ended_an_episode_is_on_record(
 def test_the_record_says_how_many_steps_the_policy_had_done(train: Train) -> None:
     """Where a batch is trained on twice, its second step is made with what the policy sampled before the first one."""
     result = train(Talk(), max_steps=4, eval_cases=2, trl={"num_iterations": 2})
-    assert sorted({(record["step"], record["policy_step"]) for record in rollouts(result)}) == [(1, 0), (3, 2)]
-    assert {record["policy_step"] for record in rollouts(result, "after_greedy")} == {4}
+    assert sorted({(record["step"], record["weight_version"]) for record in rollouts(result)}) == [(1, 0), (3, 2)]
+    assert {record["weight_version"] for record in rollouts(result, "after_greedy")} == {4}
 
 
 def test_no_episode_is_longer_than_its_budget(train: Train, watched: Watched) -> None:
