@@ -35,6 +35,14 @@ SECRET_VALUE = re.compile(
 """Values that are secrets by their form, whatever they are called."""
 PARAMETER = re.compile(r"(?<![^?&;\s])([\w.-]+)=([^&;\s#]+)")
 """One of an address or of a connection string: `?api_key=...`, `Password=...;`, `host=db password=...`."""
+ASSIGNED = re.compile(
+    r"""(?x)
+    (?<![\w-]) ([A-Za-z_][\w-]{0,80})
+    ( ["']?\]? [ \t]{0,9} (?: : [\w.|\[\]\ ]{1,60} )? [:=] [ \t]{0,9} [rbfuRBFU]{0,2} )
+    ( "[^"\n]*" | '[^'\n]*' )
+    """
+)
+"""A text in quotes with a name before it, in source code: `api_key = "..."`, `{"password": "..."}`."""
 SHORTEST = 8
 """Letters of a secret, at least: `false` and `1` are none, and would be found everywhere."""
 MASK = "***"
@@ -86,6 +94,18 @@ def without_secrets(value: Any) -> Any:
             for secret in [named if name == "value" and named else str(name)]
         }
     return [without_secrets(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def source_without_secrets(text: str) -> str:
+    """Source code with *** for what is a secret by its name or its form."""
+    return masked(SECRET_VALUE.sub(MASK, ASSIGNED.sub(_assigned, text)))
+
+
+def _assigned(found: re.Match[str]) -> str:
+    name, between, quoted = found.groups()
+    names = re.findall(r"[\w-]+", f"{name} {between}")  # more than one in `key: str = "..."` and `else: key = "..."`
+    is_secret = len(quoted) - 2 >= SHORTEST and any(map(is_secret_name, names))
+    return f"{name}{between}{quoted[0]}{MASK}{quoted[0]}" if is_secret else found[0]
 
 
 def _parameter(found: re.Match[str]) -> str:

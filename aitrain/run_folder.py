@@ -1,8 +1,8 @@
 """Where a run's things lie, and how they are written: whole, or not at all.
 
 runs/<project-name>/
-  config.yaml  environment.json  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json  status.json
-  train.log
+  config.yaml  environment.json  environment/  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json
+  status.json  train.log
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ class RunFolder:
     def environment(self) -> Path:
         """Where the environment came from, and on what the run ran."""
         return self.path / "environment.json"
+
+    @property
+    def environment_source(self) -> Path:
+        """Folder of the environment's source as it ran."""
+        return self.path / "environment"
 
     @property
     def metrics(self) -> Path:

@@ -45,7 +45,7 @@ WITHIN = {
     "trl_fields": 0, "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,
     "shape": 0, "room": 0.3, "capacity": 0.6,
     "preflight": 1, "serving": 2, "processes": 3,
-    "json_values": 0, "rollout_record": 0.1, "metrics_line": 0.1,
+    "json_values": 0, "rollout_record": 0.1, "metrics_line": 0.1, "environment_source": 0,
     "visible": 0, "duration": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
     "intervals": 0, "held_out": 0.5, "rollouts": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
     "picture": 2, "shelf": 2, "card": 3, "shown": 3, "server": 3, "writing": 3,

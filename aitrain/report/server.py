@@ -180,6 +180,7 @@ def _episode(shelf: Shelf, parameters: Parameters) -> Transcript:
 ANSWERS: dict[str, Callable[[Shelf, Parameters], object]] = {
     "/api/runs": lambda shelf, _: [run.line() for run in shelf.runs().values()],
     "/api/run": lambda shelf, parameters: _run(shelf, parameters).summary(),
+    "/api/source": lambda shelf, parameters: _run(shelf, parameters).source(),
     "/api/cases": lambda shelf, parameters: _run(shelf, parameters).cases(),
     "/api/episodes": lambda shelf, parameters: _run(shelf, parameters).episodes(
         _query(parameters), _whole(parameters, "start", 0) or 0

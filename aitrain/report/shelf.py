@@ -14,6 +14,7 @@ from aitrain.report.episodes import EpisodePage, Found, Query, Transcript, episo
 from aitrain.report.rollouts import Rollouts
 from aitrain.report.summary import RunSummary, summary
 from aitrain.run_folder import RUNS, RunFolder, read_object
+from aitrain.runs.environment_source import SourceFile, read_source
 from aitrain.runs.json_values import JsonObject, as_float
 
 PATIENCE = 0.3
@@ -78,6 +79,10 @@ class OpenRun:
         result, status = read_object(folder.result), read_object(folder.status)
         score = as_float(result.get("score_after"))
         return {"id": self.id, "name": self.path.name, "status": str(status.get("status", "")), "score_after": score}
+
+    def source(self) -> list[SourceFile]:
+        """The environment's source as the run has kept it."""
+        return read_source(RunFolder(self.path).environment_source)
 
     def cases(self) -> JsonObject:
         """A row for each case; of very many, those that tell most."""

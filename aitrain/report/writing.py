@@ -15,6 +15,7 @@ from aitrain.report.rollouts import Rollouts
 from aitrain.report.sampling import choose
 from aitrain.report.summary import summary
 from aitrain.run_folder import RunFolder, write_text
+from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
 
 EVERY = 180.0
@@ -87,6 +88,7 @@ def page_data(folder: RunFolder, rollouts: Rollouts) -> JsonObject:
         "summary": summary(folder.path, rollouts),
         "cases": [asdict(row) for row in telling(rows, MOST_CASES)],
         "case_count": len(rows),
+        "source": read_source(folder.environment_source),
         "episodes": episodes,
         "prompts": [asked for _, asked in prompts.values()],
         "written": time.time(),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import inspect
 import platform
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ import torch
 from aitrain.config import TrainConfig
 from aitrain.machine import usable_cores
 from aitrain.privacy import without_secrets
+from aitrain.runs.environment_source import class_file
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
 
@@ -22,7 +21,7 @@ PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "da
 def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
     """Everything that somebody needs who wants to know what was trained on, and where."""
     made_from = type(environment)
-    file = _file(made_from)
+    file = class_file(made_from)
     return {
         "module": made_from.__module__,
         "class": made_from.__qualname__,
@@ -36,15 +35,6 @@ def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
         "cpus": usable_cores(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
-
-
-def _file(made_from: type) -> Path | None:
-    """None for a class that was typed into a notebook."""
-    try:
-        file = Path(inspect.getfile(made_from))
-    except (TypeError, OSError):
-        return None
-    return file if file.is_file() else None
 
 
 def _version(package: str) -> str | None:

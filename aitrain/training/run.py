@@ -45,6 +45,7 @@ from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
 from aitrain.report.held_out import before_and_after, bounds_of
 from aitrain.run_folder import Result, RunFolder, write_json
+from aitrain.runs.environment_source import keep_source
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training import dataset, saving
@@ -449,6 +450,7 @@ def _assemble(job: Job, parts: Parts, split: dataset.Split, precision: Precision
     job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(job.folder.environment, about.environment)
+        keep_source(job.environment, job.folder.environment_source)
     longest = partial(longest_shapes, parts)
     tracking = records.tracking
     return Prepared(trainer, held_out, precision, stopper, standing, evaluator, tracking, longest, split.overlap)

@@ -43,6 +43,10 @@ class Embedded {
     return { ...this.data.summary, is_ready: true, written: this.data.written };
   }
 
+  async source() {
+    return this.data.source;
+  }
+
   async cases() {
     return { rows: this.data.cases, count: this.data.case_count };
   }
@@ -111,6 +115,10 @@ class Served {
 
   run(run) {
     return this.ask("run", { run });
+  }
+
+  source(run) {
+    return this.ask("source", { run });
   }
 
   cases(run) {
