@@ -199,7 +199,7 @@ def test_rollouts_are_filtered(sums: Tab) -> None:
 def test_rollouts_are_searched(sums: Tab, real_runs: Path) -> None:
     rollouts = Rollouts(real_runs / "sums" / "rollouts")
     rollouts.refresh()
-    asked = rollouts.record(rollouts.entries[100])["prompt"][0]["content"]
+    asked = rollouts.record(rollouts.entries[100]).transcript()[0][0].text
     sums.page.click("#rollouts button:has-text('Clear')")
     sums.page.keyboard.press("/")
     sums.page.keyboard.type(asked)
@@ -328,9 +328,13 @@ def test_hostile_output_is_shown_as_text(where: str, tmp_path: Path, visit: Call
         (folder / f"{name}.json").write_text(json.dumps(values))
     (folder / "config.yaml").write_text(json.dumps({"model": HARM[1], HARM[0]: HARM[1]}))
     append_lines(folder / "metrics.jsonl", [{"step": step, "reward": 0.1, f"env/{HARM[1]}": 1.0} for step in (1, 2)])
+    (folder / "environment").mkdir()
+    (folder / "environment" / "<b>harm<b>.py").write_text("\n".join(HARM))
     address = reported(folder, records)
     tab = visit(address if where == "report" else serve(folder).address)
     tab.page.wait_for_selector("table.cases")
+    assert tab.texts("#environment summary") == ["<b>harm<b>.py"]
+    assert tab.texts("#environment .text") == ["\n".join(HARM)]
     for row in tab.page.locator("#rollouts .episode").all():
         row.click()
     tab.wait(f"document.querySelectorAll('#rollouts .transcript').length === {len(HARM)}")
@@ -340,6 +344,17 @@ def test_hostile_output_is_shown_as_text(where: str, tmp_path: Path, visit: Call
     tab.page.wait_for_selector("dialog .message.model")
     assert tab.page.evaluate("window.__pwned") is None
     assert tab.page.evaluate("document.querySelectorAll('#app script, img, iframe, svg, base').length") == 0
+
+
+def test_the_source_of_the_environment_is_shown_with_its_own_file_open(sums: Tab) -> None:
+    assert sums.texts("#environment summary") == ["arithmetic.py"]
+    assert "class Arithmetic" in sums.texts("#environment details[open] .text")[0]
+    assert "Environment" in sums.texts("nav a")
+
+
+def test_a_run_without_its_source_says_so(tmp_path: Path, visit: Callable[..., Tab]) -> None:
+    tab = visit(reported(tmp_path, [record()]))
+    assert tab.texts("#environment .note") == ["This run has not kept the source of its environment."]
 
 
 def test_markup_cannot_be_made_by_a_script_either(real_runs: Path, visit: Callable[..., Tab], serve: Serve) -> None:

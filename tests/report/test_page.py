@@ -66,6 +66,8 @@ def test_hostile_words_add_no_tag_to_the_page(tmp_path: Path) -> None:
     evil_record = said(EVIL, case_idx=EVIL, stop=EVIL, error={"kind": EVIL, "message": EVIL}, metrics={EVIL: 1.0})
     folder = write_run(tmp_path / "evil", [evil_record])
     (folder / "config.yaml").write_text(f"model: {json.dumps(EVIL)}\n")
+    (folder / "environment").mkdir()
+    (folder / "environment" / "env.py").write_text(EVIL, errors="surrogatepass")
     evil = Tags(page_of(folder))
     assert [tag for tag, _ in evil.tags] == [tag for tag, _ in harmless.tags]
     shown = json.loads(evil.data)["episodes"][0]["said"][0]["text"]
@@ -162,6 +164,12 @@ def test_a_run_that_goes_on_writes_its_report_now_and_then(tmp_path: Path, monke
     announce.thread.join()
     assert data_of(folder)["summary"]["episodes"]["all"] == 2
     assert [event.step for event in told if isinstance(event, Step)] == [1, 2, 3]
+
+
+def test_a_report_holds_the_source_of_the_environment_as_it_ran(real_run: Path) -> None:
+    (file,) = data_of(real_run)["source"]
+    assert file["name"] == "arithmetic.py"
+    assert file["text"] == (Path(__file__).parents[2] / "envs" / "arithmetic.py").read_text()
 
 
 # -- what goes into it

@@ -82,6 +82,7 @@ def test_all_runs_of_a_folder_are_listed_and_shown(server: PageServer) -> None:
     assert {row["case"] for row in get(server, "cases", run="sums")["rows"] if row["is_held_out"]} != set()
     page = get(server, "episodes", run="sums", step=8, when="training")
     assert page["total"] == 16
+    assert [file["name"] for file in get(server, "source", run="sums")] == ["arithmetic.py"]
     assert get(server, "episode", run="sums", n=page["rows"][0]["n"])["said"][0]["role"] == "assistant"
 
 
@@ -129,7 +130,7 @@ CLIMBS = [
 
 @pytest.mark.parametrize("climb", CLIMBS, ids=repr)
 def test_no_parameter_becomes_a_path(climb: str, server: PageServer) -> None:
-    for what in ("run", "cases", "episodes", "episode"):
+    for what in ("run", "source", "cases", "episodes", "episode"):
         for raw in (quote(climb, safe=""), climb.replace("\0", "%00")):
             assert ask(server, f"/api/{what}?run={raw}&n=0")[0] == 404
     ready(server, "sums")

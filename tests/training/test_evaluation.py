@@ -19,7 +19,11 @@ from aitrain.report.rollouts import Rollouts
 from aitrain.report.summary import held_out_curve, scores, summary
 from aitrain.report.terminal import score_table
 from aitrain.run_folder import RunFolder, read_lines
+from aitrain.training.dataset import Cases
+from aitrain.training.evaluation import recorded_before
+from tests.environments.dictionary_lookup import DictionaryLookup
 from tests.environments.vowels import Vowels
+from tests.test_old_run import OLD_RUN
 
 Train = Callable[..., Result]
 
@@ -164,6 +168,21 @@ def test_a_resumed_run_scores_before_what_it_reports_after(train: Train) -> None
     assert shrunk.greedy_before == fmean(
         r["score"] for r in evaluations(shrunk.folder, "before_greedy") if r["row_number"] in rows
     )
+
+
+def test_what_a_run_of_the_earlier_format_scored_before_training_is_on_record() -> None:
+    """The held-out cases of tests/data/old_run are its rows 0 and 5; a row with another prompt is another case."""
+    rows = [{**row, "prompt": row["prompt"] if number else "another"} for number, row in enumerate(old_rows())]
+    recorded = recorded_before(RunFolder(OLD_RUN), Cases(rows, [0, 5]))
+    assert recorded == {
+        "sampled": {(5, 0): pytest.approx(1 / 3), (5, 1): pytest.approx(7 / 12)},
+        "greedy": {(5, 0): 1.0},
+    }
+    assert len(recorded_before(RunFolder(OLD_RUN), Cases(old_rows(), [0, 5]))["sampled"]) == 4
+
+
+def old_rows() -> list[dict[str, Any]]:
+    return DictionaryLookup(" One word.").build_dataset()
 
 
 def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) -> None:

@@ -10,7 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -115,6 +115,35 @@ def test_a_resumed_run_ends_like_one_that_was_never_stopped(
         resumed = train(environment(), project_name=killed.name, resume_from_checkpoint="auto", **knobs)
         assert resumed.folder == killed
         assert_same(killed, whole.folder)
+
+
+def in_the_earlier_format(folder: Path) -> None:
+    """Change the records of a run to what they were before they had a schema."""
+    for file in folder.glob("rollouts/*.jsonl"):
+        lines = list(read_lines(file))
+        file.unlink()
+        for values in lines:
+            for name in ("schema", "tools"):
+                values.pop(name)
+            values |= {"policy_step": values.pop("weight_version"), "row": values.pop("row_number")}
+            values["turns"] = len(cast(list[Any], values["turns"]))
+        append_lines(file, lines)
+
+
+def test_a_run_whose_records_are_of_the_earlier_format_goes_on_like_one_of_the_present_format(train: Train) -> None:
+    knobs = {**EVERY_STEP, **EVALUATING, "max_steps": 4, "eval_samples": 2}
+    whole = train(Talks(), project_name="whole", **knobs)
+    killed = as_if_killed_after(whole.folder, 2, "killed")
+    in_the_earlier_format(killed)
+    resumed = train(Talks(), project_name="killed", resume_from_checkpoint="auto", **knobs)
+
+    (one,), (other,) = (list(folder.glob("rollouts/*.jsonl")) for folder in (killed, whole.folder))
+    facts = [
+        [(r.step, r.when, r.sample, r.group, r.row_number, r.weight_version, r.completion, r.score) for r in records]
+        for records in map(read_rollouts, (one, other))
+    ]
+    assert facts[0] == facts[1]
+    assert (resumed.score_before, resumed.score_after) == (whole.score_before, whole.score_after)
 
 
 class Stops(Vowels):
