@@ -231,7 +231,7 @@ def _line_stays(to: Manifest, line: MetricsLine) -> bool:
 
 def _record_stays(to: Manifest, record: RolloutRecord) -> bool:
     """Of the checkpoint's own step, what follows the save comes again: the scoring at the end, or one that it owes."""
-    comes_again = record.when.startswith(("after", "step") if to.owes_evaluation else "after")
+    comes_again = record.eval_phase.startswith(("after", "step") if to.owes_evaluation else "after")
     return record.step < to.step or (record.step == to.step and not comes_again)
 
 

@@ -69,7 +69,7 @@ def test_every_record_is_read_with_all_that_it_says(run: RunFolder) -> None:
         )
         same = ("step", "case_idx", "seed", "prompt", "messages", "completion", "tokens", "score", "metrics", "stop")
         assert all(getattr(record, name) == old[name] for name in (*same, "seconds"))
-        assert (record.when, record.sample) == (old.get("when", ""), old.get("sample"))
+        assert (record.eval_phase, record.sample) == (old.get("when", ""), old.get("sample"))
         assert (record.group, record.advantage) == (old.get("group"), old.get("advantage"))
         assert (record.error and record.error.message) == (old["error"] and old["error"]["message"])
 
@@ -103,7 +103,7 @@ def test_aitrain_show_shows_its_episodes(run: RunFolder) -> None:
 
 def test_aitrain_show_prints_its_records_in_the_present_format(run: RunFolder) -> None:
     shown = json.loads(aitrain("show", "old_run", "--step", "2", "--json").stdout)
-    wanted = [record for record in records(run) if record.step == 2 and not record.when]
+    wanted = [record for record in records(run) if record.step == 2 and not record.eval_phase]
     assert shown == [record.to_json() for record in wanted]
     assert {(one["schema"], one["weight_version"]) for one in shown} == {(1, 1)}
 
@@ -155,10 +155,10 @@ def test_its_scores_follow_from_its_records(run: RunFolder, rollouts: Rollouts) 
 
 
 def test_what_came_after_its_checkpoint_is_forgotten_and_no_more(run: RunFolder) -> None:
-    before = [(record.step, record.when) for record in records(run)]
+    before = [(record.step, record.eval_phase) for record in records(run)]
     rewind(run, read_manifest(run.checkpoints / "checkpoint-2"))
     stay = [(step, when) for step, when in before if step <= 2 and not when.startswith("after")]
-    assert [(record.step, record.when) for record in records(run)] == stay
+    assert [(record.step, record.eval_phase) for record in records(run)] == stay
     assert [line.step for line in read_metrics(run.metrics)] == [1, 2, 2]
 
 

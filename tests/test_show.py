@@ -33,12 +33,12 @@ def record(step: int, group: int, case: Any, score: float | None, **more: Any) -
 
 
 RECORDS = [
-    record(0, 0, "h1", 0.1, when="before_sampled"),
+    record(0, 0, "h1", 0.1, eval_phase="before_sampled"),
     *(record(1, n // 2, n // 2, score) for n, score in enumerate([0.25, 0.75, 1.0, None])),
     record(2, 0, 7, 0.5),
     record(2, 0, 0, 0.0),
-    record(2, 1, "h1", 0.9, when="after_sampled"),
-    record(2, 1, "h2", 0.3, when="after_sampled"),
+    record(2, 1, "h1", 0.9, eval_phase="after_sampled"),
+    record(2, 1, "h2", 0.3, eval_phase="after_sampled"),
 ]
 
 

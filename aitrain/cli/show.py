@@ -78,12 +78,12 @@ def _numbers(rollouts: Rollouts, asked: Asked) -> list[int]:
     from aitrain.report.episodes import Query, find
     from aitrain.report.shown import worst
 
-    steps = sorted({entry.step for entry in rollouts.entries if not entry.when})
+    steps = sorted({entry.step for entry in rollouts.entries if not entry.eval_phase})
     if asked.step is not None and asked.step not in steps:
         known = f"it has rollouts of steps {steps[0]} to {steps[-1]}" if steps else "it has no rollouts of training"
         raise ConfigError(f"step: there are no rollouts of step {asked.step}: {known}")
     query = Query(
-        when="training" if asked.step is not None else "",
+        eval_phase="training" if asked.step is not None else "",
         step=asked.step,
         case=asked.case or "",
         failure="any" if asked.failed else "",

@@ -30,7 +30,7 @@ def case_rows(rollouts: Rollouts) -> list[CaseRow]:
     samples of the policy."""
     by_case: dict[tuple[bool, str], list[Entry]] = {}
     for entry in rollouts.entries:
-        if not entry.when.endswith("greedy"):
+        if not entry.eval_phase.endswith("greedy"):
             by_case.setdefault((entry.is_held_out, entry.case), []).append(entry)
     return [_row(key, entries, rollouts.prompts.get(key, "")) for key, entries in by_case.items()]
 
@@ -53,7 +53,7 @@ def _row(key: tuple[bool, str], entries: list[Entry], prompt: str) -> CaseRow:
 
 def _visit(entry: Entry) -> tuple[int, bool, int]:
     """Which of the case's groups or scorings; the scoring before training is at step 0, the last one after all."""
-    return entry.step, entry.when.startswith("after"), entry.group
+    return entry.step, entry.eval_phase.startswith("after"), entry.group
 
 
 def mean_score(entries: Iterable[Entry]) -> float | None:

@@ -23,11 +23,11 @@ MOST_HITS = 2_000
 class Query:
     """Which episodes; what is None or empty does not matter.
 
-    `when` is `training`, `held-out`, or one scoring such as `before_sampled`; `case` is the number of a row, or where
-    no row has that number, a `case_idx`; `failure` is a kind, or `any`.
+    `eval_phase` is `training`, `held-out`, or one scoring such as `before_sampled`; `case` is the number of a row, or
+    where no row has that number, a `case_idx`; `failure` is a kind, or `any`.
     """
 
-    when: str = ""
+    eval_phase: str = ""
     step: int | None = None
     case: str = ""
     low: float | None = None
@@ -40,7 +40,7 @@ class Query:
     def takes(self, entry: Entry, by_case_idx: bool = False) -> bool:
         """Whether an episode is asked for, but for its text; `case` names the row, or its `case_idx`."""
         return (
-            self._takes_when(entry)
+            self._takes_phase(entry)
             and self.step in (None, entry.step)
             and self.case in ("", entry.case_idx if by_case_idx else entry.case)
             and self._takes_score(entry.score)
@@ -48,9 +48,9 @@ class Query:
             and self.stop in ("", entry.stop)
         )
 
-    def _takes_when(self, entry: Entry) -> bool:
-        kind = "held-out" if entry.when else "training"
-        return self.when in ("", kind, entry.when)
+    def _takes_phase(self, entry: Entry) -> bool:
+        kind = "held-out" if entry.eval_phase else "training"
+        return self.eval_phase in ("", kind, entry.eval_phase)
 
     def _takes_score(self, score: float | None) -> bool:
         if self.low is None and self.high is None:
@@ -69,7 +69,7 @@ class Found:
 
 def group_of(entry: Entry) -> tuple[int, str, int, str]:
     """What an episode's group is known by; of held-out cases, the samples of one case in one scoring."""
-    return entry.step, entry.when, entry.group, entry.case if entry.when else ""
+    return entry.step, entry.eval_phase, entry.group, entry.case if entry.eval_phase else ""
 
 
 def find(rollouts: Rollouts, query: Query) -> Found:
@@ -117,7 +117,9 @@ def _all_text(raw: bytes) -> str:
 
 def _sorted(entries: Sequence[Entry], numbers: list[int], order: str) -> list[int]:
     if order not in ORDERS[1:]:
-        return sorted(numbers, key=lambda number: (entries[number].step, entries[number].when, entries[number].group))
+        return sorted(
+            numbers, key=lambda number: (entries[number].step, entries[number].eval_phase, entries[number].group)
+        )
     groups: dict[tuple[int, str, int, str], list[int]] = {}
     for number in numbers:
         groups.setdefault(group_of(entries[number]), []).append(number)
@@ -143,7 +145,7 @@ class EpisodeFacts(TypedDict):
 
     n: int
     step: int
-    when: str
+    eval_phase: str
     group: int
     case: str
     case_idx: str
@@ -203,7 +205,7 @@ def _facts(entry: Entry, number: int) -> EpisodeFacts:
     return {
         "n": number,
         "step": entry.step,
-        "when": entry.when,
+        "eval_phase": entry.eval_phase,
         "group": entry.group,
         "case": entry.case,
         "case_idx": entry.case_idx,

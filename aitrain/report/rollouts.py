@@ -33,7 +33,7 @@ class Entry:
     step: int
     weight_version: int
     """Optimizer steps that the weights had behind them."""
-    when: str
+    eval_phase: str
     """Which scoring of the held-out cases, such as `before_sampled`; empty for training."""
     group: int
     case: str
@@ -51,7 +51,7 @@ class Entry:
     @property
     def is_held_out(self) -> bool:
         """Whether it belongs to a scoring of the held-out cases."""
-        return bool(self.when)
+        return bool(self.eval_phase)
 
 
 @dataclass
@@ -170,7 +170,7 @@ def entry_of(values: JsonObject, place: tuple[int, int, int]) -> Entry:
         *place,
         step=as_int(get("step")) or 0,
         weight_version=as_int(get("weight_version")) or 0,
-        when=_word(get("when")),
+        eval_phase=_word(get("eval_phase")),
         group=as_int(get("group")) or 0,
         case=_word(case_idx if row_number is None else row_number),
         case_idx=_word(case_idx),

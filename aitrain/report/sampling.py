@@ -44,7 +44,7 @@ def _groups(entries: Sequence[Entry]) -> list[Group]:
 
 
 def _wishes(groups: list[Group], entries: Sequence[Entry]) -> Iterator[Iterable[Group]]:
-    training = [group for group in groups if not entries[group[0]].when]
+    training = [group for group in groups if not entries[group[0]].eval_phase]
     scored = [group for group in training if any(entries[number].score is not None for number in group)]
     by_mean = sorted(scored, key=lambda group: fmean(_scores(group, entries)))
     by_spread = sorted(scored, key=lambda group: pvariance(_scores(group, entries)))
@@ -65,8 +65,8 @@ def _before_and_after(groups: list[Group], entries: Sequence[Entry]) -> Iterator
     by_case: dict[tuple[bool, str], Group] = {}
     for group in groups:
         entry = entries[group[0]]
-        if entry.when.startswith(("before", "after")):
-            by_case.setdefault((entry.when.endswith("greedy"), entry.case), []).extend(group)
+        if entry.eval_phase.startswith(("before", "after")):
+            by_case.setdefault((entry.eval_phase.endswith("greedy"), entry.case), []).extend(group)
     yield from spread([both for (is_greedy, _), both in by_case.items() if not is_greedy], 60)
     yield from spread([both for (is_greedy, _), both in by_case.items() if is_greedy], 30)
 

@@ -164,9 +164,9 @@ def _share(parameters: Parameters, name: str) -> float | None:
 def _query(parameters: Parameters) -> Query:
     step = _whole(parameters, "step")
     low, high = _share(parameters, "low"), _share(parameters, "high")
-    when, case, failure = (parameters.get(name, "") for name in ("when", "case", "failure"))
+    eval_phase, case, failure = (parameters.get(name, "") for name in ("eval_phase", "case", "failure"))
     stop, text, order = (parameters.get(name, "") for name in ("stop", "text", "order"))
-    return Query(when, step, case, low, high, failure, stop, text[:1000], order)
+    return Query(eval_phase, step, case, low, high, failure, stop, text[:1000], order)
 
 
 def _episode(shelf: Shelf, parameters: Parameters) -> Transcript:

@@ -30,17 +30,17 @@ def worst(rollouts: Rollouts, query: Query) -> list[int]:
     """Scored episodes from the lowest score on: of the newest sampled scoring of held-out cases, else of the last step,
     unless the query says of which."""
     entries = rollouts.entries
-    if not query.when and query.step is None and not query.case:
+    if not query.eval_phase and query.step is None and not query.case:
         query = _newest(entries)
     found = [number for number in find(rollouts, query).numbers if entries[number].score is not None]
     return sorted(found, key=lambda number: entries[number].score or 0.0)
 
 
 def _newest(entries: Sequence[Entry]) -> Query:
-    held_out = [entry for entry in entries if entry.when and not entry.when.endswith("greedy")]
+    held_out = [entry for entry in entries if entry.eval_phase and not entry.eval_phase.endswith("greedy")]
     if held_out:
-        return Query(when=held_out[-1].when)
-    return Query(when="training", step=max((entry.step for entry in entries), default=0))
+        return Query(eval_phase=held_out[-1].eval_phase)
+    return Query(eval_phase="training", step=max((entry.step for entry in entries), default=0))
 
 
 # -- the run
@@ -107,7 +107,7 @@ def episodes(rollouts: Rollouts, numbers: Sequence[int]) -> Iterator[RenderableT
 
 def _heading(told: list[Transcript]) -> Text:
     first = told[0]
-    what = visible(first["when"]).replace("_", ", ") or f"group {first['group']}"
+    what = visible(first["eval_phase"]).replace("_", ", ") or f"group {first['group']}"
     scores = "  ".join(number(one["score"]) for one in told) if len(told) > 1 else ""
     named = f" (case_idx {visible(first['case_idx'])})" if first["case_idx"] != first["case"] else ""
     return Text.assemble((f"step {first['step']}, {what}, case {visible(first['case'])}{named}", "bold"), f"  {scores}")

@@ -86,7 +86,7 @@ class EpisodeCounts(TypedDict):
     damaged: int
     failures: dict[str, int]
     stops: dict[str, int]
-    whens: list[str]
+    eval_phases: list[str]
     steps: list[int]
     """Those that have episodes of training, ascending."""
 
@@ -216,11 +216,13 @@ def scores(run: RunFolder, rollouts: Rollouts | None) -> ScoreTable:
 
 def _ends(entries: Iterable[Entry]) -> dict[str, Scoring]:
     """The scorings before and after; before, of the cases that were played after as well, where there is an after."""
-    ends = [entry for entry in entries if entry.when.startswith(("before", "after"))]
-    played = {entry.case for entry in ends if entry.when.startswith("after")} or {entry.case for entry in ends}
+    ends = [entry for entry in entries if entry.eval_phase.startswith(("before", "after"))]
+    played = {entry.case for entry in ends if entry.eval_phase.startswith("after")} or {entry.case for entry in ends}
     return {
-        when: by_case((e.case, e.score) for e in ends if e.when == when and e.score is not None and e.case in played)
-        for when in {entry.when for entry in ends}
+        when: by_case(
+            (e.case, e.score) for e in ends if e.eval_phase == when and e.score is not None and e.case in played
+        )
+        for when in {entry.eval_phase for entry in ends}
     }
 
 
@@ -255,8 +257,8 @@ def held_out_curve(run: RunFolder, rollouts: Rollouts) -> list[ScoredStep]:
     bounds = _bounds(_options(run.config))
     points: dict[int, dict[str, list[Entry]]] = {}
     for entry in rollouts.entries:
-        if entry.when:
-            points.setdefault(entry.weight_version, {}).setdefault(entry.when, []).append(entry)
+        if entry.eval_phase:
+            points.setdefault(entry.weight_version, {}).setdefault(entry.eval_phase, []).append(entry)
     return [
         {"step": step, "sampled": _interval(found, "sampled", bounds), "greedy": _interval(found, "greedy", bounds)}
         for step, found in sorted(points.items())
@@ -302,6 +304,6 @@ def count(rollouts: Rollouts) -> EpisodeCounts:
         "damaged": rollouts.damaged,
         "failures": failures,
         "stops": Counter(entry.stop for entry in entries),
-        "whens": list(dict.fromkeys(entry.when for entry in entries if entry.when)),
-        "steps": sorted({entry.step for entry in entries if not entry.when}),
+        "eval_phases": list(dict.fromkeys(entry.eval_phase for entry in entries if entry.eval_phase)),
+        "steps": sorted({entry.step for entry in entries if not entry.eval_phase}),
     }

@@ -1,7 +1,7 @@
 """The rollout record: one episode as a JSON line, with what the policy was shown, what it said, and its score.
 
-Records without `schema` are of an earlier format and can be read: there `policy_step` is the weight version, `row` the
-row number, and `turns` a count.
+Records without `schema` are of an earlier format and can be read: there `policy_step` is the weight version, `when` the
+evaluation phase, `row` the row number, and `turns` a count.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RolloutRecord:
     """The optimizer step that an episode of training is for; in a scoring, the steps done."""
     weight_version: int = 0
     """Optimizer steps that the weights had behind them when the episode began."""
-    when: str = ""
+    eval_phase: str = ""
     """The scoring of the held-out cases, such as `before_sampled`; empty in training."""
     sample: int | None = None
     """In a scoring, which of the case's samples."""
@@ -118,7 +118,7 @@ class RolloutRecord:
             schema=as_int(get("schema")) or 0,
             step=as_int(get("step")) or 0,
             weight_version=as_int(get("weight_version")) or 0,
-            when=as_text(get("when")),
+            eval_phase=as_text(get("eval_phase")),
             sample=as_int(get("sample")),
             group=as_int(get("group")),
             row_number=as_int(get("row_number")),
@@ -141,13 +141,14 @@ class RolloutRecord:
 
     def to_json(self) -> JsonObject:
         """The record as a JSON object of the present format."""
-        optional = {"when": self.when or None, "sample": self.sample, "group": self.group, "advantage": self.advantage}
+        scoring = {"eval_phase": self.eval_phase or None, "sample": self.sample}
+        training = {"group": self.group, "advantage": self.advantage}
         error = self.error
         return {
             "schema": SCHEMA,
             "step": self.step,
             "weight_version": self.weight_version,
-            **{name: value for name, value in optional.items() if value is not None},
+            **{name: value for name, value in (scoring | training).items() if value is not None},
             "row_number": self.row_number,
             "case_idx": self.case_idx,
             "row": self.row,
@@ -177,7 +178,8 @@ def upgraded(values: JsonObject) -> JsonObject:
     if "schema" not in values:
         version, count = values.pop("policy_step", values.get("step")), as_int(values.get("turns")) or 0
         turns = [{"tokens": None, "weight_version": version}] * min(count, MOST_OLD_TURNS)
-        values |= {"schema": 0, "weight_version": version, "row_number": values.pop("row", None), "turns": turns}
+        values |= {"schema": 0, "weight_version": version, "turns": turns}
+        values |= {"row_number": values.pop("row", None), "eval_phase": values.pop("when", None)}
     return values
 
 

@@ -40,7 +40,7 @@ class ScoringName:
 
     step: int
     weight_version: int
-    when: str
+    eval_phase: str
 
 
 @dataclass(frozen=True)
@@ -99,20 +99,20 @@ class HeldOut:
         self, trainer: EpisodeTrainer, named: ScoringName, sampled: list[Draw], greedy: list[Draw]
     ) -> Scorings:
         return Scorings(
-            self._score(trainer, replace(named, when=f"{named.when}_sampled"), sampled),
-            self._score(trainer, replace(named, when=f"{named.when}_greedy"), greedy),
+            self._score(trainer, replace(named, eval_phase=f"{named.eval_phase}_sampled"), sampled),
+            self._score(trainer, replace(named, eval_phase=f"{named.eval_phase}_greedy"), greedy),
         )
 
     def _score(self, trainer: EpisodeTrainer, named: ScoringName, draws: list[Draw]) -> Scoring:
         """The scores of these episodes, the same on every process; `named` goes into their records."""
         if not draws:
             return {}
-        decoding = trainer.greedy() if named.when.endswith("greedy") else trainer.seeded()
+        decoding = trainer.greedy() if named.eval_phase.endswith("greedy") else trainer.seeded()
         with random_state_of_its_own(self.seed), evaluation_mode(trainer.model), decoding:
             episodes = [episode for batch in _batches(trainer, draws) for episode in self._played(trainer, batch)]
         own = list(zip(_own(trainer, draws), episodes, strict=True))
         records = [(draw.sample, episode.record(named.step, named.weight_version)) for draw, episode in own]
-        trainer.hooks.write([replace(record, when=named.when, sample=sample) for sample, record in records])
+        trainer.hooks.write([replace(record, eval_phase=named.eval_phase, sample=sample) for sample, record in records])
         return _gathered(trainer, own)
 
     def _played(self, trainer: EpisodeTrainer, draws: list[Draw]) -> list[Episode]:
@@ -179,7 +179,7 @@ def _read_before(folder: RunFolder, cases: Cases) -> Recorded:
     found: dict[str, dict[tuple[int, int], float | None]] = {"sampled": {}, "greedy": {}}
     for file in sorted(folder.rollouts.glob("*.jsonl")):
         for record in read_rollouts(file):
-            when, _, decoding = record.when.rpartition("_")
+            when, _, decoding = record.eval_phase.rpartition("_")
             row = record.row_number
             if when == "before" and row in prompts and record.prompt == prompts[row]:
                 found[decoding][row, record.sample or 0] = record.score

@@ -40,7 +40,7 @@ TABLES = 20
 """Tables of training rollouts in a run; held-out scorings have one each."""
 LONGEST = 4_000
 """Characters of one text in a table."""
-COLUMNS = ("step", "when", "case_idx", "prompt", "completion", "score", "advantage", "stop", "error")
+COLUMNS = ("step", "eval_phase", "case_idx", "prompt", "completion", "score", "advantage", "stop", "error")
 
 Row = list[str | int | float | None]
 
@@ -197,7 +197,7 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
     def see(self, records: Sequence[RolloutRecord]) -> None:
         """The newest rollouts of training or of a held-out scoring; a few of them will be shown."""
         if self.trackers and records:
-            self.newest[records[0].when] = list(records[:ROWS])
+            self.newest[records[0].eval_phase] = list(records[:ROWS])
 
     def take(self, scores: Evaluated) -> None:
         """The held-out cases were scored."""
@@ -247,7 +247,7 @@ def _row(record: RolloutRecord) -> Row:
     error = f"{record.error.kind}: {record.error.message}" if record.error else ""
     return [
         record.step,
-        record.when or "training",
+        record.eval_phase or "training",
         str(record.case_idx),
         (record.prompt if isinstance(record.prompt, str) else _as_text(asked))[:LONGEST],
         (record.completion if len(said) == 1 else _as_text(said))[:LONGEST],
@@ -264,7 +264,9 @@ def _as_text(messages: Iterable[TranscriptMessage]) -> str:
 
 def _as_markdown(row: Row) -> str:
     named = dict(zip(COLUMNS, row, strict=True))
-    facts = "  ".join(f"{name}: {named[name]}" for name in ("step", "when", "case_idx", "score", "advantage", "stop"))
+    facts = "  ".join(
+        f"{name}: {named[name]}" for name in ("step", "eval_phase", "case_idx", "score", "advantage", "stop")
+    )
     texts = [f"{name}:\n{named[name]}" for name in ("prompt", "completion", "error") if named[name]]
     return "\n\n".join(map(_verbatim, [facts, *texts]))
 

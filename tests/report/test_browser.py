@@ -121,7 +121,9 @@ def test_the_scores_of_the_result_are_shown_with_what_a_reader_should_know(
     result |= {"selection_scorings": 5, "eval_overlap": 3, "eval_cases": 4, "status": "finished"}
     (tmp_path / "result.json").write_text(json.dumps(result))
     (tmp_path / "config.yaml").write_text("rl_score_range: '-1,1'\n")
-    tab = visit(reported(tmp_path, [record(row_number=3, case_idx="a", when="after_sampled"), record(row_number=0)]))
+    tab = visit(
+        reported(tmp_path, [record(row_number=3, case_idx="a", eval_phase="after_sampled"), record(row_number=0)])
+    )
 
     assert tab.texts(".scores h3") == ["Held-out score, sampled", "Held-out pass@3", "Held-out score, greedy"]
     assert tab.texts(".scores.pass .big b") == ["0.250", "0.500"]

@@ -23,7 +23,7 @@ def read(folder: Path, records: list[dict[str, Any]]) -> Rollouts:
 
 
 def scored(row: int, when: str, score: float | None, **more: Any) -> dict[str, Any]:
-    return record(row_number=row, case_idx=7, when=when, score=score, step=4, weight_version=4, **more)
+    return record(row_number=row, case_idx=7, eval_phase=when, score=score, step=4, weight_version=4, **more)
 
 
 def test_rows_that_share_a_case_idx_are_cases_of_their_own(tmp_path: Path) -> None:

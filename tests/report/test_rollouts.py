@@ -167,15 +167,15 @@ def some(tmp_path: Path) -> Rollouts:
                 said('a "quoted"\nline', step=2, score=0.75, case_idx="b", stop="max_turns"),
                 record(step=3, score=None, error=error, stop="env_error"),
                 record(step=4, messages=[{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": call}]),
-                said("kept", step=5, when="before_sampled", score=0.0, case_idx="b"),
+                said("kept", step=5, eval_phase="before_sampled", score=0.0, case_idx="b"),
             ],
         )
     )
 
 
 def test_episodes_are_found_by_what_they_are(some: Rollouts) -> None:
-    assert steps(some, when="training") == [1, 2, 3, 4]
-    assert steps(some, when="held-out") == steps(some, when="before_sampled") == [5]
+    assert steps(some, eval_phase="training") == [1, 2, 3, 4]
+    assert steps(some, eval_phase="held-out") == steps(some, eval_phase="before_sampled") == [5]
     assert steps(some, case="b") == [2, 5]
     assert steps(some, low=0.2, high=0.8) == [1, 2]
     assert steps(some, high=0.3) == [1, 5]
@@ -235,9 +235,9 @@ def test_a_case_has_the_mean_of_its_first_and_of_its_last_group(tmp_path: Path) 
         record(step=1, group=3, case_idx=7, score=1.0),
         record(step=4, group=1, case_idx=7, score=1.0),
         record(step=4, group=1, case_idx=7, score=None, error={"kind": "raised"}),
-        record(step=0, when="before_sampled", case_idx=7, score=0.0),
-        record(step=4, when="after_sampled", case_idx=7, score=1.0),
-        record(step=4, when="after_greedy", case_idx=7, score=0.0),
+        record(step=0, eval_phase="before_sampled", case_idx=7, score=0.0),
+        record(step=4, eval_phase="after_sampled", case_idx=7, score=1.0),
+        record(step=4, eval_phase="after_greedy", case_idx=7, score=0.0),
     ]
     training, held_out = case_rows(read(write_run(tmp_path, records)))
     assert (training.first, training.last, training.episodes, training.failed) == (0.5, 1.0, 4, 1)

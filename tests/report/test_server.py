@@ -80,7 +80,7 @@ def test_all_runs_of_a_folder_are_listed_and_shown(server: PageServer) -> None:
     shown = ready(server, "sums")
     assert shown["scores"]["sampled"]["change"]["count"] == 8
     assert {row["case"] for row in get(server, "cases", run="sums")["rows"] if row["is_held_out"]} != set()
-    page = get(server, "episodes", run="sums", step=8, when="training")
+    page = get(server, "episodes", run="sums", step=8, eval_phase="training")
     assert page["total"] == 16
     assert [file["name"] for file in get(server, "source", run="sums")] == ["arithmetic.py"]
     assert get(server, "episode", run="sums", n=page["rows"][0]["n"])["said"][0]["role"] == "assistant"
@@ -134,7 +134,7 @@ def test_no_parameter_becomes_a_path(climb: str, server: PageServer) -> None:
         for raw in (quote(climb, safe=""), climb.replace("\0", "%00")):
             assert ask(server, f"/api/{what}?run={raw}&n=0")[0] == 404
     ready(server, "sums")
-    for name in ("when", "step", "case", "low", "high", "failure", "stop", "text", "order", "start", "n"):
+    for name in ("eval_phase", "step", "case", "low", "high", "failure", "stop", "text", "order", "start", "n"):
         for what in ("episodes", "episode"):
             status, _, body = ask(server, f"/api/{what}?run=sums&{name}={quote(climb, safe='')}")
             assert status in (200, 400, 404)

@@ -46,27 +46,28 @@ RECORD = RolloutRecord(
 
 
 def test_a_record_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
-    scored = RolloutRecord(step=0, when="before_sampled", sample=1, prompt="say", messages=[], score=None)
+    scored = RolloutRecord(step=0, eval_phase="before_sampled", sample=1, prompt="say", messages=[], score=None)
     append_lines(tmp_path / "rank0.jsonl", [RECORD.to_json(), scored.to_json()])
     assert list(read_rollouts(tmp_path / "rank0.jsonl")) == [RECORD, scored]
 
 
 def test_every_field_of_a_record_is_written() -> None:
-    assert {field.name for field in fields(RolloutRecord)} - RECORD.to_json().keys() == {"when", "sample"}
+    assert {field.name for field in fields(RolloutRecord)} - RECORD.to_json().keys() == {"eval_phase", "sample"}
     assert RECORD.to_json()["schema"] == 1
 
 
 def test_what_only_training_or_only_a_scoring_knows_is_left_out_of_the_other() -> None:
-    scored = RolloutRecord(when="before_sampled", sample=0).to_json()
-    assert (scored["when"], scored["sample"]) == ("before_sampled", 0)
+    scored = RolloutRecord(eval_phase="before_sampled", sample=0).to_json()
+    assert (scored["eval_phase"], scored["sample"]) == ("before_sampled", 0)
     assert not {"group", "advantage"} & scored.keys()
-    assert not {"when", "sample"} & RECORD.to_json().keys()
+    assert not {"eval_phase", "sample"} & RECORD.to_json().keys()
 
 
 def test_a_record_without_a_schema_is_read_by_its_old_names() -> None:
-    old: JsonObject = {"step": 3, "policy_step": 2, "group": 1, "row": 7, "case_idx": 4, "prompt": "say", "turns": 2}
+    old: JsonObject = {"step": 3, "policy_step": 2, "when": "step3_greedy", "row": 7, "case_idx": 4, "turns": 2}
     record = RolloutRecord.from_json(old)
     assert (record.schema, record.step, record.weight_version, record.row_number) == (0, 3, 2, 7)
+    assert record.eval_phase == "step3_greedy"
     assert record.turns == (RecordedTurn(None, 2), RecordedTurn(None, 2))
     assert (record.row, record.tools) == ({}, [])
 

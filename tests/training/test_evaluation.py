@@ -37,7 +37,7 @@ def result_of(result: Result) -> dict[str, Any]:
 def evaluations(folder: Path, when: str) -> list[dict[str, Any]]:
     """The records of one scoring, in the order of their rows and samples."""
     records = [record for file in folder.glob("rollouts/*.jsonl") for record in read_lines(file)]
-    found = [record for record in records if record.get("when") == when]
+    found = [record for record in records if record.get("eval_phase") == when]
     return sorted(found, key=lambda record: (record["row_number"], record["sample"]))
 
 
@@ -137,7 +137,9 @@ def test_a_case_is_sampled_as_often_as_asked_and_once_greedily(sampled_run: Resu
 
 
 def test_metrics_of_the_environment_are_means_over_the_episodes_that_have_them(sampled_run: Result) -> None:
-    records = [record for record in read_lines(sampled_run.folder / "rollouts" / "rank0.jsonl") if "when" not in record]
+    records = [
+        record for record in read_lines(sampled_run.folder / "rollouts" / "rank0.jsonl") if "eval_phase" not in record
+    ]
     for line in [line for line in sampled_run.history if "eval_score" not in line]:
         for name in ("length", "ends_in_a"):
             values = [r["metrics"][name] for r in records if r["step"] == line["step"] and name in r["metrics"]]

@@ -127,6 +127,8 @@ def in_the_earlier_format(folder: Path) -> None:
                 values.pop(name)
             values |= {"policy_step": values.pop("weight_version"), "row": values.pop("row_number")}
             values["turns"] = len(cast(list[Any], values["turns"]))
+            if "eval_phase" in values:
+                values["when"] = values.pop("eval_phase")
         append_lines(file, lines)
 
 
@@ -139,7 +141,10 @@ def test_a_run_whose_records_are_of_the_earlier_format_goes_on_like_one_of_the_p
 
     (one,), (other,) = (list(folder.glob("rollouts/*.jsonl")) for folder in (killed, whole.folder))
     facts = [
-        [(r.step, r.when, r.sample, r.group, r.row_number, r.weight_version, r.completion, r.score) for r in records]
+        [
+            (r.step, r.eval_phase, r.sample, r.group, r.row_number, r.weight_version, r.completion, r.score)
+            for r in records
+        ]
         for records in map(read_rollouts, (one, other))
     ]
     assert facts[0] == facts[1]
@@ -201,7 +206,9 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
         made = folder.checkpoints / f"checkpoint-{step}"
         made.mkdir(parents=True)
         seal(made, Manifest(step, {}, {}, "", 1, {}, owes_evaluation=True))
-    rollouts = [RolloutRecord(step=step, when=when) for step, when in ((1, ""), (2, ""), (2, "step2_greedy"), (3, ""))]
+    rollouts = [
+        RolloutRecord(step=step, eval_phase=phase) for step, phase in ((1, ""), (2, ""), (2, "step2_greedy"), (3, ""))
+    ]
     lines = [{"step": 1}, {"step": 2}, {"step": 2, "eval_score": 0.5}, {"step": 3}]
     append_lines(folder.metrics, lines)
     History(folder, None).add_rollouts(rollouts)
