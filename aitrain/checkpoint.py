@@ -23,7 +23,7 @@ from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.knobs import knobs
 from aitrain.privacy import without_secrets
-from aitrain.run_folder import RunFolder, forget, plain, sync, write_json
+from aitrain.run_folder import RunFolder, forget, sync, to_jsonable, write_json
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
 
@@ -175,7 +175,7 @@ def seal(folder: Path, manifest: Manifest) -> None:
         digests = list(pool.map(_digest_of, files.values()))
     sizes = [path.stat().st_size for path in files.values()]
     named = zip(files, sizes, digests, strict=True)
-    content = plain(
+    content = to_jsonable(
         {**asdict(manifest), "files": {name: {"size": size, "sha256": digest} for name, size, digest in named}}
     )
     _sync_all(folder)
@@ -183,7 +183,8 @@ def seal(folder: Path, manifest: Manifest) -> None:
 
 
 def publish(made: Path, place: Path) -> None:
-    """Sync a finished folder and give it its name. What had the name before is there until then; `tidy` finds it."""
+    """Sync a finished folder and give it its name. What had the name before is there until then, where
+    `clean_partial` finds it."""
     _sync_all(made)
     old = place.with_name(f"{OLD}{place.name}")
     if place.exists():
@@ -235,7 +236,7 @@ def _record_stays(to: Manifest, record: RolloutRecord) -> bool:
     return record.step < to.step or (record.step == to.step and not comes_again)
 
 
-def tidy(folder: RunFolder) -> None:
+def clean_partial(folder: RunFolder) -> None:
     """Take away what a killed process left half done, and put back what it was replacing."""
     for place in (folder.path, folder.checkpoints):
         for old in place.glob(f"{OLD}*"):
@@ -254,7 +255,7 @@ def tidy(folder: RunFolder) -> None:
 
 def changed_knobs(before: Manifest, config: TrainConfig, processes: int) -> list[str]:
     """Each knob that changes the training and is not what it was, as `lr: 1e-05 -> 0.001`."""
-    old, new = _flat(before.config), _flat(plain(config.written()))
+    old, new = _flat(before.config), _flat(to_jsonable(config.written()))
     old["processes"], new["processes"] = before.processes, processes
     free = {knob.name for knob in knobs() if knob.may_change}
     names = [name for name in {**old, **new} if name.partition(".")[0] not in free]
@@ -269,7 +270,7 @@ def changed_knobs(before: Manifest, config: TrainConfig, processes: int) -> list
 def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     """Knobs, environment and training cases that are not what they were, each in a few words."""
     changes = changed_knobs(before, config, now.processes)
-    old, new = before.environment, plain(now.environment)
+    old, new = before.environment, to_jsonable(now.environment)
     if old["class"] != new["class"]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
     elif old["sha256"] != new["sha256"]:

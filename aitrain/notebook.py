@@ -20,8 +20,8 @@ from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.launch.preflight import Plan, check
 from aitrain.launch.serving import serving
 from aitrain.privacy import opt_out
+from aitrain.report.report_writer import ReportWriter
 from aitrain.report.terminal import Screen
-from aitrain.report.writing import Reporting
 from aitrain.run_folder import Result, RunFolder
 from aitrain.watchdog import Stall, Watchdog, message, write_stacks
 
@@ -55,7 +55,7 @@ def _run(plan: Plan, folder: RunFolder, environment: Any) -> Result:
     if environment is None:
         assert plan.source is not None  # check() found it
         environment = load(plan.source, plan.config.rl_env_config or {})
-    report = Reporting(folder)
+    report = ReportWriter(folder)
     with Screen() as screen:
         try:
             with Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout)) as heartbeat:
@@ -71,7 +71,7 @@ class Watchers:
 
     folder: RunFolder
     screen: Screen
-    report: Reporting
+    report: ReportWriter
     heartbeat: Heartbeat
 
 

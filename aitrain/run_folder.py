@@ -153,7 +153,7 @@ class RunFolder:
         return [path for file in written for path in file.parent.glob(f".{file.name}.????????")]
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def run_lock(self) -> Iterator[None]:
         """While this lasts, no other process trains in this folder; one that is just ending is waited for.
 
         Raises:
@@ -237,12 +237,12 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, values: Mapping[str, object], durable: bool = True) -> None:
     """One JSON object, for people too."""
-    write_text(path, json.dumps(plain(values), indent=2, ensure_ascii=False) + "\n", durable)
+    write_text(path, json.dumps(to_jsonable(values), indent=2, ensure_ascii=False) + "\n", durable)
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     """JSON lines, flushed: what a killed run had written is there. Lone surrogates become `?`."""
-    lines = "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records)
+    lines = "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records)
     with path.open("a", encoding="utf-8", errors="replace") as file:
         file.write(lines)
 
@@ -281,7 +281,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def plain(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
     """The value in JSON's own types: nan and inf become null, scalars numbers, anything else its text. No secrets."""
     if isinstance(value, str):
         return masked(value)
@@ -290,10 +290,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {masked(str(key)): plain(item) for key, item in value.items()}
+        return {masked(str(key)): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    return plain(value.item()) if _is_scalar(value) else masked(str(value))
+        return [to_jsonable(item) for item in value]
+    return to_jsonable(value.item()) if _is_scalar(value) else masked(str(value))
 
 
 def _is_scalar(value: Any) -> bool:

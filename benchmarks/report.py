@@ -34,11 +34,11 @@ NEEDLE = "Xylophonist"
 WRITE = """
 import sys
 from pathlib import Path
-from aitrain.report.writing import Reporting
+from aitrain.report.report_writer import ReportWriter
 from aitrain.run_folder import RunFolder
 def tell(event):
     raise SystemExit(str(event))
-Reporting(RunFolder(Path(sys.argv[1]))).write(tell)
+ReportWriter(RunFolder(Path(sys.argv[1]))).write(tell)
 """
 WORDS = [
     "the room",

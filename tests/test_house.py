@@ -21,7 +21,7 @@ PACKAGE = ROOT / "aitrain"
 FLOORS = {
     "errors": 0, "packages": 0, "machine": 0, "vllm_ranks": 0, "activity": 0,
     "privacy": 0, "events": 0.1, "values": 0.1, "loss_types": 0.1, "config": 0.2,
-    "batch": 1, "knobs": 1, "run_folder": 1, "runs": 1.05, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
+    "batch": 1, "knobs": 1, "run_folder": 1, "heartbeat": 1.1, "runs": 1.2, "environment": 1, "checkpoint": 1.5,
     "watchdog": 1.6, "report": 1.6, "launch": 2,
     "notebook": 3, "cli": 3, "__main__": 4,
 }  # fmt: skip
@@ -33,7 +33,7 @@ HEAVY_FLOORS = {
     "finite": 1, "flat": 1, "kept_rows": 1, "padding": 1, "epochs": 1, "generation": 2, "rollout": 3, "trainer": 4,
     "scopes": 1, "episode_metrics": 3.5, "logprobs": 3.5, "optimizing": 3.6,
     "evaluation": 5, "alarms": 5, "saving": 5,
-    "joining": 2, "history": 4, "callbacks": 5.1, "checkpoints": 5.2,
+    "joining": 2, "run_recorder": 4, "callbacks": 5.1, "checkpoints": 5.2,
     "run": 6, "worker": 7,
 }  # fmt: skip
 WITHIN = {
@@ -45,10 +45,11 @@ WITHIN = {
     "trl_fields": 0, "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,
     "shape": 0, "room": 0.3, "capacity": 0.6,
     "preflight": 1, "serving": 2, "processes": 3,
-    "json_values": 0, "rollout_record": 0.1, "metrics_line": 0.1, "environment_source": 0,
-    "visible": 0, "duration": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
-    "intervals": 0, "held_out": 0.5, "rollouts": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
-    "picture": 2, "shelf": 2, "card": 3, "shown": 3, "server": 3, "writing": 3,
+    "json_values": 0, "rollout_record": 0.1, "metrics_line": 0.1, "environment_source": 0, "intervals": 0,
+    "held_out": 0.5, "rollout_index": 0.5, "run_list": 0.5,
+    "escape_controls": 0, "duration": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
+    "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
+    "reward_plot": 2, "run_registry": 2, "card": 3, "transcript": 3, "server": 3, "report_writer": 3,
     "tied_head": 0, "weights": 0, "row_sampling": 0, "batching": 1, "colocated": 1, "served": 1, "agreement": 2,
     "stopping": 0, "local": 3, "comparison": 4,
     "completion": 0, "loudness": 0, "running": 1, "grpo": 1.5,

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from aitrain.checkpoint import read_manifest, rewind
-from aitrain.report.rollouts import Rollouts
-from aitrain.report.runs import look
-from aitrain.report.shelf import Shelf
+from aitrain.report.report_writer import ReportWriter, page_data
+from aitrain.report.run_registry import RunRegistry
 from aitrain.report.summary import scores
-from aitrain.report.writing import Reporting, page_data
 from aitrain.run_folder import Result, RunFolder
 from aitrain.runs.metrics_line import read_metrics
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.run_list import look
 
 OLD_RUN = Path(__file__).parent / "data" / "old_run"
 
@@ -38,8 +38,8 @@ def run(here: Path) -> RunFolder:
 
 
 @pytest.fixture
-def rollouts(run: RunFolder) -> Rollouts:
-    found = Rollouts(run.rollouts)
+def rollouts(run: RunFolder) -> RolloutIndex:
+    found = RolloutIndex(run.rollouts)
     found.refresh()
     return found
 
@@ -116,15 +116,15 @@ def test_aitrain_runs_lists_it(run: RunFolder) -> None:
     assert look(run.path).name == "old_run"
 
 
-def ready(shelf: Shelf) -> Any:
-    (opened,) = shelf.runs().values()
+def ready(registry: RunRegistry) -> Any:
+    (opened,) = registry.runs().values()
     while not opened.summary()["is_ready"]:
         pass
     return opened
 
 
 def test_aitrain_view_answers_with_it(run: RunFolder) -> None:
-    opened = ready(Shelf([run.path]))
+    opened = ready(RunRegistry([run.path]))
     shown = opened.summary()
     assert (shown["status"], shown["episodes"]["all"], shown["episodes"]["failures"]) == ("finished", 30, {"raised": 2})
     assert [point["step"] for point in shown["held_out"]] == [0, 2, 3]
@@ -135,8 +135,8 @@ def test_aitrain_view_answers_with_it(run: RunFolder) -> None:
     assert {row["case"] for row in opened.cases()["rows"]} == {"0", "1", "2", "3", "4", "5"}
 
 
-def test_its_report_can_be_written_again(run: RunFolder, rollouts: Rollouts) -> None:
-    Reporting(run).finish(lambda event: pytest.fail(str(event)))
+def test_its_report_can_be_written_again(run: RunFolder, rollouts: RolloutIndex) -> None:
+    ReportWriter(run).finish(lambda event: pytest.fail(str(event)))
     assert run.report.stat().st_size > 100_000
     data: Any = page_data(run, rollouts)
     assert len(data["episodes"]) == 30
@@ -145,7 +145,7 @@ def test_its_report_can_be_written_again(run: RunFolder, rollouts: Rollouts) -> 
     assert failed["said"][0]["calls"] == [["look_up", '{"word": "oak"}']]
 
 
-def test_its_scores_follow_from_its_records(run: RunFolder, rollouts: Rollouts) -> None:
+def test_its_scores_follow_from_its_records(run: RunFolder, rollouts: RolloutIndex) -> None:
     recorded = scores(run, rollouts)
     run.result.unlink()
     computed = scores(run, rollouts)

@@ -18,10 +18,10 @@ from aitrain.report import terminal
 from aitrain.report.block import Block, can_be_drawn_over
 from aitrain.report.dashboard import Dashboard, step_line
 from aitrain.report.duration import duration
+from aitrain.report.escape_controls import escape_controls
 from aitrain.report.log_tail import LogTail
 from aitrain.report.plot import ASCII, curve, sparkline
 from aitrain.report.terminal import Screen, last_line, show_result
-from aitrain.report.visible import visible
 from aitrain.run_folder import Result
 from tests.screens import Terminal
 
@@ -176,7 +176,7 @@ def test_nothing_that_an_environment_says_reaches_the_terminal_as_a_command(even
     ],
 )  # fmt: skip
 def test_what_a_terminal_would_obey_is_written_out(text: str, shown: str) -> None:
-    assert visible(text) == shown
+    assert escape_controls(text) == shown
 
 
 # -- where nothing can be drawn over

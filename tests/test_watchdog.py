@@ -22,8 +22,8 @@ from aitrain.events import Ended, Event, Failed
 from aitrain.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
 from aitrain.launch import processes
 from aitrain.launch.processes import Processes
-from aitrain.report.runs import look
 from aitrain.run_folder import RunFolder, read_object, write_json
+from aitrain.runs.run_list import look
 from aitrain.watchdog import IdleClock, Stall, Watchdog, descendants, message, waits_for_another_rank
 from tests.hanging_worker import HANGS
 

@@ -128,10 +128,10 @@ def _usage(error: typer.TyperException) -> str:
 
 def _tell(message: str, code: int, error: BaseException) -> int:
     from aitrain.privacy import masked
-    from aitrain.report.visible import visible
+    from aitrain.report.escape_controls import escape_controls
 
     message = masked(message)
-    print(message if message.startswith("Usage:") else f"aitrain: {visible(message)}", file=sys.stderr)
+    print(message if message.startswith("Usage:") else f"aitrain: {escape_controls(message)}", file=sys.stderr)
     if "--debug" in sys.argv:
         print(masked("".join(traceback.format_exception(error))), file=sys.stderr)
     return code

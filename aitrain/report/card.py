@@ -18,15 +18,15 @@ from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.knobs import as_command, read_file
 from aitrain.privacy import masked, without_secrets
-from aitrain.report.held_out import ScoreTable, interval_texts, recorded_table
-from aitrain.report.picture import draw_curve
+from aitrain.report.escape_controls import escape_controls
 from aitrain.report.plot import curve
-from aitrain.report.rollouts import Rollouts
+from aitrain.report.reward_plot import draw_curve
 from aitrain.report.summary import curves, scores
-from aitrain.report.visible import visible
 from aitrain.run_folder import RunFolder, read_object, write_text
+from aitrain.runs.held_out import ScoreTable, interval_texts, recorded_table
 from aitrain.runs.json_values import JsonObject, as_int
 from aitrain.runs.metrics_line import read_metrics
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.values import write_yaml
 
 PICTURE = "reward.png"
@@ -34,7 +34,7 @@ PICTURE = "reward.png"
 
 def write_card(folder: RunFolder) -> None:
     """Write the card of a run that has a result and a model, and the curve beside it."""
-    rollouts = Rollouts(folder.rollouts)
+    rollouts = RolloutIndex(folder.rollouts)
     rollouts.refresh()
     picture = draw_curve(folder, rollouts)
     if picture is not None:
@@ -69,7 +69,7 @@ def _license(config: TrainConfig) -> str | None:
     return given if isinstance(given, str) else None
 
 
-def _sections(folder: RunFolder, config: TrainConfig, rollouts: Rollouts) -> Iterator[str]:
+def _sections(folder: RunFolder, config: TrainConfig, rollouts: RolloutIndex) -> Iterator[str]:
     result, made = read_object(folder.result), read_object(folder.environment)
     yield f"# {escaped(config.project_name)}"
     environment = escaped(result.get("environment"))
@@ -154,7 +154,7 @@ def _again(config: TrainConfig, made: JsonObject) -> str:
 
 def escaped(value: object) -> str:
     """Any text as Markdown and HTML that shows it, on one line."""
-    line = " ".join(visible(str(value)).split())
+    line = " ".join(escape_controls(str(value)).split())
     html = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]()#+!|~$@:-])", r"\\\1", html)
 
@@ -163,7 +163,7 @@ def fenced(text: str, language: str = "") -> str:
     """A code block that nothing in the text can end."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{visible(text)}\n{fence}"
+    return f"{fence}{language}\n{escape_controls(text)}\n{fence}"
 
 
 def table(rows: Iterable[tuple[str, ...]]) -> str:

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from aitrain.events import Ended, Evaluated, Event, Phase, Step
 from aitrain.report.duration import duration
+from aitrain.report.escape_controls import escape_controls
 from aitrain.report.plot import ASCII, BLOCKS, sparkline
-from aitrain.report.visible import visible
 
 LABEL = 10
 """Columns of a line's name."""
@@ -39,7 +39,7 @@ class Dashboard:
         """Note an event."""
         self.since = time.monotonic()
         if isinstance(event, Phase):
-            self.phase = visible(event.text)
+            self.phase = escape_controls(event.text)
         elif isinstance(event, Evaluated) and event.sampled is not None:
             self.scores.append(event)
             self.phase = ""

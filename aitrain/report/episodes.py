@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import NotRequired, TypedDict
 
-from aitrain.report.rollouts import Entry, Rollouts, excerpt, prompt_excerpt
 from aitrain.runs.json_values import parse_object
+from aitrain.runs.rollout_index import IndexEntry, RolloutIndex, excerpt, prompt_excerpt
 from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
 
 ORDERS = ("training", "lowest", "highest", "mixed", "longest")
@@ -37,7 +37,7 @@ class Query:
     text: str = ""
     order: str = "training"
 
-    def takes(self, entry: Entry, by_case_idx: bool = False) -> bool:
+    def takes(self, entry: IndexEntry, by_case_idx: bool = False) -> bool:
         """Whether an episode is asked for, but for its text; `case` names the row, or its `case_idx`."""
         return (
             self._takes_phase(entry)
@@ -48,7 +48,7 @@ class Query:
             and self.stop in ("", entry.stop)
         )
 
-    def _takes_phase(self, entry: Entry) -> bool:
+    def _takes_phase(self, entry: IndexEntry) -> bool:
         kind = "held-out" if entry.eval_phase else "training"
         return self.eval_phase in ("", kind, entry.eval_phase)
 
@@ -67,12 +67,12 @@ class Found:
     is_complete: bool = True
 
 
-def group_of(entry: Entry) -> tuple[int, str, int, str]:
+def group_of(entry: IndexEntry) -> tuple[int, str, int, str]:
     """What an episode's group is known by; of held-out cases, the samples of one case in one scoring."""
     return entry.step, entry.eval_phase, entry.group, entry.case if entry.eval_phase else ""
 
 
-def find(rollouts: Rollouts, query: Query) -> Found:
+def find(rollouts: RolloutIndex, query: Query) -> Found:
     """All episodes that a query asks for."""
     entries = rollouts.entries
     by_case_idx = query.case != "" and all(entry.case != query.case for entry in entries)
@@ -85,7 +85,7 @@ def find(rollouts: Rollouts, query: Query) -> Found:
     return Found(_sorted(entries, numbers, query.order), is_complete)
 
 
-def _searched(rollouts: Rollouts, numbers: Sequence[int], text: str) -> Iterator[int | None]:
+def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int | None]:
     """Those whose messages or error hold the text; None at the end when there were too many or it took too long.
 
     A record is parsed only when its bytes hold the text. Upper and lower case are the same for a to z.
@@ -115,7 +115,7 @@ def _all_text(raw: bytes) -> str:
     return "\n".join([*parts, record.error.message if record.error else ""])
 
 
-def _sorted(entries: Sequence[Entry], numbers: list[int], order: str) -> list[int]:
+def _sorted(entries: Sequence[IndexEntry], numbers: list[int], order: str) -> list[int]:
     if order not in ORDERS[1:]:
         return sorted(
             numbers, key=lambda number: (entries[number].step, entries[number].eval_phase, entries[number].group)
@@ -127,7 +127,7 @@ def _sorted(entries: Sequence[Entry], numbers: list[int], order: str) -> list[in
     return [number for group in ranked for number in group]
 
 
-def _rank(group: list[Entry], order: str) -> tuple[bool, float]:
+def _rank(group: list[IndexEntry], order: str) -> tuple[bool, float]:
     if order == "longest":
         return False, -max(entry.tokens for entry in group)
     scores = [entry.score for entry in group if entry.score is not None]
@@ -173,7 +173,7 @@ class EpisodePage(TypedDict):
     is_complete: bool
 
 
-def page_of(rollouts: Rollouts, found: Found, start: int, size: int = 48) -> EpisodePage:
+def page_of(rollouts: RolloutIndex, found: Found, start: int, size: int = 48) -> EpisodePage:
     """The rows from `start` on, whole groups where they are not huge, and where the next page starts."""
     entries, numbers = rollouts.entries, found.numbers
     end = min(len(numbers), start + size)
@@ -187,11 +187,11 @@ def page_of(rollouts: Rollouts, found: Found, start: int, size: int = 48) -> Epi
     }
 
 
-def _are_together(entries: Sequence[Entry], two: Sequence[int]) -> bool:
+def _are_together(entries: Sequence[IndexEntry], two: Sequence[int]) -> bool:
     return group_of(entries[two[0]]) == group_of(entries[two[1]])
 
 
-def _row(rollouts: Rollouts, number: int) -> EpisodeRow:
+def _row(rollouts: RolloutIndex, number: int) -> EpisodeRow:
     entry = rollouts.entries[number]
     record = rollouts.record(entry)
     return {
@@ -201,7 +201,7 @@ def _row(rollouts: Rollouts, number: int) -> EpisodeRow:
     }
 
 
-def _facts(entry: Entry, number: int) -> EpisodeFacts:
+def _facts(entry: IndexEntry, number: int) -> EpisodeFacts:
     return {
         "n": number,
         "step": entry.step,
@@ -263,7 +263,7 @@ class Transcript(EpisodeRow):
     seed: str
 
 
-def episode(rollouts: Rollouts, number: int, limit: Limit = WHOLE) -> Transcript:
+def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> Transcript:
     """An episode with all that was said; `skipped` messages are left out after the first ones."""
     entry = rollouts.entries[number]
     record = rollouts.record(entry)

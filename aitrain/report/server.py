@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from aitrain.report.episodes import Query, Transcript
 from aitrain.report.page import SCRIPTS, SERVED_POLICY, STYLES, asset, served
-from aitrain.report.shelf import OpenRun, Shelf
+from aitrain.report.run_registry import OpenRun, RunRegistry
 
 HOSTS = {"127.0.0.1", "localhost"}
 HEADERS = {
@@ -41,12 +41,12 @@ class Refused(Exception):
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the runs of a shelf on 127.0.0.1; port 0 takes a free one."""
+    """Serves the runs of a registry on 127.0.0.1; port 0 takes a free one."""
 
     daemon_threads = True
 
-    def __init__(self, shelf: Shelf, port: int) -> None:
-        self.shelf = shelf
+    def __init__(self, registry: RunRegistry, port: int) -> None:
+        self.registry = registry
         super().__init__(("127.0.0.1", port), _Handler)
 
     @property
@@ -98,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path.removeprefix("/assets/") in (*STYLES, *SCRIPTS) and path.startswith("/assets/"):
             return path.rpartition(".")[2], asset(path.removeprefix("/assets/")).encode()
         if path in ANSWERS:
-            return "json", _as_json(ANSWERS[path](self.server.shelf, _parameters(query)))
+            return "json", _as_json(ANSWERS[path](self.server.registry, _parameters(query)))
         raise Refused(HTTPStatus.NOT_FOUND, "There is nothing here.")
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
@@ -136,9 +136,9 @@ def _parameters(query: str) -> Parameters:
         raise Refused(HTTPStatus.BAD_REQUEST, "Too many parameters.") from None
 
 
-def _run(shelf: Shelf, parameters: Parameters) -> OpenRun:
+def _run(registry: RunRegistry, parameters: Parameters) -> OpenRun:
     """By its id among those there are; never by a path."""
-    run = shelf.runs().get(parameters.get("run", ""))
+    run = registry.runs().get(parameters.get("run", ""))
     if run is None:
         raise Refused(HTTPStatus.NOT_FOUND, "There is no such run.")
     return run
@@ -169,20 +169,20 @@ def _query(parameters: Parameters) -> Query:
     return Query(eval_phase, step, case, low, high, failure, stop, text[:1000], order)
 
 
-def _episode(shelf: Shelf, parameters: Parameters) -> Transcript:
+def _episode(registry: RunRegistry, parameters: Parameters) -> Transcript:
     number = _whole(parameters, "n")
-    found = None if number is None else _run(shelf, parameters).episode(number)
+    found = None if number is None else _run(registry, parameters).episode(number)
     if found is None:
         raise Refused(HTTPStatus.NOT_FOUND, "There is no such episode.")
     return found
 
 
-ANSWERS: dict[str, Callable[[Shelf, Parameters], object]] = {
-    "/api/runs": lambda shelf, _: [run.line() for run in shelf.runs().values()],
-    "/api/run": lambda shelf, parameters: _run(shelf, parameters).summary(),
-    "/api/source": lambda shelf, parameters: _run(shelf, parameters).source(),
-    "/api/cases": lambda shelf, parameters: _run(shelf, parameters).cases(),
-    "/api/episodes": lambda shelf, parameters: _run(shelf, parameters).episodes(
+ANSWERS: dict[str, Callable[[RunRegistry, Parameters], object]] = {
+    "/api/runs": lambda registry, _: [run.line() for run in registry.runs().values()],
+    "/api/run": lambda registry, parameters: _run(registry, parameters).summary(),
+    "/api/source": lambda registry, parameters: _run(registry, parameters).source(),
+    "/api/cases": lambda registry, parameters: _run(registry, parameters).cases(),
+    "/api/episodes": lambda registry, parameters: _run(registry, parameters).episodes(
         _query(parameters), _whole(parameters, "start", 0) or 0
     ),
     "/api/episode": _episode,

@@ -12,7 +12,8 @@ import yaml
 
 from aitrain.config import TrainConfig
 from aitrain.privacy import without_secrets
-from aitrain.report.held_out import (
+from aitrain.run_folder import RunFolder, read_object
+from aitrain.runs.held_out import (
     IntervalValues,
     ScoreRow,
     ScoreTable,
@@ -24,11 +25,10 @@ from aitrain.report.held_out import (
     case_means,
     recorded_table,
 )
-from aitrain.report.intervals import Bounds, of_mean
-from aitrain.report.rollouts import Entry, Rollouts
-from aitrain.run_folder import RunFolder, read_object
+from aitrain.runs.intervals import Bounds, of_mean
 from aitrain.runs.json_values import JsonObject, as_float, as_int
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
+from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 
 POINTS = 1_000
 """Most points of a curve; of a longer run, neighbouring steps are averaged."""
@@ -109,7 +109,7 @@ class RunSummary(TypedDict):
     episodes: EpisodeCounts | None
 
 
-def summary(folder: Path, rollouts: Rollouts | None) -> RunSummary:
+def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
     """The run in a folder. Without rollouts, as they take a while to read, the curve of held-out scores has no
     intervals."""
     run = RunFolder(folder)
@@ -201,7 +201,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 # -- scores before and after
 
 
-def scores(run: RunFolder, rollouts: Rollouts | None) -> ScoreTable:
+def scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
     """The held-out scores: result.json's, and those of the rollouts while there is no result."""
     result = read_object(run.result)
     recorded = recorded_table(result.get("scores"))
@@ -214,7 +214,7 @@ def scores(run: RunFolder, rollouts: Rollouts | None) -> ScoreTable:
     return before_and_after(_ends(rollouts.entries), _bounds(options), as_int(options.get("eval_samples")) or 1)
 
 
-def _ends(entries: Iterable[Entry]) -> dict[str, Scoring]:
+def _ends(entries: Iterable[IndexEntry]) -> dict[str, Scoring]:
     """The scorings before and after; before, of the cases that were played after as well, where there is an after."""
     ends = [entry for entry in entries if entry.eval_phase.startswith(("before", "after"))]
     played = {entry.case for entry in ends if entry.eval_phase.startswith("after")} or {entry.case for entry in ends}
@@ -251,11 +251,11 @@ def _bare(value: object) -> IntervalValues | None:
     return None if mean is None else {"mean": mean, "low": None, "high": None, "count": None}
 
 
-def held_out_curve(run: RunFolder, rollouts: Rollouts) -> list[ScoredStep]:
+def held_out_curve(run: RunFolder, rollouts: RolloutIndex) -> list[ScoredStep]:
     """The scores of each policy of which held-out cases were scored, by its weight version. What the policy that is
     model/ came to at the end stands in for earlier scorings of the same step."""
     bounds = _bounds(_options(run.config))
-    points: dict[int, dict[str, list[Entry]]] = {}
+    points: dict[int, dict[str, list[IndexEntry]]] = {}
     for entry in rollouts.entries:
         if entry.eval_phase:
             points.setdefault(entry.weight_version, {}).setdefault(entry.eval_phase, []).append(entry)
@@ -265,7 +265,7 @@ def held_out_curve(run: RunFolder, rollouts: Rollouts) -> list[ScoredStep]:
     ]
 
 
-def _interval(scorings: Mapping[str, list[Entry]], decoding: str, bounds: Bounds | None) -> IntervalValues | None:
+def _interval(scorings: Mapping[str, list[IndexEntry]], decoding: str, bounds: Bounds | None) -> IntervalValues | None:
     names = sorted((name for name in scorings if name.endswith(decoding)), key=lambda name: name.startswith("after"))
     entries = scorings[names[-1]] if names else []
     scored = by_case((entry.case, entry.score) for entry in entries if entry.score is not None)
@@ -293,7 +293,7 @@ def _recorded_curve(lines: Iterable[MetricsLine], result: JsonObject) -> list[Sc
 # -- episodes
 
 
-def count(rollouts: Rollouts) -> EpisodeCounts:
+def count(rollouts: RolloutIndex) -> EpisodeCounts:
     """How many episodes there are, of which kind."""
     entries = rollouts.entries
     failures = Counter(entry.failure for entry in entries if entry.failure)

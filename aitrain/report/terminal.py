@@ -16,10 +16,10 @@ from aitrain.privacy import masked
 from aitrain.report.block import Block, can_be_drawn_over
 from aitrain.report.dashboard import Dashboard, evaluated_line, number, step_line
 from aitrain.report.duration import duration
-from aitrain.report.held_out import ScoreTable, interval_texts
+from aitrain.report.escape_controls import escape_controls
 from aitrain.report.plot import ASCII, BLOCKS, curve
-from aitrain.report.visible import visible
 from aitrain.run_folder import Result, RunFolder
+from aitrain.runs.held_out import ScoreTable, interval_texts
 
 LINE_EVERY = 10.0
 """Seconds between two progress lines where they cannot be drawn over: in a pipe, in CI."""
@@ -83,7 +83,7 @@ class Screen:
             self._pass_on()
             self.dashboard.take(event)
             if isinstance(event, Note):
-                self._keep(Text("! " + visible(masked(event.text)), style="yellow"))
+                self._keep(Text("! " + escape_controls(masked(event.text)), style="yellow"))
             elif self.block is None:
                 self._tell(event)
             self._draw()
@@ -116,7 +116,7 @@ class Screen:
 
     def _pass_on(self) -> None:
         for line in self.said():
-            self._keep(Text(visible(line), style="dim"))
+            self._keep(Text(escape_controls(line), style="dim"))
 
     def _draw(self) -> None:
         if self.block is None or self._closed.is_set():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aitrain.run_folder import plain, read_lines
+from aitrain.run_folder import read_lines, to_jsonable
 from aitrain.runs.json_values import JsonObject, as_float, as_int
 
 SCHEMA = 1
@@ -52,7 +52,9 @@ class MetricsLine:
     @classmethod
     def of_logs(cls, step: int, seconds: float, logs: Mapping[str, object]) -> MetricsLine:
         """What the trainer logs after a step."""
-        return cls.from_json({name: plain(value) for name, value in logs.items()} | {"step": step, "seconds": seconds})
+        return cls.from_json(
+            {name: to_jsonable(value) for name, value in logs.items()} | {"step": step, "seconds": seconds}
+        )
 
     def to_json(self) -> JsonObject:
         """The line as a JSON object of the present format: one level, without the named fields that it lacks."""

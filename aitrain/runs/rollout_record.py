@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from aitrain.run_folder import plain, read_lines
+from aitrain.run_folder import read_lines, to_jsonable
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_objects, as_text
 
 SCHEMA = 1
@@ -190,7 +190,7 @@ def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
 
 def row_columns(row: Mapping[str, object]) -> JsonObject:
     """A case's row as a record has it: in JSON's types, without secrets, without the prompt, which the record has."""
-    columns = {name: plain(value) for name, value in row.items() if name != "prompt"}
+    columns = {name: to_jsonable(value) for name, value in row.items() if name != "prompt"}
     return {name: _shortened(value) for name, value in columns.items()}
 
 

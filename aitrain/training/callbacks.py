@@ -22,7 +22,7 @@ from aitrain.errors import Interrupted
 from aitrain.events import Announce, Step
 from aitrain.heartbeat import Progress
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.training.history import History
+from aitrain.training.run_recorder import RunRecorder
 
 Scores: TypeAlias = tuple[float | None, float | None]
 """Mean score of sampled and of greedy completions."""
@@ -93,7 +93,7 @@ class StopRequest:
 class Reporter(TrainerCallback):  # type: ignore[misc]
     """Writes metrics.jsonl, notes how far the run is and tells the screen, on the first process."""
 
-    def __init__(self, history: History, progress: Progress, announce: Announce) -> None:
+    def __init__(self, history: RunRecorder, progress: Progress, announce: Announce) -> None:
         self.history = history
         self.progress = progress
         self.announce = announce

@@ -25,7 +25,7 @@ from aitrain.checkpoint import PREFIX, STAGING, Manifest, publish, rotate, seal
 from aitrain.errors import RunFailed
 from aitrain.run_folder import RunFolder
 from aitrain.training.callbacks import Standing
-from aitrain.training.history import History
+from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.scopes import replaced
 from aitrain.training.trainer import EpisodeTrainer
 
@@ -38,7 +38,7 @@ class Checkpoints:
     """Writes the checkpoints of one run."""
 
     folder: RunFolder
-    history: History
+    history: RunRecorder
     about: Manifest
     """What does not change from one checkpoint to the next."""
     standing: Standing

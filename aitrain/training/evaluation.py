@@ -14,8 +14,8 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
 from aitrain.errors import EnvironmentFailed
-from aitrain.report.held_out import Scoring, by_case, mean_score
-from aitrain.run_folder import RunFolder, plain
+from aitrain.run_folder import RunFolder, to_jsonable
+from aitrain.runs.held_out import Scoring, by_case, mean_score
 from aitrain.runs.rollout_record import read_rollouts
 from aitrain.training.dataset import Cases
 from aitrain.training.rollout import Episode
@@ -175,7 +175,7 @@ def recorded_before(folder: RunFolder, cases: Cases) -> Recorded:
 
 
 def _read_before(folder: RunFolder, cases: Cases) -> Recorded:
-    prompts = {case.number: plain(case.prompt) for case in cases}
+    prompts = {case.number: to_jsonable(case.prompt) for case in cases}
     found: dict[str, dict[tuple[int, int], float | None]] = {"sampled": {}, "greedy": {}}
     for file in sorted(folder.rollouts.glob("*.jsonl")):
         for record in read_rollouts(file):

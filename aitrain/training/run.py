@@ -28,11 +28,11 @@ from aitrain.checkpoint import (
     changed,
     check_whole,
     checkpoints_of,
+    clean_partial,
     newest_checkpoint,
     read_manifest,
     refuse_changes,
     step_of,
-    tidy,
 )
 from aitrain.config import TrainConfig
 from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
@@ -43,9 +43,8 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, RunFail
 from aitrain.events import Announce, Ended, Evaluated, Event, Note, Phase
 from aitrain.heartbeat import Progress
 from aitrain.report.card import try_to_write_card
-from aitrain.report.held_out import before_and_after, bounds_of
 from aitrain.run_folder import Result, RunFolder, write_json
-from aitrain.runs.environment_source import keep_source
+from aitrain.runs.held_out import before_and_after, bounds_of
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training import dataset, saving
@@ -69,7 +68,6 @@ from aitrain.training.generation.served import (
     check_for_nccl,
     roomy_folder,
 )
-from aitrain.training.history import History
 from aitrain.training.hub import check_hub, push
 from aitrain.training.joining import join, saying_who_hangs
 from aitrain.training.model import (
@@ -82,8 +80,9 @@ from aitrain.training.model import (
     lora_config,
     model_path,
 )
-from aitrain.training.provenance import describe_run
+from aitrain.training.provenance import describe_run, record_environment
 from aitrain.training.rollout import Limits, refuse_tools_for_strings
+from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.tracking import About, Tracking
 from aitrain.training.trainer import EpisodeTrainer, Hooks, Parts
 from aitrain.training.trl_arguments import (
@@ -133,7 +132,7 @@ class Prepared:
 class Records:
     """Where all that happens is noted: in the run folder, and with trackers."""
 
-    history: History
+    history: RunRecorder
     tracking: Tracking
 
     def add_rollouts(self, records: list[RolloutRecord]) -> None:
@@ -153,11 +152,11 @@ def run(job: Job) -> Result:
     is_first = os.environ.get("RANK", "0") == "0"
     with (
         closing(job.host or host_of(job.environment, job.config)) as host,
-        job.folder.alone() if is_first else nullcontext(),
+        job.folder.run_lock() if is_first else nullcontext(),
         saying_who_hangs(job.config),
     ):
         if is_first:
-            tidy(job.folder)
+            clean_partial(job.folder)
         try:
             return _run(job, host)
         except ServerFailed:
@@ -422,7 +421,7 @@ def _about_split(split: dataset.Split, limit: int | None) -> Iterator[str]:
 
 def _assemble(job: Job, parts: Parts, split: dataset.Split, precision: Precision) -> Prepared:
     held_out = HeldOut(split.held_out, job.config.seed, job.config.eval_samples)
-    stopper, history = Stopper(job.stop), History(job.folder, job.checkpoint)
+    stopper, history = Stopper(job.stop), RunRecorder(job.folder, job.checkpoint)
 
     def tell(text: str) -> None:
         job.announce(Note(text))
@@ -449,8 +448,7 @@ def _assemble(job: Job, parts: Parts, split: dataset.Split, precision: Precision
         trainer.add_callback(Return(job.checkpoint, trainer, standing.is_same))
     job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
-        write_json(job.folder.environment, about.environment)
-        keep_source(job.environment, job.folder.environment_source)
+        record_environment(job.folder, job.environment, about.environment)
     longest = partial(longest_shapes, parts)
     tracking = records.tracking
     return Prepared(trainer, held_out, precision, stopper, standing, evaluator, tracking, longest, split.overlap)

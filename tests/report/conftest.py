@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from aitrain.report.run_registry import RunRegistry
 from aitrain.report.server import PageServer
-from aitrain.report.shelf import Shelf
 
 SHORT = [
     "--rl-prompts-per-step=4", "--rl-num-generations=4", "--batch-size=16", "--rl-max-new-tokens=8", "--lr=4e-4",
@@ -84,7 +84,7 @@ def serve() -> Iterator[Callable[..., PageServer]]:
     servers: list[PageServer] = []
 
     def start(*places: Path) -> PageServer:
-        servers.append(PageServer(Shelf(places), 0))
+        servers.append(PageServer(RunRegistry(places), 0))
         threading.Thread(target=servers[-1].serve_forever, args=[0.05], daemon=True).start()
         return servers[-1]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from aitrain.report.rollouts import Rollouts
+from aitrain.report.report_writer import ReportWriter
 from aitrain.report.server import PageServer
-from aitrain.report.writing import Reporting
 from aitrain.run_folder import RunFolder, append_lines
+from aitrain.runs.rollout_index import RolloutIndex
 from tests.report.conftest import record, said, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
@@ -89,7 +89,7 @@ def file_of(folder: Path) -> str:
 def reported(folder: Path, records: list[Any]) -> str:
     """A report of these rollouts, as an address."""
     write_run(folder, records)
-    Reporting(RunFolder(folder)).write(lambda event: pytest.fail(str(event)))
+    ReportWriter(RunFolder(folder)).write(lambda event: pytest.fail(str(event)))
     return file_of(folder)
 
 
@@ -199,7 +199,7 @@ def test_rollouts_are_filtered(sums: Tab) -> None:
 
 
 def test_rollouts_are_searched(sums: Tab, real_runs: Path) -> None:
-    rollouts = Rollouts(real_runs / "sums" / "rollouts")
+    rollouts = RolloutIndex(real_runs / "sums" / "rollouts")
     rollouts.refresh()
     asked = rollouts.record(rollouts.entries[100]).transcript()[0][0].text
     sums.page.click("#rollouts button:has-text('Clear')")

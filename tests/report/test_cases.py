@@ -9,15 +9,15 @@ from rich.console import Console
 
 from aitrain.report.cases import case_rows
 from aitrain.report.episodes import Query, find
-from aitrain.report.rollouts import Rollouts
-from aitrain.report.shown import episodes
 from aitrain.report.summary import held_out_curve, scores
+from aitrain.report.transcript import episodes
 from aitrain.run_folder import RunFolder
+from aitrain.runs.rollout_index import RolloutIndex
 from tests.report.conftest import record, write_run
 
 
-def read(folder: Path, records: list[dict[str, Any]]) -> Rollouts:
-    rollouts = Rollouts(write_run(folder, records) / "rollouts")
+def read(folder: Path, records: list[dict[str, Any]]) -> RolloutIndex:
+    rollouts = RolloutIndex(write_run(folder, records) / "rollouts")
     rollouts.refresh()
     return rollouts
 

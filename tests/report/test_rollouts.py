@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from aitrain.report import rollouts as reading
 from aitrain.report.cases import case_rows
 from aitrain.report.episodes import Query, episode, find, page_of
-from aitrain.report.rollouts import Rollouts
 from aitrain.report.sampling import MOST_BYTES, MOST_EPISODES, choose
+from aitrain.runs import rollout_index as reading
 from aitrain.runs.json_values import as_text
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from tests.report.conftest import record, said, write_run
 
 
-def read(folder: Path) -> Rollouts:
-    rollouts = Rollouts(folder / "rollouts")
+def read(folder: Path) -> RolloutIndex:
+    rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     return rollouts
 
@@ -151,12 +151,12 @@ def test_content_in_parts_is_their_text() -> None:
 # -- finding
 
 
-def steps(rollouts: Rollouts, **query: Any) -> list[int]:
+def steps(rollouts: RolloutIndex, **query: Any) -> list[int]:
     return [rollouts.entries[number].step for number in find(rollouts, Query(**query)).numbers]
 
 
 @pytest.fixture
-def some(tmp_path: Path) -> Rollouts:
+def some(tmp_path: Path) -> RolloutIndex:
     error = {"kind": "raised", "place": "score_episode", "message": "ValueError: too late"}
     call = [{"function": {"name": "look", "arguments": {"where": "Überall"}}}]
     return read(
@@ -173,7 +173,7 @@ def some(tmp_path: Path) -> Rollouts:
     )
 
 
-def test_episodes_are_found_by_what_they_are(some: Rollouts) -> None:
+def test_episodes_are_found_by_what_they_are(some: RolloutIndex) -> None:
     assert steps(some, eval_phase="training") == [1, 2, 3, 4]
     assert steps(some, eval_phase="held-out") == steps(some, eval_phase="before_sampled") == [5]
     assert steps(some, case="b") == [2, 5]
@@ -183,7 +183,7 @@ def test_episodes_are_found_by_what_they_are(some: Rollouts) -> None:
     assert steps(some, step=2) == [2]
 
 
-def test_episodes_are_found_by_what_was_said_in_them(some: Rollouts) -> None:
+def test_episodes_are_found_by_what_was_said_in_them(some: RolloutIndex) -> None:
     assert steps(some, text="grüße, 'YOU'") == [1]
     assert steps(some, text='a "quoted"\nline') == [2]
     assert steps(some, text="TOO late") == [3]
@@ -193,7 +193,7 @@ def test_episodes_are_found_by_what_was_said_in_them(some: Rollouts) -> None:
     assert steps(some, text="kept", case="a") == []
 
 
-def test_names_of_fields_are_not_what_was_said(some: Rollouts) -> None:
+def test_names_of_fields_are_not_what_was_said(some: RolloutIndex) -> None:
     assert steps(some, text="advantage") == steps(some, text="role") == steps(some, text="max_turns") == []
 
 

@@ -20,8 +20,8 @@ import pytest
 
 from aitrain.errors import ConfigError
 from aitrain.report import episodes
+from aitrain.report.run_registry import OpenRun, RunRegistry, places
 from aitrain.report.server import PageServer
-from aitrain.report.shelf import OpenRun, Shelf, places
 from aitrain.run_folder import append_lines
 from tests.report.conftest import record, said, write_run
 
@@ -170,7 +170,7 @@ def test_links_and_other_files_are_no_runs(real_run: Path, tmp_path: Path) -> No
     (tmp_path / "runs" / "notes").mkdir()
     (tmp_path / "runs" / "notes" / "secret.txt").write_text("secret")
     write_run(tmp_path / "runs" / "mine", [record()])
-    assert set(Shelf([tmp_path / "runs"]).runs()) == {"mine"}
+    assert set(RunRegistry([tmp_path / "runs"]).runs()) == {"mine"}
 
 
 def test_a_single_rollouts_file_and_runs_of_the_same_name_can_be_shown(tmp_path: Path, serve: Serve) -> None:

@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from aitrain import Result, Score
-from aitrain.report.rollouts import Rollouts
 from aitrain.report.summary import held_out_curve, scores, summary
 from aitrain.report.terminal import score_table
 from aitrain.run_folder import RunFolder, read_lines
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.training.dataset import Cases
 from aitrain.training.evaluation import recorded_before
 from tests.environments.dictionary_lookup import DictionaryLookup
@@ -46,7 +46,7 @@ def computed(folder: Path) -> dict[str, Any]:
     result = folder / "result.json"
     kept = result.read_text()
     result.unlink()
-    rollouts = Rollouts(folder / "rollouts")
+    rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     found = scores(RunFolder(folder), rollouts)
     result.write_text(kept)
@@ -108,7 +108,7 @@ def test_cases_are_known_by_their_row_where_case_idx_repeats(train: Train) -> No
 
 def test_every_place_shows_the_intervals_of_the_result(sampled_run: Result) -> None:
     recorded = result_of(sampled_run)["scores"]
-    rollouts = Rollouts(sampled_run.folder / "rollouts")
+    rollouts = RolloutIndex(sampled_run.folder / "rollouts")
     rollouts.refresh()
 
     assert computed(sampled_run.folder) == recorded
@@ -216,7 +216,7 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
     (chosen,) = evaluations(result.folder, "step2_sampled")
     assert (after["weight_version"], after["step"], after["sample"]) == (2, 4, 1)
     assert chosen["sample"] == 0
-    rollouts = Rollouts(result.folder / "rollouts")
+    rollouts = RolloutIndex(result.folder / "rollouts")
     rollouts.refresh()
     for curve in (held_out_curve(RunFolder(result.folder), rollouts), summary(result.folder, None)["held_out"]):
         found = [(point["step"], point["sampled"]["mean"]) for point in curve]

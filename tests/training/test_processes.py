@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from aitrain.heartbeat import BEAT
-from aitrain.report.runs import look
 from aitrain.run_folder import read_lines, read_object
+from aitrain.runs.run_list import look
 from tests.training.conftest import difference
 
 ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "processes.py"

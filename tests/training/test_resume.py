@@ -21,7 +21,7 @@ from aitrain.checkpoint import MANIFEST, Manifest, checkpoints_of, read_manifest
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.run_folder import RunFolder, append_lines, read_lines
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
-from aitrain.training.history import History
+from aitrain.training.run_recorder import RunRecorder
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
@@ -211,11 +211,11 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
     ]
     lines = [{"step": 1}, {"step": 2}, {"step": 2, "eval_score": 0.5}, {"step": 3}]
     append_lines(folder.metrics, lines)
-    History(folder, None).add_rollouts(rollouts)
+    RunRecorder(folder, None).add_rollouts(rollouts)
     with folder.metrics.open("a") as file:
         file.write('{"step": 3, "lo')  # a kill in the middle
 
-    resumed = History(folder, folder.checkpoints / "checkpoint-2")
+    resumed = RunRecorder(folder, folder.checkpoints / "checkpoint-2")
     assert len(checkpoints_of(folder)) == 2
     resumed.add_rollouts([RolloutRecord(step=3, completion="again")])
 

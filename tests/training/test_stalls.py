@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from aitrain import Result, RunFailed, activity, notebook, watchdog
 from aitrain.activity import SLOT, Activity
-from aitrain.report.runs import look
 from aitrain.run_folder import RunFolder, read_object
+from aitrain.runs.run_list import look
 from aitrain.training import checkpoints, evaluation, run, saving, tracking
 from aitrain.training.generation import colocated, served
 from aitrain.training.model import tick_in_forward_passes

@@ -24,7 +24,7 @@ EXCERPT = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """An episode as the index knows it: where it lies, and what one filters and counts by."""
 
     file: int
@@ -64,11 +64,11 @@ class _File:
 
 
 @dataclass
-class Rollouts:
+class RolloutIndex:
     """All episodes below a folder of rollout files, or in one such file; `refresh` reads what is new."""
 
     path: Path
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[IndexEntry] = field(default_factory=list)
     prompts: dict[tuple[bool, str], str] = field(default_factory=dict)
     """The beginning of each case's prompt, by (is it held out, case)."""
     damaged: int = 0
@@ -105,23 +105,23 @@ class Rollouts:
                 elif line.strip() or end - start >= LONGEST_LINE:
                     self.damaged += 1
 
-    def _add(self, entry: Entry, prompt: object) -> None:
+    def _add(self, entry: IndexEntry, prompt: object) -> None:
         self.entries.append(entry)
         key = (entry.is_held_out, entry.case)
         if key not in self.prompts:
             self.prompts[key] = prompt_excerpt(prompt)
 
-    def record(self, entry: Entry) -> RolloutRecord:
+    def record(self, entry: IndexEntry) -> RolloutRecord:
         """The whole record, read from its file; all defaults when the file is not what it was."""
         return RolloutRecord.from_json(parse_object(self.raw(entry)) or {})
 
-    def raw(self, entry: Entry) -> bytes:
+    def raw(self, entry: IndexEntry) -> bytes:
         """The record's bytes."""
         with self.files[entry.file].path.open("rb") as stream:
             stream.seek(entry.offset)
             return stream.read(entry.length)
 
-    def each_raw(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, bytes]]:
+    def each_raw(self, entries: Iterable[IndexEntry]) -> Iterator[tuple[IndexEntry, bytes]]:
         """The bytes of many records, each file opened once."""
         streams: dict[int, BinaryIO] = {}
         try:
@@ -161,12 +161,12 @@ def _skip_line(stream: BinaryIO) -> int:
     return skipped
 
 
-def entry_of(values: JsonObject, place: tuple[int, int, int]) -> Entry:
+def entry_of(values: JsonObject, place: tuple[int, int, int]) -> IndexEntry:
     """The index's view of a record's JSON object; what is missing or of a wrong type is 0, empty or None."""
     get = upgraded(values).get
     error, case_idx, row_number, turns = get("error"), get("case_idx"), get("row_number"), get("turns")
     kind = as_text(error.get("kind")) or "raised" if isinstance(error, dict) else "raised" if error else ""
-    return Entry(
+    return IndexEntry(
         *place,
         step=as_int(get("step")) or 0,
         weight_version=as_int(get("weight_version")) or 0,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.report.held_out import before_and_after, bounds_of, case_means, interval_text, mean_score, pass_at
+from aitrain.runs.held_out import before_and_after, bounds_of, case_means, interval_text, mean_score, pass_at
 
 
 def test_the_mean_is_that_of_the_cases_however_many_samples_each_has() -> None:

@@ -8,16 +8,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from aitrain.report.rollouts import Rollouts
 from aitrain.report.summary import curves, held_out_curve
 from aitrain.run_folder import RunFolder
 from aitrain.runs.metrics_line import read_metrics
+from aitrain.runs.rollout_index import RolloutIndex
 
 WINDOW = 20
 """The thick line is a mean over about this share (one by so many) of the steps."""
 
 
-def draw_curve(folder: RunFolder, rollouts: Rollouts) -> Path | None:
+def draw_curve(folder: RunFolder, rollouts: RolloutIndex) -> Path | None:
     """Reward and held-out score over the steps; None without matplotlib, and without two steps."""
     drawn = curves(read_metrics(folder.metrics))
     rewards = drawn["series"].get("reward")

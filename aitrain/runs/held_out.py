@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TypeAlias, TypedDict
 
-from aitrain.report.intervals import UNIT, Bounds, Interval, of_change, of_mean
+from aitrain.runs.intervals import UNIT, Bounds, Interval, of_change, of_mean
 from aitrain.runs.json_values import as_float, as_int
 from aitrain.values import score_bounds
 

@@ -12,7 +12,7 @@ from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
 
 
-class History:
+class RunRecorder:
     """Where records go. What followed the checkpoint that a run goes on from is forgotten when the first new record
     comes, and not before: a resumed run that is killed until then has lost nothing."""
 

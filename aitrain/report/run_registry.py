@@ -9,13 +9,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.report.cases import case_rows, telling
+from aitrain.report.cases import case_rows, most_changed
 from aitrain.report.episodes import EpisodePage, Found, Query, Transcript, episode, find, page_of
-from aitrain.report.rollouts import Rollouts
 from aitrain.report.summary import RunSummary, summary
 from aitrain.run_folder import RUNS, RunFolder, read_object
 from aitrain.runs.environment_source import SourceFile, read_source
 from aitrain.runs.json_values import JsonObject, as_float
+from aitrain.runs.rollout_index import RolloutIndex
 
 PATIENCE = 0.3
 """Seconds that a page waits for rollouts to be read before it is shown without them."""
@@ -31,14 +31,14 @@ class OpenRun:
 
     id: str
     path: Path
-    rollouts: Rollouts = field(init=False)
+    rollouts: RolloutIndex = field(init=False)
     is_ready: bool = False
     _reader: threading.Thread | None = None
     _seen: tuple[object, ...] = ()
     _summary: RunSummary | None = None
 
     def __post_init__(self) -> None:
-        self.rollouts = Rollouts(self.path if self.path.is_file() else self.path / "rollouts")
+        self.rollouts = RolloutIndex(self.path if self.path.is_file() else self.path / "rollouts")
 
     def look(self) -> None:
         """Read what is new, for as long as somebody waits for it; the rest is read beside."""
@@ -87,7 +87,7 @@ class OpenRun:
     def cases(self) -> JsonObject:
         """A row for each case; of very many, those that tell most."""
         rows = case_rows(self.rollouts)
-        return {"rows": [asdict(row) for row in telling(rows, MOST_CASES)], "count": len(rows)}
+        return {"rows": [asdict(row) for row in most_changed(rows, MOST_CASES)], "count": len(rows)}
 
     def episodes(self, query: Query, start: int) -> EpisodePage:
         """One page of the episodes that a query asks for."""
@@ -112,7 +112,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-class Shelf:
+class RunRegistry:
     """The runs of some places: run folders, folders of run folders, and single rollout files."""
 
     def __init__(self, places: Iterable[Path]) -> None:

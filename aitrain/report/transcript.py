@@ -15,18 +15,18 @@ from rich.text import Text
 from aitrain.report.dashboard import brief, number
 from aitrain.report.duration import duration
 from aitrain.report.episodes import MessageView, Query, Transcript, episode, find, group_of
+from aitrain.report.escape_controls import escape_controls
 from aitrain.report.plot import ASCII, BLOCKS, curve
-from aitrain.report.rollouts import Entry, Rollouts
 from aitrain.report.summary import EpisodeCounts, RunSummary, count, summary
 from aitrain.report.terminal import score_table
-from aitrain.report.visible import visible
+from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 
 GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = 4
 """Columns before what was said."""
 
 
-def worst(rollouts: Rollouts, query: Query) -> list[int]:
+def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
     """Scored episodes from the lowest score on: of the newest sampled scoring of held-out cases, else of the last step,
     unless the query says of which."""
     entries = rollouts.entries
@@ -36,7 +36,7 @@ def worst(rollouts: Rollouts, query: Query) -> list[int]:
     return sorted(found, key=lambda number: entries[number].score or 0.0)
 
 
-def _newest(entries: Sequence[Entry]) -> Query:
+def _newest(entries: Sequence[IndexEntry]) -> Query:
     held_out = [entry for entry in entries if entry.eval_phase and not entry.eval_phase.endswith("greedy")]
     if held_out:
         return Query(eval_phase=held_out[-1].eval_phase)
@@ -46,11 +46,13 @@ def _newest(entries: Sequence[Entry]) -> Query:
 # -- the run
 
 
-def overview(folder: Path, rollouts: Rollouts, console: Console) -> Iterator[RenderableType]:
+def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator[RenderableType]:
     """What was run, what came of it, the curve, what its episodes came to."""
     found = summary(folder, rollouts)
-    yield Text.assemble((visible(found["name"]), "bold"), f"  {visible(found['status'])}{_extent(found)}")
-    yield Text(visible(_what(found)), style="dim")
+    yield Text.assemble(
+        (escape_controls(found["name"]), "bold"), f"  {escape_controls(found['status'])}{_extent(found)}"
+    )
+    yield Text(escape_controls(_what(found)), style="dim")
     yield Text()
     yield score_table(found["scores"])
     if chosen := found["selection"]:
@@ -63,7 +65,7 @@ def overview(folder: Path, rollouts: Rollouts, console: Console) -> Iterator[Ren
         yield from map(Text, curve(rewards, min(60, console.width - 8), ramp=ramp))
     yield Text()
     yield _counts(count(rollouts))
-    command = visible(f"aitrain show {shlex.quote(str(folder))}")
+    command = escape_controls(f"aitrain show {shlex.quote(str(folder))}")
     yield Text(f"\nlook closer: {command} --worst, --failed, --step N, --case N", style="dim")
 
 
@@ -81,8 +83,8 @@ def _what(found: RunSummary) -> str:
 
 
 def _counts(counted: EpisodeCounts) -> Text:
-    stops = ", ".join(f"{visible(stop) or '?'} {count}" for stop, count in counted["stops"].items())
-    failures = ", ".join(f"{visible(kind)} {count}" for kind, count in counted["failures"].items())
+    stops = ", ".join(f"{escape_controls(stop) or '?'} {count}" for stop, count in counted["stops"].items())
+    failures = ", ".join(f"{escape_controls(kind)} {count}" for kind, count in counted["failures"].items())
     text = Text(f"{counted['all']} episodes, {counted['held_out']} of them held out; ended: {stops}")
     if failures:
         text.append(f"\nfailed: {failures}", BAD)
@@ -94,7 +96,7 @@ def _counts(counted: EpisodeCounts) -> Text:
 # -- its episodes
 
 
-def episodes(rollouts: Rollouts, numbers: Sequence[int]) -> Iterator[RenderableType]:
+def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[RenderableType]:
     """Group by group, where they lie side by side: what was asked once, then all that was answered."""
     for _, together in groupby(numbers, key=lambda number: group_of(rollouts.entries[number])):
         told = [episode(rollouts, number) for number in together]
@@ -107,35 +109,37 @@ def episodes(rollouts: Rollouts, numbers: Sequence[int]) -> Iterator[RenderableT
 
 def _heading(told: list[Transcript]) -> Text:
     first = told[0]
-    what = visible(first["eval_phase"]).replace("_", ", ") or f"group {first['group']}"
+    what = escape_controls(first["eval_phase"]).replace("_", ", ") or f"group {first['group']}"
     scores = "  ".join(number(one["score"]) for one in told) if len(told) > 1 else ""
-    named = f" (case_idx {visible(first['case_idx'])})" if first["case_idx"] != first["case"] else ""
-    return Text.assemble((f"step {first['step']}, {what}, case {visible(first['case'])}{named}", "bold"), f"  {scores}")
+    named = f" (case_idx {escape_controls(first['case_idx'])})" if first["case_idx"] != first["case"] else ""
+    return Text.assemble(
+        (f"step {first['step']}, {what}, case {escape_controls(first['case'])}{named}", "bold"), f"  {scores}"
+    )
 
 
 def _facts(one: Transcript) -> Text:
     score = one["score"]
     colour = "dim" if score is None else GOOD if score > 0.8 else BAD if score < 0.2 else MIDDLE
-    facts = ["" if one["advantage"] is None else f"advantage {one['advantage']:+.2f}", visible(one["stop"])]
+    facts = ["" if one["advantage"] is None else f"advantage {one['advantage']:+.2f}", escape_controls(one["stop"])]
     facts += [f"{one['turns']} turns" if one["turns"] > 1 else "", f"{one['tokens']} tokens"]
     seconds = one["seconds"] or 0.0
     facts += [f"environment {brief(seconds)}"] if seconds >= 0.01 else []
-    facts += [f"{visible(name)} {value:.3g}" for name, value in one["metrics"].items() if value is not None]
+    facts += [f"{escape_controls(name)} {value:.3g}" for name, value in one["metrics"].items() if value is not None]
     return Text.assemble(("  score " + number(score), colour), ("  " + ", ".join(filter(None, facts)), "dim"))
 
 
 def _messages(messages: list[MessageView]) -> Iterator[RenderableType]:
     for message in messages:
-        role = visible(" ".join(filter(None, (message["role"], message.get("name", "")))))
+        role = escape_controls(" ".join(filter(None, (message["role"], message.get("name", "")))))
         calls = "".join(f"\n-> {name}({arguments})" for name, arguments in message.get("calls", ()))
-        text = Text.assemble((f"{role}: ", "cyan"), visible(message["text"] + calls))
+        text = Text.assemble((f"{role}: ", "cyan"), escape_controls(message["text"] + calls))
         yield Indented(text)
 
 
 def _error(one: Transcript) -> Iterator[RenderableType]:
     if error := one["error"]:
         text = f"{error['place']} {error['kind']}: {error['message']}"
-        yield Indented(Text(visible(text.strip()), style=BAD))
+        yield Indented(Text(escape_controls(text.strip()), style=BAD))
 
 
 @dataclass(frozen=True)
