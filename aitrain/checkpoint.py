@@ -53,9 +53,9 @@ class Manifest:
     """What a checkpoint was made of."""
 
     step: int
-    config: dict[str, Any]
+    config: dict[str, object]
     """The resolved knobs."""
-    environment: dict[str, Any]
+    environment: dict[str, object]
     """As in environment.json: module, class, file, sha256, config."""
     dataset: str
     """Fingerprint of the training cases."""
@@ -161,7 +161,7 @@ def _digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest(content: Any) -> str:
+def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -286,14 +286,15 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     return changes
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(config: Mapping[str, object]) -> dict[str, object]:
     """The fields of TRL beside the knobs."""
-    fields_of_trl = config.get("trl") or {}
+    given = config.get("trl")
+    fields_of_trl = given if isinstance(given, dict) else {}
     knobs_alone = {name: value for name, value in config.items() if name != "trl"}
     return {**knobs_alone, **{f"trl.{name}": value for name, value in fields_of_trl.items()}}
 
 
-def _shown(name: str, value: Any) -> str:
+def _shown(name: str, value: object) -> str:
     return "unset" if value is None else str(without_secrets({name: value})[name])
 
 

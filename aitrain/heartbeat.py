@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from aitrain import activity
 from aitrain.errors import Interrupted
@@ -76,7 +75,7 @@ class Heartbeat:
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)
 
-    def _activity(self) -> dict[str, Any]:
+    def _activity(self) -> dict[str, object]:
         """The phase, and when the run counts as stalled if nothing more happens."""
         if (count := activity.total()) != self._count:
             self._count, self._progressed = count, time.time()
@@ -90,7 +89,7 @@ class Heartbeat:
             self.beat()
 
 
-def sign_of_life() -> dict[str, Any]:
+def sign_of_life() -> dict[str, object]:
     """This process in status.json, so that it cannot be taken for a later one with the same id."""
     started = _started(os.getpid())
     return {
@@ -102,7 +101,7 @@ def sign_of_life() -> dict[str, Any]:
     }
 
 
-def is_alive(status: Mapping[str, Any]) -> bool:
+def is_alive(status: Mapping[str, object]) -> bool:
     """Whether the process that wrote it is still there: by its id and start on this machine, else by its silence."""
     machine = _machine()
     is_here = machine is not None and (status.get("machine"), status.get("host")) == (machine, socket.gethostname())
@@ -113,11 +112,12 @@ def is_alive(status: Mapping[str, Any]) -> bool:
     return age is not None and age < SILENCE
 
 
-def silence(status: Mapping[str, Any]) -> float | None:
+def silence(status: Mapping[str, object]) -> float | None:
     """Seconds since its last sign of life, None where it gave none."""
     heartbeat = status.get("heartbeat")
-    is_number = isinstance(heartbeat, (int, float)) and not isinstance(heartbeat, bool)
-    return max(0.0, time.time() - heartbeat) if is_number and heartbeat else None
+    if isinstance(heartbeat, bool) or not isinstance(heartbeat, (int, float)) or not heartbeat:
+        return None
+    return max(0.0, time.time() - heartbeat)
 
 
 def _started(pid: int) -> int | None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, overload
 
 from aitrain.errors import ConfigError
 from aitrain.privacy import masked
@@ -126,7 +126,7 @@ class RunFolder:
         named = config.model_copy(update={"project_name": self.path.name})
         write_text(self.config, write_yaml(named.written()))
 
-    def write_status(self, status: str, **known: Any) -> None:
+    def write_status(self, status: str, **known: object) -> None:
         """status.json: whether the run runs, or how it ended; what is None, or not told, stays as it was."""
         news = {name: value for name, value in known.items() if value is not None}
         write_json(
@@ -135,9 +135,9 @@ class RunFolder:
             durable=status != "running",
         )
 
-    def read_server(self) -> dict[str, Any]:
+    def read_server(self) -> dict[str, object]:
         """What vllm-server.json says; nothing for a run without a server of its own."""
-        values: dict[str, Any] = json.loads(self.server.read_text(encoding="utf-8")) if self.server.exists() else {}
+        values: dict[str, object] = json.loads(self.server.read_text(encoding="utf-8")) if self.server.exists() else {}
         return values
 
     def unfinished(self) -> list[Path]:
@@ -281,7 +281,11 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def to_jsonable(value: Any) -> Any:
+@overload
+def to_jsonable(value: Mapping[str, object]) -> dict[str, object]: ...
+@overload
+def to_jsonable(value: object) -> object: ...
+def to_jsonable(value: object) -> object:
     """The value in JSON's own types: nan and inf become null, scalars numbers, anything else its text. No secrets."""
     if isinstance(value, str):
         return masked(value)
@@ -293,12 +297,8 @@ def to_jsonable(value: Any) -> Any:
         return {masked(str(key)): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [to_jsonable(item) for item in value]
-    return to_jsonable(value.item()) if _is_scalar(value) else masked(str(value))
-
-
-def _is_scalar(value: Any) -> bool:
-    """Whether it is a numpy or torch scalar, told without importing either."""
-    return hasattr(value, "item") and getattr(value, "ndim", 1) == 0
+    item = getattr(value, "item", None)  # a numpy or torch scalar has it, told without importing either
+    return to_jsonable(item()) if callable(item) and getattr(value, "ndim", 1) == 0 else masked(str(value))
 
 
 @dataclass(frozen=True)
