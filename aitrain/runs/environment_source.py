@@ -97,5 +97,6 @@ def _is_package(folder: Path) -> bool:
 
 def _typed_in(kind: type) -> str:
     """The notebook cell that holds a class, empty where nothing remembers it."""
-    functions = [value for value in vars(kind).values() if inspect.isfunction(value)]
-    return "".join(linecache.getlines(functions[0].__code__.co_filename)) if functions else ""
+    functions = (value for value in vars(kind).values() if inspect.isfunction(value))
+    cells = ("".join(linecache.getlines(function.__code__.co_filename)) for function in functions)
+    return next(filter(None, cells), "")

@@ -190,13 +190,15 @@ def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
 
 def row_columns(row: Mapping[str, object]) -> JsonObject:
     """A case's row as a record has it: in JSON's types, without secrets, without the prompt, which the record has."""
-    columns = {name: to_jsonable(value) for name, value in row.items() if name != "prompt"}
-    return {name: _shortened(value) for name, value in columns.items()}
+    return {name: _column(value) for name, value in row.items() if name != "prompt"}
 
 
-def _shortened(value: object) -> object:
-    length = len(json.dumps(value, ensure_ascii=False))
-    return value if length <= LONGEST_COLUMN else f"(left out: {length:,} characters)"
+def _column(value: object) -> object:
+    if isinstance(value, (list, tuple, set, frozenset, Mapping)) and 3 * len(value) > LONGEST_COLUMN:
+        return f"(left out: {len(value):,} items)"  # an item has three characters at least, so the JSON is too long
+    column = to_jsonable(value)
+    length = len(json.dumps(column, ensure_ascii=False))
+    return column if length <= LONGEST_COLUMN else f"(left out: {length:,} characters)"
 
 
 def _prompt(value: object) -> Prompt:

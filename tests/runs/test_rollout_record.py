@@ -116,5 +116,6 @@ def test_a_secret_in_the_row_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_huge_column_is_left_out_of_the_record_and_its_length_is_told() -> None:
-    columns = row_columns({"small": 1, "document": "x" * LONGEST_COLUMN})
-    assert columns == {"small": 1, "document": "(left out: 100,002 characters)"}
+    columns = row_columns({"small": 1, "document": "x" * LONGEST_COLUMN, "numbers": [0] * LONGEST_COLUMN})
+    left_out = {"document": "(left out: 100,002 characters)", "numbers": "(left out: 100,000 items)"}
+    assert columns == {"small": 1, **left_out}
