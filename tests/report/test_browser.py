@@ -17,6 +17,7 @@ from aitrain.report.server import PageServer
 from aitrain.run_folder import RunFolder, append_lines
 from aitrain.runs.rollout_index import RolloutIndex
 from tests.report.conftest import record, said, write_run
+from tests.test_old_run import OLD_RUN
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -352,6 +353,16 @@ def test_the_source_of_the_environment_is_shown_with_its_own_file_open(sums: Tab
     assert sums.texts("#environment summary") == ["arithmetic.py"]
     assert "class Arithmetic" in sums.texts("#environment details[open] .text")[0]
     assert "Environment" in sums.texts("nav a")
+
+
+def test_a_run_of_the_earlier_format_is_shown(tmp_path: Path, visit: Callable[..., Tab]) -> None:
+    folder = shutil.copytree(OLD_RUN, tmp_path / "old_run")
+    ReportWriter(RunFolder(folder)).write(lambda event: pytest.fail(str(event)))
+    tab = visit(file_of(folder))
+    assert tab.texts(".scores.sampled .big b") == ["0.542", "0.789"]
+    tab.page.locator("#rollouts .episode").first.click()
+    tab.page.wait_for_selector("#rollouts .transcript")
+    assert "Model, turn 2" in " ".join(tab.texts("#rollouts .message .speaker"))
 
 
 def test_a_run_without_its_source_says_so(tmp_path: Path, visit: Callable[..., Tab]) -> None:

@@ -24,6 +24,7 @@ from aitrain.report.run_registry import OpenRun, RunRegistry, places
 from aitrain.report.server import PageServer
 from aitrain.run_folder import append_lines
 from tests.report.conftest import record, said, write_run
+from tests.test_old_run import OLD_RUN
 
 Serve = Callable[..., PageServer]
 Answer = tuple[int, dict[str, str], bytes]
@@ -84,6 +85,18 @@ def test_all_runs_of_a_folder_are_listed_and_shown(server: PageServer) -> None:
     assert page["total"] == 16
     assert [file["name"] for file in get(server, "source", run="sums")] == ["arithmetic.py"]
     assert get(server, "episode", run="sums", n=page["rows"][0]["n"])["said"][0]["role"] == "assistant"
+
+
+def test_a_run_of_the_earlier_format_is_served_like_any_other(serve: Serve) -> None:
+    server = serve(OLD_RUN)
+    shown = ready(server, "old_run")
+    assert (shown["episodes"]["all"], shown["episodes"]["held_out"], shown["curves"]["step"]) == (30, 18, [1, 2, 3])
+    assert get(server, "cases", run="old_run")["count"] == 6
+    page = get(server, "episodes", run="old_run", failure="raised")
+    assert [row["turns"] for row in page["rows"]] == [2, 2]
+    failed = get(server, "episode", run="old_run", n=page["rows"][0]["n"])
+    assert "no tree today" in failed["error"]["message"]
+    assert get(server, "source", run="old_run") == []
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
