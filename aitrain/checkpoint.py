@@ -23,7 +23,7 @@ from aitrain.config import TrainConfig
 from aitrain.errors import ConfigError
 from aitrain.knobs import knobs
 from aitrain.privacy import without_secrets
-from aitrain.run_folder import RunFolder, forget, sync, to_jsonable, write_json
+from aitrain.run_folder import RunFolder, forget, sync, to_json_object, write_json
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
 
@@ -175,7 +175,7 @@ def seal(folder: Path, manifest: Manifest) -> None:
         digests = list(pool.map(_digest_of, files.values()))
     sizes = [path.stat().st_size for path in files.values()]
     named = zip(files, sizes, digests, strict=True)
-    content = to_jsonable(
+    content = to_json_object(
         {**asdict(manifest), "files": {name: {"size": size, "sha256": digest} for name, size, digest in named}}
     )
     _sync_all(folder)
@@ -255,7 +255,7 @@ def clean_partial(folder: RunFolder) -> None:
 
 def changed_knobs(before: Manifest, config: TrainConfig, processes: int) -> list[str]:
     """Each knob that changes the training and is not what it was, as `lr: 1e-05 -> 0.001`."""
-    old, new = _flat(before.config), _flat(to_jsonable(config.written()))
+    old, new = _flat(before.config), _flat(to_json_object(config.written()))
     old["processes"], new["processes"] = before.processes, processes
     free = {knob.name for knob in knobs() if knob.may_change}
     names = [name for name in {**old, **new} if name.partition(".")[0] not in free]
@@ -270,7 +270,7 @@ def changed_knobs(before: Manifest, config: TrainConfig, processes: int) -> list
 def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     """Knobs, environment and training cases that are not what they were, each in a few words."""
     changes = changed_knobs(before, config, now.processes)
-    old, new = before.environment, to_jsonable(now.environment)
+    old, new = before.environment, to_json_object(now.environment)
     if old["class"] != new["class"]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
     elif old["sha256"] != new["sha256"]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, overload
+from typing import TYPE_CHECKING, Any, TextIO
 
 from aitrain.errors import ConfigError
 from aitrain.privacy import masked
@@ -281,10 +281,6 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-@overload
-def to_jsonable(value: Mapping[str, object]) -> dict[str, object]: ...
-@overload
-def to_jsonable(value: object) -> object: ...
 def to_jsonable(value: object) -> object:
     """The value in JSON's own types: nan and inf become null, scalars numbers, anything else its text. No secrets."""
     if isinstance(value, str):
@@ -294,11 +290,16 @@ def to_jsonable(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {masked(str(key)): to_jsonable(item) for key, item in value.items()}
+        return to_json_object(value)
     if isinstance(value, (list, tuple, set, frozenset)):
         return [to_jsonable(item) for item in value]
     item = getattr(value, "item", None)  # a numpy or torch scalar has it, told without importing either
     return to_jsonable(item()) if callable(item) and getattr(value, "ndim", 1) == 0 else masked(str(value))
+
+
+def to_json_object(values: Mapping[str, object]) -> dict[str, object]:
+    """`to_jsonable` for a mapping."""
+    return {masked(str(key)): to_jsonable(item) for key, item in values.items()}
 
 
 @dataclass(frozen=True)
