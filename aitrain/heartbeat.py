@@ -121,7 +121,10 @@ def silence(status: Mapping[str, Any]) -> float | None:
 
 
 def _started(pid: int) -> int | None:
-    """When a process was started, in the kernel's ticks since it booted; None where it is gone, or nobody tells."""
+    """Start time of a process in the kernel's ticks since boot; None if it is gone, or the kernel does not tell.
+
+    psutil's create_time() counts from the wall clock, so it changes for a living process when the clock is set.
+    """
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return None if after_name[0] in "ZX" else int(after_name[19])

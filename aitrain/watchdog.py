@@ -146,7 +146,7 @@ class Watchdog:
 
     def _is_halted(self) -> bool:
         """Whether all processes were stopped on purpose: by SIGSTOP, or a debugger."""
-        return bool(self.pids) and all(_state(pid) in ("T", "t") for pid in self.pids.values())
+        return bool(self.pids) and all(is_halted(pid) for pid in self.pids.values())
 
     def _judged(self, watched: Sequence[_Process]) -> Stall:
         """Those that do not wait for another one hang; the phase is that of the one which stopped first."""
@@ -219,35 +219,36 @@ def waits_for_another_rank(stacks: str) -> bool:
     return any("/torch/distributed/" in line for thread in current for line in thread.splitlines()[:12])
 
 
-# -- processes, where the system shows them (Linux)
+# -- processes, as psutil sees them: imported when needed, as light commands import this module
 
 
 def descendants(pids: Sequence[int]) -> list[int]:
-    """All processes below these, nearest first."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    found = list(pids)
-    for pid in found:  # which grows
-        found += [child for child in children.get(pid, []) if child not in found]
-    return found[len(pids) :]
+    """All processes below these, each after its parent."""
+    import psutil
+
+    found: dict[int, None] = {}
+    for pid in pids:
+        with suppress(psutil.Error):
+            found |= dict.fromkeys(child.pid for child in psutil.Process(pid).children(recursive=True))
+    return [pid for pid in found if pid not in pids]
 
 
-def _state(pid: int) -> str:
-    """One letter, as in ps."""
+def is_halted(pid: int) -> bool:
+    """Whether SIGSTOP or a debugger has stopped a process."""
+    import psutil
+
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def _bytes_moved(pid: int) -> int:
     """Bytes that a process has read and written so far, files and pages of files; 0 where that is not shown."""
+    import psutil
+
     try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    except OSError:
+        moved = psutil.Process(pid).io_counters()
+    except (psutil.Error, AttributeError, RuntimeError):  # not ours to see; not on macOS; empty while it ends
         return 0
-    counts = dict(line.split(": ") for line in lines)
-    return sum(int(counts.get(name, 0)) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
+    return int(moved.read_chars + moved.write_chars + moved.read_bytes + moved.write_bytes)

@@ -11,7 +11,6 @@ import os
 import random
 import re
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -22,10 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.vllm_ranks import RANKS, served_rank
+
+if TYPE_CHECKING:
+    import psutil
 
 MODEL_NAME = "policy-base"
 """What requests call the model as it was loaded; an adapter is served under the name it is loaded with."""
@@ -193,7 +195,7 @@ class VllmServer:
             keeper.kill()
             keeper.wait()
         if keeper.returncode < 0:  # somebody killed it, who left the server to itself
-            _end_marked(f"{MARK}={self._name}", PATIENCE)
+            _end_marked(self._name, PATIENCE)
 
     def __enter__(self) -> VllmServer:
         return self
@@ -256,25 +258,27 @@ class VllmServer:
             return None
 
 
-def _end_marked(mark: str, patience: float) -> None:
+def _end_marked(name: str, patience: float) -> None:
     """The keeper's death has asked the server to go: wait for that, then kill what is left."""
+    import psutil
+
     deadline = time.monotonic() + patience
-    while left := _marked(mark):
+    while left := [process for process in psutil.process_iter() if _is_marked(process, name)]:
         if time.monotonic() > deadline:
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
         time.sleep(POLL)
 
 
-def _marked(mark: str) -> list[int]:
-    """Processes that were started with this in their environment; none where the system does not tell."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark.encode() in (place / "environ").read_bytes().split(b"\0"):
-                found.append(int(place.name))
-    return found
+def _is_marked(process: psutil.Process, name: str) -> bool:
+    """Whether it was started with this name in its environment; no, where the system does not tell."""
+    import psutil
+
+    try:
+        return process.environ().get(MARK) == name
+    except psutil.Error:
+        return False
 
 
 def _free_port() -> int:
