@@ -11,7 +11,7 @@ import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -26,7 +26,9 @@ from aitrain.report.rollouts import Rollouts
 from aitrain.report.summary import Values, curves, metric_lines, read_object, scores
 from aitrain.report.visible import visible
 from aitrain.run_folder import RunFolder, write_text
-from aitrain.values import write_yaml
+
+if TYPE_CHECKING:
+    from huggingface_hub.repocard_data import EvalResult
 
 PICTURE = "reward.png"
 
@@ -39,22 +41,49 @@ def write_card(folder: RunFolder) -> None:
     if picture is not None:
         shutil.copyfile(picture, folder.model / PICTURE)
     config = TrainConfig(**read_file(folder.config))
-    text = "\n\n".join([_front_matter(config), *_sections(folder, config, rollouts)])
+    result = read_object(folder.result)
+    found = result.get("scores") or scores(folder, rollouts)
+    text = "\n\n".join([_front_matter(config, result, found), *_sections(folder, config, result, found)])
     write_text(folder.model / "README.md", masked(text) + "\n")
 
 
-def _front_matter(config: TrainConfig) -> str:
+def _front_matter(config: TrainConfig, result: Values, found: Values) -> str:
     """What the Hub reads. A folder is no model that anybody else could look up."""
+    from huggingface_hub.repocard_data import ModelCardData  # takes as long as the rest of the card
+
     is_on_hub = config.model != "tiny" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", config.model) is not None
-    known = {
-        "base_model": config.model if is_on_hub and not Path(config.model).exists() else None,
-        "base_model_relation": ("adapter" if config.peft else "finetune") if is_on_hub else None,
-        "license": _license(config),
-        "library_name": "peft" if config.peft else "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if config.peft else [])],
-    }
-    return f"---\n{write_yaml({name: value for name, value in known.items() if value is not None})}---"
+    results = list(_eval_results(result, found))
+    data = ModelCardData(
+        base_model=config.model if is_on_hub and not Path(config.model).exists() else None,
+        base_model_relation=("adapter" if config.peft else "finetune") if is_on_hub else None,
+        license=_license(config),
+        library_name="peft" if config.peft else "transformers",
+        pipeline_tag="text-generation",
+        tags=["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if config.peft else [])],
+        model_name=visible(config.project_name) if results else None,
+        eval_results=results or None,
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _eval_results(result: Values, found: Values) -> Iterator[EvalResult]:
+    """The held-out scores as entries of the model-index."""
+    from huggingface_hub.repocard_data import EvalResult
+
+    environment = visible(str(result.get("environment")))
+    for decoding, row in found.items():
+        for when in ("before", "after"):
+            if row[when]:
+                yield EvalResult(
+                    task_type="text-generation",
+                    dataset_type=environment,
+                    dataset_name=environment,
+                    dataset_split="held-out",
+                    dataset_args={"cases": result.get("eval_cases"), "samples": result.get("eval_samples") or 1},
+                    metric_type="mean_score",
+                    metric_name=f"held-out score, {decoding}, {when} training",
+                    metric_value=round(row[when]["mean"], 4),
+                )
 
 
 def _license(config: TrainConfig) -> str | None:
@@ -68,15 +97,15 @@ def _license(config: TrainConfig) -> str | None:
     return given if isinstance(given, str) else None
 
 
-def _sections(folder: RunFolder, config: TrainConfig, rollouts: Rollouts) -> Iterator[str]:
-    result, made = read_object(folder.result), read_object(folder.environment)
+def _sections(folder: RunFolder, config: TrainConfig, result: Values, found: Values) -> Iterator[str]:
+    made = read_object(folder.environment)
     yield f"# {escaped(config.project_name)}"
     environment = escaped(result.get("environment"))
     yield f"{escaped(config.model)}, trained with GRPO on the environment {environment} by aitrain."
     if config.peft:
         merged = ", `merged/` holds base and adapter as one model" if config.merge_adapter else ""
         yield f"The LoRA adapter lies here{merged}."
-    yield _scores(result.get("scores") or scores(folder, rollouts), result)
+    yield _scores(found, result)
     yield from _curve(folder)
     yield "## How it was made"
     yield table([("", ""), *_facts(config, result, made)])
@@ -150,7 +179,7 @@ def _again(config: TrainConfig, made: Values) -> str:
 # -- Markdown
 
 
-def escaped(value: Any) -> str:
+def escaped(value: object) -> str:
     """Any text as Markdown and HTML that shows it, on one line."""
     line = " ".join(visible(str(value)).split())
     html = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
