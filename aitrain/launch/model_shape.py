@@ -29,7 +29,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """How large a model is; all are numbers of weights, of layers, or of values for one token."""
 
     weights: int
@@ -49,7 +49,7 @@ class Shape:
         )
 
 
-def read_shape(model: str) -> Shape | None:
+def read_model_shape(model: str) -> ModelShape | None:
     """The shape of a folder's model, or of one that lies in the Hub's cache; None where it cannot be told."""
     folder = folder_of(model)
     if folder is None:
@@ -59,7 +59,7 @@ def read_shape(model: str) -> Shape | None:
     tensors = dict(_tensors(folder))
     if sizes is None or not tensors:
         return None
-    return Shape(sum(map(math.prod, tensors.values())), **sizes, linears=tuple(_linears(tensors)))
+    return ModelShape(sum(map(math.prod, tensors.values())), **sizes, linears=tuple(_linears(tensors)))
 
 
 def folder_of(model: str) -> Path | None:
