@@ -21,8 +21,8 @@ from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
 from aitrain.heartbeat import sign_of_life
+from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import Plan
-from aitrain.launch.serving import serving
 from aitrain.machine import usable_cores
 from aitrain.privacy import mask_file, opt_out
 from aitrain.run_folder import RunFolder
@@ -65,7 +65,7 @@ class Processes:
             stack.callback(self._mask_logs)
             stack.enter_context(self._signals())
             self.folder.write_status("running", **sign_of_life())
-            self.server = stack.enter_context(serving(self.plan, self.folder, self.announce))
+            self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
             stack.enter_context(self._watched())
             self.child = self._start(log)
             try:

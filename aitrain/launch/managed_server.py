@@ -20,7 +20,7 @@ LOOK = 0.5
 
 
 @contextmanager
-def serving(plan: Plan, folder: RunFolder, announce: Announce) -> Iterator[str | None]:
+def managed_server(plan: Plan, folder: RunFolder, announce: Announce) -> Iterator[str | None]:
     """The address of the run's own server, while this lasts; None for a run that has none.
 
     Raises:
