@@ -62,7 +62,7 @@ class Processes:
         opt_out(self.plan.config.telemetry)
         with ExitStack() as stack:
             log = stack.enter_context(self.folder.log.open("a", encoding="utf-8"))
-            stack.callback(self._mask_logs)
+            stack.callback(_mask_logs, self.folder)
             stack.enter_context(self._signals())
             self.folder.write_status("running", **sign_of_life())
             self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
@@ -73,11 +73,6 @@ class Processes:
             finally:
                 self._end(self.child)
         return self.last or self._died_silently(self.child.returncode)
-
-    def _mask_logs(self) -> None:
-        """The workers mask what they print; programs that they run, and vLLM's server, do not."""
-        for log in self.folder.path.glob("*.log"):
-            mask_file(log)
 
     def _start(self, log: TextIO) -> subprocess.Popen[str]:
         """In a session of their own: a Ctrl-C in the terminal reaches only us, and we pass it on."""
@@ -239,6 +234,12 @@ class Processes:
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         message = f"The training process ended without a word: {how}{hint}\nSee {self.folder.log}"
         return Failed(message, RunFailed.exit_code)
+
+
+def _mask_logs(folder: RunFolder) -> None:
+    """Mask secrets that were printed by programs which the workers ran, and by vLLM's server; workers mask their own."""
+    for log in folder.path.glob("*.log"):
+        mask_file(log)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -192,7 +192,7 @@ def server(config: TrainConfig) -> object:
             managed_server.VllmServer, "start", lambda plan, _: started.append(str(plan)) or nullcontext(HERE)
         )
         watch = SimpleNamespace(watching=nullcontext)
-        patch.setattr(managed_server, "_Watch", lambda server, restarts, *_: started.append(restarts) or watch)
+        patch.setattr(managed_server, "_Restarter", lambda server, restarts, *_: started.append(restarts) or watch)
         with managed_server.managed_server(preflight.check(config), RunFolder(Path("run")), lambda _: None):
             return started
 
