@@ -7,7 +7,7 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -107,7 +107,7 @@ def _lengths(wanted: Plan) -> str:
     return f"{said} and completions of {config.rl_max_episode_tokens or config.rl_max_new_tokens} tokens"
 
 
-def _parts(parts: Any) -> Iterator[str]:
+def _parts(parts: Mapping[str, int]) -> Iterator[str]:
     yield from (_line("", f"{format_bytes(count):>10} {name}") for name, count in parts.items() if count >= MIB)
 
 

@@ -23,15 +23,15 @@ from aitrain.launch.resource_estimate import (
 from aitrain.machine import free_memory, total_memory
 
 TIGHT = 0.9
-"""Share of the free memory that a run may need by estimate: beyond it a person is warned."""
+"""Estimated share of the free memory above which the user is warned."""
 SHOWN = 3
-"""Flags that are named then."""
+"""Number of flags that the warning names."""
 VLLM_CACHE = "VLLM_CPU_KVCACHE_SPACE"
-"""vLLM's own variable: GiB of the cache of each engine on the CPU."""
+"""Variable of vLLM: GiB of each engine's cache on the CPU."""
 
 
 def device_memory(gpus: Sequence[str]) -> DeviceMemory:
-    """Where the processes of a run compute: on these GPUs, the fullest of which counts, or on the CPU."""
+    """Memory of the fullest of these GPUs, or of the CPU if there are none."""
     if not gpus:
         return DeviceMemory("CPU", free_memory(), total_memory())
     driver = ask_driver()
@@ -43,7 +43,7 @@ def device_memory(gpus: Sequence[str]) -> DeviceMemory:
 
 
 def free_disk(folder: Path) -> int:
-    """Bytes that are free where a folder is, or will be made."""
+    """Free bytes on the disk of a folder that exists or will be made."""
     place = folder.expanduser().absolute()
     while not os.path.exists(place):
         place = place.parent
@@ -66,7 +66,7 @@ def check_resources(config: TrainConfig, batch: BatchPlan, gpus: Sequence[str]) 
 
 
 def processes_sharing(batch: BatchPlan, device: DeviceMemory) -> int:
-    """How many of the run's processes one such memory is for."""
+    """Number of the run's processes that share one device's memory."""
     return batch.processes if device.kind == "CPU" else 1
 
 
@@ -115,14 +115,14 @@ def _tight_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> Ite
         )
 
 
-# -- memory of vLLM, which itself would tell after a minute
+# -- memory of vLLM, which would fail only after a minute
 
 
 def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...], engines: int) -> None:
-    """Whether each of these GPUs has free what vLLM will take of it; without GPUs the machine, for so many engines.
+    """Check that vLLM's share of each of these GPUs is free, or without GPUs, the caches of so many engines.
 
     Raises:
-        ConfigError: there is too little.
+        ConfigError: there is too little memory.
     """
     if not gpus:
         _check_main_memory(engines)
@@ -135,7 +135,7 @@ def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...], engines: int) 
 
 
 def _check_gpu(gpu: Gpu, share: float) -> None:
-    """Memory that is the system's own is not told."""
+    """Skips GPUs that share the system's memory, whose driver does not tell it."""
     if gpu.total is None or gpu.free is None or gpu.free >= share * gpu.total:
         return
     raise ConfigError(

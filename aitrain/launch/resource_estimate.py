@@ -1,8 +1,8 @@
 """Estimates of the memory and disk space that a run needs, before anything is loaded, and options that save memory.
 
-The memory of one process: what stays (weights, adapter, reference, optimizer), and what comes and goes in a step, of
-which the largest phase counts. benchmarks/memory.py compares these figures with real trainings on the CPU. What an
-allocator keeps beyond them in pieces is not in them: on the CPU some hundred MiB, as it gives back blocks above 32 MiB.
+Memory of one process: what stays (weights, adapter, reference, optimizer) and the largest phase of a step.
+benchmarks/memory.py compares the estimates with real trainings on the CPU. Fragmentation of the allocator is not in
+them: some hundred MiB on the CPU, where blocks above 32 MiB are returned to the system.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from aitrain.launch.model_shape import ModelShape
 
 MIB = 1 << 20
 PROMPT = 256
-"""Tokens that a prompt is taken to have where --rl-max-prompt-length does not bound it."""
+"""Assumed tokens of a prompt if --rl-max-prompt-length does not bound it."""
 LIBRARIES = {"CPU": 500 * MIB, "GPU": 700 * MIB}
-"""What Python, torch and the rest take; on a GPU its context."""
+"""Memory of Python, torch and the other libraries; on a GPU, of its context."""
 TILE = 4096, 32768
 """Tokens and vocabulary of the tile of logits that TRL computes at a time."""
 CPU_TILES = 8
-"""Copies of it that TRL's backward pass holds without Triton."""
+"""Copies of the tile that TRL's backward pass holds without Triton."""
 HELD_OUT = 32
-"""Completions that held-out cases are generated with at a time, at least."""
+"""Least number of held-out completions generated at a time."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class _Sizes:
 
     @property
     def computed(self) -> int:
-        """Bytes of a value in a forward pass: autocast halves them on a GPU."""
+        """Bytes of a value in a forward pass; autocast uses 2 on a GPU."""
         return 2 if self.on_gpu and self.config.mixed_precision != "no" else self.width
 
     @property
@@ -119,20 +119,20 @@ class _Sizes:
 
     @property
     def gradients(self) -> int:
-        """Those of what trains; several processes hold them once more, to exchange them."""
+        """Gradients of the trained weights; several processes hold a second copy to exchange them."""
         trained = self.adapter * 4 if self.config.peft else self.weights
         return trained * (2 if self.batch.processes > 1 else 1)
 
     @property
     def optimizer(self) -> int:
-        """Adam keeps two numbers for each weight that trains."""
+        """State of the optimizer; Adam keeps two numbers for each trained weight."""
         name, trained = self.config.optimizer, self.adapter or self.shape.weights
         width = 4 if self.config.peft else self.width
         if "8bit" in name or "4bit" in name:
             return 2 * trained
         return 0 if name in ("sgd", "adafactor", "lomo", "adalomo") else 2 * width * trained
 
-    # -- what comes and goes
+    # -- what a phase needs
 
     @property
     def prompt(self) -> int:
@@ -176,7 +176,7 @@ class _Sizes:
 
     @property
     def generation(self) -> int:
-        """transformers keeps all completions of a step in its cache."""
+        """transformers' cache of all completions of a step, and activations of the prompts; vLLM's share of the GPU."""
         config, shape = self.config, self.shape
         if config.use_vllm:
             shares = config.vllm_mode == "colocate" and not config.vllm_sleep_mode
@@ -187,7 +187,7 @@ class _Sizes:
         return rows * (cache + first * self.width)
 
 
-# -- what to change
+# -- what saves memory
 
 
 def memory_savers(
@@ -204,7 +204,7 @@ def memory_savers(
 
 
 def _changes(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, TrainConfig, BatchPlan]]:
-    """Each flag that is not yet given, with the configuration and the batch that it makes."""
+    """Each flag that is not given yet, with the configuration and the batch that follow from it."""
     for flag, values in _flags(config, batch):
         changed = config.model_copy(update=values)
         try:
@@ -240,9 +240,9 @@ def _flags(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, dict[st
 # -- disk
 
 LETTERS = 4
-"""Bytes of a token in a rollout record; a completion stands in it twice."""
+"""Bytes of a token in a rollout record, which has each completion twice."""
 RECORD = 1024
-"""Bytes of a record besides."""
+"""Other bytes of a record."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class DiskEstimate:
     model: int
     checkpoints: int
     rollouts: int | None
-    """None where nobody can tell how many steps there will be."""
+    """None if the number of steps is not known."""
 
     @property
     def total(self) -> int:
@@ -261,7 +261,7 @@ class DiskEstimate:
 
 
 def estimate_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> DiskEstimate:
-    """The result, all checkpoints at the moment when one more is written than is kept, and the records."""
+    """Disk space of model, records and checkpoints; while a checkpoint is written, there is one more than is kept."""
     sizes = _Sizes(shape, config, batch, DeviceMemory("CPU"))
     trained = sizes.adapter * 4 if config.peft else sizes.weights
     merged = shape.weights * sizes.width if config.peft and config.merge_adapter else 0

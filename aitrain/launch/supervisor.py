@@ -1,8 +1,8 @@
 """Runs a vLLM server as a child process; ends it and all its descendants when aitrain ends, however that happens.
 
 Run as a file, without site-packages: `python -I -S supervisor.py SECONDS COMMAND ...`. Standard input is a pipe that
-only aitrain writes to: any byte, or the end of the pipe, means that the server must end. SECONDS is what the server gets
-to end by itself.
+only aitrain writes to: any byte, or the end of the pipe, means that the server must end. SECONDS is the time that the
+server gets to end by itself.
 """
 
 from __future__ import annotations
