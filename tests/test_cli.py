@@ -65,3 +65,11 @@ def test_debug_shows_the_traceback_of_the_users_code(aitrain_grpo: Run, here: Pa
     assert "Traceback" not in plain.stderr
     assert "ZeroDivisionError" in plain.stderr
     assert "Traceback" in debug.stderr
+
+
+def test_a_ctrl_c_while_the_command_exits_does_not_change_its_exit_code() -> None:
+    late = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))"
+    command = (
+        f"{late}; import sys; sys.argv = ['aitrain', 'grpo', '--no-such']; from aitrain.cli.main import main; main()"
+    )
+    assert subprocess.run([sys.executable, "-c", command], capture_output=True, check=False).returncode == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -91,7 +92,12 @@ def options(
 
 def main() -> None:
     """The console script. Exit codes: 0 done, 1 failed, 2 wrong command, 3 environment failed, 130 interrupted."""
-    sys.exit(_run())
+    try:
+        code = _run()
+    except KeyboardInterrupt:  # while an error was shown
+        code = 130
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit code is settled: a late Ctrl-C does not change it
+    sys.exit(code)
 
 
 def _run() -> int:

@@ -14,6 +14,16 @@ from transformers import AutoModelForCausalLM
 from tests.training.test_served import Fake
 
 
+_LOADING = threading.Lock()
+"""transformers replaces methods of its classes while it loads a model: two loads at a time leave them replaced."""
+
+
+def load(folder: str, **options: Any) -> Any:
+    """A model, loaded while no other thread loads one."""
+    with _LOADING:
+        return AutoModelForCausalLM.from_pretrained(folder, **options)
+
+
 class SmallServer(Fake):
     """Serves a small model, and says the log-probabilities that it has; `ignores` is handed weights in vain, after as
     many syncs as `obeys` says."""
@@ -26,7 +36,7 @@ class SmallServer(Fake):
 
     def start(self) -> None:
         """With the base's weights."""
-        self.policy: Any = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32).eval()
+        self.policy: Any = load(self.model, dtype=torch.float32).eval()
         self.base = copy.deepcopy(self.policy)
         super().start()
 
@@ -38,13 +48,13 @@ class SmallServer(Fake):
     def _collective_rpc(self, body: Any) -> tuple[int, Any]:
         answer = super()._collective_rpc(body)
         if self._takes():
-            self.policy = AutoModelForCausalLM.from_pretrained(body["kwargs"]["weights_path"]).eval()
+            self.policy = load(body["kwargs"]["weights_path"]).eval()
         return answer
 
     def _load_lora_adapter(self, body: Any) -> tuple[int, Any]:
         answer = super()._load_lora_adapter(body)
         if answer[0] == 200 and self._takes():
-            base = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
+            base = load(self.model, dtype=torch.float32)
             self.policy = PeftModel.from_pretrained(base, body["lora_path"]).eval()
         return answer
 
