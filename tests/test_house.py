@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "aitrain"
 
 MODULE_LINES, CLASS_LINES, ANY_PER_1000_LINES = 400, 200, 12
-EXCESS_LINES_OF_MODULES = 1589
-EXCESS_LINES_OF_CLASSES = 732
+EXCESS_LINES_OF_MODULES = 1449
+EXCESS_LINES_OF_CLASSES = 730
 SHARED_CLASS_NAMES = 7
-EXCESS_ANY = 20
+EXCESS_ANY = 16.4
 """How far the package is above these limits today. These four may fall and never rise; at 0 they go."""
 
 HEAVY = {"torch", "transformers", "peft", "datasets", "trl", "accelerate", "vllm", "numpy", "safetensors", "tokenizers"}
