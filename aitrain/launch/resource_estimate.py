@@ -256,7 +256,6 @@ class DiskEstimate:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.model + self.checkpoints + (self.rollouts or 0)
 
 
