@@ -41,14 +41,15 @@ def tool_of_function(function: _Function) -> Tool:
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """What is known of a function: its description, the JSON schema of its parameters, and the model of its arguments,
-    with one field for each parameter, in their order."""
+    """Description of a function, JSON schema of its parameters, and the pydantic model of its arguments."""
 
     description: str
     parameters: JsonObject
     defaults: dict[str, object]
     """Python's default of each parameter, or `inspect.Parameter.empty`."""
     model: type[BaseModel]
+    """Its fields are in the order of the parameters. They are called by number, as a parameter may be called like an
+    attribute of BaseModel; their aliases are the names."""
 
     def read(self, given: JsonObject) -> tuple[JsonObject, list[str]]:
         """Keyword arguments for the function, and what is wrong with the arguments that the model gave.
@@ -61,13 +62,11 @@ class FunctionSpec:
             read = self.model.model_validate({name: value for name, value in given.items() if name not in null})
         except ValidationError as error:
             return {}, [*_problems(error), *problems]
-        values = zip(self.defaults.items(), self.model.model_fields, strict=True)
-        found = {
-            name: getattr(read, field)
-            for (name, default), field in values
-            if field in read.model_fields_set or default is _NO_DEFAULT
-        }
-        return found, problems
+        values = zip(self.defaults.items(), vars(read).items(), strict=True)
+        is_given = read.model_fields_set
+        return {
+            name: value for (name, default), (field, value) in values if default is _NO_DEFAULT or field in is_given
+        }, problems
 
 
 def _problems(error: ValidationError) -> Iterator[str]:
@@ -85,8 +84,7 @@ def describe_function(source: _Function, is_bound: bool) -> FunctionSpec:
     parameters = _parameters(source, is_bound)
     hints = _hints(source, parameters)
     description, texts = _read_docstring(inspect.getdoc(_callee(source)) or "")
-    model = _model(parameters, hints)
-    schema = flatten(model.model_json_schema(schema_generator=_QuietSchema))
+    model, schema = _model(parameters, hints)
     for name, each in schema.get("properties", {}).items():
         default = {"default": each.pop("default")} if "default" in each else {}
         text = _text_of_hint(hints.get(name)) or texts.get(name, "")
@@ -103,27 +101,25 @@ class _QuietSchema(GenerateJsonSchema):
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # as pydantic has it
 
 
-def _model(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> type[BaseModel]:
-    """A model whose JSON schema can be written.
+def _model(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> tuple[type[BaseModel], JsonObject]:
+    """The model of the arguments, and its JSON schema.
 
     Raises:
         InvalidTool: a hint is of a type that pydantic or JSON does not know.
     """
-    # Fields have numbers, as a parameter may be called like an attribute of BaseModel; their aliases are the names.
     fields = {
         f"argument_{number}": _field(parameter, hints.get(parameter.name, Any))
         for number, parameter in enumerate(parameters)
     }
     try:
         model: type[BaseModel] = create_model("Arguments", __config__=ConfigDict(allow_inf_nan=False), **fields)
-        model.model_json_schema(schema_generator=_QuietSchema)
+        return model, flatten(model.model_json_schema(schema_generator=_QuietSchema))
     except Exception as error:
         for parameter in parameters if len(parameters) > 1 else ():
             _model([parameter], hints)  # raises for the one to name
         why = short(re.split(r"\n|\. ", str(error))[0], 200)
         what = "Hint it with int, str, list[...], Literal[...], a dataclass or a pydantic model."
         raise InvalidTool(f"its argument {parameters[0].name} cannot be described: {why}\n{what}") from None
-    return model
 
 
 def _field(parameter: inspect.Parameter, hint: Any) -> Any:

@@ -28,9 +28,8 @@ class InvalidTool(Exception):
     """Why something that get_tools returned cannot be a tool, and what to do."""
 
 
-def name_problems(given: Iterable[str], required: Iterable[str], known: Collection[str]) -> list[str]:
+def name_problems(given: Collection[str], required: Iterable[str], known: Collection[str]) -> list[str]:
     """Arguments that are missing, and at most three that the tool does not have."""
-    given = list(given)
     missing = [f"missing argument: {name}" for name in required if name not in given]
     unknown = itertools.islice((short(name) for name in given if name not in known), 3)
     near = {name: did_you_mean(name, known) for name in unknown}
