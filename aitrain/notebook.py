@@ -17,8 +17,8 @@ from aitrain.environment.loading import load
 from aitrain.errors import AitrainError, ConfigError, RunFailed, as_ours
 from aitrain.events import Note
 from aitrain.heartbeat import Heartbeat, Progress
+from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import Plan, check
-from aitrain.launch.serving import serving
 from aitrain.privacy import opt_out
 from aitrain.report.report_writer import ReportWriter
 from aitrain.report.terminal import Screen
@@ -84,7 +84,7 @@ def _train(plan: Plan, environment: Any, watchers: Watchers) -> Result:
     folder, screen, heartbeat = watchers.folder, watchers.screen, watchers.heartbeat
     for note in plan.notes:
         screen(Note(note))
-    with serving(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
+    with managed_server(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
         config = plan.config.model_copy(update=changed)
         host = host_of(environment, config)

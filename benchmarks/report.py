@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.measuring import options, run, script, spread
 
 EPISODES = 100_000
@@ -230,9 +232,9 @@ def ask(address: str, what: str, **parameters: str) -> Any:
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds of CPU that a living process has used (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Seconds of CPU that a living process has used."""
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def peak_of(pid: int) -> float:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aitrain.environment.calls import read_calls
 from aitrain.environment.contract import Case, Completion
 from aitrain.environment.dialogue import Move, Opening, Reply, dialogue_for
 from aitrain.environment.judging import Scored
+from aitrain.environment.tool_call_parser import read_calls
 
 
 @dataclass

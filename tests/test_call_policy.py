@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.environment.calls import ToolCall
 from aitrain.environment.contract import Case, Completion
 from aitrain.environment.dialogue import Reply
 from aitrain.environment.scoring import Host, host_of
+from aitrain.environment.tool_call_parser import ToolCall
 
 EPISODES = 12
 

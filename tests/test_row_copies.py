@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.environment.calls import ToolCall
 from aitrain.environment.contract import Case, Completion
 from aitrain.environment.dialogue import Reply
 from aitrain.environment.row_copies import copied_rows, copied_words
 from aitrain.environment.scoring import Host, host_of
+from aitrain.environment.tool_call_parser import ToolCall
 
 QUESTION = [{"role": "user", "content": "38 + 47 ="}]
 ANSWER = [{"role": "assistant", "content": " 85"}]

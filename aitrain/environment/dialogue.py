@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aitrain.environment.calls import ToolCall
 from aitrain.environment.contract import MODEL_WORDS, arguments_for, finished, level_of
 from aitrain.environment.failures import CallFailed, Failure, as_failure
 from aitrain.environment.judging import ZERO_TO_ONE, Bounds, Scored, judged, shown
 from aitrain.environment.row_copies import copied_words
+from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 

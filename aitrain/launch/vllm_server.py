@@ -1,6 +1,6 @@
 """A vLLM server that belongs to one run: started, found healthy, watched, ended with all its processes.
 
-It listens on 127.0.0.1 only. Between it and us stands a keeper (keeper.py), which ends it even when we are killed.
+It listens on 127.0.0.1 only. It runs under supervisor.py, which ends it even if aitrain is killed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import random
 import re
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -22,16 +21,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.vllm_ranks import RANKS, served_rank
+
+if TYPE_CHECKING:
+    import psutil
 
 MODEL_NAME = "policy-base"
 """What requests call the model as it was loaded; an adapter is served under the name it is loaded with."""
 PROGRAM = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
 """Not the `vllm` command, which does not work in every build. -P: a folder named `vllm` must not hide the library."""
-KEEPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")))
+SUPERVISOR = (sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")))
 HOST = "127.0.0.1"
 EXTENSION = "--worker-extension-cls=aitrain.training.generation.tied_head.WorkerExtension"
 """What vLLM on the CPU needs when it is handed new weights."""
@@ -40,12 +42,12 @@ PORTS = range(20_000, 32_000)
 PORT_ATTEMPTS = 3
 PATIENCE = 15.0
 """Seconds that the server gets to end by itself."""
-KEEPERS_PATIENCE = 20.0
-"""And its keeper, on top, to end what is left."""
+SUPERVISOR_PATIENCE = 20.0
+"""And its supervisor, on top, to end what is left."""
 POLL = 0.25
 HTTP_TIMEOUT = 5.0
 MARK = "AITRAIN_SERVER"
-"""The variable by which we know the processes of a server whose keeper is gone."""
+"""The variable by which we know the processes of a server whose supervisor is gone."""
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would look for 127.0.0.1 at its own
 
@@ -136,7 +138,7 @@ class VllmServer:
     plan: ServerPlan
     tell: Callable[[str], None]
     port: int
-    _keeper: subprocess.Popen[bytes] | None = None
+    _supervisor: subprocess.Popen[bytes] | None = None
     _name: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
     """A second name of the model, by which we know our own server from another one on the port."""
 
@@ -174,26 +176,26 @@ class VllmServer:
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
-        if self._keeper is None:
+        if self._supervisor is None:
             return 0
-        code = self._keeper.poll()
+        code = self._supervisor.poll()
         return code if code is None or code <= 128 else 128 - code
 
     def stop(self) -> None:
         """End it and every process that it started. Does nothing when that is done."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is None:
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is None:
             return
-        assert keeper.stdin is not None
-        with suppress(BrokenPipeError), keeper.stdin:  # broken: it has ended already
-            keeper.stdin.write(b"end")  # closing would not do: a process forked from us may hold the pipe too
+        assert supervisor.stdin is not None
+        with suppress(BrokenPipeError), supervisor.stdin:  # broken: it has ended already
+            supervisor.stdin.write(b"end")  # closing would not do: a process forked from us may hold the pipe too
         try:
-            keeper.wait(PATIENCE + KEEPERS_PATIENCE)
+            supervisor.wait(PATIENCE + SUPERVISOR_PATIENCE)
         except subprocess.TimeoutExpired:
-            keeper.kill()
-            keeper.wait()
-        if keeper.returncode < 0:  # somebody killed it, who left the server to itself
-            _end_marked(f"{MARK}={self._name}", PATIENCE)
+            supervisor.kill()
+            supervisor.wait()
+        if supervisor.returncode < 0:  # somebody killed it, who left the server to itself
+            _end_marked(self._name, PATIENCE)
 
     def __enter__(self) -> VllmServer:
         return self
@@ -209,8 +211,8 @@ class VllmServer:
         command = [*self.plan.program, *self.plan.arguments(self.port, MODEL_NAME, self._name)]
         with self.plan.log.open("ab") as log:
             log_start = log.tell()
-            self._keeper = subprocess.Popen(
-                [*KEEPER, str(PATIENCE), *command],
+            self._supervisor = subprocess.Popen(
+                [*SUPERVISOR, str(PATIENCE), *command],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -256,25 +258,27 @@ class VllmServer:
             return None
 
 
-def _end_marked(mark: str, patience: float) -> None:
-    """The keeper's death has asked the server to go: wait for that, then kill what is left."""
+def _end_marked(name: str, patience: float) -> None:
+    """The supervisor's death has asked the server to go: wait for that, then kill what is left."""
+    import psutil
+
     deadline = time.monotonic() + patience
-    while left := _marked(mark):
+    while left := [process for process in psutil.process_iter() if _is_marked(process, name)]:
         if time.monotonic() > deadline:
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
         time.sleep(POLL)
 
 
-def _marked(mark: str) -> list[int]:
-    """Processes that were started with this in their environment; none where the system does not tell."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark.encode() in (place / "environ").read_bytes().split(b"\0"):
-                found.append(int(place.name))
-    return found
+def _is_marked(process: psutil.Process, name: str) -> bool:
+    """Whether it was started with this name in its environment; no, where the system does not tell."""
+    import psutil
+
+    try:
+        return process.environ().get(MARK) == name
+    except psutil.Error:
+        return False
 
 
 def _free_port() -> int:

@@ -11,6 +11,7 @@ import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -27,7 +28,9 @@ from aitrain.runs.held_out import ScoreTable, interval_texts, recorded_table
 from aitrain.runs.json_values import JsonObject, as_int
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.values import write_yaml
+
+if TYPE_CHECKING:
+    from huggingface_hub.repocard_data import EvalResult
 
 PICTURE = "reward.png"
 
@@ -40,22 +43,52 @@ def write_card(folder: RunFolder) -> None:
     if picture is not None:
         shutil.copyfile(picture, folder.model / PICTURE)
     config = TrainConfig(**read_file(folder.config))
-    text = "\n\n".join([_front_matter(config), *_sections(folder, config, rollouts)])
+    result = read_object(folder.result)
+    found = recorded_table(result.get("scores")) or scores(folder, rollouts)
+    text = "\n\n".join([_front_matter(config, result, found), *_sections(folder, config, result, found)])
     write_text(folder.model / "README.md", masked(text) + "\n")
 
 
-def _front_matter(config: TrainConfig) -> str:
+def _front_matter(config: TrainConfig, result: JsonObject, found: ScoreTable) -> str:
     """What the Hub reads. A folder is no model that anybody else could look up."""
+    from huggingface_hub.repocard_data import ModelCardData  # takes as long as the rest of the card
+
     is_on_hub = config.model != "tiny" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", config.model) is not None
-    known = {
-        "base_model": config.model if is_on_hub and not Path(config.model).exists() else None,
-        "base_model_relation": ("adapter" if config.peft else "finetune") if is_on_hub else None,
-        "license": _license(config),
-        "library_name": "peft" if config.peft else "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if config.peft else [])],
-    }
-    return f"---\n{write_yaml({name: value for name, value in known.items() if value is not None})}---"
+    results = list(_eval_results(result, found))
+    data = ModelCardData(
+        base_model=config.model if is_on_hub and not Path(config.model).exists() else None,
+        base_model_relation=("adapter" if config.peft else "finetune") if is_on_hub else None,
+        license=_license(config),
+        library_name="peft" if config.peft else "transformers",
+        pipeline_tag="text-generation",
+        tags=["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if config.peft else [])],
+        model_name=escape_controls(config.project_name) if results else None,
+        eval_results=results or None,
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _eval_results(result: JsonObject, found: ScoreTable) -> Iterator[EvalResult]:
+    """The held-out scores as entries of the model-index."""
+    from huggingface_hub.repocard_data import EvalResult
+
+    environment = escape_controls(str(result.get("environment")))
+    for decoding, row in found.items():
+        for when, interval in (("before", row["before"]), ("after", row["after"])):
+            if interval is not None:
+                yield EvalResult(
+                    task_type="text-generation",
+                    dataset_type=environment,
+                    dataset_name=environment,
+                    dataset_split="held-out",
+                    dataset_args={
+                        "cases": result.get("eval_cases"),
+                        "samples": as_int(result.get("eval_samples")) or 1,
+                    },
+                    metric_type="mean_score",
+                    metric_name=f"held-out score, {decoding}, {when} training",
+                    metric_value=round(interval["mean"], 4),
+                )
 
 
 def _license(config: TrainConfig) -> str | None:
@@ -69,15 +102,15 @@ def _license(config: TrainConfig) -> str | None:
     return given if isinstance(given, str) else None
 
 
-def _sections(folder: RunFolder, config: TrainConfig, rollouts: RolloutIndex) -> Iterator[str]:
-    result, made = read_object(folder.result), read_object(folder.environment)
+def _sections(folder: RunFolder, config: TrainConfig, result: JsonObject, found: ScoreTable) -> Iterator[str]:
+    made = read_object(folder.environment)
     yield f"# {escaped(config.project_name)}"
     environment = escaped(result.get("environment"))
     yield f"{escaped(config.model)}, trained with GRPO on the environment {environment} by aitrain."
     if config.peft:
         merged = ", `merged/` holds base and adapter as one model" if config.merge_adapter else ""
         yield f"The LoRA adapter lies here{merged}."
-    yield _scores(recorded_table(result.get("scores")) or scores(folder, rollouts), result)
+    yield _scores(found, result)
     yield from _curve(folder)
     yield "## How it was made"
     yield table([("", ""), *_facts(config, result, made)])

@@ -21,10 +21,10 @@ from trl.chat_template_utils import (
 )
 
 from aitrain import activity
-from aitrain.environment.calls import ToolCall, read_calls
 from aitrain.environment.contract import Prompt
 from aitrain.environment.dialogue import Message, Reply
 from aitrain.environment.loading import describe
+from aitrain.environment.tool_call_parser import ToolCall, read_calls
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 MARK = "answer7e1f"
