@@ -21,9 +21,9 @@ PACKAGE = ROOT / "aitrain"
 
 MODULE_LINES, CLASS_LINES, ANY_PER_1000_LINES = 400, 200, 12
 EXCESS_LINES_OF_MODULES = 1449
-EXCESS_LINES_OF_CLASSES = 730
+EXCESS_LINES_OF_CLASSES = 729
 SHARED_CLASS_NAMES = 7
-EXCESS_ANY = 16.4
+EXCESS_ANY = 12.7
 """How far the package is above these limits today. These four may fall and never rise; at 0 they go."""
 
 HEAVY = {"torch", "transformers", "peft", "datasets", "trl", "accelerate", "vllm", "numpy", "safetensors", "tokenizers"}

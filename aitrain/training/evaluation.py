@@ -18,6 +18,7 @@ from aitrain.run_folder import RunFolder, to_jsonable
 from aitrain.runs.held_out import Scoring, by_case, mean_score
 from aitrain.runs.rollout_record import read_rollouts
 from aitrain.training.dataset import Cases
+from aitrain.training.episode_record import episode_record
 from aitrain.training.rollout import Episode
 from aitrain.training.scopes import evaluation_mode
 from aitrain.training.trainer import EpisodeTrainer
@@ -111,7 +112,7 @@ class HeldOut:
         with random_state_of_its_own(self.seed), evaluation_mode(trainer.model), decoding:
             episodes = [episode for batch in _batches(trainer, draws) for episode in self._played(trainer, batch)]
         own = list(zip(_own(trainer, draws), episodes, strict=True))
-        records = [(draw.sample, episode.record(named.step, named.weight_version)) for draw, episode in own]
+        records = [(draw.sample, episode_record(episode, named.step, named.weight_version)) for draw, episode in own]
         trainer.hooks.write([replace(record, eval_phase=named.eval_phase, sample=sample) for sample, record in records])
         return _gathered(trainer, own)
 

@@ -17,7 +17,6 @@ from aitrain.environment.judging import Scored
 from aitrain.environment.scoring import Host, Play
 from aitrain.environment.seeds import Draw, EpisodeSeeds
 from aitrain.errors import ConfigError, EnvironmentFailed
-from aitrain.runs.rollout_record import RecordedError, RecordedTurn, RolloutRecord, row_columns
 from aitrain.training.chat import Chat
 from aitrain.training.generation.stopping import StopStrings
 from aitrain.training.stopwatch import Stopwatch
@@ -123,12 +122,6 @@ class Track:
         self.logprobs += [0.0] * len(ids)
 
     @property
-    def turn_tokens(self) -> list[int]:
-        """How many tokens the model sampled in each turn."""
-        ends = [*self.answers[1:], len(self.ids)]
-        return [sum(self.mask[start:end]) for start, end in zip(self.answers, ends, strict=False)]
-
-    @property
     def draw(self) -> Draw | None:
         """What the next tokens are sampled with; None: with the engine's own random numbers."""
         sampling = self.play.sampling
@@ -187,34 +180,6 @@ class Episode:
         """The failure as the user reads it, with its case and place."""
         failure = self.scored.failure
         return "" if failure is None else f"{failure.place} of case {self.case.case_idx} {failure.message}"
-
-    def record(self, step: int, weight_version: int) -> RolloutRecord:
-        """The episode as a rollout record, less what only the batch knows (group, advantage, scoring, sample)."""
-        track, play, prompt = self.track, self.track.play, self.case.prompt
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return RolloutRecord(
-            step=step,
-            weight_version=weight_version,
-            row_number=self.case.number,
-            case_idx=self.case.case_idx,
-            row=row_columns(self.case.row),
-            seed=play.seed,
-            prompt=prompt,
-            tools=list(play.opening.tools),
-            messages=[*asked, *track.opening, *track.messages],
-            completion=track.completion.text,
-            turns=tuple(RecordedTurn(tokens, weight_version) for tokens in track.turn_tokens),
-            tokens=sum(track.mask),
-            score=self.scored.score,
-            metrics=self.scored.metrics,
-            stop=self.stop,
-            error=_recorded(self.scored.failure),
-            seconds=round(play.seconds, 6),
-        )
-
-
-def _recorded(failure: Failure | None) -> RecordedError | None:
-    return None if failure is None else RecordedError(failure.kind, failure.place, failure.trace or failure.message)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.chat import Chat
 from aitrain.training.dataset import Cases
 from aitrain.training.episode_metrics import episode_metrics, length_metrics
+from aitrain.training.episode_record import episode_record
 from aitrain.training.epochs import CaseStream, Epochs
 from aitrain.training.finite import Finite
 from aitrain.training.flat import FLAT, FlatSteps, flat_share
@@ -312,10 +313,11 @@ class EpisodeTrainer(OptimizingTrainer):
 
     def _write_rollouts(self, advantages: list[float]) -> None:
         done = self.state.global_step
+        records = [episode_record(episode, done + 1, done) for episode in self._batch]
         self.hooks.write(
             [
-                replace(episode.record(done + 1, done), group=place // self.num_generations, advantage=advantage)
-                for place, episode, advantage in zip(self._places, self._batch, advantages, strict=True)
+                replace(record, group=place // self.num_generations, advantage=advantage)
+                for place, record, advantage in zip(self._places, records, advantages, strict=True)
             ]
         )
 

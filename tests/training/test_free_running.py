@@ -18,6 +18,7 @@ from aitrain import RunFailed, TrainConfig
 from aitrain.environment.contract import Case
 from aitrain.environment.scoring import Host, host_of
 from aitrain.training.chat import Chat, chat_for_episodes
+from aitrain.training.episode_record import episode_record
 from aitrain.training.generation import served
 from aitrain.training.generation.served import Asking, Served
 from aitrain.training.model import TINY
@@ -109,7 +110,7 @@ def freely(host: Host, policy: Any = None) -> Callable[[], Any]:
 
 def told(episodes: list[Episode]) -> list[Any]:
     """All of them but the time they took."""
-    records = [replace(episode.record(step=1, weight_version=0), seconds=0) for episode in episodes]
+    records = [replace(episode_record(episode, step=1, weight_version=0), seconds=0) for episode in episodes]
     tracks = [episode.track for episode in episodes]
     return [
         (record, track.prompt_ids, track.ids, track.mask, track.logprobs, track.stop)
