@@ -33,7 +33,7 @@ from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
 from aitrain.errors import AitrainError
 from aitrain.execution.processes import ProcessPool
 from aitrain.knobs import as_help, knobs, resolve
-from aitrain.launch import preflight, processes, serving
+from aitrain.launch import managed_server, preflight, processes
 from aitrain.launch.processes import Processes
 from aitrain.redaction import TELEMETRY_OFF
 from aitrain.run_folder import RunFolder
@@ -176,7 +176,7 @@ def workers(config: TrainConfig) -> object:
     """The command and the variables of the training processes, of a run that goes on from a checkpoint."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF})
-        patch.setattr(processes, "serving", lambda *_: nullcontext())
+        patch.setattr(processes, "managed_server", lambda *_: nullcontext())
         started: list[tuple[list[str], dict[str, str]]] = []
         patch.setattr(Processes, "_start", lambda self, log: started.append((self._command(), self._environment())))
         made = replace(preflight.check(config), checkpoint=Path("checkpoint-3"))
@@ -192,10 +192,12 @@ def server(config: TrainConfig) -> object:
         patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
         patch.setattr(preflight, "_check_packages", lambda _: None)
         started: list[object] = []
-        patch.setattr(serving.VLLMServer, "start", lambda plan, _: started.append(str(plan)) or nullcontext(HERE))
+        patch.setattr(
+            managed_server.VLLMServer, "start", lambda plan, _: started.append(str(plan)) or nullcontext(HERE)
+        )
         watch = SimpleNamespace(watching=nullcontext)
-        patch.setattr(serving, "_Watch", lambda server, restarts, *_: started.append(restarts) or watch)
-        with serving.serving(preflight.check(config), RunFolder(Path("run")), lambda _: None):
+        patch.setattr(managed_server, "_Restarter", lambda server, restarts, *_: started.append(restarts) or watch)
+        with managed_server.managed_server(preflight.check(config), RunFolder(Path("run")), lambda _: None):
             return started
 
 
