@@ -1,7 +1,6 @@
-"""What each process of a run is doing, and a count that grows with every sign of progress.
+"""Phase and progress count of each process of a run, in memory that the parent process reads.
 
-The count and the name of the phase lie in memory that the parent process reads: they are right even while the training
-process is stuck in C code and none of its threads can run.
+So they are right even while a training process is stuck in C code and none of its threads can run.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VARIABLE = "AITRAIN_ACTIVITY"
-"""Environment variable with the path of the shared file."""
+"""Environment variable with the path of the file that is mapped."""
 SLOT = 256
-"""Bytes of one process."""
+"""Bytes for one process."""
 HEAD = struct.Struct("=Qd?")
 """Progress count, `allows` and `moves_files`; the name of the phase follows."""
 
@@ -46,7 +45,7 @@ class Activity:
 
     def __init__(self, memory: bytearray | mmap.mmap, rank: int = 0) -> None:
         self.memory, self.rank = memory, rank
-        """All processes of the run, as far as they share it, and the place of this one."""
+        """Memory of all processes that share it, and the slot of this one."""
         self._offset = rank * SLOT
         self._count = 0
         self._base = Part("starting")
@@ -59,14 +58,14 @@ class Activity:
         struct.pack_into("=Q", self.memory, self._offset, self._count)
 
     def enter(self, name: str, moves_files: bool = False) -> None:
-        """Begin the next phase of the run."""
+        """Start the next phase of the run."""
         self._base = Part(name, moves_files=moves_files)
         self._write()
         self.tick()
 
     @contextmanager
     def doing(self, name: str, *, moves_files: bool = False) -> Iterator[None]:
-        """A part of the phase. Its beginning and its end are progress."""
+        """A part of the phase, whose start and end count as progress."""
         with self._nesting(Part(name, moves_files=moves_files)):
             self.tick()
             yield
@@ -74,7 +73,7 @@ class Activity:
 
     @contextmanager
     def waiting(self, name: str, allows: float) -> Iterator[None]:
-        """A wait that has a deadline of its own. Its beginning and its end are no progress."""
+        """A wait with a deadline of its own, whose start and end do not count as progress."""
         with self._nesting(Part(name, allows=allows)):
             yield
 
@@ -98,7 +97,7 @@ class Activity:
 
 
 def read(memory: bytearray | mmap.mmap, rank: int) -> Snapshot:
-    """The activity of one of the processes that share the memory."""
+    """The activity of one of the processes that share a memory."""
     slot = bytes(memory[rank * SLOT : (rank + 1) * SLOT])
     count, allows, moves_files = HEAD.unpack_from(slot)
     name = slot[HEAD.size :].rstrip(b"\0").decode(errors="replace")
@@ -106,8 +105,8 @@ def read(memory: bytearray | mmap.mmap, rank: int) -> Snapshot:
 
 
 class SharedMemory:
-    """Memory for the activities of several processes, as a file: in /dev/shm where there is one, as a write to a disk
-    that is full or gone would end or block the process."""
+    """Memory for the activities of several processes: a mapped file, in /dev/shm where that exists, as writing to a
+    full or lost disk would end or block the process."""
 
     def __init__(self, processes: int) -> None:
         in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -119,7 +118,7 @@ class SharedMemory:
         self.path = Path(name)
 
     def unlink(self) -> None:
-        """Remove the file; those who have opened it keep the memory."""
+        """Remove the file; processes that have opened it keep the memory."""
         self.path.unlink(missing_ok=True)
 
 
@@ -128,7 +127,7 @@ own = Activity(bytearray(SLOT))
 
 
 def share(rank: int) -> None:
-    """Let the parent read the activity of this process, if it asked for that."""
+    """Share the activity of this process with the parent, if VARIABLE is set."""
     global own
     if path := os.environ.get(VARIABLE):
         with suppress(OSError), open(path, "r+b") as file:  # gone: of another run
@@ -136,15 +135,15 @@ def share(rank: int) -> None:
 
 
 def tick(*_: object) -> None:
-    """Progress of this process; also a hook, whatever it is called with."""
+    """Count progress of this process. Takes any arguments, so that it can be a hook."""
     own.tick()
 
 
 def processes() -> int:
-    """How many processes share the memory of this one."""
+    """Number of processes that share the memory."""
     return len(own.memory) // SLOT
 
 
 def total() -> int:
-    """The progress count of all of them."""
+    """Sum of the progress counts of these processes."""
     return sum(read(own.memory, rank).count for rank in range(processes()))

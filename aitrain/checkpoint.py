@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,9 @@ from aitrain.errors import CheckpointDamagedError, ConfigError
 from aitrain.options.option import options_of
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.run_folder import RunFolder, forget, plain, sync, write_json
+from aitrain.run_folder import RunFolder, forget, sync, to_json_object, write_json
+from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.rollout_record import RolloutRecord
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
@@ -48,9 +49,9 @@ class Manifest:
     """What a checkpoint was made of."""
 
     step: int
-    config: dict[str, Any]
+    config: dict[str, object]
     """The resolved options."""
-    environment: dict[str, Any]
+    environment: dict[str, object]
     """As in environment.json: module, class, file, sha256, config."""
     dataset: str
     """Fingerprint of the training cases."""
@@ -158,7 +159,7 @@ def _digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _digest(content: Any) -> str:
+def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -172,7 +173,7 @@ def seal(folder: Path, manifest: Manifest) -> None:
         digests = list(pool.map(_digest_of, files.values()))
     sizes = [path.stat().st_size for path in files.values()]
     named = zip(files, sizes, digests, strict=True)
-    content = plain(
+    content = to_json_object(
         {**asdict(manifest), "files": {name: {"size": size, "sha256": digest} for name, size, digest in named}}
     )
     _sync_all(folder)
@@ -180,7 +181,8 @@ def seal(folder: Path, manifest: Manifest) -> None:
 
 
 def publish(made: Path, place: Path) -> None:
-    """Sync a finished folder and give it its name. What had the name before is there until then; `tidy` finds it."""
+    """Sync a finished folder and give it its name. What had the name before is there until then, where
+    `clean_partial` finds it."""
     _sync_all(made)
     old = place.with_name(f"{OLD}{place.name}")
     if place.exists():
@@ -216,20 +218,23 @@ def rewind(folder: RunFolder, to: Manifest) -> None:
     for checkpoint in checkpoints_of(folder):
         if step_of(checkpoint) > to.step:
             delete(checkpoint)
-    for file in (folder.metrics, *folder.rollouts.glob("*.jsonl")):
-        forget(file, partial(_stays, to))
+    forget(folder.metrics, lambda values: _line_stays(to, MetricsLine.from_json(values)))
+    for file in folder.rollouts.glob("*.jsonl"):
+        forget(file, lambda values: _record_stays(to, RolloutRecord.from_json(values)))
 
 
-def _stays(to: Manifest, record: Mapping[str, Any]) -> bool:
-    """Of its own step, what follows the save comes again: the evaluation at the end, or one that is owed."""
-    if record["step"] != to.step:
-        return bool(record["step"] < to.step)
-    when = str(record.get("when", ""))
-    is_of_step = when.startswith("step") or "eval_score" in record
-    return not when.startswith("after") and not (to.owes_evaluation and is_of_step)
+def _line_stays(to: Manifest, line: MetricsLine) -> bool:
+    """Of the checkpoint's own step, a scoring that it owes comes again."""
+    return line.step < to.step or (line.step == to.step and not (to.owes_evaluation and line.is_scoring))
 
 
-def tidy(folder: RunFolder) -> None:
+def _record_stays(to: Manifest, record: RolloutRecord) -> bool:
+    """Of the checkpoint's own step, what follows the save comes again: the scoring at the end, or one that it owes."""
+    comes_again = record.eval_phase.startswith(("after", "step") if to.owes_evaluation else "after")
+    return record.step < to.step or (record.step == to.step and not comes_again)
+
+
+def clean_partial(folder: RunFolder) -> None:
     """Take away what a killed process left half done, and put back what it was replacing."""
     for place in (folder.path, folder.checkpoints):
         for old in place.glob(f"{OLD}*"):
@@ -248,7 +253,7 @@ def tidy(folder: RunFolder) -> None:
 
 def changed_options(before: Manifest, config: TrainConfig, processes: int) -> list[str]:
     """Each option that changes the training and is not what it was, as `lr: 1e-05 -> 0.001`."""
-    old, new = _flat(before.config), _flat(plain(config.written()))
+    old, new = _flat(before.config), _flat(to_json_object(config.written()))
     old["processes"], new["processes"] = before.processes, processes
     free = {option.name for option in options_of(type(config)) if option.resume_safe}
     names = [name for name in {**old, **new} if name.partition(".")[0] not in free]
@@ -263,7 +268,7 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int) -> li
 def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     """Options, environment and training cases that are not what they were, each in a few words."""
     changes = changed_options(before, config, now.processes)
-    old, new = before.environment, plain(now.environment)
+    old, new = before.environment, to_json_object(now.environment)
     if old["class"] != new["class"]:
         changes.append(f"environment: {old['class']} -> {new['class']}")
     elif old["sha256"] != new["sha256"]:
@@ -279,14 +284,15 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     return changes
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(config: Mapping[str, object]) -> dict[str, object]:
     """The fields of TRL beside the options."""
-    fields_of_trl = config.get("trl") or {}
+    given = config.get("trl")
+    fields_of_trl = given if isinstance(given, dict) else {}
     options_alone = {name: value for name, value in config.items() if name != "trl"}
     return {**options_alone, **{f"trl.{name}": value for name, value in fields_of_trl.items()}}
 
 
-def _shown(name: str, value: Any) -> str:
+def _shown(name: str, value: object) -> str:
     return "unset" if value is None else str(without_secrets({name: value})[name])
 
 

@@ -1,4 +1,4 @@
-"""status.json: whether a run runs, how far it is, a sign of life every few seconds; and what that says from outside."""
+"""Writes status.json with a heartbeat every two seconds, and tells from it whether a run is alive."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from aitrain import activity
 from aitrain.errors import Interrupted
 from aitrain.run_folder import RunFolder
 
 BEAT = 2.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 SILENCE = 60.0
-"""Seconds without one after which a run on another machine counts as dead: its clock and its disk may lag."""
+"""Seconds without a heartbeat after which a run on another machine counts as dead; its clock and disk may lag."""
 
 
 @dataclass
 class Progress:
-    """How far a run is. The training writes it, the heartbeat reads it."""
+    """Progress of a run, written by the training and read by the heartbeat."""
 
     status: str = "running"
     step: int | None = None
@@ -37,9 +36,10 @@ class Progress:
 
 
 class Heartbeat:
-    """Keeps status.json fresh, also during a long step or a save; at the end it says how the run ended.
+    """Writes status.json, also during a long step or a save, and at the end how the run ended.
 
-    The thread is started by `start`, after the environment's processes were forked: a fork copies what a thread locks.
+    `start` starts the thread. Call it after forking the environment's processes, as a fork copies locks that a thread
+    holds.
     """
 
     def __init__(self, folder: RunFolder, progress: Progress, is_heard: bool = True) -> None:
@@ -55,7 +55,7 @@ class Heartbeat:
         return self
 
     def start(self) -> None:
-        """From now on every few seconds."""
+        """Write a heartbeat every BEAT seconds."""
         if self.is_heard:
             self.thread.start()
 
@@ -69,15 +69,15 @@ class Heartbeat:
         self.beat()
 
     def beat(self) -> None:
-        """One sign of life. A disk that is full or gone for a moment is no reason to end a run."""
+        """Write one heartbeat. Errors of the disk do not end the run."""
         if self.is_heard:
             progress = self.progress
             known = {"step": progress.step, "steps": progress.steps, "pids": progress.pids or None, **self._activity()}
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)
 
-    def _activity(self) -> dict[str, Any]:
-        """The phase, and when the run counts as stalled if nothing more happens."""
+    def _activity(self) -> dict[str, object]:
+        """The phase, and the time from which the run counts as stalled without further progress."""
         if (count := activity.total()) != self._count:
             self._count, self._progressed = count, time.time()
         part = activity.read(activity.own.memory, activity.own.rank).part
@@ -90,8 +90,8 @@ class Heartbeat:
             self.beat()
 
 
-def sign_of_life() -> dict[str, Any]:
-    """This process in status.json, so that it cannot be taken for a later one with the same id."""
+def sign_of_life() -> dict[str, object]:
+    """Identity of this process for status.json: with its start time, as process ids are reused."""
     started = _started(os.getpid())
     return {
         "pid": os.getpid(),
@@ -102,26 +102,30 @@ def sign_of_life() -> dict[str, Any]:
     }
 
 
-def is_alive(status: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote it is still there: by its id and start on this machine, else by its silence."""
+def is_alive(status: Mapping[str, object]) -> bool:
+    """Whether the process that wrote a status runs: by id and start time if it is here, else by its last heartbeat."""
     machine = _machine()
     is_here = machine is not None and (status.get("machine"), status.get("host")) == (machine, socket.gethostname())
     pid, started = status.get("pid"), status.get("started")
     if is_here and isinstance(pid, int) and started is not None:
-        return bool(_started(pid) == started)
+        return _started(pid) == started
     age = silence(status)
     return age is not None and age < SILENCE
 
 
-def silence(status: Mapping[str, Any]) -> float | None:
-    """Seconds since its last sign of life, None where it gave none."""
+def silence(status: Mapping[str, object]) -> float | None:
+    """Seconds since the last heartbeat, None if there was none."""
     heartbeat = status.get("heartbeat")
-    is_number = isinstance(heartbeat, (int, float)) and not isinstance(heartbeat, bool)
-    return max(0.0, time.time() - heartbeat) if is_number and heartbeat else None
+    if not isinstance(heartbeat, (int, float)) or isinstance(heartbeat, bool) or not heartbeat:
+        return None
+    return max(0.0, time.time() - heartbeat)
 
 
 def _started(pid: int) -> int | None:
-    """When a process was started, in the kernel's ticks since it booted; None where it is gone, or nobody tells."""
+    """Start time of a process in the kernel's ticks since boot; None if it is gone, or the kernel does not tell.
+
+    psutil's create_time() counts from the wall clock, so it changes for a living process when the clock is set.
+    """
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return None if after_name[0] in "ZX" else int(after_name[19])
@@ -130,7 +134,7 @@ def _started(pid: int) -> int | None:
 
 
 def _machine() -> str | None:
-    """This boot of this machine and its space of process ids, where the kernel tells (containers have their own)."""
+    """Ids of this boot and of the namespace of process ids, which containers have; None where the kernel has none."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -1,27 +1,28 @@
-"""CPU cores and memory that this process may use: the machine's, less what affinity and containers leave out."""
+"""CPU cores and memory that this process may use, within its CPU affinity and the limits of its control groups."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 PARTS = ("quota", "period")
-"""Of a limit on CPU time."""
+"""The two numbers of a CPU limit, in version 1 of control groups."""
 
 # -- cores
 
 
 def usable_cores() -> int:
-    """Cores for the threads and processes of this run: at least 1, a quota of 2.5 cores counts as 2."""
+    """Number of cores, at least 1; a quota of 2.5 cores counts as 2."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min([cores, *_quotas()])))
 
 
 def _quotas() -> Iterator[float]:
-    """CPU time per time, of each control group that this process is in and that has a limit."""
+    """CPU limit, in cores, of each control group of this process that has one."""
     for folder in _groups("cpu"):
         parts = _read(folder / "cpu.max").split() or [_read(folder / f"cpu.cfs_{part}_us") for part in PARTS]
         try:
@@ -36,28 +37,31 @@ def _quotas() -> Iterator[float]:
 
 
 def total_memory() -> int | None:
-    """Memory that this process may use at most; None where the system does not tell."""
-    total = _meminfo("MemTotal")
-    return None if total is None else min([total, *(limit for limit, _ in _memory_groups())])
+    """Memory in bytes that this process may use at most; None where the system does not tell."""
+    system = _system_memory()
+    return None if system is None else min([system[0], *(limit for limit, _ in _memory_groups())])
 
 
 def free_memory() -> int | None:
-    """Memory that programs may still take: what the system can spare, within this container's limit."""
-    available = _meminfo("MemAvailable")
-    return None if available is None else min([available, *(max(0, limit - used) for limit, used in _memory_groups())])
+    """Memory in bytes that can still be allocated, within the limits of control groups."""
+    system = _system_memory()
+    return None if system is None else min([system[1], *(max(0, limit - used) for limit, used in _memory_groups())])
 
 
-def _meminfo(name: str) -> int | None:
-    """One of the figures of /proc/meminfo, None where there is none."""
-    for line in _read(PROC / "meminfo").splitlines():
-        key, _, value = line.partition(":")
-        if key == name and value.split()[:1] and value.split()[0].isdecimal():
-            return int(value.split()[0]) * 1024
-    return None
+def _system_memory() -> tuple[int, int] | None:
+    """Total and available memory, without the limits of containers, which psutil does not know."""
+    import psutil  # takes a quarter of the time of `aitrain --help`
+
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of a kernel that leaves out figures we do not read
+            memory = psutil.virtual_memory()
+    except (OSError, KeyError):
+        return None
+    return memory.total, memory.available
 
 
 def _memory_groups() -> Iterator[tuple[int, int]]:
-    """Limit and use of each control group that has a limit; what its files merely cache is given up when needed."""
+    """Limit and use of each control group that has a limit. Cached files do not count: the kernel drops them."""
     for folder in _groups("memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
         used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")
@@ -71,9 +75,9 @@ def _memory_groups() -> Iterator[tuple[int, int]]:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Folders of the groups that this process is in, the innermost first, in both versions of the kernel's interface.
+    """Folders of this process's control groups, innermost first, in both versions of the kernel's interface.
 
-    A group's limit holds for the groups inside it. Where a container shows only its own group, that is the root.
+    A group's limit holds for the groups inside it. A container may see its own group as the root.
     """
     for line in _read(PROC / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -88,7 +92,7 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _read(file: Path) -> str:
-    """Empty where it cannot be read."""
+    """A file's text, empty if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

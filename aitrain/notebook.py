@@ -16,12 +16,12 @@ from aitrain.environment.loader import load_env
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
 from aitrain.events import Note
 from aitrain.heartbeat import Heartbeat, Progress
+from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan, check
-from aitrain.launch.serving import serving
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import disable_telemetry
+from aitrain.report.report_writer import ReportWriter
 from aitrain.report.terminal import Screen
-from aitrain.report.writing import Reporting
 from aitrain.run_folder import Result, RunFolder
 from aitrain.watchdog import Stall, Watchdog, message, write_stacks
 
@@ -58,7 +58,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
     if environment is None:
         assert plan.source is not None  # check() found it
         environment = load_env(plan.source, plan.config.rl_env_config or {})
-    report = Reporting(folder)
+    report = ReportWriter(folder)
     with Screen() as screen:
         try:
             with Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout)) as heartbeat:
@@ -74,7 +74,7 @@ class Watchers:
 
     folder: RunFolder
     screen: Screen
-    report: Reporting
+    report: ReportWriter
     heartbeat: Heartbeat
 
 
@@ -87,7 +87,7 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
     folder, screen, heartbeat = watchers.folder, watchers.screen, watchers.heartbeat
     for note in plan.notes:
         screen(Note(note))
-    with serving(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
+    with managed_server(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
         config = plan.config.model_copy(update=changed)
         runner = start_runner(environment, config)

@@ -35,6 +35,14 @@ SECRET_VALUE = re.compile(
 """Matches values that have the form of a secret, such as known token prefixes."""
 URL_PARAMETER = re.compile(r"(?<![^?&;\s])([\w.-]+)=([^&;\s#]+)")
 """A parameter of a URL or a connection string: `?api_key=...`, `Password=...;`, `host=db password=...`."""
+ASSIGNED = re.compile(
+    r"""(?x)
+    (?<![\w-]) ([A-Za-z_][\w-]{0,80})
+    ( ["']?\]? [ \t]{0,9} (?: : [\w.|\[\]\ ]{1,60} )? [:=] [ \t]{0,9} [rbfuRBFU]{0,2} )
+    ( "[^"\n]*" | '[^'\n]*' )
+    """
+)
+"""A text in quotes with a name before it, in source code: `api_key = "..."`, `{"password": "..."}`."""
 MIN_SECRET_LENGTH = 8
 """Minimum characters of a secret: shorter values, such as `false`, occur in ordinary text."""
 MASK = "***"
@@ -86,6 +94,18 @@ def without_secrets(value: Any) -> Any:
             for secret in [named if name == "value" and named else str(name)]
         }
     return [without_secrets(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def source_without_secrets(text: str) -> str:
+    """Source code with *** for what is a secret by its name or its form."""
+    return redact(SECRET_VALUE.sub(MASK, ASSIGNED.sub(_assigned, text)))
+
+
+def _assigned(found: re.Match[str]) -> str:
+    name, between, quoted = found.groups()
+    names = re.findall(r"[\w-]+", f"{name} {between}")  # more than one in `key: str = "..."` and `else: key = "..."`
+    is_secret = len(quoted) - 2 >= MIN_SECRET_LENGTH and any(map(is_secret_name, names))
+    return f"{name}{between}{quoted[0]}{MASK}{quoted[0]}" if is_secret else found[0]
 
 
 def _parameter(found: re.Match[str]) -> str:

@@ -1,8 +1,8 @@
 """Where a run's things lie, and how they are written: whole, or not at all.
 
 runs/<project-name>/
-  config.yaml  environment.json  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json  status.json
-  train.log
+  config.yaml  environment.json  environment/  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json
+  status.json  train.log
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ class RunFolder:
     def environment(self) -> Path:
         """Where the environment came from, and on what the run ran."""
         return self.path / "environment.json"
+
+    @property
+    def environment_source(self) -> Path:
+        """Folder of the environment's source as it ran."""
+        return self.path / "environment"
 
     @property
     def metrics(self) -> Path:
@@ -129,7 +134,7 @@ class RunFolder:
         header = f"# yaml-language-server: $schema={self.config_schema.name}\n"
         write_text(self.config, header + write_yaml(named.written()))
 
-    def write_status(self, status: str, **known: Any) -> None:
+    def write_status(self, status: str, **known: object) -> None:
         """status.json: whether the run runs, or how it ended; what is None, or not told, stays as it was."""
         news = {name: value for name, value in known.items() if value is not None}
         write_json(
@@ -138,9 +143,9 @@ class RunFolder:
             durable=status != "running",
         )
 
-    def read_server(self) -> dict[str, Any]:
+    def read_server(self) -> dict[str, object]:
         """What vllm-server.json says; nothing for a run without a server of its own."""
-        values: dict[str, Any] = json.loads(self.server.read_text(encoding="utf-8")) if self.server.exists() else {}
+        values: dict[str, object] = json.loads(self.server.read_text(encoding="utf-8")) if self.server.exists() else {}
         return values
 
     def unfinished(self) -> list[Path]:
@@ -157,7 +162,7 @@ class RunFolder:
         return [path for file in written for path in file.parent.glob(f".{file.name}.????????")]
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def run_lock(self) -> Iterator[None]:
         """While this lasts, no other process trains in this folder; one that is just ending is waited for.
 
         Raises:
@@ -234,30 +239,30 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; an empty one where there is none, or the file is damaged."""
     try:
         found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def write_json(path: Path, values: Mapping[str, Any], durable: bool = True) -> None:
+def write_json(path: Path, values: Mapping[str, object], durable: bool = True) -> None:
     """One JSON object, for people too."""
-    write_text(path, json.dumps(plain(values), indent=2, ensure_ascii=False) + "\n", durable)
+    write_text(path, json.dumps(to_jsonable(values), indent=2, ensure_ascii=False) + "\n", durable)
 
 
-def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+def append_lines(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     """JSON lines, flushed: what a killed run had written is there. Lone surrogates become `?`."""
-    lines = "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records)
+    lines = "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records)
     with path.open("a", encoding="utf-8", errors="replace") as file:
         file.write(lines)
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path) -> Iterator[dict[str, object]]:
     """The records of a JSON lines file; nothing when there is none, and none that a kill or a power cut left half."""
     for _, record in _lines_and_records(path):
         yield record
 
 
-def _lines_and_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines_and_records(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
@@ -270,7 +275,7 @@ def _lines_and_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield line, record
 
 
-def forget(path: Path, stays: Callable[[dict[str, Any]], bool]) -> None:
+def forget(path: Path, stays: Callable[[dict[str, object]], bool]) -> None:
     """Take records out of a JSON lines file, and half lines: a resumed run writes them again."""
     if path.exists():
         write_text(path, "".join(line for line, record in _lines_and_records(path) if stays(record)))
@@ -285,7 +290,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def plain(value: Any) -> Any:
+def to_jsonable(value: object) -> object:
     """The value in JSON's own types: nan and inf become null, scalars numbers, anything else its text. No secrets."""
     if isinstance(value, str):
         return redact(value)
@@ -294,15 +299,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {redact(str(key)): plain(item) for key, item in value.items()}
+        return to_json_object(value)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
-    return plain(value.item()) if _is_scalar(value) else redact(str(value))
+        return [to_jsonable(item) for item in value]
+    item = getattr(value, "item", None)  # a numpy or torch scalar has it, told without importing either
+    return to_jsonable(item()) if callable(item) and getattr(value, "ndim", 1) == 0 else redact(str(value))
 
 
-def _is_scalar(value: Any) -> bool:
-    """Whether it is a numpy or torch scalar, told without importing either."""
-    return hasattr(value, "item") and getattr(value, "ndim", 1) == 0
+def to_json_object(values: Mapping[str, object]) -> dict[str, object]:
+    """`to_jsonable` for a mapping."""
+    return {redact(str(key)): to_jsonable(item) for key, item in values.items()}
 
 
 @dataclass(frozen=True)

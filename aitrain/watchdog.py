@@ -1,7 +1,7 @@
-"""The watchdog: notices that a run makes no progress, and says what hangs and what was saved.
+"""The watchdog: detects that a run makes no progress, and reports what hangs and what was saved.
 
-A run stalls when none of its processes has made progress for `--stall-timeout` seconds. One that waits for a slow one
-does not stall; when one hangs, the others soon wait for it, and then none makes progress.
+A run stalls when none of its processes has made progress for `--stall-timeout` seconds. Ranks that wait for a slow rank
+are no stall; when one rank hangs, the others soon wait for it, and none makes progress.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from aitrain.checkpoint import checkpoints_of, step_of
 from aitrain.run_folder import RunFolder, read_object
 
 LONGEST_POLL = 2.0
-"""Seconds between two looks; a quarter of a short timeout."""
+"""Most seconds between two polls; for short timeouts a quarter of the timeout."""
 DUMP = signal.SIGQUIT
 """The signal on which a training process writes the stacks of its threads to train.log."""
 DUMP_SECONDS = 3.0
-"""The longest that this may take: a process in an uninterruptible system call never does it."""
+"""Seconds to wait for the stacks; a process in an uninterruptible system call writes none."""
 BYTES = 8 << 20
-"""Bytes read or written that count as progress where files are moved. A heartbeat needs hours for as many."""
+"""Bytes read or written that count as progress in phases that move files. Heartbeats write as many in hours."""
 MARGIN = 10.0
-"""Seconds that a deadline of its own may be overdue: the grace period, and a busy machine."""
+"""Seconds that a wait with a deadline of its own may exceed it, on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """No process made progress for `seconds`. `ranks` are those that hang, as far as can be told from those that wait
-    for them; `phase` is what the first of them was doing."""
+    """No process made progress for `seconds`. `ranks` hang, others may wait for them; `phase` is that of the rank which
+    stopped first."""
 
     ranks: tuple[int, ...]
     phase: str
@@ -45,7 +45,7 @@ class Stall:
 
 
 class IdleClock:
-    """Seconds without progress. It stands still while this process does: SIGSTOP or a suspended machine is no stall."""
+    """Seconds without progress, not counting time in which this process itself was stopped or the machine suspended."""
 
     def __init__(self, poll: float) -> None:
         self.seconds = 0.0
@@ -53,7 +53,7 @@ class IdleClock:
         self._last = time.monotonic()
 
     def look(self, has_progressed: bool) -> float:
-        """The seconds as of now."""
+        """Update the clock; returns the seconds."""
         now = time.monotonic()
         elapsed, self._last = now - self._last, now
         self.seconds = 0.0 if has_progressed else self.seconds + min(elapsed, 2 * self._poll)
@@ -62,7 +62,7 @@ class IdleClock:
 
 @dataclass
 class _Process:
-    """One training process, as the watchdog sees it."""
+    """State of one training process."""
 
     rank: int
     idle: IdleClock
@@ -71,7 +71,7 @@ class _Process:
     moved: int = 0
 
     def look(self, now: Snapshot, is_halted: bool) -> None:
-        """Compare with the last look. A process that is halted need not progress."""
+        """Compare with the last poll. A halted process counts as making progress."""
         before, self.seen = self.seen, now
         self.idle.look(is_halted or before is None or before.count != now.count or self._moves_files(now))
 
@@ -111,13 +111,13 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> Watchdog:
-        """Begin to watch, once."""
+        """Start the thread."""
         if not self._thread.is_alive():
             self._thread.start()
         return self
 
     def stop(self) -> None:
-        """The run is over, or has failed for another reason."""
+        """Stop watching."""
         self._over.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
@@ -145,11 +145,11 @@ class Watchdog:
         return all(process.is_stalled(self.timeout) for process in watched)
 
     def _is_halted(self) -> bool:
-        """Whether all processes were stopped on purpose: by SIGSTOP, or a debugger."""
-        return bool(self.pids) and all(_state(pid) in ("T", "t") for pid in self.pids.values())
+        """Whether all processes are stopped by SIGSTOP or a debugger."""
+        return bool(self.pids) and all(is_halted(pid) for pid in self.pids.values())
 
     def _judged(self, watched: Sequence[_Process]) -> Stall:
-        """Those that do not wait for another one hang; the phase is that of the one which stopped first."""
+        """The stall: ranks that do not wait for another rank hang."""
         first = sorted(watched, key=lambda process: -process.idle.seconds)
         waiting = {process.rank for process in first if process.seen and self.waits(process.rank, process.seen)}
         hanging = [process for process in first if process.rank not in waiting] or first
@@ -158,7 +158,7 @@ class Watchdog:
 
 
 def message(stall: Stall, folder: RunFolder, processes: int) -> str:
-    """What the user is told: what hangs, what has been saved, how to continue."""
+    """Error message of a stall: what hangs, what was saved, how to continue."""
     ranks = f"{'rank' if len(stall.ranks) == 1 else 'ranks'} {' and '.join(map(str, stall.ranks))} of {processes}"
     who = "" if processes == 1 else f", {ranks}"
     step = read_object(folder.status).get("step")
@@ -181,8 +181,8 @@ def message(stall: Stall, folder: RunFolder, processes: int) -> str:
 
 
 def ask_for_stacks(log: Path, rank: int, pid: int, seen: Snapshot) -> str:
-    """Have a training process write the stacks of its threads to the log; returns what it wrote, which is nothing where
-    a system call cannot be interrupted.
+    """Make a training process write the stacks of its threads to the log; returns what it wrote, which is nothing if it
+    is in an uninterruptible system call.
 
     Raises:
         OSError: the log cannot be written.
@@ -204,7 +204,7 @@ def ask_for_stacks(log: Path, rank: int, pid: int, seen: Snapshot) -> str:
 
 
 def write_stacks(log: Path, title: str) -> None:
-    """The stacks of all threads of this process, to the log."""
+    """Write the stacks of all threads of this process to the log."""
     with log.open("a", encoding="utf-8") as file:
         file.write(f"\n{title}. Stacks of all threads:\n")
         file.flush()
@@ -212,42 +212,43 @@ def write_stacks(log: Path, title: str) -> None:
 
 
 def waits_for_another_rank(stacks: str) -> bool:
-    """Whether the main thread is in a collective operation, by what faulthandler wrote: it lists the main thread last,
-    or as the current one."""
+    """Whether stacks that faulthandler wrote show the main thread in a collective operation. The main thread is the
+    current one or the last in the list."""
     threads = re.split(r"\n\s*\n", stacks)
     current = [thread for thread in threads if "Current thread" in thread] or threads[-1:]
     return any("/torch/distributed/" in line for thread in current for line in thread.splitlines()[:12])
 
 
-# -- processes, where the system shows them (Linux)
+# -- processes, as psutil sees them: imported when needed, as light commands import this module
 
 
 def descendants(pids: Sequence[int]) -> list[int]:
-    """All processes below these, nearest first."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    found = list(pids)
-    for pid in found:  # which grows
-        found += [child for child in children.get(pid, []) if child not in found]
-    return found[len(pids) :]
+    """Ids of all descendants of these processes, each after its parent."""
+    import psutil
+
+    found: dict[int, None] = {}
+    for pid in pids:
+        with suppress(psutil.Error):
+            found |= dict.fromkeys(child.pid for child in psutil.Process(pid).children(recursive=True))
+    return [pid for pid in found if pid not in pids]
 
 
-def _state(pid: int) -> str:
-    """One letter, as in ps."""
+def is_halted(pid: int) -> bool:
+    """Whether a process is stopped by SIGSTOP or a debugger."""
+    import psutil
+
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
 
 
 def _bytes_moved(pid: int) -> int:
-    """Bytes that a process has read and written so far, files and pages of files; 0 where that is not shown."""
+    """Bytes that a process has read and written so far, including pages of files; 0 where the system does not tell."""
+    import psutil
+
     try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    except OSError:
+        moved = psutil.Process(pid).io_counters()
+    except (psutil.Error, AttributeError, RuntimeError):  # not ours to see; not on macOS; empty while it ends
         return 0
-    counts = dict(line.split(": ") for line in lines)
-    return sum(int(counts.get(name, 0)) for name in ("rchar", "wchar", "read_bytes", "write_bytes"))
+    return int(moved.read_chars + moved.write_chars + moved.read_bytes + moved.write_bytes)

@@ -137,7 +137,7 @@ class Player:
         finally:
             ours.close()
             process.join(PATIENCE)
-            process.kill()  # in the middle of a rollout; a server that it has is ended by its keeper
+            process.kill()  # in the middle of a rollout; a server that it has is ended by its supervisor
 
     def hear(self) -> Any:
         """What the process says next.
@@ -179,13 +179,13 @@ def play_when_told(line: Connection, log: Path, model: Path, way: str) -> None:
 def prepared(model: Path, way: str) -> Iterator[Any]:
     """The trainer of a run, with a vLLM server of its own if that is its way."""
     from aitrain.environment.runner import EnvRunner
+    from aitrain.launch.managed_server import managed_server
     from aitrain.launch.preflight import check
-    from aitrain.launch.serving import serving
     from aitrain.training.run import Job, prepare
 
     plan = check(configuration(model, way), has_environment=True)
     folder = plan.open_folder()
-    with serving(plan, folder, lambda _: None) as url, closing(EnvRunner(Talk(), plan.config)) as runner:
+    with managed_server(plan, folder, lambda _: None) as url, closing(EnvRunner(Talk(), plan.config)) as runner:
         config = plan.config.model_copy(update={"vllm_server_url": url} if url else {})
         yield prepare(Job(config, folder, runner.environment, lambda _: None), runner).trainer
 

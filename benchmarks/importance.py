@@ -107,8 +107,8 @@ def measure(way: str, model: Path) -> list[tuple[str, str, int, list[float], lis
 def prepared(way: str, model: Path) -> Iterator[Any]:
     """The trainer of a run, with a vLLM server of its own if that is its way."""
     from aitrain.environment.runner import EnvRunner
+    from aitrain.launch.managed_server import managed_server
     from aitrain.launch.preflight import check
-    from aitrain.launch.serving import serving
     from aitrain.options.train import TrainConfig
     from aitrain.training.run import Job, prepare
     from benchmarks.quiet_training import SETTINGS
@@ -118,7 +118,7 @@ def prepared(way: str, model: Path) -> Iterator[Any]:
     config = TrainConfig(**(SETTINGS | where | sizes | WAYS[way]), use_vllm=True, rl_max_new_tokens=max(LENGTHS))
     plan = check(config, has_environment=True)
     folder = plan.open_folder()
-    with serving(plan, folder, lambda _: None) as url, closing(EnvRunner(Asks(), plan.config)) as runner:
+    with managed_server(plan, folder, lambda _: None) as url, closing(EnvRunner(Asks(), plan.config)) as runner:
         config = plan.config.model_copy(update={"vllm_server_url": url} if url else {})
         trainer = prepare(Job(config, folder, runner.environment, lambda _: None), runner).trainer
         with closing(trainer.rollouts):

@@ -1,7 +1,7 @@
 """Whether 95% intervals cover the truth 95 times in 100, and how wide they are beside the usual ones:
 `python -m benchmarks.intervals [--draws N]`.
 
-Each cell draws cases from a population with a known mean, again and again, and asks `aitrain.report.intervals`. Exits 1
+Each cell draws cases from a population with a known mean, again and again, and asks `aitrain.runs.intervals`. Exits 1
 where the coverage is not 0.93 to 0.97, or the mean width is more than a tenth above the usual method's. With 16 cases
 or fewer near a bound of the scores, intervals may cover more often, and never less. The usual method's width counts
 only where that method itself covers 0.93.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 
-from aitrain.report.intervals import Interval, of_change, of_mean, student_quantile
+from aitrain.runs.intervals import Interval, of_change, of_mean, student_quantile
 
 COUNTS = (8, 16, 64, 200)
 COVERAGE = (0.93, 0.97)

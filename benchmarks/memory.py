@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.batch import plan_batch
-from aitrain.launch.room import MIB, Machine, needs
-from aitrain.launch.shape import read_shape
+from aitrain.launch.model_shape import read_model_shape
+from aitrain.launch.resource_estimate import MIB, DeviceMemory, estimate_memory
 from aitrain.options.train import TrainConfig
 from aitrain.run_folder import RunFolder
 from benchmarks.measuring import ROOT, options, run, spread
@@ -109,9 +109,9 @@ def estimated(config: TrainConfig) -> float:
 
 
 def _peak(config: TrainConfig) -> int:
-    shape = read_shape(config.model)
+    shape = read_model_shape(config.model)
     assert shape is not None
-    return needs(shape, config, plan_batch(config, 1), Machine("CPU")).peak
+    return estimate_memory(shape, config, plan_batch(config, 1), DeviceMemory("CPU")).peak
 
 
 def trained(config: TrainConfig) -> float:

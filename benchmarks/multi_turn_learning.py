@@ -134,7 +134,7 @@ def learned(environment: TwoCharacters, folder: str, steps: int, seed: int) -> L
 
 def shares(records: list[dict[str, Any]], when: str) -> dict[str, float]:
     """For each turn, how often it was right at that time."""
-    metrics = [record["metrics"] for record in records if record.get("when") == when]
+    metrics = [record["metrics"] for record in records if record.get("eval_phase") == when]
     if len(metrics) != HELD_OUT:
         raise RuntimeError(f"{len(metrics)} held-out episodes were scored {when}, not {HELD_OUT}")
     return {turn: fmean(metric[turn] for metric in metrics) for turn in TURNS}

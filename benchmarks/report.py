@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks.measuring import options, run, script, spread
 
 EPISODES = 100_000
@@ -34,11 +36,11 @@ NEEDLE = "Xylophonist"
 WRITE = """
 import sys
 from pathlib import Path
-from aitrain.report.writing import Reporting
+from aitrain.report.report_writer import ReportWriter
 from aitrain.run_folder import RunFolder
 def tell(event):
     raise SystemExit(str(event))
-Reporting(RunFolder(Path(sys.argv[1]))).write(tell)
+ReportWriter(RunFolder(Path(sys.argv[1]))).write(tell)
 """
 WORDS = [
     "the room",
@@ -116,7 +118,7 @@ def episode(number: int, rng: random.Random) -> dict[str, Any]:
     index = number - HELD_OUT
     if held_out := number < HELD_OUT or number >= EPISODES - HELD_OUT:
         place: dict[str, Any] = {"step": 0 if number < HELD_OUT else 781}
-        place["when"] = "before_sampled" if number < HELD_OUT else "after_sampled"
+        place["eval_phase"] = "before_sampled" if number < HELD_OUT else "after_sampled"
     else:
         place = {"step": index // (GROUP * GROUPS) + 1, "group": index // GROUP % GROUPS}
     case = 5000 + number % HELD_OUT if held_out else index // GROUP % 2000
@@ -126,11 +128,13 @@ def episode(number: int, rng: random.Random) -> dict[str, Any]:
         answers[0] += NEEDLE
     failure = {"kind": "raised", "place": "score_episode", "message": "ValueError"} if number % 500 == 7 else None
     return place | {
-        "case_idx": case, "seed": 1, "prompt": prompt,
+        "schema": 1, "weight_version": place["step"], "row_number": case, "row": {"kind": "made up"},
+        "case_idx": case, "seed": 1, "prompt": prompt, "tools": [],
         "messages": [*prompt, {"role": "assistant", "content": answers[0]}, {"role": "user", "content": "And then?"},
                      {"role": "assistant", "content": answers[1]}],
         "completion": answers[1], "score": None if failure else rng.random(), "metrics": {"found": 1.0},
-        "stop": "env_error" if failure else "done", "error": failure, "turns": 2, "tokens": 1200, "seconds": 0.01,
+        "stop": "env_error" if failure else "done", "error": failure,
+        "turns": [{"tokens": 600, "weight_version": place["step"]}] * 2, "tokens": 1200, "seconds": 0.01,
         "advantage": 0.1,
     }  # fmt: skip
 
@@ -228,9 +232,9 @@ def ask(address: str, what: str, **parameters: str) -> Any:
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds of CPU that a living process has used (Linux)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Seconds of CPU that a living process has used."""
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 def peak_of(pid: int) -> float:

@@ -27,6 +27,7 @@ from typing import Any
 
 from aitrain.checkpoint import STAGING, check_whole, checkpoints_of
 from aitrain.run_folder import RunFolder, read_lines
+from aitrain.watchdog import descendants
 from benchmarks.measuring import ROOT, options, positive
 
 TIMES = {"seconds", "step_time", "tokens_per_second"} | {
@@ -135,11 +136,9 @@ class Torture:
 
     def _kill(self, child: subprocess.Popen[bytes]) -> None:
         """Everything at once: parent, torchrun, training processes."""
-        for pid in descendants(child.pid):
-            try:
+        for pid in [child.pid, *descendants([child.pid])]:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         child.communicate()
 
     def _look(self) -> None:
@@ -147,21 +146,6 @@ class Torture:
         for checkpoint in checkpoints_of(self.run):
             check_whole(checkpoint)
         self.survived["checkpoints looked at"] += len(checkpoints_of(self.run))
-
-
-def descendants(pid: int) -> list[int]:
-    """A process and all that came from it, itself first."""
-    children: dict[int, list[int]] = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        children.setdefault(parent, []).append(int(status.parent.name))
-    found = [pid]
-    for one in found:
-        found += children.get(one, [])
-    return found
 
 
 def differences(one: Path, other: Path) -> Iterator[str]:

@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain not
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SLOW_FILES = (
-    "test_processes.py", "test_docs.py", "test_demo.py", "test_failures.py", "test_room.py", "test_page.py",
+    "test_processes.py", "test_docs.py", "test_demo.py", "test_failures.py", "test_resources.py", "test_page.py",
     "test_parity.py", "test_served_run.py", "test_run.py", "test_resume.py", "test_benchmarks.py", "test_rollout.py",
 )  # fmt: skip
 """Files that take longest, the longest first. They start first: one that starts last leaves the other cores idle."""

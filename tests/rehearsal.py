@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aitrain.environment.calls import read_calls
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.judging import ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, session_for
+from aitrain.environment.tool_call_parser import read_calls
 
 
 @dataclass

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.environment.calls import ToolCall
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.session import AssistantTurn
+from aitrain.environment.tool_call_parser import ToolCall
 from tests import runner_calls
 
 EPISODES = 12

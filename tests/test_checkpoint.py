@@ -13,12 +13,12 @@ from aitrain.checkpoint import (
     Manifest,
     check_whole,
     checkpoints_of,
+    clean_partial,
     newest_checkpoint,
     publish,
     rotate,
     seal,
     step_of,
-    tidy,
 )
 from aitrain.run_folder import RunFolder
 
@@ -69,7 +69,7 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_the_old_one_or_the_new_one
         patched.setattr(shutil, "rmtree", deletes)
         with pytest.raises(Killed):
             publish(made, folder.checkpoints / "checkpoint-4")
-    tidy(folder)
+    clean_partial(folder)
 
     assert os.listdir(folder.checkpoints) == ["checkpoint-4"]
     check_whole(folder.checkpoints / "checkpoint-4")
@@ -86,7 +86,7 @@ def test_what_a_killed_process_was_writing_is_taken_away_and_nothing_else(tmp_pa
     (tmp_path / ".saving-model").mkdir()
     (tmp_path / "model").mkdir()
 
-    tidy(folder)
+    clean_partial(folder)
 
     assert sorted(os.listdir(tmp_path)) == [".lock", ".notes", "checkpoints", "metrics.jsonl", "model"]
     assert os.listdir(folder.checkpoints) == ["checkpoint-4"]

@@ -1,4 +1,4 @@
-"""The rules of the house: floors, the wall, exported names, fresh docs, nothing of one machine in the tree."""
+"""The rules of the house: layers, sizes, exported names, fresh docs, nothing of one machine in the tree."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,51 +20,13 @@ from aitrain.options.train import TrainConfig
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "aitrain"
 
-FLOORS = {
-    "errors": 0, "packages": 0, "machine": 0, "vllm_ranks": 0, "activity": 0,
-    "execution": 0.5, "redaction": 0, "events": 0.1, "options": 0.1,
-    "batch": 1, "run_folder": 1, "heartbeat": 1.1, "environment": 1, "checkpoint": 1.5,
-    "watchdog": 1.6, "report": 1.6, "rollout": 1.7, "launch": 2,
-    "notebook": 3, "cli": 3, "__main__": 4,
-}  # fmt: skip
-"""The light wing, with steps inside the ground floor; `__init__` is the shop window and may show any floor."""
+MODULE_LINES, CLASS_LINES, ANY_PER_1000_LINES = 400, 200, 12
+EXCESS_LINES_OF_MODULES = 1224
+EXCESS_LINES_OF_CLASSES = 596
+SHARED_CLASS_NAMES = 2
+EXCESS_ANY = 2.4
+"""How far the package is above these limits today. These four may fall and never rise; at 0 they go."""
 
-HEAVY_FLOORS = {
-    "model": 1, "chat_templates": 1, "dataset": 1.5, "trl_arguments": 2, "hub": 1, "provenance": 1, "tiny_model": 1,
-    "holdout": 1, "stopwatch": 2, "tracking": 5, "warm_up": 5,
-    "non_finite": 1, "zero_variance": 1, "kept_rows": 1, "padding": 1, "epochs": 1, "engines": 2,
-    "trainer": 4, "scopes": 1, "episode_metrics": 3.5, "logprobs": 3.5, "optimizing": 3.6, "policy_rollouts": 3.5,
-    "training_batch": 3.6, "resumable_trainer": 3.7, "trainer_engine": 3.7, "rollout_setup": 3.8,
-    "evaluation": 5, "diagnostics": 5, "saving": 5,
-    "distributed": 2, "history": 4, "callbacks": 5.1, "checkpoints": 5.2,
-    "run": 6, "worker": 7,
-}  # fmt: skip
-WITHIN = {
-    "user_code": 0, "stacks": 0.5, "failure": 0.5, "message_socket": 0, "task": 1, "async_calls": 2,
-    "deadline_thread": 2, "fork_server": 2.5, "deadline_pool": 3,
-    "contract": 0, "seeds": 0, "row_copies": 0, "source_code": 0, "locator": 1, "loader": 2, "calls": 3,
-    "state_watch": 2.5, "abstract_values": 2.6, "state_report": 2.7, "effects": 2.75, "access_log": 2.8,
-    "attribute_reader": 2.85, "call_reader": 2.9, "expression_reader": 2.95, "state_analysis": 3, "call_policy": 4,
-    "judging": 4, "tools": 4, "failure_count": 5, "session": 5, "remote_session": 5.5, "runner": 6,
-    "stop_strings": 0, "clock": 0, "engine": 0, "event_loop": 0, "limits": 1, "trajectory": 1, "chat_format": 1,
-    "episode": 2,
-    "yaml_text": 0, "docstrings": 0, "loss_types": 0, "value_types": 0, "invalid_values": 1, "trl_fields": 1,
-    "other_names": 2, "section": 3, "environment": 4, "generation": 4, "model": 4, "optimization": 4, "run": 4,
-    "option": 5, "schema": 5, "train": 5, "trl_effects": 6, "documentation": 6, "reading": 6,
-    "libraries": 0, "nvidia": 0, "memory": 0.5, "vllm_server": 0, "keeper": 0,
-    "shape": 0, "room": 0.3, "capacity": 0.6,
-    "preflight": 1, "serving": 2, "processes": 3,
-    "visible": 0, "duration": 0, "plot": 0, "log_tail": 0, "block": 0, "dashboard": 1, "terminal": 2,
-    "intervals": 0, "held_out": 0.5, "rollouts": 0, "cases": 1, "episodes": 1, "page": 1, "summary": 1, "sampling": 2,
-    "picture": 2, "shelf": 2, "card": 3, "shown": 3, "server": 3, "writing": 3,
-    "tied_head": 0, "merged_weights": 0, "row_sampling": 0, "batching": 1, "colocated": 1, "model_proxy": 1,
-    "hf_sampling": 2.5, "comparable_logprobs": 3, "logprob_check": 4,
-    "completion": 0, "flags": 0, "verbosity": 0, "running": 1, "grpo": 1.5,
-    "demo": 2, "doctor": 2, "pager": 1, "runs": 2, "show": 2, "view": 2, "plan": 2, "main": 3,
-}  # fmt: skip
-"""Floors inside the rooms that have several files."""
-
-HEAVY_WING = ("aitrain.training.", "aitrain.engines")
 HEAVY = {"torch", "transformers", "peft", "datasets", "trl", "accelerate", "vllm", "numpy", "safetensors", "tokenizers"}
 NO_NAMES = {"utils", "util", "common", "helpers", "helper", "core", "base", "manager", "misc"}
 
@@ -72,67 +35,19 @@ def sources() -> list[Path]:
     return [file for file in sorted(PACKAGE.rglob("*.py")) if "__pycache__" not in file.parts]
 
 
-def imports(file: Path) -> Iterator[tuple[str, bool]]:
-    """(module, is it at the top of the file) for each import."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    top = set(map(id, tree.body))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, id(node) in top) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            is_package = (ROOT / node.module.replace(".", "/")).is_dir()
-            yield from ((name if is_package else node.module, id(node) in top) for name in names)
+def classes() -> Iterator[ast.ClassDef]:
+    for _, tree in trees():
+        yield from (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
 
 
-def room(module: str) -> str:
-    """`aitrain.training.run` is in the room `run`, `aitrain.environment.loader` in `environment`."""
-    parts = module.split(".")
-    return (parts[2] if parts[1] == "training" and len(parts) > 2 else parts[1]) if len(parts) > 1 else "__init__"
-
-
-def name_of(file: Path) -> str:
-    return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-def floor(module: str) -> float:
-    """The floor of a module, with a fraction for its place inside its room."""
-    is_heavy = module.startswith(HEAVY_WING)
-    floors = HEAVY_FLOORS if is_heavy else FLOORS
-    has_floors = not is_heavy or room(module) == "engines"
-    return floors[room(module)] + (WITHIN.get(module.split(".")[-1], 0) / 10 if has_floors else 0)
-
-
-def test_every_room_has_a_floor_and_a_name() -> None:
+def trees() -> Iterator[tuple[Path, ast.Module]]:
     for file in sources():
-        module = name_of(file)
-        if module not in ("aitrain", "aitrain.training"):
-            assert floor(module) >= 0
-        assert NO_NAMES.isdisjoint(module.split("."))
+        yield file, ast.parse(file.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("file", sources(), ids=lambda file: name_of(file))
-def test_a_room_imports_only_from_lower_floors(file: Path) -> None:
-    module = name_of(file)
-    if module in ("aitrain", "aitrain.training") or file.name == "__init__.py":
-        return
-    for imported, _ in imports(file):
-        if not imported.startswith("aitrain."):
-            continue
-        is_heavy = imported.startswith(HEAVY_WING)
-        if is_heavy and not module.startswith(HEAVY_WING):
-            assert module == "aitrain.notebook", f"{module} reaches through the wall to {imported}"
-        elif module.startswith(HEAVY_WING) and not is_heavy:
-            assert floor(imported) < 2, f"the heavy wing uses {imported}, above the first floor"
-        else:
-            assert floor(imported) < floor(module), f"{module} imports {imported} from its own floor or above"
-
-
-@pytest.mark.parametrize("file", sources(), ids=lambda file: name_of(file))
-def test_the_light_wing_imports_nothing_heavy(file: Path) -> None:
-    if name_of(file).startswith(("aitrain.training", "aitrain.engines")):
-        return
-    assert not {module.split(".")[0] for module, _ in imports(file)} & HEAVY
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    for file in sources():
+        assert NO_NAMES.isdisjoint(file.relative_to(PACKAGE).with_suffix("").parts)
 
 
 @pytest.mark.parametrize(
@@ -199,29 +114,34 @@ def test_no_file_holds_a_path_of_one_machine_or_a_secret() -> None:
             assert found is None, f"{file.relative_to(ROOT)}: {found and found.group()}"
 
 
-def test_functions_are_short_and_take_few_arguments() -> None:
-    """About ten lines and about three arguments: the median says it, the limit catches what has grown."""
-    lengths = []
-    for file in sources():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                body = [child for child in node.body if not _is_docstring(child)]
-                length = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 1
-                lengths.append(length)
-                where = f"{file.relative_to(ROOT)}:{node.lineno} {node.name}"
-                assert length <= 32, f"{where} has {length} lines"
-                own = [argument for argument in node.args.args if argument.arg not in ("self", "cls")]
-                assert len(own) <= 5, f"{where} has {len(own)} arguments"
-    assert sorted(lengths)[len(lengths) // 2] <= 10
+def test_modules_are_short() -> None:
+    lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in sources()}
+    long = {file.name: length - MODULE_LINES for file, length in lengths.items() if length > MODULE_LINES}
+    assert sum(long.values()) <= EXCESS_LINES_OF_MODULES, long
 
 
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+def test_classes_are_short() -> None:
+    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in classes()}
+    long = {name: length - CLASS_LINES for name, length in lengths.items() if length > CLASS_LINES}
+    assert sum(long.values()) <= EXCESS_LINES_OF_CLASSES, long
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    counts = Counter(node.name for node in classes() if not node.name.startswith("_"))
+    shared = {name: count for name, count in counts.items() if count > 1}
+    assert len(shared) <= SHARED_CLASS_NAMES, shared
+
+
+def test_few_types_are_any() -> None:
+    texts = {file: file.read_text(encoding="utf-8") for file in sources()}
+    found = {str(file.relative_to(ROOT)): len(re.findall(r"\bAny\b", text)) for file, text in texts.items()}
+    lines = sum(len(text.splitlines()) for text in texts.values())
+    most = dict(sorted(found.items(), key=lambda pair: -pair[1])[:10])
+    assert sum(found.values()) * 1000 / lines <= ANY_PER_1000_LINES + EXCESS_ANY, most
 
 
 def test_every_public_name_of_the_package_has_a_docstring() -> None:
-    for file in sources():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
+    for file, tree in trees():
         assert ast.get_docstring(tree), f"{file.relative_to(ROOT)} does not say what it is"
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
@@ -233,6 +153,13 @@ def test_every_public_name_of_the_package_has_a_docstring() -> None:
 )
 def test_the_linters_pass(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_layers_of_pyproject_hold() -> None:
+    run = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    command = [sys.executable, "-c", run, "--no-cache"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -5,19 +5,27 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from aitrain import machine
 from aitrain.machine import free_memory, total_memory, usable_cores
 from tests.conftest import write
 
-MEMINFO = "MemTotal:       64000000 kB\nMemFree: 1 kB\nMemAvailable:   32000000 kB\n"
+MEMINFO = """\
+MemTotal:       64000000 kB
+MemFree:               1 kB
+MemAvailable:   32000000 kB
+Buffers:               1 kB
+Cached:                1 kB
+"""
 Files = dict[str, str | bytes | None]
 
 
 @pytest.fixture(autouse=True)
 def eight_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
     monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     write(tmp_path, {"proc/meminfo": MEMINFO})

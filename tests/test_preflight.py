@@ -13,7 +13,7 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.checkpoint import MANIFEST, Manifest, seal
 from aitrain.cli.grpo import plan_lines
-from aitrain.launch import memory
+from aitrain.launch import resource_check
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import RunPlan, check, training_gpus
 from aitrain.options.trl_effects import OF_GENERATE, OF_NCCL, check_trl_effects
@@ -77,7 +77,7 @@ def test_the_machine_must_have_free_what_vllms_engines_on_the_cpu_were_told_to_t
     monkeypatch: pytest.MonkeyPatch, server: dict[str, Any], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(memory, "free_memory", lambda: 20.5 * memory.GIB)
+    monkeypatch.setattr(resource_check, "free_memory", lambda: 20.5 * 2**30)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "8")
     assert plan(use_vllm=True, num_processes=2).config.use_vllm
     assert "3 x 8 GiB for vLLM's cache, and 20.5 GiB of memory are free" in refusal(use_vllm=True, num_processes=3)

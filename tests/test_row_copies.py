@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.environment.calls import ToolCall
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.row_copies import copy_arguments, copy_rows
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.session import AssistantTurn
+from aitrain.environment.tool_call_parser import ToolCall
 from tests import runner_calls
 
 QUESTION = [{"role": "user", "content": "38 + 47 ="}]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.run_folder import RunFolder, append_lines, forget, plain, read_lines, write_text
+from aitrain.run_folder import RunFolder, append_lines, forget, read_lines, to_jsonable, write_text
 
 
 def config(folder: Path, **options: str) -> TrainConfig:
@@ -91,21 +91,21 @@ def test_what_follows_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
 
 
 def test_plain_values_are_json() -> None:
-    json.dumps(plain({"a": (1, 2.5, None, True), "b": {"c": Path("x")}, "d": float("inf")}), allow_nan=False)
+    json.dumps(to_jsonable({"a": (1, 2.5, None, True), "b": {"c": Path("x")}, "d": float("inf")}), allow_nan=False)
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aitrain.run_folder.WAIT_FOR_OTHERS", 0.3)
     code = (
         "import sys, pathlib; from aitrain.run_folder import RunFolder\n"
-        f"with RunFolder(pathlib.Path({str(tmp_path)!r})).alone(): print('in', flush=True); sys.stdin.read()"
+        f"with RunFolder(pathlib.Path({str(tmp_path)!r})).run_lock(): print('in', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert other.stdout is not None
     other.stdout.readline()
-    with pytest.raises(ConfigError, match="Another process trains in"), RunFolder(tmp_path).alone():
+    with pytest.raises(ConfigError, match="Another process trains in"), RunFolder(tmp_path).run_lock():
         pass
     other.kill()
     other.communicate()
-    with RunFolder(tmp_path).alone():
+    with RunFolder(tmp_path).run_lock():
         pass

@@ -23,21 +23,22 @@ SGR = re.compile(r"\x1b\[[\d;]*m")
 def record(step: int, group: int, case: Any, score: float | None, **more: Any) -> dict[str, Any]:
     error = {"kind": "raised", "place": "score_episode", "message": f"no {EVIL}"} if score is None else None
     return {
-        "step": step, "group": group, "case_idx": case, "seed": 1, "prompt": f"say {case}:",
+        "schema": 1, "step": step, "weight_version": 0, "group": group, "advantage": 0.5, "row_number": None,
+        "case_idx": case, "row": {"word": EVIL}, "seed": 1, "prompt": f"say {case}:", "tools": [],
         "messages": [{"role": "user", "content": f"say {case}:"},
                      {"role": "assistant", "content": f"it is {EVIL}" + " word" * 40}],
-        "completion": f"it is {EVIL}", "score": score, "advantage": 0.5, "metrics": {f"m{EVIL}": 1.0}, "error": error,
-        "stop": "env_error" if error else "done", "turns": 1, "tokens": 3, "seconds": 0.5,
+        "completion": f"it is {EVIL}", "turns": [{"tokens": 3, "weight_version": 0}], "tokens": 3, "score": score,
+        "metrics": {f"m{EVIL}": 1.0}, "stop": "env_error" if error else "done", "error": error, "seconds": 0.5,
     } | more  # fmt: skip
 
 
 RECORDS = [
-    record(0, 0, "h1", 0.1, when="before_sampled"),
+    record(0, 0, "h1", 0.1, eval_phase="before_sampled"),
     *(record(1, n // 2, n // 2, score) for n, score in enumerate([0.25, 0.75, 1.0, None])),
     record(2, 0, 7, 0.5),
     record(2, 0, 0, 0.0),
-    record(2, 1, "h1", 0.9, when="after_sampled"),
-    record(2, 1, "h2", 0.3, when="after_sampled"),
+    record(2, 1, "h1", 0.9, eval_phase="after_sampled"),
+    record(2, 1, "h2", 0.3, eval_phase="after_sampled"),
 ]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from aitrain.events import Ended, Evaluated, Event, Failed, Note, Phase, Step
@@ -18,10 +19,10 @@ from aitrain.report import terminal
 from aitrain.report.block import Block, can_be_drawn_over
 from aitrain.report.dashboard import Dashboard, step_line
 from aitrain.report.duration import duration
+from aitrain.report.escape_controls import escape_controls
 from aitrain.report.log_tail import LogTail
 from aitrain.report.plot import ASCII, curve, sparkline
 from aitrain.report.terminal import Screen, last_line, show_result
-from aitrain.report.visible import visible
 from aitrain.run_folder import Result
 from tests.screens import Terminal
 
@@ -83,15 +84,35 @@ def test_a_low_terminal_shows_the_first_lines_only() -> None:
     assert [line.split()[0] for line in watched(events, height=4).shown] == ["step", "reward", "held-out"]
 
 
+WIDE = ["a" * 79, "b" * 30, ""]
+
+
+def narrowed(width: int) -> Terminal:
+    """A terminal that showed WIDE and became narrower: it breaks the lines, which pyte does not do by itself."""
+    broken = [line[start : start + width] for line in WIDE for start in range(0, max(1, len(line)), width)]
+    shown = Terminal(width)
+    shown.write("stays\n" + "\n".join(broken))
+    return shown
+
+
 @pytest.mark.parametrize("narrower", [60, 40, 23])
 def test_a_terminal_that_became_narrower_keeps_no_pieces_of_what_was_there(narrower: int) -> None:
-    """Its lines are broken then, as most terminals break them; pyte does not, so the breaking is done by hand."""
-    wide = ["a" * 79, "b" * 30, ""]
-    broken = [line[start : start + narrower] for line in wide for start in range(0, max(1, len(line)), narrower)]
-    shown = Terminal(narrower)
-    shown.write("stays\n" + "\n".join(broken))
-    Block(shown.console(), drawn=[len(line) for line in wide]).draw([Text("new")])
+    shown = narrowed(narrower)
+    Block(shown.console(), drawn=[len(line) for line in WIDE]).draw([Text("new")])
     assert shown.shown == ["stays", "new"]
+
+
+def test_rich_live_would_keep_pieces_and_hide_the_cursor() -> None:
+    """Why block.py is not rich.live; where this fails, Rich has learnt it."""
+    before, after = Terminal(80), narrowed(60)
+    console = before.console()
+    live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    live.start()
+    live.update(Text("\n".join(WIDE)), refresh=True)
+    assert before.screen.cursor.hidden  # and stays so in the shell of a user whose run is killed
+    console.file, console.width = after, 60
+    live.update(Text("new"), refresh=True)
+    assert after.shown == ["stays", "a" * 60, "new"]
 
 
 def test_what_the_run_does_now_and_how_long_that_takes_is_said() -> None:
@@ -176,7 +197,7 @@ def test_nothing_that_an_environment_says_reaches_the_terminal_as_a_command(even
     ],
 )  # fmt: skip
 def test_what_a_terminal_would_obey_is_written_out(text: str, shown: str) -> None:
-    assert visible(text) == shown
+    assert escape_controls(text) == shown
 
 
 # -- where nothing can be drawn over

@@ -18,8 +18,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from aitrain import EnvironmentFailed
-from aitrain.environment.calls import MAX_CALLS, MAX_DEPTH, ToolCall, read_calls
-from aitrain.environment.tools import MAX_ERROR, Tools, _described
+from aitrain.environment.function_tool import describe_function
+from aitrain.environment.tool_call_parser import MAX_CALLS, MAX_DEPTH, ToolCall, read_calls
+from aitrain.environment.tools import MAX_ERROR, Tools
 from tests.conftest import case_name
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class Board(enum.Enum):
 class Guest:
     title: str
     age: int = 30
+
+
+@dataclass
+class Price:
+    amount: float
 
 
 class Room(BaseModel):
@@ -510,6 +516,28 @@ def test_a_hint_may_describe_its_argument_and_wins_over_the_docstring(hint: Any)
     assert shown(list[Annotated[int, "of an item"]]).get("description") is None
 
 
+def test_a_parameter_may_be_called_like_anything_of_pydantics() -> None:
+    def tool(copy: int, json: str, model_config: float, _it: int = 1) -> str:
+        return f"{copy} {json} {model_config} {_it}"
+
+    arguments = {"copy": "1", "json": "a", "model_config": 2, "_it": 3}
+    assert answer_of(Owner(tool), "tool", **arguments) == ("1 a 2.0 3", False)
+    assert list(Tools.of(Owner(tool)).schemas[0]["function"]["parameters"]["properties"]) == list(arguments)
+    assert answer_of(Owner(tool), "tool", **{**arguments, "copy": "x"})[0].startswith("error: tool: copy: Input should")
+
+
+def test_the_text_of_a_pydantic_field_that_is_the_default_wins_over_the_docstring() -> None:
+    def tool(it: int = Field(5, description="the text")) -> None:
+        """Do it.
+
+        Args:
+            it: another text
+        """
+
+    function = Tools.of(Owner(tool)).schemas[0]["function"]
+    assert function["parameters"]["properties"]["it"] == {"type": "integer", "description": "the text", "default": 5}
+
+
 def test_a_pydantic_field_as_the_default_is_a_default() -> None:
     kept = []
 
@@ -794,6 +822,7 @@ def test_arguments_are_converted_to_the_type_of_the_hint(hint: Any, value: Any, 
         (str, 5, "it: Input should be a valid string"),
         (float, "nan", "it: Input should be a finite number"),
         (float, "inf", "it: Input should be a finite number"),
+        (Price, {"amount": "inf"}, "it.amount: Input should be a finite number"),
         (Board, "full", "it: Input should be 'none' or 'half'"),
         (Literal["a", "b"], "c", "it: Input should be 'a' or 'b'"),
         (date, "tomorrow", "it: Input should be a valid date"),
@@ -962,11 +991,11 @@ def test_tools_of_two_episodes_are_apart() -> None:
 
 def test_the_methods_of_many_episodes_are_described_once() -> None:
     Tools.of(Hotels())
-    before = _described.cache_info().misses
+    before = describe_function.cache_info().misses
     for _ in range(100):
         Tools.of(Hotels())
 
-    assert _described.cache_info().misses == before
+    assert describe_function.cache_info().misses == before
 
 
 @dataclass

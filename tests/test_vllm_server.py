@@ -20,10 +20,10 @@ import pytest
 import aitrain
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.events import Event, Note
+from aitrain.launch import managed_server as managed_server_module
 from aitrain.launch import preflight, vllm_server
-from aitrain.launch import serving as serving_room
+from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.serving import serving
 from aitrain.launch.vllm_server import MODEL_NAME, ServerConfig, VLLMServer
 from aitrain.options.train import TrainConfig
 from aitrain.run_folder import RunFolder
@@ -66,7 +66,7 @@ from aitrain.launch.vllm_server import ServerConfig, VLLMServer
 signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
 plan = ServerConfig("model", Path("vllm-server.log"), program=(sys.executable, "fake.py", "healthy"))
 with VLLMServer.start(plan, lambda text: None) as server:
-    print(server._keeper.pid, flush=True)
+    print(server._supervisor.pid, flush=True)
     while not sys.stdin.readline():
         pass
     print(server.poll(), flush=True)
@@ -123,8 +123,8 @@ def wait_until(is_so: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 def processes_of(server: VLLMServer) -> set[int]:
-    assert server._keeper is not None
-    return descendants(server._keeper.pid)
+    assert server._supervisor is not None
+    return descendants(server._supervisor.pid)
 
 
 def arguments_in(log: Path) -> list[str]:
@@ -305,7 +305,7 @@ def test_poll_tells_when_it_was_killed_and_restart_brings_it_back_at_its_address
         os.kill(server_pid(server), signal.SIGKILL)
         wait_until(lambda: server.poll() is not None)
         assert server.poll() == -signal.SIGKILL
-        assert alive(first) <= {server._keeper.pid if server._keeper else 0}
+        assert alive(first) <= {server._supervisor.pid if server._supervisor else 0}
         server.restart()
         assert server.poll() is None
         assert server.url == url
@@ -314,9 +314,9 @@ def test_poll_tells_when_it_was_killed_and_restart_brings_it_back_at_its_address
 
 
 def server_pid(server: VLLMServer) -> int:
-    """Of the server itself, the keeper's child."""
-    assert server._keeper is not None
-    return int(Path(f"/proc/{server._keeper.pid}/task/{server._keeper.pid}/children").read_text().split()[0])
+    """Of the server itself, the supervisor's child."""
+    assert server._supervisor is not None
+    return int(Path(f"/proc/{server._supervisor.pid}/task/{server._supervisor.pid}/children").read_text().split()[0])
 
 
 def test_one_that_ignores_sigterm_is_killed_with_what_left_its_group(
@@ -333,11 +333,11 @@ def test_one_that_ignores_sigterm_is_killed_with_what_left_its_group(
     assert alive(pids) == set()
 
 
-def test_it_stops_although_a_fork_of_ours_holds_the_pipe_to_the_keeper(plan: Callable[..., ServerConfig]) -> None:
+def test_it_stops_although_a_fork_of_ours_holds_the_pipe_to_the_supervisor(plan: Callable[..., ServerConfig]) -> None:
     server = VLLMServer.start(plan("healthy"), silent)
-    assert server._keeper is not None
-    assert server._keeper.stdin is not None
-    held = os.dup(server._keeper.stdin.fileno())
+    assert server._supervisor is not None
+    assert server._supervisor.stdin is not None
+    held = os.dup(server._supervisor.stdin.fileno())
     pids = processes_of(server)
     server.stop()
     os.close(held)
@@ -346,15 +346,15 @@ def test_it_stops_although_a_fork_of_ours_holds_the_pipe_to_the_keeper(plan: Cal
 
 
 @pytest.mark.parametrize("what", ["healthy", "stubborn"])
-def test_nothing_is_left_when_somebody_kills_the_keeper(
+def test_nothing_is_left_when_somebody_kills_the_supervisor(
     what: str, plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its death asks the server to go; what does not, we end ourselves, and start it anew."""
     monkeypatch.setattr(vllm_server, "STOP_SECONDS", 1.0)
     with VLLMServer.start(plan(what), silent) as server:
-        assert server._keeper is not None
+        assert server._supervisor is not None
         pids = processes_of(server)
-        os.kill(server._keeper.pid, signal.SIGKILL)
+        os.kill(server._supervisor.pid, signal.SIGKILL)
         wait_until(lambda: server.poll() is not None)
         assert server.poll() == -signal.SIGKILL
         server.restart()
@@ -378,13 +378,13 @@ def test_a_run_starts_its_server_again_so_often_and_says_how_it_is(
     plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, told, folder = remembered(monkeypatch), list[str](), RunFolder(here)
-    monkeypatch.setattr(serving_room, "_server_plan", lambda *_: plan("healthy"))
+    monkeypatch.setattr(managed_server_module, "_server_plan", lambda *_: plan("healthy"))
 
     def announce(event: Event) -> None:
         if isinstance(event, Note):
             told.append(event.text)
 
-    with serving(run_plan(vllm_max_restarts=1), folder, announce) as url:
+    with managed_server(run_plan(vllm_max_restarts=1), folder, announce) as url:
         assert folder.read_server() == {"state": "running", "restarts": 0, "why": ""}
         os.kill(server_pid(servers[0]), signal.SIGKILL)
         wait_until(lambda: folder.read_server() == {"state": "running", "restarts": 1, "why": ""})
@@ -396,7 +396,7 @@ def test_a_run_starts_its_server_again_so_often_and_says_how_it_is(
     assert folder.read_server() == {"state": "ended", "restarts": 1, "why": why}
     assert told == ["vLLM's server ended (signal 9): starting it again, 1 of 1.", why]
     assert folder.log.read_text().splitlines() == told
-    with serving(preflight.check(TrainConfig(model="tiny"), True), folder, announce) as url:
+    with managed_server(preflight.check(TrainConfig(model="tiny"), True), folder, announce) as url:
         assert url is None
         assert folder.read_server() == {}  # a resumed run without one
 
@@ -405,8 +405,8 @@ def test_a_server_that_cannot_be_started_again_is_given_up_with_the_reason(
     plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, folder = remembered(monkeypatch), RunFolder(here)
-    monkeypatch.setattr(serving_room, "_server_plan", lambda *_: plan("healthy"))
-    with serving(run_plan(), folder, lambda event: None):
+    monkeypatch.setattr(managed_server_module, "_server_plan", lambda *_: plan("healthy"))
+    with managed_server(run_plan(), folder, lambda event: None):
         servers[0].plan = plan("dies:OSError: no/such is not a local folder and is not a valid model identifier")
         os.kill(server_pid(servers[0]), signal.SIGKILL)
         wait_until(lambda: folder.read_server()["state"] == "ended")
@@ -415,7 +415,7 @@ def test_a_server_that_cannot_be_started_again_is_given_up_with_the_reason(
 
 def test_a_server_gets_the_share_of_memory_that_was_said(run_plan: Callable[..., RunPlan], here: Path) -> None:
     shares = [
-        serving_room._server_plan(run_plan(**options), RunFolder(here)).memory
+        managed_server_module._server_plan(run_plan(**options), RunFolder(here)).memory
         for options in ({}, {"vllm_gpu_memory_utilization": 0.4})
     ]
     assert shares == [0.9, 0.4]

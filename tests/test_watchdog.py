@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from aitrain import activity, watchdog
@@ -22,8 +23,8 @@ from aitrain.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
 from aitrain.launch import processes
 from aitrain.launch.processes import Processes
 from aitrain.options.train import TrainConfig
-from aitrain.report.runs import look
 from aitrain.run_folder import RunFolder, read_object, write_json
+from aitrain.runs.run_list import look
 from aitrain.watchdog import IdleClock, Stall, Watchdog, descendants, message, waits_for_another_rank
 from tests.hanging_worker import HANGS
 
@@ -89,11 +90,18 @@ def alive_in(folder: RunFolder) -> list[int]:
     """Processes of a run that are there a moment later: one that is killed may take one to end."""
     pids = [int(file.read_text()) for file in folder.path.glob("pid-*")]
     deadline = time.monotonic() + 10.0
-    while alive := [pid for pid in (*pids, *descendants(pids)) if watchdog._state(pid) not in ("", "Z")]:
+    while alive := [pid for pid in (*pids, *descendants(pids)) if lives(pid)]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.01)
     return alive
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 # -- hangs
@@ -198,17 +206,17 @@ def test_a_run_that_is_stopped_by_a_signal_and_continued_is_no_false_alarm() -> 
     watched = [watchdog._Process(0, IdleClock(0.1))]
 
     def become(state: str) -> None:
-        while watchdog._state(halted.pid) != state:
+        while psutil.Process(halted.pid).status() != state:
             time.sleep(0.01)
 
     try:
         os.kill(halted.pid, signal.SIGSTOP)
-        become("T")
+        become(psutil.STATUS_STOPPED)
         for _ in range(4):
             time.sleep(0.1)
             assert not dog._is_stalled(watched)
         os.kill(halted.pid, signal.SIGCONT)
-        become("S")
+        become(psutil.STATUS_SLEEPING)
         assert watched[0].idle.seconds == 0.0
         while not dog._is_stalled(watched):  # from then on it counts again
             time.sleep(0.1)

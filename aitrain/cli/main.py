@@ -151,10 +151,10 @@ def _unknown_flag(flag: str, context: typer.Context) -> str:
 
 def _tell(message: str, code: int, error: BaseException) -> int:
     from aitrain.redaction import redact
-    from aitrain.report.visible import visible
+    from aitrain.report.escape_controls import escape_controls
 
     message = redact(message)
-    print(message if message.startswith("Usage:") else f"aitrain: {visible(message)}", file=sys.stderr)
+    print(message if message.startswith("Usage:") else f"aitrain: {escape_controls(message)}", file=sys.stderr)
     if "--debug" in sys.argv:
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)
     return code

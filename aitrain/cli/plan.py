@@ -19,15 +19,16 @@ from aitrain.cli.flags import Flag, with_options
 from aitrain.cli.grpo import given_flags, plan_lines
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Event, Failed
-from aitrain.launch.capacity import free_disk, machine_for, processes_sharing, shown
+from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.preflight import RunPlan, check
-from aitrain.launch.room import MIB, PROMPT, disk, levers, needs
-from aitrain.launch.shape import read_shape
+from aitrain.launch.resource_check import device_memory, format_bytes, free_disk, processes_sharing
+from aitrain.launch.resource_estimate import MIB, PROMPT, estimate_disk, estimate_memory, memory_savers
 from aitrain.options.documentation import help_text
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.report.duration import duration
-from aitrain.run_folder import RunFolder, read_lines, read_object
+from aitrain.run_folder import RunFolder, read_object
+from aitrain.runs.metrics_line import read_metrics
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 """Of ru_maxrss, in bytes."""
@@ -71,7 +72,7 @@ def plan(
 ) -> int:
     """Show what a run would do, and what it needs."""
     wanted = check(resolve(TrainConfig, config, given_flags(flags, resume)))
-    for line in (*plan_lines(wanted), *_room_lines(wanted)):
+    for line in (*plan_lines(wanted), *_resource_lines(wanted)):
         typer.echo(line)
     for line in _measured(wanted, measure, debug) if measure else _time_left(wanted):
         typer.echo(line)
@@ -83,24 +84,24 @@ def plan(
 # -- memory and disk
 
 
-def _room_lines(wanted: RunPlan) -> Iterator[str]:
-    shape = read_shape(wanted.config.model)
+def _resource_lines(wanted: RunPlan) -> Iterator[str]:
+    shape = read_model_shape(wanted.config.model)
     if shape is None:
         yield _line("memory", "unknown: this model's files are not on this machine, or are no safetensors")
         return
-    machine = machine_for(wanted.gpus)
-    need = needs(shape, wanted.config, wanted.batch, machine)
-    sharing = processes_sharing(wanted.batch, machine)
-    free = "" if machine.free is None else f", {shown(machine.free)} free"
+    device = device_memory(wanted.gpus)
+    need = estimate_memory(shape, wanted.config, wanted.batch, device)
+    sharing = processes_sharing(wanted.batch, device)
+    free = "" if device.free is None else f", {format_bytes(device.free)} free"
     yield _line("shape", str(shape))
     each = f" for each of {sharing} processes" if sharing > 1 else ""
-    yield _line("memory", f"about {shown(need.peak)} of the {machine.kind}'s{each}{free}; {_lengths(wanted)}")
+    yield _line("memory", f"about {format_bytes(need.peak)} of the {device.kind}'s{each}{free}; {_lengths(wanted)}")
     yield from _parts(need.stay)
     yield from (f"{line} (the largest of these counts)" for line in _parts(need.phases))
-    if need.ending == need.peak:
-        yield _line("", f"{shown(need.ending):>10} at the end, while the adapter is merged")
-    for flag, saved in levers(shape, wanted.config, wanted.batch, machine)[:4]:
-        yield _line("", f"{'-' + shown(saved):>10} with {flag}")
+    if need.merging == need.peak:
+        yield _line("", f"{format_bytes(need.merging):>10} at the end, while the adapter is merged")
+    for flag, saved in memory_savers(shape, wanted.config, wanted.batch, device)[:4]:
+        yield _line("", f"{'-' + format_bytes(saved):>10} with {flag}")
     yield _line("disk", _disk(wanted))
 
 
@@ -112,16 +113,16 @@ def _lengths(wanted: RunPlan) -> str:
 
 
 def _parts(parts: Mapping[str, int]) -> Iterator[str]:
-    yield from (_line("", f"{shown(count):>10} {name}") for name, count in parts.items() if count >= MIB)
+    yield from (_line("", f"{format_bytes(count):>10} {name}") for name, count in parts.items() if count >= MIB)
 
 
 def _disk(wanted: RunPlan) -> str:
-    shape = read_shape(wanted.config.model)
+    shape = read_model_shape(wanted.config.model)
     assert shape is not None
-    room = disk(shape, wanted.config, wanted.batch)
-    rollouts = "" if room.rollouts is None else f" + rollouts at most {shown(room.rollouts)}"
-    free = shown(free_disk(Path(wanted.config.output_dir)))
-    return f"model {shown(room.model)} + checkpoints {shown(room.checkpoints)}{rollouts}, {free} free"
+    room = estimate_disk(shape, wanted.config, wanted.batch)
+    rollouts = "" if room.rollouts is None else f" + rollouts at most {format_bytes(room.rollouts)}"
+    free = format_bytes(free_disk(Path(wanted.config.output_dir)))
+    return f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}{rollouts}, {free} free"
 
 
 # -- time
@@ -148,10 +149,11 @@ def _whole(pace: float, wanted: RunPlan, steps: object) -> str:
 
 def _pace(folder: RunFolder) -> float | None:
     """Seconds a step; the first line of metrics is left out, as first steps are slow."""
-    lines = [line for line in read_lines(folder.metrics) if isinstance(line.get("seconds"), (int, float))]
-    if len(lines) < 2 or lines[-1]["step"] <= lines[0]["step"]:
+    timed = [(line.step, line.seconds) for line in read_metrics(folder.metrics) if line.seconds is not None]
+    if len(timed) < 2 or timed[-1][0] <= timed[0][0]:
         return None
-    return float((lines[-1]["seconds"] - lines[0]["seconds"]) / (lines[-1]["step"] - lines[0]["step"]))
+    (first, start), (last, end) = timed[0], timed[-1]
+    return (end - start) / (last - first)
 
 
 def _measured(wanted: RunPlan, count: int, debug: bool) -> Iterator[str]:
@@ -168,7 +170,7 @@ def _measured(wanted: RunPlan, count: int, debug: bool) -> Iterator[str]:
     steps = schedule_cases(wanted.config, wanted.batch, cases).steps if isinstance(cases, int) else None
     yield _line("time", f"{_whole(pace, wanted, steps)} measured in {count} steps")
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * RSS_UNIT
-    yield _line("", f"{shown(peak):>10} of the CPU's memory were used at most by a process")
+    yield _line("", f"{format_bytes(peak):>10} of the CPU's memory were used at most by a process")
 
 
 def _train(short: RunPlan, debug: bool) -> RunFolder:

@@ -14,11 +14,11 @@ from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
+from aitrain.report.escape_controls import escape_controls
 from aitrain.report.log_tail import LogTail
+from aitrain.report.report_writer import ReportWriter
 from aitrain.report.summary import scores
 from aitrain.report.terminal import Screen, last_line, show_result
-from aitrain.report.visible import visible
-from aitrain.report.writing import Reporting
 from aitrain.run_folder import Result, RunFolder, read_lines
 
 
@@ -29,7 +29,7 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
         AitrainError: the run failed; what it left behind is said, and nothing is left of a run that never began.
     """
     folder = plan.open_folder()
-    report = Reporting(folder)
+    report = ReportWriter(folder)
     with _screen(folder, verbosity) as screen:
         announce = report.during(screen.start())
         for note in plan.notes:
@@ -39,7 +39,7 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
         if began:
             report.finish(screen)
     if verbosity.debug and folder.log.exists():
-        print(visible(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
+        print(escape_controls(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
     if isinstance(end, Failed):
         raise _failure(end, folder, began)
     if verbosity.quiet:

@@ -16,7 +16,7 @@ from aitrain.report.duration import duration
 from aitrain.run_folder import RUNS
 
 if TYPE_CHECKING:
-    from aitrain.report.runs import Run
+    from aitrain.runs.run_list import Run
 
 COLOURS = {
     "running": typer.colors.GREEN,
@@ -35,7 +35,7 @@ def runs(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of lines.")] = False,
 ) -> int:
     """List the runs of a folder: how each stands, and its scores."""
-    from aitrain.report.runs import runs_in  # here, because help needs none of it
+    from aitrain.runs.run_list import runs_in  # here, because help needs none of it
 
     where = folder or Path(RUNS)
     found = [] if folder is None and not where.exists() else runs_in(where)

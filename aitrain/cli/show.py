@@ -17,7 +17,7 @@ from aitrain.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from aitrain.report.rollouts import Rollouts
+    from aitrain.runs.rollout_index import RolloutIndex
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the run, or the records of episodes.")] = False,
 ) -> int:
     """Show a run in the terminal: scores, curve, rollouts."""
-    from aitrain.report.rollouts import Rollouts  # here, because help needs none of it
+    from aitrain.runs.rollout_index import RolloutIndex  # here, because help needs none of it
 
     folder, asked = _folder(run), Asked(step, case, worst, failed, limit)
-    rollouts = Rollouts(folder / "rollouts")
+    rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     numbers = [] if asked.is_overview else _numbers(rollouts, asked)
     if as_json:
@@ -66,7 +66,7 @@ def show(
 
 
 def _folder(run: str) -> Path:
-    from aitrain.report.shelf import is_run, places
+    from aitrain.report.run_registry import is_run, places
 
     (place,) = places([run])
     if not is_run(place):
@@ -74,16 +74,16 @@ def _folder(run: str) -> Path:
     return place
 
 
-def _numbers(rollouts: Rollouts, asked: Asked) -> list[int]:
+def _numbers(rollouts: RolloutIndex, asked: Asked) -> list[int]:
     from aitrain.report.episodes import Query, find
-    from aitrain.report.shown import worst
+    from aitrain.report.transcript import worst
 
-    steps = sorted({entry.step for entry in rollouts.entries if not entry.when})
+    steps = sorted({entry.step for entry in rollouts.entries if not entry.eval_phase})
     if asked.step is not None and asked.step not in steps:
         known = f"it has rollouts of steps {steps[0]} to {steps[-1]}" if steps else "it has no rollouts of training"
         raise ConfigError(f"step: there are no rollouts of step {asked.step}: {known}")
     query = Query(
-        when="training" if asked.step is not None else "",
+        eval_phase="training" if asked.step is not None else "",
         step=asked.step,
         case=asked.case or "",
         failure="any" if asked.failed else "",
@@ -94,7 +94,7 @@ def _numbers(rollouts: Rollouts, asked: Asked) -> list[int]:
     return found[: asked.most]
 
 
-def _print_json(folder: Path, rollouts: Rollouts, numbers: list[int] | None) -> None:
+def _print_json(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
     """In ASCII, so that nothing in it is a command to a terminal."""
     from aitrain.report.summary import summary
 
@@ -103,15 +103,15 @@ def _print_json(folder: Path, rollouts: Rollouts, numbers: list[int] | None) -> 
         return
     separator = "[\n"
     for number in numbers:
-        typer.echo(separator + json.dumps(rollouts.record(rollouts.entries[number])), nl=False)
+        typer.echo(separator + json.dumps(rollouts.record(rollouts.entries[number]).to_json()), nl=False)
         separator = ",\n"
     typer.echo("\n]" if numbers else "[]")
 
 
-def _print(folder: Path, rollouts: Rollouts, numbers: list[int] | None) -> None:
+def _print(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
     from rich.console import Console
 
-    from aitrain.report.shown import episodes, overview
+    from aitrain.report.transcript import episodes, overview
 
     console = Console(highlight=False)
     if numbers is None:

@@ -14,8 +14,8 @@ from aitrain.cli.completion import run_names
 from aitrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from aitrain.report.run_registry import RunRegistry
     from aitrain.report.server import PageServer
-    from aitrain.report.shelf import Shelf
 
 PORT = 8765
 TRIES = 20
@@ -32,9 +32,9 @@ def view(
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> int:
     """Show runs as a page in the browser, on 127.0.0.1 only."""
-    from aitrain.report.shelf import Shelf, places  # here, because no other command needs what it imports
+    from aitrain.report.run_registry import RunRegistry, places  # here, because no other command needs what it imports
 
-    with _server(Shelf(places(runs or [])), port) as server:
+    with _server(RunRegistry(places(runs or [])), port) as server:
         typer.echo(f"{server.address}  (Ctrl-C ends it)")
         if not no_browser and _has_screen():
             webbrowser.open(server.address)
@@ -46,13 +46,13 @@ def view(
     return 0
 
 
-def _server(shelf: Shelf, port: int | None) -> PageServer:
+def _server(registry: RunRegistry, port: int | None) -> PageServer:
     from aitrain.report.server import PageServer
 
     tried = range(PORT, PORT + TRIES) if port is None else [port]
     for number in tried:
         try:
-            return PageServer(shelf, number)
+            return PageServer(registry, number)
         except OSError as error:
             why = error.strerror
     raise ConfigError(f"port: cannot listen on 127.0.0.1:{tried[-1]}: {why}\nChoose another with --port.")

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aitrain.environment.calls import ToolCall
 from aitrain.environment.contract import MODEL_WORDS, arguments_for, level_of
 from aitrain.environment.judging import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.row_copies import copy_arguments
+from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.async_calls import run_if_async

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says about itself and its GPUs, asked through nvidia-smi."""
+"""GPUs and versions of NVIDIA's driver, by nvidia-smi."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 PATIENCE = 10.0
-"""Seconds that nvidia-smi gets to answer."""
+"""Timeout of nvidia-smi in seconds."""
 QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
 
 
@@ -26,17 +26,17 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """What the driver answered, or why it did not."""
+    """The driver's answer, or why there is none."""
 
     gpus: tuple[Gpu, ...] = ()
     version: str = ""
     cuda: str = ""
-    """The newest CUDA that it can run."""
+    """The newest version of CUDA that it supports."""
     failure: str = ""
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """The GPUs that this process may use, by CUDA_VISIBLE_DEVICES or else by the driver; none on CPU."""
+    """Indices of the GPUs that this process may use, by CUDA_VISIBLE_DEVICES or else by the driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         driver = ask_driver()
@@ -64,7 +64,7 @@ def ask_driver(versions: bool = False) -> Driver | None:
 
 
 def _ask(tool: str, *arguments: str) -> tuple[int, str]:
-    """Its exit code and all that it printed. One that hangs in the kernel cannot even be killed: it is left behind."""
+    """Exit code and output. A process that hangs in the kernel cannot be killed and is left behind."""
     process = subprocess.Popen(
         [tool, *arguments],
         stdin=subprocess.DEVNULL,
@@ -86,7 +86,7 @@ def _ask(tool: str, *arguments: str) -> tuple[int, str]:
 
 
 def _gpu(line: str) -> Gpu | None:
-    """`0, NVIDIA H200, 143771, 143164`; memory may be `[N/A]`, where it is the system's own."""
+    """Parses `0, NVIDIA H200, 143771, 143164`; memory is `[N/A]` if it is the system's."""
     index, _, rest = line.partition(",")
     fields = [field.strip() for field in rest.rsplit(",", 2)]
     if not index.strip().isdecimal() or len(fields) != 3:
@@ -100,6 +100,6 @@ def _first_line(answer: str) -> str:
 
 
 def _number(label: str, versions: str) -> str:
-    """Of `DRIVER version : 580.95.05` or, since 610, `KMD version : 610.43.02`."""
+    """The number in `DRIVER version : 580.95.05` or, since 610, `KMD version : 610.43.02`."""
     found = re.search(rf"^\s*(?:{label}) version\s*:\s*(\d[\d.]*)", versions, re.MULTILINE | re.IGNORECASE)
     return found.group(1) if found else ""

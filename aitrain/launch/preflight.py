@@ -23,9 +23,8 @@ from aitrain.checkpoint import (
 )
 from aitrain.environment.locator import EnvSource, check_by_reading, find_env
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
-from aitrain.launch.capacity import check_room
-from aitrain.launch.memory import check_memory
 from aitrain.launch.nvidia import visible_gpus
+from aitrain.launch.resource_check import check_resources, check_vllm_memory
 from aitrain.launch.sampling_note import note_on_truncation
 from aitrain.options.loss_types import remarks
 from aitrain.options.train import TrainConfig
@@ -88,15 +87,15 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     processes = _count_processes(config, gpus)
     served = visible_gpus()[-config.vllm_server_gpus :] if starts_server(config) else ()
     if starts_server(config):
-        check_memory(config, served, engines=1)
+        check_vllm_memory(config, served, engines=1)
     elif config.use_vllm and config.vllm_mode == "colocate":
-        check_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
+        check_vllm_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
     batch = plan_batch(config, processes)
     notes: list[str] = list(remarks(config))
     if note := note_on_truncation(config):
         notes.append(note)
     checkpoint = _find_checkpoint(config, processes, notes.append)
-    notes += check_room(config, batch, gpus[:processes])
+    notes += check_resources(config, batch, gpus[:processes])
     return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes))
 
 

@@ -1,7 +1,7 @@
-"""A run's processes: started, watched, ended.
+"""Starts, watches and ends the training processes of a run.
 
-One process is one child; more are torchrun's (`accelerate launch` quietly runs one on CPU). A first Ctrl-C or SIGTERM
-asks the training processes to finish their step and save; a second one ends them.
+A single process is started directly, several by torchrun (`accelerate launch` silently starts one on CPU). The first
+Ctrl-C or SIGTERM makes the training processes finish their step and save; a second one kills them.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import TextIO
 
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
 from aitrain.heartbeat import sign_of_life
+from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.serving import serving
 from aitrain.machine import usable_cores
 from aitrain.redaction import disable_telemetry, redact_file
 from aitrain.run_folder import RunFolder
 from aitrain.watchdog import Stall, Watchdog, ask_for_stacks, descendants, message, waits_for_another_rank
 
 PYTHON = [sys.executable, "-P"]
-"""Without the working directory on the path: a folder named `vllm` there must not hide the library."""
+"""`-P` keeps the working directory off the path: a folder named `vllm` there must not hide the library."""
 WORKER = "aitrain.training.worker"
 PATIENCE = 60.0
-"""Seconds that a process gets to leave after it said that its work is over."""
+"""Seconds that a process gets to exit after it reported its end."""
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"
 
 
 @dataclass
 class Processes:
-    """The training processes of one run, as their parent sees them."""
+    """The training processes of one run, in their parent."""
 
     plan: RunPlan
     folder: RunFolder
@@ -52,20 +52,20 @@ class Processes:
     """Address of the run's own vLLM server."""
     watchdog: Watchdog | None = None
     activity: SharedMemory | None = None
-    """What the training processes are doing, written by them."""
+    """Phases and progress counts, written by the training processes."""
 
     def run(self) -> Failed | Ended:
-        """Start them, pass on what they say, and wait for the last one to end.
+        """Start the processes, announce their events, and wait for the last one to exit.
 
         Returns the first failure, or how the run ended.
         """
         disable_telemetry(self.plan.config.telemetry)
         with ExitStack() as stack:
             log = stack.enter_context(self.folder.log.open("a", encoding="utf-8"))
-            stack.callback(self._mask_logs)
+            stack.callback(_mask_logs, self.folder)
             stack.enter_context(self._signals())
             self.folder.write_status("running", **sign_of_life())
-            self.server = stack.enter_context(serving(self.plan, self.folder, self.announce))
+            self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
             stack.enter_context(self._watched())
             self.child = self._start(log)
             try:
@@ -74,13 +74,8 @@ class Processes:
                 self._end(self.child)
         return self.last or self._died_silently(self.child.returncode)
 
-    def _mask_logs(self) -> None:
-        """The workers mask what they print; programs that they run, and vLLM's server, do not."""
-        for log in self.folder.path.glob("*.log"):
-            redact_file(log)
-
     def _start(self, log: TextIO) -> subprocess.Popen[str]:
-        """In a session of their own: a Ctrl-C in the terminal reaches only us, and we pass it on."""
+        """In a session of their own, so that Ctrl-C reaches only the parent, which passes it on."""
         return subprocess.Popen(
             self._command(),
             stdin=subprocess.DEVNULL,
@@ -113,7 +108,7 @@ class Processes:
         ]
 
     def _environment(self) -> dict[str, str]:
-        """The user's own settings win, but for the GPUs, which the plan has counted."""
+        """Environment variables; those of the user win, except for the GPUs, which the plan chose."""
         count = self.plan.batch.processes
         defaults = {
             "PYTHONUNBUFFERED": "1",
@@ -126,7 +121,7 @@ class Processes:
         return {**defaults, **os.environ, **gpus, **server, **activity}
 
     def _listen(self, child: subprocess.Popen[str]) -> None:
-        """Until every process that could still say something is gone."""
+        """Handle events until every process has closed the pipe."""
         assert child.stdout is not None
         for line in child.stdout:
             event = decode(line)
@@ -143,7 +138,7 @@ class Processes:
         self.announce(event)
 
     def _remember(self, event: Failed | Ended) -> None:
-        """The first to fail says why; the others fail because it is gone. Whoever does not leave now is ended."""
+        """Keep the first failure, as the others follow from it; kill processes that do not exit in time."""
         if self.last is None:
             self.last = event
             if self.watchdog is not None:
@@ -156,7 +151,7 @@ class Processes:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """While this lasts, a run without progress is ended."""
+        """End the run if it makes no progress."""
         count = self.plan.batch.processes
         self.activity = shared = SharedMemory(count)
         self.watchdog = Watchdog(
@@ -174,7 +169,7 @@ class Processes:
             shared.unlink()
 
     def _waits(self, rank: int, seen: Snapshot) -> bool:
-        """Whether a stalled rank waits for another one; its stacks go to train.log."""
+        """Whether a stalled rank waits for another rank, by its stacks, which go to train.log."""
         pid = self.pids.get(rank)
         if pid is not None:
             with suppress(OSError):  # no room for the stacks: the run is ended without them
@@ -182,7 +177,7 @@ class Processes:
         return False
 
     def _on_stall(self, stall: Stall) -> None:
-        """In the watchdog's thread: a hung main thread cannot end its process."""
+        """Called in the watchdog's thread."""
         if self.last is None:
             text = message(stall, self.folder, self.plan.batch.processes)
             self._remember(Failed(text, RunFailed.exit_code, "stalled"))
@@ -192,7 +187,7 @@ class Processes:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Only the main thread may take signals; elsewhere the caller ends us."""
+        """Handle SIGINT and SIGTERM, which only the main thread can."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -203,7 +198,7 @@ class Processes:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _on_signal(self, *_: Any) -> None:
+    def _on_signal(self, *_: object) -> None:
         self.stops += 1
         if self.child is None:
             raise KeyboardInterrupt  # while vLLM is being started
@@ -217,8 +212,8 @@ class Processes:
             _send(pid, signal.SIGTERM)
 
     def _kill(self) -> None:
-        """At once: torchrun's processes have sessions of their own, so each is ended by its own id, and with it what it
-        started: processes of the environment, engines."""
+        """SIGKILL to each process and its descendants (environment processes, engines): by id, as torchrun's processes
+        have sessions of their own."""
         known = set(self.pids.values()) | ({self.child.pid} if self.child and self.child.poll() is None else set())
         for pid in (*known, *descendants(list(known))):
             _send(pid, signal.SIGKILL)
@@ -239,6 +234,12 @@ class Processes:
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         message = f"The training process ended without a word: {how}{hint}\nSee {self.folder.log}"
         return Failed(message, RunFailed.exit_code)
+
+
+def _mask_logs(folder: RunFolder) -> None:
+    """Mask secrets printed by programs that the workers ran, and by vLLM's server; workers mask what they print."""
+    for log in folder.path.glob("*.log"):
+        redact_file(log)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -1,6 +1,6 @@
 """Starts a vLLM server for one run, checks its health, and stops it with all its processes.
 
-It listens on 127.0.0.1 only. A supervisor process (keeper.py) starts it and stops it even if this process is killed.
+It listens on 127.0.0.1 only. supervisor.py, a process of its own, starts it and stops it even if aitrain is killed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import random
 import re
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -22,15 +21,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.vllm_ranks import RANKS, served_rank
+
+if TYPE_CHECKING:
+    import psutil
 
 MODEL_NAME = "policy-base"
 """Served name of the base model; an adapter has the name with which it is loaded."""
 PROGRAM = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
 """Not the `vllm` command, which some builds lack. -P prevents that a folder named `vllm` hides the library."""
-KEEPER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")))
+SUPERVISOR = (sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")))
 HOST = "127.0.0.1"
 EXTENSION = "--worker-extension-cls=aitrain.engines.tied_head.WorkerExtension"
 """Extension for weight updates on the CPU."""
@@ -39,7 +42,7 @@ PORTS = range(20_000, 32_000)
 PORT_ATTEMPTS = 3
 STOP_SECONDS = 15.0
 """Seconds for the server to exit by itself."""
-KEEPER_STOP_SECONDS = 20.0
+SUPERVISOR_STOP_SECONDS = 20.0
 """Additional seconds for the supervisor to kill what is left."""
 POLL_SECONDS = 0.25
 HTTP_TIMEOUT = 5.0
@@ -135,7 +138,7 @@ class VLLMServer:
     plan: ServerConfig
     tell: Callable[[str], None]
     port: int
-    _keeper: subprocess.Popen[bytes] | None = None
+    _supervisor: subprocess.Popen[bytes] | None = None
     _name: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
     """A second served name, which distinguishes this server from another one on the port."""
 
@@ -173,26 +176,26 @@ class VLLMServer:
 
     def poll(self) -> int | None:
         """Exit code, negative for a signal; None while it runs."""
-        if self._keeper is None:
+        if self._supervisor is None:
             return 0
-        code = self._keeper.poll()
+        code = self._supervisor.poll()
         return code if code is None or code <= 128 else 128 - code
 
     def stop(self) -> None:
         """Stop it and all its processes. No-op if it is stopped."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is None:
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is None:
             return
-        assert keeper.stdin is not None
-        with suppress(BrokenPipeError), keeper.stdin:  # it has exited already
-            keeper.stdin.write(b"end")  # closing is not enough: a forked process may hold the pipe, too
+        assert supervisor.stdin is not None
+        with suppress(BrokenPipeError), supervisor.stdin:  # it has exited already
+            supervisor.stdin.write(b"end")  # closing is not enough: a forked process may hold the pipe, too
         try:
-            keeper.wait(STOP_SECONDS + KEEPER_STOP_SECONDS)
+            supervisor.wait(STOP_SECONDS + SUPERVISOR_STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            keeper.kill()
-            keeper.wait()
-        if keeper.returncode < 0:  # it was killed and could not stop the server
-            _end_marked(f"{ENVIRONMENT_MARK}={self._name}", STOP_SECONDS)
+            supervisor.kill()
+            supervisor.wait()
+        if supervisor.returncode < 0:  # it was killed and could not stop the server
+            _end_marked(self._name, STOP_SECONDS)
 
     def __enter__(self) -> VLLMServer:
         return self
@@ -208,8 +211,8 @@ class VLLMServer:
         command = [*self.plan.program, *self.plan.arguments(self.port, MODEL_NAME, self._name)]
         with self.plan.log.open("ab") as log:
             log_start = log.tell()
-            self._keeper = subprocess.Popen(
-                [*KEEPER, str(STOP_SECONDS), *command],
+            self._supervisor = subprocess.Popen(
+                [*SUPERVISOR, str(STOP_SECONDS), *command],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -255,25 +258,27 @@ class VLLMServer:
             return None
 
 
-def _end_marked(mark: str, patience: float) -> None:
+def _end_marked(name: str, patience: float) -> None:
     """The supervisor's death signals the server to exit: wait for that, then kill what is left."""
+    import psutil
+
     deadline = time.monotonic() + patience
-    while left := _marked(mark):
+    while left := [process for process in psutil.process_iter() if _is_marked(process, name)]:
         if time.monotonic() > deadline:
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
         time.sleep(POLL_SECONDS)
 
 
-def _marked(mark: str) -> list[int]:
-    """Ids of processes with this entry in their environment; empty without /proc."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if mark.encode() in (place / "environ").read_bytes().split(b"\0"):
-                found.append(int(place.name))
-    return found
+def _is_marked(process: psutil.Process, name: str) -> bool:
+    """Whether its environment has this name; False if it cannot be read."""
+    import psutil
+
+    try:
+        return process.environ().get(ENVIRONMENT_MARK) == name
+    except psutil.Error:
+        return False
 
 
 def _free_port() -> int:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from aitrain.options.section import Options, ResumeSafe, Rule
 from aitrain.options.value_types import (
     Fraction,
-    JsonObject,
+    JsonObjectOption,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -27,7 +27,7 @@ class EnvironmentOptions(Options):
     """Module of the environment class."""
     rl_env_class: ResumeSafe[str | None] = None
     """Name of the environment class; unset: the only class of the module that has build_dataset."""
-    rl_env_config: ResumeSafe[JsonObject | None] = None
+    rl_env_config: ResumeSafe[JsonObjectOption | None] = None
     """Keyword arguments of the environment's constructor: a JSON object, or @file.json."""
     rl_env_workers: ResumeSafe[PositiveInt | None] = None
     """Concurrent calls to the environment; unset: 64 (in processes: 4 for each CPU core)."""

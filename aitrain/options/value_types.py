@@ -163,7 +163,7 @@ def score_bounds(text: str) -> tuple[float, float] | None:
 _TEXT = {"type": "string"}
 _TRACKER = f"({'|'.join(TRACKERS)})"
 
-JsonObject = Annotated[
+JsonObjectOption = Annotated[
     dict[str, object],
     BeforeValidator(read_json_object),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "pattern": r"^(@.|\s*\{)"}]}),

@@ -1,4 +1,4 @@
-"""A few lines at the bottom of a terminal that are drawn again and again."""
+"""A block of lines at the bottom of a terminal that is redrawn in place."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from rich.text import Text
 
 @dataclass
 class Block:
-    """What changes is drawn over itself; what is printed goes above it and stays."""
+    """Lines that are redrawn in place; what is printed goes above them and stays."""
 
     console: Console
     drawn: list[int] = field(default_factory=list)
-    """Widths of the lines on the screen, the cursor being at the end of the last one."""
+    """Widths of the lines on the screen; the cursor is at the end of the last one."""
 
     def draw(self, lines: Sequence[Text]) -> None:
-        """These lines instead of those that are there; as many as the terminal is high enough for."""
+        """Replace the lines on the screen; lines that the terminal is too low for are left out."""
         lines = lines[: max(1, self.console.height - 1)]
         self._write(self._erasing() + self._rendered(lines))
         self.drawn = [line.cell_len for line in lines]
 
     def print_above(self, text: Text) -> None:
-        """A line that stays; the caller draws the block anew."""
+        """Print text that stays, and erase the block; the caller draws it again."""
         self.erase()
         self.console.print(text)
 
     def erase(self) -> None:
-        """Take it away."""
+        """Remove the block."""
         self._write(self._erasing())
         self.drawn = []
 
     def leave(self) -> None:
-        """Let it stand as it is, and go on below."""
+        """Leave the block on the screen, with the cursor below it."""
         if self.drawn:
             self._write("\n")
         self.drawn = []
 
     def _erasing(self) -> str:
-        """A terminal that became narrower has broken the lines that were too wide for it."""
+        """Control codes that erase the block, in a terminal that may have become narrower and broken its lines."""
         if not self.drawn:
             return ""
         width = max(1, self.console.width)
@@ -54,13 +54,13 @@ class Block:
         return captured.get()
 
     def _write(self, text: str) -> None:
-        """At once, so that no half of it is seen."""
+        """Write in one piece, so that nothing flickers."""
         self.console.file.write(text)
         self.console.file.flush()
 
 
 def can_be_drawn_over(console: Console) -> bool:
-    """Whether somebody watches a terminal that can move its cursor; colours wanted in a pipe do not make it one."""
+    """Whether output goes to a terminal that can move its cursor, outside of CI. A pipe with FORCE_COLOR is none."""
     is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     is_watched = console.file.isatty() if hasattr(console.file, "isatty") else False
     return is_watched and console.is_interactive and not (console.is_dumb_terminal or console.quiet or is_ci)

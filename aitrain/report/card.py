@@ -11,50 +11,84 @@ import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from aitrain.errors import ConfigError
 from aitrain.options.reading import as_command, resolve
 from aitrain.options.train import TrainConfig
-from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import redact, without_secrets
-from aitrain.report.held_out import shown
-from aitrain.report.picture import draw_curve
+from aitrain.report.escape_controls import escape_controls
 from aitrain.report.plot import curve
-from aitrain.report.rollouts import Rollouts
-from aitrain.report.summary import Values, curves, metric_lines, read_object, scores
-from aitrain.report.visible import visible
-from aitrain.run_folder import RunFolder, write_text
+from aitrain.report.reward_plot import draw_curve
+from aitrain.report.summary import curves, scores
+from aitrain.run_folder import RunFolder, read_object, write_text
+from aitrain.runs.held_out import ScoreTable, interval_texts, recorded_table
+from aitrain.runs.json_values import JsonObject, as_int
+from aitrain.runs.metrics_line import read_metrics
+from aitrain.runs.rollout_index import RolloutIndex
+
+if TYPE_CHECKING:
+    from huggingface_hub.repocard_data import EvalResult
 
 PICTURE = "reward.png"
 
 
 def write_card(folder: RunFolder) -> None:
     """Write the card of a run that has a result and a model, and the curve beside it."""
-    rollouts = Rollouts(folder.rollouts)
+    rollouts = RolloutIndex(folder.rollouts)
     rollouts.refresh()
     picture = draw_curve(folder, rollouts)
     if picture is not None:
         shutil.copyfile(picture, folder.model / PICTURE)
     config = resolve(TrainConfig, folder.config)
-    text = "\n\n".join([_front_matter(config), *_sections(folder, config, rollouts)])
+    result = read_object(folder.result)
+    found = recorded_table(result.get("scores")) or scores(folder, rollouts)
+    text = "\n\n".join([_front_matter(config, result, found), *_sections(folder, config, result, found)])
     write_text(folder.model / "README.md", redact(text) + "\n")
 
 
-def _front_matter(config: TrainConfig) -> str:
+def _front_matter(config: TrainConfig, result: JsonObject, found: ScoreTable) -> str:
     """What the Hub reads. A folder is no model that anybody else could look up."""
+    from huggingface_hub.repocard_data import ModelCardData  # takes as long as the rest of the card
+
     is_on_hub = config.model != "tiny" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", config.model) is not None
-    known = {
-        "base_model": config.model if is_on_hub and not Path(config.model).exists() else None,
-        "base_model_relation": ("adapter" if config.peft else "finetune") if is_on_hub else None,
-        "license": _license(config),
-        "library_name": "peft" if config.peft else "transformers",
-        "pipeline_tag": "text-generation",
-        "tags": ["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if config.peft else [])],
-    }
-    return f"---\n{write_yaml({name: value for name, value in known.items() if value is not None})}---"
+    results = list(_eval_results(result, found))
+    data = ModelCardData(
+        base_model=config.model if is_on_hub and not Path(config.model).exists() else None,
+        base_model_relation=("adapter" if config.peft else "finetune") if is_on_hub else None,
+        license=_license(config),
+        library_name="peft" if config.peft else "transformers",
+        pipeline_tag="text-generation",
+        tags=["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if config.peft else [])],
+        model_name=escape_controls(config.project_name) if results else None,
+        eval_results=results or None,
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _eval_results(result: JsonObject, found: ScoreTable) -> Iterator[EvalResult]:
+    """The held-out scores as entries of the model-index."""
+    from huggingface_hub.repocard_data import EvalResult
+
+    environment = escape_controls(str(result.get("environment")))
+    for decoding, row in found.items():
+        for when, interval in (("before", row["before"]), ("after", row["after"])):
+            if interval is not None:
+                yield EvalResult(
+                    task_type="text-generation",
+                    dataset_type=environment,
+                    dataset_name=environment,
+                    dataset_split="held-out",
+                    dataset_args={
+                        "cases": result.get("eval_cases"),
+                        "samples": as_int(result.get("eval_samples")) or 1,
+                    },
+                    metric_type="mean_score",
+                    metric_name=f"held-out score, {decoding}, {when} training",
+                    metric_value=round(interval["mean"], 4),
+                )
 
 
 def _license(config: TrainConfig) -> str | None:
@@ -68,37 +102,37 @@ def _license(config: TrainConfig) -> str | None:
     return given if isinstance(given, str) else None
 
 
-def _sections(folder: RunFolder, config: TrainConfig, rollouts: Rollouts) -> Iterator[str]:
-    result, made = read_object(folder.result), read_object(folder.environment)
+def _sections(folder: RunFolder, config: TrainConfig, result: JsonObject, found: ScoreTable) -> Iterator[str]:
+    made = read_object(folder.environment)
     yield f"# {escaped(config.project_name)}"
     environment = escaped(result.get("environment"))
     yield f"{escaped(config.model)}, trained with GRPO on the environment {environment} by aitrain."
     if config.peft:
         merged = ", `merged/` holds base and adapter as one model" if config.merge_adapter else ""
         yield f"The LoRA adapter lies here{merged}."
-    yield _scores(result.get("scores") or scores(folder, rollouts), result)
+    yield _scores(found, result)
     yield from _curve(folder)
     yield "## How it was made"
     yield table([("", ""), *_facts(config, result, made)])
     yield _again(config, made)
 
 
-def _scores(found: Values, result: Values) -> str:
-    samples = result.get("eval_samples") or 1
+def _scores(found: ScoreTable, result: JsonObject) -> str:
+    samples = as_int(result.get("eval_samples")) or 1
     each = f", {samples} samples each" if samples > 1 else ""
     rows: list[tuple[str, ...]] = [
         (f"held-out score, {result.get('eval_cases')} cases{each}", "before", "after", "change")
     ]
     for name, row in found.items():
         if row["before"] or row["after"]:
-            rows.append((name, *(shown(value, when == "change") for when, value in row.items())))
+            rows.append((name, *interval_texts(row)))
     if len(rows) == 1:
         return "No held-out cases were scored."
     notes = "In brackets: 95% intervals over the held-out cases."
     return "\n\n".join([table(rows), " ".join([notes, *_about_scores(result)])])
 
 
-def _about_scores(result: Values) -> Iterator[str]:
+def _about_scores(result: JsonObject) -> Iterator[str]:
     """What a reader of the scores should know."""
     if result.get("selection_score") is not None:
         yield (
@@ -111,7 +145,7 @@ def _about_scores(result: Values) -> Iterator[str]:
 
 
 def _curve(folder: RunFolder) -> Iterator[str]:
-    rewards = [value for value in curves(metric_lines(folder.metrics))["series"].get("reward", []) if value is not None]
+    rewards = [value for value in curves(read_metrics(folder.metrics))["series"].get("reward", []) if value is not None]
     if (folder.model / PICTURE).exists():
         yield f"![Reward over the steps of the training]({PICTURE})"
     elif len(rewards) > 1:
@@ -119,8 +153,8 @@ def _curve(folder: RunFolder) -> Iterator[str]:
         yield fenced("\n".join(curve(rewards)))
 
 
-def _facts(config: TrainConfig, result: Values, made: Values) -> Iterator[tuple[str, str]]:
-    file, packages = made.get("file"), made.get("packages")
+def _facts(config: TrainConfig, result: JsonObject, made: JsonObject) -> Iterator[tuple[str, str]]:
+    file, packages, gpus = made.get("file"), made.get("packages"), made.get("gpus")
     yield "environment", f"{escaped(made.get('module'))}.{escaped(made.get('class'))}"
     if file:
         yield "its file", f"{escaped(Path(str(file)).name)}, SHA-256 {escaped(made.get('sha256'))}"
@@ -134,10 +168,11 @@ def _facts(config: TrainConfig, result: Values, made: Values) -> Iterator[tuple[
     if isinstance(packages, dict):
         yield "versions", escaped(", ".join(f"{name} {version}" for name, version in packages.items()))
     yield "Python", escaped(made.get("python"))
-    yield "hardware", escaped(", ".join(map(str, made.get("gpus") or ())) or f"{made.get('cpus')} CPU cores")
+    names = ", ".join(map(str, gpus)) if isinstance(gpus, list) else ""
+    yield "hardware", escaped(names or f"{made.get('cpus')} CPU cores")
 
 
-def _again(config: TrainConfig, made: Values) -> str:
+def _again(config: TrainConfig, made: JsonObject) -> str:
     """The command, or what a notebook called."""
     config = config.model_copy(update=without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl}))
     if config.rl_env or config.rl_env_module:
@@ -150,9 +185,9 @@ def _again(config: TrainConfig, made: Values) -> str:
 # -- Markdown
 
 
-def escaped(value: Any) -> str:
+def escaped(value: object) -> str:
     """Any text as Markdown and HTML that shows it, on one line."""
-    line = " ".join(visible(str(value)).split())
+    line = " ".join(escape_controls(str(value)).split())
     html = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]()#+!|~$@:-])", r"\\\1", html)
 
@@ -161,7 +196,7 @@ def fenced(text: str, language: str = "") -> str:
     """A code block that nothing in the text can end."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{visible(text)}\n{fence}"
+    return f"{fence}{language}\n{escape_controls(text)}\n{fence}"
 
 
 def table(rows: Iterable[tuple[str, ...]]) -> str:

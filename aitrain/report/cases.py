@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, pvariance
 
-from aitrain.report.rollouts import Entry, Rollouts
+from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 
 
 @dataclass(frozen=True)
@@ -25,17 +25,17 @@ class CaseRow:
     variance: float | None
 
 
-def case_rows(rollouts: Rollouts) -> list[CaseRow]:
+def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
     """A row for each case, in the order of their first episodes; greedy scorings are left out, as they are no
     samples of the policy."""
-    by_case: dict[tuple[bool, str], list[Entry]] = {}
+    by_case: dict[tuple[bool, str], list[IndexEntry]] = {}
     for entry in rollouts.entries:
-        if not entry.when.endswith("greedy"):
+        if not entry.eval_phase.endswith("greedy"):
             by_case.setdefault((entry.is_held_out, entry.case), []).append(entry)
     return [_row(key, entries, rollouts.prompts.get(key, "")) for key, entries in by_case.items()]
 
 
-def _row(key: tuple[bool, str], entries: list[Entry], prompt: str) -> CaseRow:
+def _row(key: tuple[bool, str], entries: list[IndexEntry], prompt: str) -> CaseRow:
     first, last = min(map(_visit, entries)), max(map(_visit, entries))
     scores = [entry.score for entry in entries if entry.score is not None]
     return CaseRow(
@@ -51,18 +51,18 @@ def _row(key: tuple[bool, str], entries: list[Entry], prompt: str) -> CaseRow:
     )
 
 
-def _visit(entry: Entry) -> tuple[int, bool, int]:
+def _visit(entry: IndexEntry) -> tuple[int, bool, int]:
     """Which of the case's groups or scorings; the scoring before training is at step 0, the last one after all."""
-    return entry.step, entry.when.startswith("after"), entry.group
+    return entry.step, entry.eval_phase.startswith("after"), entry.group
 
 
-def mean_score(entries: Iterable[Entry]) -> float | None:
+def mean_score(entries: Iterable[IndexEntry]) -> float | None:
     """Of those that have one, None where none has."""
     scores = [entry.score for entry in entries if entry.score is not None]
     return fmean(scores) if scores else None
 
 
-def telling(rows: list[CaseRow], most: int) -> list[CaseRow]:
+def most_changed(rows: list[CaseRow], most: int) -> list[CaseRow]:
     """All cases, or of very many those whose score changed most, half of them held out where there are so many."""
     if len(rows) <= most:
         return rows

@@ -1,4 +1,4 @@
-"""What is known of a run under way, as a few lines of a terminal or as one."""
+"""The state of a running run as lines of text: a block for a terminal, or one line a step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rich.text import Text
 
 from aitrain.events import Ended, Evaluated, Event, Phase, Step
 from aitrain.report.duration import duration
+from aitrain.report.escape_controls import escape_controls
 from aitrain.report.plot import ASCII, BLOCKS, sparkline
-from aitrain.report.visible import visible
 
 LABEL = 10
-"""Columns of a line's name."""
+"""Columns for the name of a line."""
 WIDEST = 100
 PATIENCE = 3.0
-"""Seconds after which something that takes its time shows how long it has taken."""
+"""Seconds after which a phase shows its duration."""
 
 BAD = "red"
 DOUBTFUL = "yellow"
@@ -25,21 +25,21 @@ DOUBTFUL = "yellow"
 
 @dataclass
 class Dashboard:
-    """The newest of everything that a run has said."""
+    """The latest event of each kind."""
 
     phase: str = "starting"
     since: float = field(default_factory=time.monotonic)
-    """When the newest event came."""
+    """Time of the latest event."""
     step: Step | None = None
     rewards: list[float] = field(default_factory=list)
     scores: list[Evaluated] = field(default_factory=list)
     is_over: bool = False
 
     def take(self, event: Event) -> None:
-        """Note an event."""
+        """Take in an event."""
         self.since = time.monotonic()
         if isinstance(event, Phase):
-            self.phase = visible(event.text)
+            self.phase = escape_controls(event.text)
         elif isinstance(event, Evaluated) and event.sampled is not None:
             self.scores.append(event)
             self.phase = ""
@@ -81,7 +81,7 @@ class Dashboard:
         return joined([reward, line, ends], width)
 
     def _held_out(self, width: int) -> Text:
-        """The first scores and the newest ones, of sampled completions."""
+        """The first and the last two scores of sampled completions."""
         shown = self.scores[:1] + self.scores[1:][-2:]
         return joined([Text(f"{number(one.sampled)} {_when(one)}") for one in shown], width)
 
@@ -110,7 +110,7 @@ PARTS = ("generate", "environment", "optimize")
 
 
 def step_line(event: Step) -> str:
-    """All of a step on one line, for where nothing can be drawn over: `step 12/50  reward 0.531  1m 20s left`."""
+    """A step on one line, for output that is no terminal: `step 12/50  reward 0.531  1m 20s left`."""
     shares = {"flat groups": event.flat_groups, "truncated": event.truncated, "failed": event.failed}
     parts = [f"step {event.step}/{event.steps}", f"reward {number(event.reward)}"]
     parts += [f"{value:.0%} {name}" for name, value in shares.items() if value is not None]
@@ -123,7 +123,7 @@ def evaluated_line(event: Evaluated) -> str:
 
 
 def joined(parts: Iterable[Text], width: int) -> Text:
-    """The parts side by side, as many as there is room for."""
+    """The parts side by side, as many as fit into the width."""
     line = Text()
     for part in parts:
         gap = "  " if line.plain and part.plain else ""
@@ -133,14 +133,14 @@ def joined(parts: Iterable[Text], width: int) -> Text:
 
 
 def brief(seconds: float) -> str:
-    """Of a part of a step: `0.31s`, `12.4s`, `3m 05s`."""
+    """Duration of a part of a step: `0.31s`, `12.4s`, `3m 05s`."""
     if seconds < 60:
         return f"{seconds:.2f}s" if seconds < 10 else f"{seconds:.1f}s"
     return duration(seconds)
 
 
 def number(value: float | None) -> str:
-    """A score with three digits, `-` where there is none."""
+    """A score with three decimals, `-` for None."""
     return "-" if value is None else f"{value:.3f}"
 
 

@@ -1,4 +1,4 @@
-"""What is written to a log file, as it comes."""
+"""Reads a log file as it grows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 @dataclass
 class LogTail:
-    """Called, it returns the lines that were written since the last time; of one that was rewritten, the end of it."""
+    """Each call returns the lines written since the last one; of a progress bar (`\\r`), its last state."""
 
     path: Path
     done: int = 0
 
     def __call__(self) -> list[str]:
-        """New lines; what is not ended by a newline yet waits for the next time."""
+        """New complete lines."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.done)

@@ -11,7 +11,6 @@ import json
 from base64 import b64encode
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 STYLES = ("uPlot.min.css", "page.css")
 SCRIPTS = (
@@ -33,7 +32,7 @@ def asset(name: str) -> str:
     return (files("aitrain.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def self_contained(data: dict[str, Any]) -> str:
+def self_contained(data: object) -> str:
     """The page with its data, styles and scripts inside: it needs no other file and no network."""
     styles, scripts = [asset(name) for name in STYLES], [asset(name) for name in SCRIPTS]
     policy = (
@@ -64,7 +63,7 @@ SERVED_POLICY = (
 )
 
 
-def as_inert_json(data: Any) -> str:
+def as_inert_json(data: object) -> str:
     """JSON that cannot end the element it stands in, nor open another: without `<`, `>`, `&` and non-ASCII."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

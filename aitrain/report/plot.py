@@ -1,4 +1,4 @@
-"""Numbers as block characters, or as ASCII where a terminal cannot show those."""
+"""Curves drawn with block characters, or with ASCII where the terminal cannot show those."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from itertools import pairwise
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII = " .:-=+*%@"
 LEAST_SPAN = 0.1
-"""Of a sparkline's lowest and highest value: less than that is noise, and should not look like a change."""
+"""Least difference that spans a sparkline's full height, so that noise does not look like a change."""
 
 
 def curve(values: Sequence[float], width: int = 60, height: int = 5, ramp: str = BLOCKS) -> list[str]:
-    """Values as `height` lines of block characters, from 0 to 1 or as far as they go beyond, averaged into at most
-    `width` columns."""
+    """Draw values as `height` lines, averaged into at most `width` columns. The axis covers 0 to 1 and all values."""
     columns = averaged(values, width) if values else []
     low, high = min([0.0, *columns]), max([1.0, *columns])
     bar = "|" if ramp == ASCII else "│"
@@ -26,7 +25,7 @@ def curve(values: Sequence[float], width: int = 60, height: int = 5, ramp: str =
 
 
 def sparkline(values: Sequence[float], width: int, ramp: str = BLOCKS) -> str:
-    """Values on one line, the lowest as the lowest block, averaged into at most `width` columns."""
+    """Draw values on one line from the lowest to the highest, averaged into at most `width` columns."""
     if not values or width < 1:
         return ""
     columns = averaged(values, width)
@@ -36,7 +35,7 @@ def sparkline(values: Sequence[float], width: int, ramp: str = BLOCKS) -> str:
 
 
 def averaged(values: Sequence[float], width: int) -> list[float]:
-    """At most `width` means of neighbours."""
+    """Means of neighbouring values, at most `width` of them."""
     count = max(1, min(width, len(values)))
     edges = [round(index * len(values) / count) for index in range(count + 1)]
     return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]

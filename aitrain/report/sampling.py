@@ -12,7 +12,7 @@ from itertools import chain
 from statistics import fmean, pvariance
 
 from aitrain.report.episodes import group_of
-from aitrain.report.rollouts import Entry
+from aitrain.runs.rollout_index import IndexEntry
 
 MOST_EPISODES = 2_000
 MOST_BYTES = 8_000_000
@@ -23,7 +23,7 @@ LARGEST = 400_000
 Group = list[int]
 
 
-def choose(entries: Sequence[Entry]) -> list[int]:
+def choose(entries: Sequence[IndexEntry]) -> list[int]:
     """Numbers of the chosen episodes, in the order in which they were made."""
     chosen: set[int] = set()
     room = MOST_BYTES
@@ -36,15 +36,15 @@ def choose(entries: Sequence[Entry]) -> list[int]:
     return sorted(chosen)
 
 
-def _groups(entries: Sequence[Entry]) -> list[Group]:
+def _groups(entries: Sequence[IndexEntry]) -> list[Group]:
     groups: dict[object, Group] = {}
     for number, entry in enumerate(entries):
         groups.setdefault(group_of(entry), []).append(number)
     return list(groups.values())
 
 
-def _wishes(groups: list[Group], entries: Sequence[Entry]) -> Iterator[Iterable[Group]]:
-    training = [group for group in groups if not entries[group[0]].when]
+def _wishes(groups: list[Group], entries: Sequence[IndexEntry]) -> Iterator[Iterable[Group]]:
+    training = [group for group in groups if not entries[group[0]].eval_phase]
     scored = [group for group in training if any(entries[number].score is not None for number in group)]
     by_mean = sorted(scored, key=lambda group: fmean(_scores(group, entries)))
     by_spread = sorted(scored, key=lambda group: pvariance(_scores(group, entries)))
@@ -56,22 +56,22 @@ def _wishes(groups: list[Group], entries: Sequence[Entry]) -> Iterator[Iterable[
     yield spread(groups, MOST_EPISODES)
 
 
-def _scores(group: Group, entries: Sequence[Entry]) -> list[float]:
+def _scores(group: Group, entries: Sequence[IndexEntry]) -> list[float]:
     return [score for number in group if (score := entries[number].score) is not None]
 
 
-def _before_and_after(groups: list[Group], entries: Sequence[Entry]) -> Iterator[Group]:
+def _before_and_after(groups: list[Group], entries: Sequence[IndexEntry]) -> Iterator[Group]:
     """For up to 60 evenly spread held-out cases all their scorings of sampled answers, then the greedy ones."""
     by_case: dict[tuple[bool, str], Group] = {}
     for group in groups:
         entry = entries[group[0]]
-        if entry.when.startswith(("before", "after")):
-            by_case.setdefault((entry.when.endswith("greedy"), entry.case), []).extend(group)
+        if entry.eval_phase.startswith(("before", "after")):
+            by_case.setdefault((entry.eval_phase.endswith("greedy"), entry.case), []).extend(group)
     yield from spread([both for (is_greedy, _), both in by_case.items() if not is_greedy], 60)
     yield from spread([both for (is_greedy, _), both in by_case.items() if is_greedy], 30)
 
 
-def _of_steps(training: list[Group], entries: Sequence[Entry], most: int) -> Iterator[Group]:
+def _of_steps(training: list[Group], entries: Sequence[IndexEntry], most: int) -> Iterator[Group]:
     """A few groups of each of the first and of the last steps."""
     steps: dict[int, list[Group]] = {}
     for group in training:

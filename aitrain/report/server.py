@@ -11,13 +11,12 @@ import json
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from aitrain.errors import RequestRefusedError
-from aitrain.report.episodes import Query
+from aitrain.report.episodes import Query, Transcript
 from aitrain.report.page import SCRIPTS, SERVED_POLICY, STYLES, asset, served
-from aitrain.report.shelf import OpenRun, Shelf
+from aitrain.report.run_registry import OpenRun, RunRegistry
 
 HOSTS = {"127.0.0.1", "localhost"}
 HEADERS = {
@@ -35,12 +34,12 @@ Parameters = Mapping[str, str]
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the runs of a shelf on 127.0.0.1; port 0 takes a free one."""
+    """Serves the runs of a registry on 127.0.0.1; port 0 takes a free one."""
 
     daemon_threads = True
 
-    def __init__(self, shelf: Shelf, port: int) -> None:
-        self.shelf = shelf
+    def __init__(self, registry: RunRegistry, port: int) -> None:
+        self.registry = registry
         super().__init__(("127.0.0.1", port), _Handler)
 
     @property
@@ -92,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path.removeprefix("/assets/") in (*STYLES, *SCRIPTS) and path.startswith("/assets/"):
             return path.rpartition(".")[2], asset(path.removeprefix("/assets/")).encode()
         if path in ANSWERS:
-            return "json", _as_json(ANSWERS[path](self.server.shelf, _parameters(query)))
+            return "json", _as_json(ANSWERS[path](self.server.registry, _parameters(query)))
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is nothing here.")
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
@@ -105,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing: the terminal is the user's."""
 
 
@@ -116,7 +115,7 @@ def _host_of(address: str) -> str | None:
         return None
 
 
-def _as_json(values: Any) -> bytes:
+def _as_json(values: object) -> bytes:
     return json.dumps(values, allow_nan=False).encode()
 
 
@@ -130,9 +129,9 @@ def _parameters(query: str) -> Parameters:
         raise RequestRefusedError(HTTPStatus.BAD_REQUEST, "Too many parameters.") from None
 
 
-def _run(shelf: Shelf, parameters: Parameters) -> OpenRun:
+def _run(registry: RunRegistry, parameters: Parameters) -> OpenRun:
     """By its id among those there are; never by a path."""
-    run = shelf.runs().get(parameters.get("run", ""))
+    run = registry.runs().get(parameters.get("run", ""))
     if run is None:
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such run.")
     return run
@@ -158,24 +157,25 @@ def _share(parameters: Parameters, name: str) -> float | None:
 def _query(parameters: Parameters) -> Query:
     step = _whole(parameters, "step")
     low, high = _share(parameters, "low"), _share(parameters, "high")
-    when, case, failure = (parameters.get(name, "") for name in ("when", "case", "failure"))
+    eval_phase, case, failure = (parameters.get(name, "") for name in ("eval_phase", "case", "failure"))
     stop, text, order = (parameters.get(name, "") for name in ("stop", "text", "order"))
-    return Query(when, step, case, low, high, failure, stop, text[:1000], order)
+    return Query(eval_phase, step, case, low, high, failure, stop, text[:1000], order)
 
 
-def _episode(shelf: Shelf, parameters: Parameters) -> Any:
+def _episode(registry: RunRegistry, parameters: Parameters) -> Transcript:
     number = _whole(parameters, "n")
-    found = None if number is None else _run(shelf, parameters).episode(number)
+    found = None if number is None else _run(registry, parameters).episode(number)
     if found is None:
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such episode.")
     return found
 
 
-ANSWERS: dict[str, Callable[[Shelf, Parameters], Any]] = {
-    "/api/runs": lambda shelf, _: [run.line() for run in shelf.runs().values()],
-    "/api/run": lambda shelf, parameters: _run(shelf, parameters).summary(),
-    "/api/cases": lambda shelf, parameters: _run(shelf, parameters).cases(),
-    "/api/episodes": lambda shelf, parameters: _run(shelf, parameters).episodes(
+ANSWERS: dict[str, Callable[[RunRegistry, Parameters], object]] = {
+    "/api/runs": lambda registry, _: [run.line() for run in registry.runs().values()],
+    "/api/run": lambda registry, parameters: _run(registry, parameters).summary(),
+    "/api/source": lambda registry, parameters: _run(registry, parameters).source(),
+    "/api/cases": lambda registry, parameters: _run(registry, parameters).cases(),
+    "/api/episodes": lambda registry, parameters: _run(registry, parameters).episodes(
         _query(parameters), _whole(parameters, "start", 0) or 0
     ),
     "/api/episode": _episode,

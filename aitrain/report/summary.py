@@ -3,51 +3,124 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import yaml
 
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.report.held_out import (
-    DECODINGS,
+from aitrain.run_folder import RunFolder, read_object
+from aitrain.runs.held_out import (
+    IntervalValues,
+    ScoreRow,
+    ScoreTable,
     Scoring,
     as_values,
     before_and_after,
     bounds_of,
     by_case,
     case_means,
+    recorded_table,
 )
-from aitrain.report.intervals import Bounds, of_mean
-from aitrain.report.rollouts import Entry, Rollouts, finite, parse, whole_lines
-from aitrain.run_folder import RunFolder
+from aitrain.runs.intervals import Bounds, of_mean
+from aitrain.runs.json_values import JsonObject, as_float, as_int
+from aitrain.runs.metrics_line import MetricsLine, read_metrics
+from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 
 POINTS = 1_000
 """Most points of a curve; of a longer run, neighbouring steps are averaged."""
 
-RESULTS = ("steps", "seconds", "eval_cases", "eval_samples", "eval_overlap", "train_cases")
-"""What of result.json a page shows as it is."""
 
-Values = dict[str, Any]
+class ResultCounts(TypedDict):
+    """What of result.json a page shows as it is."""
+
+    steps: int | None
+    seconds: float | None
+    eval_cases: int | None
+    eval_samples: int | None
+    eval_overlap: int | None
+    train_cases: int | None
 
 
-def summary(folder: Path, rollouts: Rollouts | None) -> Values:
-    """All that a page shows above the cases and rollouts, in JSON's own types.
+class OptionRow(TypedDict):
+    """An option with its value and its default, as text."""
 
-    Without rollouts, as they take a while to read, the curve of held-out scores has no intervals.
-    """
+    name: str
+    value: str
+    default: str
+    is_default: bool
+
+
+class Curves(TypedDict):
+    """The numbers of the training steps by their names, each as long as `step`."""
+
+    step: list[int]
+    series: dict[str, list[float | None]]
+
+
+class Selection(TypedDict):
+    """What --save-best chose: which step, by which score, of how many scorings."""
+
+    score: float
+    step: int | None
+    scorings: int | None
+
+
+class ScoredStep(TypedDict):
+    """The held-out scores of the policy after a step."""
+
+    step: int
+    sampled: IntervalValues | None
+    greedy: IntervalValues | None
+
+
+class EpisodeCounts(TypedDict):
+    """How many episodes there are, of which kind."""
+
+    all: int
+    held_out: int
+    failed: int
+    damaged: int
+    failures: dict[str, int]
+    stops: dict[str, int]
+    eval_phases: list[str]
+    steps: list[int]
+    """Those that have episodes of training, ascending."""
+
+
+class RunSummary(TypedDict):
+    """All that a page shows above the cases and rollouts."""
+
+    name: str
+    status: str
+    step: float | None
+    heartbeat: float | None
+    result: ResultCounts
+    environment: JsonObject
+    options: list[OptionRow]
+    curves: Curves
+    scores: ScoreTable
+    selection: Selection | None
+    bounds: Bounds | None
+    held_out: list[ScoredStep]
+    episodes: EpisodeCounts | None
+
+
+def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
+    """The run in a folder. Without rollouts, as they take a while to read, the curve of held-out scores has no
+    intervals."""
     run = RunFolder(folder)
     result, status = read_object(run.result), read_object(run.status)
-    lines = list(metric_lines(run.metrics))
+    lines = list(read_metrics(run.metrics))
     return {
         "name": folder.name,
         "status": _text(status.get("status")) or _text(result.get("status")) or "unknown",
-        "step": finite(status.get("step")) or _last_step(lines),
-        "heartbeat": finite(status.get("heartbeat")),
-        "result": {name: result.get(name) for name in RESULTS},
+        "step": as_float(status.get("step")) or max((line.step for line in lines), default=None),
+        "heartbeat": as_float(status.get("heartbeat")),
+        "result": _result_counts(result),
         "environment": read_object(run.environment),
         "options": option_rows(run.config),
         "curves": curves(lines),
@@ -59,27 +132,21 @@ def summary(folder: Path, rollouts: Rollouts | None) -> Values:
     }
 
 
+def _result_counts(result: JsonObject) -> ResultCounts:
+    return {
+        "steps": as_int(result.get("steps")),
+        "seconds": as_float(result.get("seconds")),
+        "eval_cases": as_int(result.get("eval_cases")),
+        "eval_samples": as_int(result.get("eval_samples")),
+        "eval_overlap": as_int(result.get("eval_overlap")),
+        "train_cases": as_int(result.get("train_cases")),
+    }
+
+
 # -- files, as they are
 
 
-def read_object(path: Path) -> Values:
-    """A JSON file's object; empty when there is none, or none that can be read."""
-    try:
-        return parse(path.read_bytes()) or {}
-    except OSError:
-        return {}
-
-
-def metric_lines(path: Path) -> Iterable[Values]:
-    """The whole lines of metrics.jsonl that are records."""
-    try:
-        with path.open("rb") as stream:
-            yield from (record for line, _, _ in whole_lines(stream) if (record := parse(line)) is not None)
-    except OSError:
-        return
-
-
-def _options(path: Path) -> Values:
+def _options(path: Path) -> JsonObject:
     """config.yaml, empty where it cannot be read."""
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
@@ -88,7 +155,7 @@ def _options(path: Path) -> Values:
     return given if isinstance(given, dict) else {}
 
 
-def option_rows(path: Path) -> list[Values]:
+def option_rows(path: Path) -> list[OptionRow]:
     """The run's options as config.yaml has them, with their defaults, in the order of the config."""
     given = _options(path)
     fields = TrainConfig.model_fields
@@ -96,167 +163,147 @@ def option_rows(path: Path) -> list[Values]:
     return [_option_row(str(name), without_secrets(given[name])) for name in names]
 
 
-def _option_row(name: str, value: Any) -> Values:
+def _option_row(name: str, value: object) -> OptionRow:
     field = TrainConfig.model_fields.get(name)
     default = field.get_default(call_default_factory=True) if field else None
     return {"name": name, "value": _shown(value), "default": _shown(default), "is_default": value == default}
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
 # -- curves
 
 
-def curves(lines: Iterable[Values]) -> Values:
-    """`{"step": [...], "series": {name: [...]}}` of the lines that are training steps."""
-    steps = [line for line in lines if "eval_score" not in line and finite(line.get("step")) is not None]
-    names = {name: None for line in steps for name in line if name != "step"}
-    buckets = (
-        [steps[start : start + size] for start in range(0, len(steps), size)]
-        if (size := -(-len(steps) // POINTS))
-        else []
-    )
-    series = {name: [_mean(line.get(name) for line in bucket) for bucket in buckets] for name in names}
+def curves(lines: Iterable[MetricsLine]) -> Curves:
+    """The curves of the lines that are training steps."""
+    steps = [(line.step, line.series) for line in lines if not line.is_scoring]
+    names = {name: None for _, series in steps for name in series}
+    size = -(-len(steps) // POINTS)
+    buckets = [steps[start : start + size] for start in range(0, len(steps), size)] if steps else []
+    drawn = {name: [_mean(series.get(name) for _, series in bucket) for bucket in buckets] for name in names}
     return {
-        "step": [bucket[-1]["step"] for bucket in buckets],
-        "series": {name: values for name, values in series.items() if any(value is not None for value in values)},
+        "step": [bucket[-1][0] for bucket in buckets],
+        "series": {name: values for name, values in drawn.items() if any(value is not None for value in values)},
     }
 
 
-def _mean(values: Iterable[Any]) -> float | None:
-    numbers = [value for raw in values if (value := finite(raw)) is not None]
+def _mean(values: Iterable[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
-
-
-def _last_step(lines: list[Values]) -> float | None:
-    return max((value for line in lines if (value := finite(line.get("step"))) is not None), default=None)
 
 
 # -- scores before and after
 
 
-def scores(run: RunFolder, rollouts: Rollouts | None) -> Values:
-    """`{"sampled": {"before": interval, "after": interval, "change": interval}, "greedy": ...}`, with `pass@K` where
-    cases have several samples: result.json's, and those of the rollouts while there is no result."""
+def scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
+    """The held-out scores: result.json's, and those of the rollouts while there is no result."""
     result = read_object(run.result)
-    recorded = result.get("scores")
+    recorded = recorded_table(result.get("scores"))
     is_going_on = read_object(run.status).get("status") == "running"
-    if isinstance(recorded, dict) and not is_going_on:
+    if recorded is not None and not is_going_on:
         return recorded
     if rollouts is None:
         return _recorded_scores(result)
     options = _options(run.config)
-    tries = options.get("eval_samples")
-    return before_and_after(_ends(rollouts.entries), _bounds(options), tries if isinstance(tries, int) else 1)
+    return before_and_after(_ends(rollouts.entries), _bounds(options), as_int(options.get("eval_samples")) or 1)
 
 
-def _ends(entries: Iterable[Entry]) -> dict[str, Scoring]:
+def _ends(entries: Iterable[IndexEntry]) -> dict[str, Scoring]:
     """The scorings before and after; before, of the cases that were played after as well, where there is an after."""
-    ends = [entry for entry in entries if entry.when.startswith(("before", "after"))]
-    played = {entry.case for entry in ends if entry.when.startswith("after")} or {entry.case for entry in ends}
+    ends = [entry for entry in entries if entry.eval_phase.startswith(("before", "after"))]
+    played = {entry.case for entry in ends if entry.eval_phase.startswith("after")} or {entry.case for entry in ends}
     return {
-        when: by_case((e.case, e.score) for e in ends if e.when == when and e.score is not None and e.case in played)
-        for when in {entry.when for entry in ends}
+        when: by_case(
+            (e.case, e.score) for e in ends if e.eval_phase == when and e.score is not None and e.case in played
+        )
+        for when in {entry.eval_phase for entry in ends}
     }
 
 
-def _bounds(options: Values) -> Bounds | None:
+def _bounds(options: JsonObject) -> Bounds | None:
     return bounds_of(options.get("rl_score_range"))
 
 
-def _selection(result: Values) -> Values | None:
-    """What --save-best chose, and by which score, of how many."""
-    score = finite(result.get("selection_score"))
+def _selection(result: JsonObject) -> Selection | None:
+    score = as_float(result.get("selection_score"))
     if score is None:
         return None
-    return {"score": score, "step": result.get("model_step"), "scorings": result.get("selection_scorings")}
+    step, scorings = as_int(result.get("model_step")), as_int(result.get("selection_scorings"))
+    return {"score": score, "step": step, "scorings": scorings}
 
 
-def _recorded_scores(result: Values) -> Values:
-    names = {"sampled": "score", "greedy": "greedy"}
-    return {
-        decoding: {when: _bare(result.get(f"{name}_{when}")) for when in ("before", "after")} | {"change": None}
-        for decoding, name in names.items()
-    }
+def _recorded_scores(result: JsonObject) -> ScoreTable:
+    def row(name: str) -> ScoreRow:
+        before, after = _bare(result.get(f"{name}_before")), _bare(result.get(f"{name}_after"))
+        return {"before": before, "after": after, "change": None}
+
+    return {"sampled": row("score"), "greedy": row("greedy")}
 
 
-def _bare(value: Any) -> Values | None:
-    mean = finite(value)
+def _bare(value: object) -> IntervalValues | None:
+    mean = as_float(value)
     return None if mean is None else {"mean": mean, "low": None, "high": None, "count": None}
 
 
-def held_out_curve(run: RunFolder, rollouts: Rollouts) -> list[Values]:
-    """`{"step", "sampled": interval, "greedy": interval}` for each policy of which held-out cases were scored, by its
-    step. What the policy that is model/ came to at the end stands in for earlier scorings of the same step."""
+def held_out_curve(run: RunFolder, rollouts: RolloutIndex) -> list[ScoredStep]:
+    """The scores of each policy of which held-out cases were scored, by its weight version. What the policy that is
+    model/ came to at the end stands in for earlier scorings of the same step."""
     bounds = _bounds(_options(run.config))
-    points: dict[int, dict[str, list[Entry]]] = {}
+    points: dict[int, dict[str, list[IndexEntry]]] = {}
     for entry in rollouts.entries:
-        if entry.when:
-            points.setdefault(entry.policy_step, {}).setdefault(entry.when, []).append(entry)
-    return [{"step": step, **_point(scorings, bounds)} for step, scorings in sorted(points.items())]
+        if entry.eval_phase:
+            points.setdefault(entry.weight_version, {}).setdefault(entry.eval_phase, []).append(entry)
+    return [
+        {"step": step, "sampled": _interval(found, "sampled", bounds), "greedy": _interval(found, "greedy", bounds)}
+        for step, found in sorted(points.items())
+    ]
 
 
-def _point(scorings: Mapping[str, list[Entry]], bounds: Bounds | None) -> Values:
-    values: Values = {}
-    for decoding in DECODINGS:
-        names = sorted(
-            (name for name in scorings if name.endswith(decoding)), key=lambda name: name.startswith("after")
-        )
-        entries = scorings[names[-1]] if names else []
-        scored = by_case((entry.case, entry.score) for entry in entries if entry.score is not None)
-        values[decoding] = as_values(of_mean(case_means(scored).values(), bounds))
-    return values
+def _interval(scorings: Mapping[str, list[IndexEntry]], decoding: str, bounds: Bounds | None) -> IntervalValues | None:
+    names = sorted((name for name in scorings if name.endswith(decoding)), key=lambda name: name.startswith("after"))
+    entries = scorings[names[-1]] if names else []
+    scored = by_case((entry.case, entry.score) for entry in entries if entry.score is not None)
+    return as_values(of_mean(case_means(scored).values(), bounds))
 
 
-def _recorded_curve(lines: Iterable[Values], result: Values) -> list[Values]:
-    points = [
-        {"step": line["step"], "sampled": _bare(line["eval_score"]), "greedy": _bare(line.get("eval_greedy"))}
+def _recorded_curve(lines: Iterable[MetricsLine], result: JsonObject) -> list[ScoredStep]:
+    points: list[ScoredStep] = [
+        {"step": line.step, "sampled": _bare(line.eval_score), "greedy": _bare(line.eval_greedy)}
         for line in lines
-        if "eval_score" in line and finite(line.get("step")) is not None
+        if line.is_scoring
     ]
     ends = _recorded_scores(result)
-    for when, step in (("before", 0), ("after", result.get("model_step", result.get("steps")))):
-        if any(ends[decoding][when] for decoding in DECODINGS) and finite(step) is not None:
-            points = [point for point in points if point["step"] != step]
-            points.append({"step": step, **{decoding: ends[decoding][when] for decoding in DECODINGS}})
+    sampled, greedy = ends["sampled"], ends["greedy"]
+    last = as_int(result.get("model_step", result.get("steps")))
+    if sampled["before"] or greedy["before"]:
+        points = [point for point in points if point["step"] != 0]
+        points.append({"step": 0, "sampled": sampled["before"], "greedy": greedy["before"]})
+    if last is not None and (sampled["after"] or greedy["after"]):
+        points = [point for point in points if point["step"] != last]
+        points.append({"step": last, "sampled": sampled["after"], "greedy": greedy["after"]})
     return sorted(points, key=lambda point: point["step"])
 
 
 # -- episodes
 
 
-@dataclass(frozen=True)
-class Counted:
+def count(rollouts: RolloutIndex) -> EpisodeCounts:
     """How many episodes there are, of which kind."""
-
-    all: int
-    held_out: int
-    failed: int
-    damaged: int
-    failures: dict[str, int]
-    stops: dict[str, int]
-    whens: list[str]
-    steps: list[int]
-    """Those that have episodes of training, ascending."""
-
-
-def count(rollouts: Rollouts) -> Values:
-    """See Counted."""
     entries = rollouts.entries
-    failures: dict[str, int] = {}
-    stops: dict[str, int] = {}
-    for entry in entries:
-        stops[entry.stop] = stops.get(entry.stop, 0) + 1
-        if entry.failure:
-            failures[entry.failure] = failures.get(entry.failure, 0) + 1
-    whens = list(dict.fromkeys(entry.when for entry in entries if entry.when))
-    steps = sorted({entry.step for entry in entries if not entry.when})
-    held_out = sum(entry.is_held_out for entry in entries)
-    counted = Counted(len(entries), held_out, sum(failures.values()), rollouts.damaged, failures, stops, whens, steps)
-    return asdict(counted)
+    failures = Counter(entry.failure for entry in entries if entry.failure)
+    return {
+        "all": len(entries),
+        "held_out": sum(entry.is_held_out for entry in entries),
+        "failed": failures.total(),
+        "damaged": rollouts.damaged,
+        "failures": failures,
+        "stops": Counter(entry.stop for entry in entries),
+        "eval_phases": list(dict.fromkeys(entry.eval_phase for entry in entries if entry.eval_phase)),
+        "steps": sorted({entry.step for entry in entries if not entry.eval_phase}),
+    }

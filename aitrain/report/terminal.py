@@ -1,4 +1,4 @@
-"""A run in the terminal: lines that are drawn over while it runs, a table and a curve at the end."""
+"""Shows a run in the terminal: a live block while it runs, a table and a curve at the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -17,37 +16,34 @@ from aitrain.redaction import redact
 from aitrain.report.block import Block, can_be_drawn_over
 from aitrain.report.dashboard import Dashboard, evaluated_line, number, step_line
 from aitrain.report.duration import duration
-from aitrain.report.held_out import shown
+from aitrain.report.escape_controls import escape_controls
 from aitrain.report.plot import ASCII, BLOCKS, curve
-from aitrain.report.visible import visible
 from aitrain.run_folder import Result, RunFolder
-
-if TYPE_CHECKING:
-    from aitrain.report.summary import Values
+from aitrain.runs.held_out import ScoreTable, interval_texts
 
 LINE_EVERY = 10.0
-"""Seconds between two progress lines where they cannot be drawn over: in a pipe, in CI."""
+"""Seconds between two progress lines in a pipe or in CI."""
 DRAW_EVERY = 1.0
-"""Seconds between two drawings where nothing happens: the clocks go on."""
+"""Seconds between two redraws without an event, for the clocks."""
 DRAW_AT_MOST = 0.1
-"""Seconds between two drawings where very much happens."""
+"""Least seconds between two redraws when events are frequent."""
 
 
 def on_standard_error() -> Console:
-    """Where a run is watched; standard output is for what comes of it."""
+    """The console of a run. Standard output is left to its result."""
     return Console(stderr=True, highlight=False)
 
 
 @dataclass
 class Screen:
-    """Shows a run while it is open.
+    """Shows the events of a run.
 
-    The thread that keeps its clocks going is started by `start`, after whatever is forked: a fork copies what it locks.
+    `start` starts the thread that redraws the clocks. Call it after forking: a fork copies locks that a thread holds.
     """
 
     console: Console = field(default_factory=on_standard_error)
     said: Callable[[], list[str]] = list
-    """New lines of what the libraries print, to be shown as well."""
+    """Returns new lines that libraries printed, which are shown above the block."""
     last_line: float = 0.0
     last_drawn: float = 0.0
 
@@ -63,14 +59,14 @@ class Screen:
         return self
 
     def start(self) -> Screen:
-        """From now on the clocks go, and what libraries print is shown as it comes."""
+        """Redraw every second, and show what libraries print as it comes."""
         self._ticker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """The result takes the place of what was drawn; what a run that failed had come to stays."""
+        """Erase the block if the run has ended, as the result follows; leave it if the run failed."""
         self._closed.set()
         if self._ticker.is_alive():
             self._ticker.join()
@@ -87,13 +83,13 @@ class Screen:
             self._pass_on()
             self.dashboard.take(event)
             if isinstance(event, Note):
-                self._keep(Text("! " + visible(redact(event.text)), style="yellow"))
+                self._keep(Text("! " + escape_controls(redact(event.text)), style="yellow"))
             elif self.block is None:
                 self._tell(event)
             self._draw()
 
     def _tell(self, event: Event) -> None:
-        """As plain lines, not too many."""
+        """Print an event as a plain line, at most one every LINE_EVERY seconds."""
         if isinstance(event, Evaluated) and event.sampled is not None:
             self._keep(Text(evaluated_line(event)))
         is_due = time.monotonic() - self.last_line > LINE_EVERY
@@ -120,7 +116,7 @@ class Screen:
 
     def _pass_on(self) -> None:
         for line in self.said():
-            self._keep(Text(visible(line), style="dim"))
+            self._keep(Text(escape_controls(line), style="dim"))
 
     def _draw(self) -> None:
         if self.block is None or self._closed.is_set():
@@ -131,13 +127,13 @@ class Screen:
 
 
 def last_line(result: Result) -> str:
-    """What came of a run, on one line: `held-out score 0.245 -> 0.912  80 steps in 48s  runs/demo`."""
+    """The result on one line: `held-out score 0.245 -> 0.912  80 steps in 48s  runs/demo`."""
     scores = f"held-out score {number(result.score_before)} -> {number(result.score_after)}"
     return f"{scores}  {result.steps} steps in {duration(result.seconds)}  {result.folder}"
 
 
-def show_result(result: Result, scores: Values, console: Console) -> None:
-    """The held-out scores, the curve and where everything lies."""
+def show_result(result: Result, scores: ScoreTable, console: Console) -> None:
+    """Print the held-out scores, the reward curve and the paths of the run folder and the report."""
     rewards = [line["reward"] for line in result.history if line.get("reward") is not None]
     console.print(score_table(scores), soft_wrap=True)
     console.print(Text(f"{result.steps} steps in {duration(result.seconds)}", style="dim"))
@@ -151,16 +147,14 @@ def show_result(result: Result, scores: Values, console: Console) -> None:
         console.print(Text(f"report: {report}"), soft_wrap=True)
 
 
-def score_table(scores: Values) -> Text:
-    """Held-out scores before and after with their 95% intervals, as result.json has them; too wide a line is broken
-    by the terminal, not within a column."""
+def score_table(scores: ScoreTable) -> Text:
+    """Table of the held-out scores before and after with 95% intervals, from result.json. Lines are not wrapped."""
     rows = {decoding: row for decoding, row in scores.items() if row["before"] or row["after"]}
     if not rows:
         return Text("no held-out cases were scored")
-    whens = ("before", "after", "change")
     lines = [
-        ("held-out", *whens),
-        *((name, *(shown(row[when], when == "change") for when in whens)) for name, row in rows.items()),
+        ("held-out", "before", "after", "change"),
+        *((name, *interval_texts(row)) for name, row in rows.items()),
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     head, *rest = [

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from aitrain import activity
-from aitrain.environment.calls import ToolCall, read_calls
 from aitrain.environment.contract import Prompt
 from aitrain.environment.session import AssistantTurn, Message
+from aitrain.environment.tool_call_parser import ToolCall, read_calls
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.user_code import describe_error
 

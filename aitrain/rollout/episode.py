@@ -73,31 +73,6 @@ class Episode:
         failure = self.result.failure
         return "" if failure is None else f"{failure.place} of case {self.case.case_idx} {failure.message}"
 
-    def record(self) -> dict[str, Any]:
-        """The episode as a rollout record, less what only the batch knows (step, group, advantage)."""
-        failure, session = self.result.failure, self.session
-        asked = [{"role": "user", "content": self.case.prompt}] if not self.case.is_chat else self.case.prompt
-        error = failure and {
-            "kind": failure.kind,
-            "place": failure.place,
-            "message": failure.trace or failure.message,
-        }
-        return {
-            "row": self.case.number,
-            "case_idx": self.case.case_idx,
-            "seed": session.seed,
-            "prompt": self.case.prompt,
-            "messages": [*asked, *self.opening, *self.messages],
-            "completion": self.transcript.text,
-            "score": self.result.score,
-            "metrics": self.result.metrics,
-            "stop": self.stop,
-            "error": error,
-            "turns": len(self.trajectory.turns),
-            "tokens": self.trajectory.sampled_tokens,
-            "seconds": round(session.seconds, 6),
-        }
-
 
 @dataclass(frozen=True)
 class Rollout:

@@ -21,7 +21,8 @@ from aitrain.errors import Interrupted
 from aitrain.events import Announce, Step
 from aitrain.heartbeat import Progress
 from aitrain.options.train import TrainConfig
-from aitrain.training.history import History
+from aitrain.runs.metrics_line import MetricsLine
+from aitrain.training.run_recorder import RunRecorder
 
 MeanScores: TypeAlias = tuple[float | None, float | None]
 """Mean score of the sampled and of the greedy completions."""
@@ -92,7 +93,7 @@ class StopRequest:
 class MetricsReporter(TrainerCallback):  # type: ignore[misc]
     """Writes metrics.jsonl and announces each step, on the first process."""
 
-    def __init__(self, history: History, progress: Progress, announce: Announce) -> None:
+    def __init__(self, history: RunRecorder, progress: Progress, announce: Announce) -> None:
         self.history = history
         self.progress = progress
         self.announce = announce
@@ -118,10 +119,8 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero or "train_runtime" in logs:
             return
         elapsed = time.monotonic() - self.start
-        values = {
-            name: value for name, value in logs.items() if not name.startswith("rewards/")
-        }  # duplicates of reward
-        self.history.add_metrics({"step": state.global_step, "seconds": round(elapsed, 3)} | values)
+        values = {name: value for name, value in logs.items() if not name.startswith("rewards/")}  # as reward
+        self.history.add_metrics(MetricsLine.of_logs(state.global_step, round(elapsed, 3), values))
         if "reward" in logs:
             pace = elapsed / max(1, state.global_step - self.first_step)
             left = pace * (state.max_steps - state.global_step)

@@ -24,7 +24,7 @@ from aitrain.checkpoint import PREFIX, STAGING, Manifest, publish, rotate, seal
 from aitrain.errors import CannotWriteError
 from aitrain.run_folder import RunFolder
 from aitrain.training.callbacks import EvalState
-from aitrain.training.history import History
+from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.scopes import replaced
 from aitrain.training.trainer import EpisodeTrainer
 
@@ -37,7 +37,7 @@ class CheckpointWriter:
     """Writes the checkpoints of one run."""
 
     folder: RunFolder
-    history: History
+    history: RunRecorder
     about: Manifest
     """The manifest without what changes from one checkpoint to the next."""
     standing: EvalState

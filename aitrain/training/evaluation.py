@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,11 +14,13 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
 from aitrain.errors import EnvironmentFailed
-from aitrain.report.held_out import Scoring, by_case, mean_score
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
-from aitrain.run_folder import RunFolder, plain, read_lines
+from aitrain.run_folder import RunFolder, to_jsonable
+from aitrain.runs.held_out import Scoring, by_case, mean_score
+from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.training.dataset import Cases
+from aitrain.training.episode_record import episode_record
 from aitrain.training.policy_rollouts import PolicyRollouts
 
 BATCH = 32
@@ -31,6 +33,15 @@ class HeldOutSample:
 
     place: int
     sample: int
+
+
+@dataclass(frozen=True)
+class ScoringName:
+    """What the records of a scoring say of it: steps done, optimizer steps behind the weights, and which scoring."""
+
+    step: int
+    weight_version: int
+    eval_phase: str
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class HeldOut:
 
     cases: Cases
     rollouts: PolicyRollouts
-    write: Callable[[list[dict[str, Any]]], None]
+    write: Callable[[list[RolloutRecord]], None]
     """Gets the rollout records of this process."""
     seed: int
     samples: int = 1
@@ -65,12 +76,12 @@ class HeldOut:
         it is not the last one. `fresh`: with samples that no other scoring has had."""
         first = self.samples if fresh else 0
         step = self.rollouts.weight_version()
-        named = {"step": step, "policy_step": step if policy_step is None else policy_step, "when": when}
+        named = ScoringName(step, step if policy_step is None else policy_step, when)
         return self._scorings(named, self._draws(first, self.samples), self._draws(first, 1))
 
     def scores_before(self, recorded: Recorded) -> Scorings:
         """Every case with the initial policy, which must be the present one; what is on record is not played again."""
-        named = {"step": 0, "policy_step": 0, "when": "before"}
+        named = ScoringName(0, 0, "before")
         missing = [
             [draw for draw in self._draws(0, samples) if self._key(draw) not in recorded[decoding]]
             for decoding, samples in (("sampled", self.samples), ("greedy", 1))
@@ -88,19 +99,19 @@ class HeldOut:
     def _key(self, draw: HeldOutSample) -> tuple[int, int]:
         return self.cases[draw.place].number, draw.sample
 
-    def _scorings(self, named: dict[str, Any], sampled: list[HeldOutSample], greedy: list[HeldOutSample]) -> Scorings:
+    def _scorings(self, named: ScoringName, sampled: list[HeldOutSample], greedy: list[HeldOutSample]) -> Scorings:
         return Scorings(
-            self._score(named | {"when": f"{named['when']}_sampled"}, sampled, Decoding.SEEDED),
-            self._score(named | {"when": f"{named['when']}_greedy"}, greedy, Decoding.GREEDY),
+            self._score(replace(named, eval_phase=f"{named.eval_phase}_sampled"), sampled, Decoding.SEEDED),
+            self._score(replace(named, eval_phase=f"{named.eval_phase}_greedy"), greedy, Decoding.GREEDY),
         )
 
-    def _score(self, named: dict[str, Any], samples: list[HeldOutSample], decoding: Decoding) -> Scoring:
+    def _score(self, named: ScoringName, samples: list[HeldOutSample], decoding: Decoding) -> Scoring:
         """The scores of these episodes, the same on every process; `named` goes into their records."""
         if not samples:
             return {}
         with random_state_of_its_own(self.seed), self.rollouts.evaluating():
             own = [pair for batch in self._batches(samples) for pair in self._played(batch, decoding)]
-        self.write([named | {"sample": sample.sample} | episode.record() for sample, episode in own])
+        self.write([_record(episode, named, sample) for sample, episode in own])
         return _gathered(self.rollouts, own)
 
     def _batches(self, samples: list[HeldOutSample]) -> Iterator[list[HeldOutSample]]:
@@ -120,6 +131,14 @@ class HeldOut:
         seeds = [self.rollouts.env_seed("held-out", number) for number, _ in numbered]
         sampling_seeds = [self.rollouts.sampling_seed("held-out", *names) for names in numbered]
         return list(zip(samples, self.rollouts.play(cases, seeds, sampling_seeds, decoding), strict=True))
+
+
+def _record(episode: Episode, named: ScoringName, sample: HeldOutSample) -> RolloutRecord:
+    """The turns get the scoring's weight version: an engine counts the optimizer steps that were done, also where the
+    weights of an earlier step are scored."""
+    record = episode_record(episode, named.step, named.weight_version)
+    turns = tuple(replace(turn, weight_version=named.weight_version) for turn in record.turns)
+    return replace(record, eval_phase=named.eval_phase, sample=sample.sample, turns=turns)
 
 
 def _gathered(rollouts: PolicyRollouts, own: list[tuple[HeldOutSample, Episode]]) -> Scoring:
@@ -159,14 +178,14 @@ def recorded_before(folder: RunFolder, cases: Cases) -> Recorded:
 
 
 def _read_before(folder: RunFolder, cases: Cases) -> Recorded:
-    prompts = {case.number: plain(case.prompt) for case in cases}
+    prompts = {case.number: to_jsonable(case.prompt) for case in cases}
     found: dict[str, dict[tuple[int, int], float | None]] = {"sampled": {}, "greedy": {}}
     for file in sorted(folder.rollouts.glob("*.jsonl")):
-        for record in read_lines(file):
-            when, _, decoding = str(record.get("when")).rpartition("_")
-            row = record.get("row")
-            if when == "before" and row in prompts and record.get("prompt") == prompts[row]:
-                found[decoding][row, record.get("sample", 0)] = record.get("score")
+        for record in read_rollouts(file):
+            when, _, decoding = record.eval_phase.rpartition("_")
+            row = record.row_number
+            if when == "before" and row in prompts and record.prompt == prompts[row]:
+                found[decoding][row, record.sample or 0] = record.score
     return found
 
 

@@ -1,13 +1,12 @@
-"""environment.json: where the environment came from, and what the run ran on."""
+"""environment.json: the environment, its source, and the packages and hardware of the run."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import inspect
 import platform
 import subprocess
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +14,8 @@ import torch
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
+from aitrain.run_folder import RunFolder, write_json
+from aitrain.runs.environment_source import class_file, keep_source
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
 
@@ -22,7 +23,7 @@ PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "da
 def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
     """Environment, versions and hardware of a run."""
     made_from = type(environment)
-    file = _file(made_from)
+    file = class_file(made_from)
     return {
         "module": made_from.__module__,
         "class": made_from.__qualname__,
@@ -38,13 +39,10 @@ def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
     }
 
 
-def _file(made_from: type) -> Path | None:
-    """None for a class that was typed into a notebook."""
-    try:
-        file = Path(inspect.getfile(made_from))
-    except (TypeError, OSError):
-        return None
-    return file if file.is_file() else None
+def record_environment(folder: RunFolder, environment: object, description: Mapping[str, object]) -> None:
+    """Write environment.json, which is what `describe_run` says, and the environment's source."""
+    write_json(folder.environment, description)
+    keep_source(environment, folder.environment_source)
 
 
 def _version(package: str) -> str | None:

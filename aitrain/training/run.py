@@ -28,11 +28,11 @@ from aitrain.checkpoint import (
     changed,
     check_whole,
     checkpoints_of,
+    clean_partial,
     newest_checkpoint,
     read_manifest,
     refuse_changes,
     step_of,
-    tidy,
 )
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import (
@@ -63,11 +63,13 @@ from aitrain.execution.failure import CallFailed
 from aitrain.heartbeat import Progress
 from aitrain.options.train import TrainConfig
 from aitrain.report.card import try_to_write_card
-from aitrain.report.held_out import before_and_after, bounds_of
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
 from aitrain.rollout.episode import refuse_tools_for_strings
 from aitrain.rollout.limits import Limits
-from aitrain.run_folder import Result, RunFolder, read_lines, write_json
+from aitrain.run_folder import Result, RunFolder, write_json
+from aitrain.runs.held_out import before_and_after, bounds_of
+from aitrain.runs.metrics_line import MetricsLine, read_metrics
+from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training import dataset, saving
 from aitrain.training.callbacks import EvalCallback, EvalState, MeanScores, MetricsReporter, StopCallback, StopRequest
 from aitrain.training.chat_templates import chat_format
@@ -75,7 +77,6 @@ from aitrain.training.checkpoints import CheckpointWriter, RestoreState, explain
 from aitrain.training.diagnostics import DiagnosticsCallback, RatioAdvice
 from aitrain.training.distributed import explain_timeout, init_processes
 from aitrain.training.evaluation import BATCH, HeldOut, Scorings, recorded_before
-from aitrain.training.history import History
 from aitrain.training.hub import check_hub_token, upload_model
 from aitrain.training.model import (
     Precision,
@@ -88,7 +89,8 @@ from aitrain.training.model import (
     model_path,
 )
 from aitrain.training.non_finite import check_weights_finite
-from aitrain.training.provenance import describe_run
+from aitrain.training.provenance import describe_run, record_environment
+from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.scopes import frozen_heap
 from aitrain.training.tracking import About, Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
@@ -140,10 +142,10 @@ class Prepared:
 class Records:
     """Where all that happens is noted: in the run folder, and with trackers."""
 
-    history: History
+    history: RunRecorder
     tracking: Tracking
 
-    def add_rollouts(self, records: list[dict[str, Any]]) -> None:
+    def add_rollouts(self, records: list[RolloutRecord]) -> None:
         """Episodes of this process."""
         self.tracking.see(records)
         self.history.add_rollouts(records)
@@ -160,11 +162,11 @@ def run(job: Job) -> Result:
     is_first = os.environ.get("RANK", "0") == "0"
     with (
         closing(job.runner or start_runner(job.environment, job.config)) as runner,
-        job.folder.alone() if is_first else nullcontext(),
+        job.folder.run_lock() if is_first else nullcontext(),
         explain_timeout(job.config),
     ):
         if is_first:
-            tidy(job.folder)
+            clean_partial(job.folder)
         try:
             return _run(job, runner)
         except ServerFailed:
@@ -428,7 +430,7 @@ def _about_split(split: dataset.DatasetSplit, limit: int | None) -> Iterator[str
 
 
 def _assemble(job: Job, inputs: TrainerInputs, split: dataset.DatasetSplit, precision: Precision) -> Prepared:
-    stopper, history = StopCallback(job.stop), History(job.folder, job.checkpoint)
+    stopper, history = StopCallback(job.stop), RunRecorder(job.folder, job.checkpoint)
 
     def tell(text: str) -> None:
         job.announce(Note(text))
@@ -457,7 +459,7 @@ def _assemble(job: Job, inputs: TrainerInputs, split: dataset.DatasetSplit, prec
         trainer.add_callback(RestoreState(job.checkpoint, trainer, standing.is_same))
     job.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
-        write_json(job.folder.environment, about.environment)
+        record_environment(job.folder, job.environment, about.environment)
     longest, tracking = partial(longest_shapes, inputs), records.tracking
     return Prepared(trainer, held_out, precision, stopper, standing, evaluator, tracking, longest, split.overlap)
 
@@ -599,8 +601,9 @@ def _evaluate_at(job: Job, trainer: EpisodeTrainer, held_out: HeldOut, records: 
     _say_scoring(job, held_out)
     sampled, greedy = held_out.scores(f"step{step}").means
     if trainer.accelerator.is_main_process and sampled is not None:
-        scored = {"eval_cases": len(held_out.cases), "eval_samples": held_out.samples}
-        records.history.add_metrics({"step": step, "eval_score": sampled, "eval_greedy": greedy, **scored})
+        scored = MetricsLine(step=step, eval_score=sampled, eval_greedy=greedy)
+        line = replace(scored, eval_cases=len(held_out.cases), eval_samples=held_out.samples)
+        records.history.add_metrics(line)
         _tell_scores(job, records.tracking, Evaluated(f"step {step}", sampled, greedy))
     activity.own.enter("training")
     return sampled, greedy
@@ -728,9 +731,9 @@ def _score_values(job: Job, prepared: Prepared, outcome: Outcome) -> dict[str, A
 def _comparable_scorings(job: Job, held_out: HeldOut) -> int:
     """Scorings during the training of as many held-out cases and samples as there are now; earlier parts of a resumed
     run may have had others."""
-    wanted = {"eval_cases": len(held_out.cases), "eval_samples": held_out.samples}
-    lines = [line for line in read_lines(job.folder.metrics) if "eval_score" in line]
-    return sum(all(line.get(name, value) == value for name, value in wanted.items()) for line in lines)
+    cases, samples = len(held_out.cases), held_out.samples
+    scorings = [line for line in read_metrics(job.folder.metrics) if line.is_scoring]
+    return sum(line.eval_cases in (None, cases) and line.eval_samples in (None, samples) for line in scorings)
 
 
 def _vllm_restarts(trainer: EpisodeTrainer) -> int:

@@ -15,7 +15,7 @@ Where we lean on transformers 5.17 (tests/training/test_tracking.py trains with 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import without_secrets
 from aitrain.run_folder import RunFolder
+from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
 
 PROJECT = "aitrain"
 """What runs are kept under, where the tracker's own variable does not say."""
@@ -39,9 +40,8 @@ TABLES = 20
 """Tables of training rollouts in a run; held-out scorings have one each."""
 LONGEST = 4_000
 """Characters of one text in a table."""
-COLUMNS = ("step", "when", "case_idx", "prompt", "completion", "score", "advantage", "stop", "error")
+COLUMNS = ("step", "eval_phase", "case_idx", "prompt", "completion", "score", "advantage", "stop", "error")
 
-Record = Mapping[str, Any]
 Row = list[str | int | float | None]
 
 
@@ -170,7 +170,7 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         self.about = about
         self.tell = tell
         self.trackers: dict[str, Tracker] = {}
-        self.newest: dict[str, list[Record]] = {}
+        self.newest: dict[str, list[RolloutRecord]] = {}
         self.scores: list[Evaluated] = []
         """Those that were had before there was a training that a tracker could be opened for."""
         self.training: tuple[TrainingArguments, TrainerState, TrainerControl] | None = None
@@ -194,10 +194,10 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         for name, tracker in list(self.trackers.items()):
             self._try(name, partial(act, tracker))
 
-    def see(self, records: Sequence[Record]) -> None:
+    def see(self, records: Sequence[RolloutRecord]) -> None:
         """The newest rollouts of training or of a held-out scoring; a few of them will be shown."""
         if self.trackers and records:
-            self.newest[records[0].get("when", "")] = list(records[:ROWS])
+            self.newest[records[0].eval_phase] = list(records[:ROWS])
 
     def take(self, scores: Evaluated) -> None:
         """The held-out cases were scored."""
@@ -242,32 +242,31 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
             self._each(lambda tracker: tracker.close(*training))
 
 
-def _row(record: Record) -> Row:
-    error = record.get("error")
-    prompt, messages = record["prompt"], record["messages"]
-    asked = len(prompt) if isinstance(prompt, list) else 1
-    said = messages[asked:]
-    completion = record["completion"] if len(said) == 1 else _as_text(said)
+def _row(record: RolloutRecord) -> Row:
+    asked, said = record.transcript()
+    error = f"{record.error.kind}: {record.error.message}" if record.error else ""
     return [
-        record["step"],
-        record.get("when", "training"),
-        str(record["case_idx"]),
-        (prompt if isinstance(prompt, str) else _as_text(prompt))[:LONGEST],
-        completion[:LONGEST],
-        record["score"],
-        record.get("advantage"),
-        record["stop"],
-        f"{error['kind']}: {error['message']}"[:LONGEST] if error else "",
+        record.step,
+        record.eval_phase or "training",
+        str(record.case_idx),
+        (record.prompt if isinstance(record.prompt, str) else _as_text(asked))[:LONGEST],
+        (record.completion if len(said) == 1 else _as_text(said))[:LONGEST],
+        record.score,
+        record.advantage,
+        record.stop,
+        error[:LONGEST],
     ]
 
 
-def _as_text(messages: Iterable[Mapping[str, Any]]) -> str:
-    return "\n\n".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
+def _as_text(messages: Iterable[TranscriptMessage]) -> str:
+    return "\n\n".join(f"{message.role}: {message.text}" for message in messages)
 
 
 def _as_markdown(row: Row) -> str:
     named = dict(zip(COLUMNS, row, strict=True))
-    facts = "  ".join(f"{name}: {named[name]}" for name in ("step", "when", "case_idx", "score", "advantage", "stop"))
+    facts = "  ".join(
+        f"{name}: {named[name]}" for name in ("step", "eval_phase", "case_idx", "score", "advantage", "stop")
+    )
     texts = [f"{name}:\n{named[name]}" for name in ("prompt", "completion", "error") if named[name]]
     return "\n\n".join(map(_verbatim, [facts, *texts]))
 

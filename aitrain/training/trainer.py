@@ -49,6 +49,7 @@ from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.runner import EnvRunner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import Limits
+from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.dataset import Cases
 from aitrain.training.episode_metrics import episode_metrics
 from aitrain.training.epochs import CaseSampler, EpochCallback
@@ -84,7 +85,7 @@ class TrainerInputs:
 class TrainerHooks:
     """Whom the trainer tells: of each batch of rollout records, and of what a person should see."""
 
-    write: Callable[[list[dict[str, Any]]], None]
+    write: Callable[[list[RolloutRecord]], None]
     tell: Callable[[str], None]
     callbacks: list[TrainerCallback]
     save: Callable[[Any, Callable[[], None]], None]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from accelerate.utils import gather_object
 
 from aitrain.environment.contract import Case
 from aitrain.rollout.episode import Episode
+from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.episode_metrics import length_metrics
+from aitrain.training.episode_record import episode_record
 from aitrain.training.policy_rollouts import PolicyRollouts
 
 
@@ -56,12 +57,11 @@ class TrainingBatch:
         own = [(e.trajectory.sampled_tokens, not e.trajectory.ended_by_policy) for e in self.episodes]
         return length_metrics(gather_object(own))
 
-    def records(self, advantages: Sequence[float]) -> list[dict[str, Any]]:
+    def records(self, advantages: Sequence[float]) -> list[RolloutRecord]:
         """The rollout records."""
         return [
-            {"step": self.step + 1, "policy_step": self.step}
-            | {"group": place // self.group_size}
-            | episode.record()
-            | {"advantage": advantage}
+            replace(
+                episode_record(episode, self.step + 1, self.step), group=place // self.group_size, advantage=advantage
+            )
             for place, episode, advantage in zip(self.places, self.episodes, advantages, strict=True)
         ]

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from aitrain.report.run_registry import RunRegistry
 from aitrain.report.server import PageServer
-from aitrain.report.shelf import Shelf
 
 SHORT = [
     "--rl-prompts-per-step=4", "--rl-num-generations=4", "--batch-size=16", "--rl-max-new-tokens=8", "--lr=4e-4",
@@ -52,9 +52,11 @@ def record(**differences: Any) -> dict[str, Any]:
     """An episode's record as a run writes it."""
     prompt = [{"role": "user", "content": "1 + 1 = ?"}]
     usual = {
-        "step": 1, "group": 0, "case_idx": 0, "seed": 1, "prompt": prompt,
-        "messages": [*prompt, {"role": "assistant", "content": "2"}], "completion": "2", "score": 1.0, "metrics": {},
-        "stop": "done", "error": None, "turns": 1, "tokens": 2, "seconds": 0.1, "advantage": 0.5,
+        "schema": 1, "step": 1, "weight_version": 0, "group": 0, "advantage": 0.5, "case_idx": 0,
+        "row": {"answer": 2}, "seed": 1, "prompt": prompt, "tools": [],
+        "messages": [*prompt, {"role": "assistant", "content": "2"}], "completion": "2",
+        "turns": [{"tokens": 2, "weight_version": 0}], "tokens": 2, "score": 1.0, "metrics": {}, "stop": "done",
+        "error": None, "seconds": 0.1,
     }  # fmt: skip
     return {**usual, **differences}
 
@@ -82,7 +84,7 @@ def serve() -> Iterator[Callable[..., PageServer]]:
     servers: list[PageServer] = []
 
     def start(*places: Path) -> PageServer:
-        servers.append(PageServer(Shelf(places), 0))
+        servers.append(PageServer(RunRegistry(places), 0))
         threading.Thread(target=servers[-1].serve_forever, args=[0.05], daemon=True).start()
         return servers[-1]
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from aitrain.report.rollouts import Rollouts
+from aitrain.report.report_writer import ReportWriter
 from aitrain.report.server import PageServer
-from aitrain.report.writing import Reporting
 from aitrain.run_folder import RunFolder, append_lines
+from aitrain.runs.rollout_index import RolloutIndex
 from tests.report.conftest import record, said, write_run
+from tests.test_old_run import OLD_RUN
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -89,7 +90,7 @@ def file_of(folder: Path) -> str:
 def reported(folder: Path, records: list[Any]) -> str:
     """A report of these rollouts, as an address."""
     write_run(folder, records)
-    Reporting(RunFolder(folder)).write(lambda event: pytest.fail(str(event)))
+    ReportWriter(RunFolder(folder)).write(lambda event: pytest.fail(str(event)))
     return file_of(folder)
 
 
@@ -121,7 +122,9 @@ def test_the_scores_of_the_result_are_shown_with_what_a_reader_should_know(
     result |= {"selection_scorings": 5, "eval_overlap": 3, "eval_cases": 4, "status": "finished"}
     (tmp_path / "result.json").write_text(json.dumps(result))
     (tmp_path / "config.yaml").write_text("rl_score_range: '-1,1'\n")
-    tab = visit(reported(tmp_path, [record(row=3, case_idx="a", when="after_sampled"), record(row=0)]))
+    tab = visit(
+        reported(tmp_path, [record(row_number=3, case_idx="a", eval_phase="after_sampled"), record(row_number=0)])
+    )
 
     assert tab.texts(".scores h3") == ["Held-out score, sampled", "Held-out pass@3", "Held-out score, greedy"]
     assert tab.texts(".scores.pass .big b") == ["0.250", "0.500"]
@@ -197,9 +200,9 @@ def test_rollouts_are_filtered(sums: Tab) -> None:
 
 
 def test_rollouts_are_searched(sums: Tab, real_runs: Path) -> None:
-    rollouts = Rollouts(real_runs / "sums" / "rollouts")
+    rollouts = RolloutIndex(real_runs / "sums" / "rollouts")
     rollouts.refresh()
-    asked = rollouts.record(rollouts.entries[100])["prompt"][0]["content"]
+    asked = rollouts.record(rollouts.entries[100]).transcript()[0][0].text
     sums.page.click("#rollouts button:has-text('Clear')")
     sums.page.keyboard.press("/")
     sums.page.keyboard.type(asked)
@@ -328,9 +331,13 @@ def test_hostile_output_is_shown_as_text(where: str, tmp_path: Path, visit: Call
         (folder / f"{name}.json").write_text(json.dumps(values))
     (folder / "config.yaml").write_text(json.dumps({"model": HARM[1], HARM[0]: HARM[1]}))
     append_lines(folder / "metrics.jsonl", [{"step": step, "reward": 0.1, f"env/{HARM[1]}": 1.0} for step in (1, 2)])
+    (folder / "environment").mkdir()
+    (folder / "environment" / "<b>harm<b>.py").write_text("\n".join(HARM))
     address = reported(folder, records)
     tab = visit(address if where == "report" else serve(folder).address)
     tab.page.wait_for_selector("table.cases")
+    assert tab.texts("#environment summary") == ["<b>harm<b>.py"]
+    assert tab.texts("#environment .text") == ["\n".join(HARM)]
     for row in tab.page.locator("#rollouts .episode").all():
         row.click()
     tab.wait(f"document.querySelectorAll('#rollouts .transcript').length === {len(HARM)}")
@@ -340,6 +347,27 @@ def test_hostile_output_is_shown_as_text(where: str, tmp_path: Path, visit: Call
     tab.page.wait_for_selector("dialog .message.model")
     assert tab.page.evaluate("window.__pwned") is None
     assert tab.page.evaluate("document.querySelectorAll('#app script, img, iframe, svg, base').length") == 0
+
+
+def test_the_source_of_the_environment_is_shown_with_its_own_file_open(sums: Tab) -> None:
+    assert sums.texts("#environment summary") == ["arithmetic.py"]
+    assert "class Arithmetic" in sums.texts("#environment details[open] .text")[0]
+    assert "Environment" in sums.texts("nav a")
+
+
+def test_a_run_of_the_earlier_format_is_shown(tmp_path: Path, visit: Callable[..., Tab]) -> None:
+    folder = shutil.copytree(OLD_RUN, tmp_path / "old_run")
+    ReportWriter(RunFolder(folder)).write(lambda event: pytest.fail(str(event)))
+    tab = visit(file_of(folder))
+    assert tab.texts(".scores.sampled .big b") == ["0.542", "0.789"]
+    tab.page.locator("#rollouts .episode").first.click()
+    tab.page.wait_for_selector("#rollouts .transcript")
+    assert "Model, turn 2" in " ".join(tab.texts("#rollouts .message .speaker"))
+
+
+def test_a_run_without_its_source_says_so(tmp_path: Path, visit: Callable[..., Tab]) -> None:
+    tab = visit(reported(tmp_path, [record()]))
+    assert tab.texts("#environment .note") == ["This run has not kept the source of its environment."]
 
 
 def test_markup_cannot_be_made_by_a_script_either(real_runs: Path, visit: Callable[..., Tab], serve: Serve) -> None:

@@ -9,36 +9,36 @@ from rich.console import Console
 
 from aitrain.report.cases import case_rows
 from aitrain.report.episodes import Query, find
-from aitrain.report.rollouts import Rollouts
-from aitrain.report.shown import episodes
 from aitrain.report.summary import held_out_curve, scores
+from aitrain.report.transcript import episodes
 from aitrain.run_folder import RunFolder
+from aitrain.runs.rollout_index import RolloutIndex
 from tests.report.conftest import record, write_run
 
 
-def read(folder: Path, records: list[dict[str, Any]]) -> Rollouts:
-    rollouts = Rollouts(write_run(folder, records) / "rollouts")
+def read(folder: Path, records: list[dict[str, Any]]) -> RolloutIndex:
+    rollouts = RolloutIndex(write_run(folder, records) / "rollouts")
     rollouts.refresh()
     return rollouts
 
 
 def scored(row: int, when: str, score: float | None, **more: Any) -> dict[str, Any]:
-    return record(row=row, case_idx=7, when=when, score=score, step=4, policy_step=4, **more)
+    return record(row_number=row, case_idx=7, eval_phase=when, score=score, step=4, weight_version=4, **more)
 
 
 def test_rows_that_share_a_case_idx_are_cases_of_their_own(tmp_path: Path) -> None:
-    rollouts = read(tmp_path, [record(row=row, case_idx=7, score=score) for row, score in ((3, 1.0), (4, 0.0))])
+    rollouts = read(tmp_path, [record(row_number=row, case_idx=7, score=score) for row, score in ((3, 1.0), (4, 0.0))])
     assert [(row.case, row.case_idx, row.last) for row in case_rows(rollouts)] == [("3", "7", 1.0), ("4", "7", 0.0)]
 
 
 def test_a_case_is_found_by_its_row_or_else_by_its_case_idx(tmp_path: Path) -> None:
-    rollouts = read(tmp_path, [record(row=row, case_idx=idx) for row, idx in ((3, "a"), (4, "a"), (5, 3))])
+    rollouts = read(tmp_path, [record(row_number=row, case_idx=idx) for row, idx in ((3, "a"), (4, "a"), (5, 3))])
     found = {case: find(rollouts, Query(case=case)).numbers for case in ("3", "a", "b")}
     assert found == {"3": [0], "a": [0, 1], "b": []}
 
 
 def test_the_terminal_names_both_where_they_differ(tmp_path: Path) -> None:
-    rollouts = read(tmp_path, [record(row=3, case_idx="a"), record(row=4, case_idx=4, group=1)])
+    rollouts = read(tmp_path, [record(row_number=3, case_idx="a"), record(row_number=4, case_idx=4, group=1)])
     console = Console(width=100)
     with console.capture() as captured:
         console.print(*episodes(rollouts, [0, 1]))

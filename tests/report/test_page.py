@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-import aitrain.report.writing as writing
+import aitrain.report.report_writer as writing
 from aitrain.events import Event, Note, Step
 from aitrain.report.page import SCRIPTS, STYLES, as_inert_json, asset, self_contained
-from aitrain.report.rollouts import Rollouts
+from aitrain.report.report_writer import MOST_CASES, ReportWriter, page_data
 from aitrain.report.summary import POINTS, curves, summary
-from aitrain.report.writing import MOST_CASES, Reporting, page_data
 from aitrain.run_folder import RunFolder, append_lines, read_lines
+from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.rollout_index import RolloutIndex
 from tests.report.conftest import SHORT, record, said, write_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><!-- &amp; \u2028\u2029 \ud800 \x00"
@@ -44,7 +45,7 @@ class Tags(HTMLParser):
 
 
 def page_of(folder: Path) -> str:
-    rollouts = Rollouts(folder / "rollouts")
+    rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     return self_contained(page_data(RunFolder(folder), rollouts))
 
@@ -65,6 +66,8 @@ def test_hostile_words_add_no_tag_to_the_page(tmp_path: Path) -> None:
     evil_record = said(EVIL, case_idx=EVIL, stop=EVIL, error={"kind": EVIL, "message": EVIL}, metrics={EVIL: 1.0})
     folder = write_run(tmp_path / "evil", [evil_record])
     (folder / "config.yaml").write_text(f"model: {json.dumps(EVIL)}\n")
+    (folder / "environment").mkdir()
+    (folder / "environment" / "env.py").write_text(EVIL, errors="surrogatepass")
     evil = Tags(page_of(folder))
     assert [tag for tag, _ in evil.tags] == [tag for tag, _ in harmless.tags]
     shown = json.loads(evil.data)["episodes"][0]["said"][0]["text"]
@@ -111,10 +114,10 @@ def test_the_picture_is_drawn_where_matplotlib_is(real_run: Path) -> None:
 
 
 def test_without_matplotlib_there_is_a_report_and_no_picture(real_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aitrain.report.picture.find_spec", lambda name: None)
-    from aitrain.report.picture import draw_curve
+    monkeypatch.setattr("aitrain.report.reward_plot.find_spec", lambda name: None)
+    from aitrain.report.reward_plot import draw_curve
 
-    assert draw_curve(RunFolder(real_run), Rollouts(real_run / "rollouts")) is None
+    assert draw_curve(RunFolder(real_run), RolloutIndex(real_run / "rollouts")) is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["stopped", "killed"])
@@ -140,7 +143,7 @@ def test_a_report_that_cannot_be_written_ends_nothing(real_run: Path, monkeypatc
     monkeypatch.setattr(writing, "write_text", full)
     monkeypatch.setattr(writing, "draw_curve", full)
     told: list[Event] = []
-    Reporting(RunFolder(real_run)).finish(told.append)
+    ReportWriter(RunFolder(real_run)).finish(told.append)
     assert [type(event) for event in told] == [Note, Note]
     assert "No space left on device" in str(told[0])
 
@@ -149,7 +152,7 @@ def test_a_run_that_goes_on_writes_its_report_now_and_then(tmp_path: Path, monke
     folder = write_run(tmp_path, [record()])
     told: list[Event] = []
     monkeypatch.setattr(writing, "EVERY", 1000.0)
-    announce: Any = Reporting(RunFolder(folder)).during(told.append)
+    announce: Any = ReportWriter(RunFolder(folder)).during(told.append)
     announce(Step(1, 9, 0.5, 1.0))
     assert announce.thread is None
     monkeypatch.setattr(writing, "EVERY", 0.0)
@@ -163,11 +166,17 @@ def test_a_run_that_goes_on_writes_its_report_now_and_then(tmp_path: Path, monke
     assert [event.step for event in told if isinstance(event, Step)] == [1, 2, 3]
 
 
+def test_a_report_holds_the_source_of_the_environment_as_it_ran(real_run: Path) -> None:
+    (file,) = data_of(real_run)["source"]
+    assert file["name"] == "arithmetic.py"
+    assert file["text"] == (Path(__file__).parents[2] / "envs" / "arithmetic.py").read_text()
+
+
 # -- what goes into it
 
 
 def test_a_folder_with_nothing_in_it_is_shown_as_that(tmp_path: Path) -> None:
-    shown = summary(tmp_path, Rollouts(tmp_path / "rollouts"))
+    shown = summary(tmp_path, RolloutIndex(tmp_path / "rollouts"))
     assert shown["status"] == "unknown"
     assert shown["curves"] == {"step": [], "series": {}}
     assert shown["held_out"] == []
@@ -189,7 +198,7 @@ def data_in(page: str) -> dict[str, Any]:
 
 
 def test_a_long_run_has_curves_of_means() -> None:
-    lines = [{"step": step, "reward": step % 2} for step in range(1, 4 * POINTS + 1)]
+    lines = [MetricsLine(step=step, reward=step % 2) for step in range(1, 4 * POINTS + 1)]
     drawn = curves(lines)
     assert len(drawn["step"]) == POINTS
     assert drawn["step"][-1] == 4 * POINTS

@@ -9,26 +9,27 @@ from typing import Any
 
 import pytest
 
-from aitrain.report import rollouts as reading
 from aitrain.report.cases import case_rows
 from aitrain.report.episodes import Query, episode, find, page_of
-from aitrain.report.rollouts import Rollouts, messages_of, text_of
 from aitrain.report.sampling import MOST_BYTES, MOST_EPISODES, choose
-from aitrain.run_folder import read_lines
+from aitrain.runs import rollout_index as reading
+from aitrain.runs.json_values import as_text
+from aitrain.runs.rollout_index import RolloutIndex
+from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from tests.report.conftest import record, said, write_run
 
 
-def read(folder: Path) -> Rollouts:
-    rollouts = Rollouts(folder / "rollouts")
+def read(folder: Path) -> RolloutIndex:
+    rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     return rollouts
 
 
 def test_every_episode_of_a_real_run_is_read_where_it_lies(real_run: Path) -> None:
     rollouts = read(real_run)
-    records = list(read_lines(real_run / "rollouts" / "rank0.jsonl"))
+    records = list(read_rollouts(real_run / "rollouts" / "rank0.jsonl"))
     assert [rollouts.record(entry) for entry in rollouts.entries] == records
-    assert [entry.score for entry in rollouts.entries] == [one["score"] for one in records]
+    assert [entry.score for entry in rollouts.entries] == [one.score for one in records]
     assert rollouts.damaged == 0
 
 
@@ -51,8 +52,8 @@ def test_new_lines_are_read_without_reading_the_old_ones_again(tmp_path: Path, m
     folder = write_run(tmp_path, [record(step=step) for step in range(5)])
     rollouts = read(folder)
     parsed: list[bytes] = []
-    parse = reading.parse
-    monkeypatch.setattr(reading, "parse", lambda line: parsed.append(line) or parse(line))
+    parse = reading.parse_object
+    monkeypatch.setattr(reading, "parse_object", lambda line: parsed.append(line) or parse(line))
     with (folder / "rollouts" / "rank0.jsonl").open("a") as stream:
         stream.write(json.dumps(record(step=9)) + "\n")
     write_run(tmp_path / "elsewhere", [record(step=7)])
@@ -60,7 +61,7 @@ def test_new_lines_are_read_without_reading_the_old_ones_again(tmp_path: Path, m
     rollouts.refresh()
     assert [entry.step for entry in rollouts.entries] == [0, 1, 2, 3, 4, 9, 7]
     assert len(parsed) == 2
-    assert rollouts.record(rollouts.entries[-1])["step"] == 7
+    assert rollouts.record(rollouts.entries[-1]).step == 7
 
 
 def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_a_line_that_is_too_long_is_skipped_without_being_held(tmp_path: Path, m
     monkeypatch.setattr(reading, "LONGEST_LINE", 2000)
     rollouts = read(write_run(tmp_path, [record(step=1), said("x" * 5000), record(step=3)]))
     assert [entry.step for entry in rollouts.entries] == [1, 3]
-    assert [rollouts.record(entry)["step"] for entry in rollouts.entries] == [1, 3]
+    assert [rollouts.record(entry).step for entry in rollouts.entries] == [1, 3]
     assert rollouts.damaged == 1
 
 
@@ -136,26 +137,26 @@ def test_what_was_asked_is_told_from_what_was_said() -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "find", "content": "[]"},
     ]
-    asked, following = messages_of(record(prompt=prompt, messages=[*prompt, *answers]))
+    asked, following = RolloutRecord.from_json(record(prompt=prompt, messages=[*prompt, *answers])).transcript()
     assert [message.text for message in asked] == ["Book.", "Hi"]
     assert following[0].calls == (("find", '{"city": "Brom"}'),)
     assert (following[1].role, following[1].name, following[1].text) == ("tool", "find", "[]")
 
 
 def test_content_in_parts_is_their_text() -> None:
-    assert text_of([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "a\nb"
-    assert text_of([{"type": "image", "url": "x"}]) == '[{"type": "image", "url": "x"}]'
+    assert as_text([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]) == "a\nb"
+    assert as_text([{"type": "image", "url": "x"}]) == '[{"type": "image", "url": "x"}]'
 
 
 # -- finding
 
 
-def steps(rollouts: Rollouts, **query: Any) -> list[int]:
+def steps(rollouts: RolloutIndex, **query: Any) -> list[int]:
     return [rollouts.entries[number].step for number in find(rollouts, Query(**query)).numbers]
 
 
 @pytest.fixture
-def some(tmp_path: Path) -> Rollouts:
+def some(tmp_path: Path) -> RolloutIndex:
     error = {"kind": "raised", "place": "score_episode", "message": "ValueError: too late"}
     call = [{"function": {"name": "look", "arguments": {"where": "Überall"}}}]
     return read(
@@ -166,15 +167,15 @@ def some(tmp_path: Path) -> Rollouts:
                 said('a "quoted"\nline', step=2, score=0.75, case_idx="b", stop="max_turns"),
                 record(step=3, score=None, error=error, stop="env_error"),
                 record(step=4, messages=[{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": call}]),
-                said("kept", step=5, when="before_sampled", score=0.0, case_idx="b"),
+                said("kept", step=5, eval_phase="before_sampled", score=0.0, case_idx="b"),
             ],
         )
     )
 
 
-def test_episodes_are_found_by_what_they_are(some: Rollouts) -> None:
-    assert steps(some, when="training") == [1, 2, 3, 4]
-    assert steps(some, when="held-out") == steps(some, when="before_sampled") == [5]
+def test_episodes_are_found_by_what_they_are(some: RolloutIndex) -> None:
+    assert steps(some, eval_phase="training") == [1, 2, 3, 4]
+    assert steps(some, eval_phase="held-out") == steps(some, eval_phase="before_sampled") == [5]
     assert steps(some, case="b") == [2, 5]
     assert steps(some, low=0.2, high=0.8) == [1, 2]
     assert steps(some, high=0.3) == [1, 5]
@@ -182,7 +183,7 @@ def test_episodes_are_found_by_what_they_are(some: Rollouts) -> None:
     assert steps(some, step=2) == [2]
 
 
-def test_episodes_are_found_by_what_was_said_in_them(some: Rollouts) -> None:
+def test_episodes_are_found_by_what_was_said_in_them(some: RolloutIndex) -> None:
     assert steps(some, text="grüße, 'YOU'") == [1]
     assert steps(some, text='a "quoted"\nline') == [2]
     assert steps(some, text="TOO late") == [3]
@@ -192,7 +193,7 @@ def test_episodes_are_found_by_what_was_said_in_them(some: Rollouts) -> None:
     assert steps(some, text="kept", case="a") == []
 
 
-def test_names_of_fields_are_not_what_was_said(some: Rollouts) -> None:
+def test_names_of_fields_are_not_what_was_said(some: RolloutIndex) -> None:
     assert steps(some, text="advantage") == steps(some, text="role") == steps(some, text="max_turns") == []
 
 
@@ -234,9 +235,9 @@ def test_a_case_has_the_mean_of_its_first_and_of_its_last_group(tmp_path: Path) 
         record(step=1, group=3, case_idx=7, score=1.0),
         record(step=4, group=1, case_idx=7, score=1.0),
         record(step=4, group=1, case_idx=7, score=None, error={"kind": "raised"}),
-        record(step=0, when="before_sampled", case_idx=7, score=0.0),
-        record(step=4, when="after_sampled", case_idx=7, score=1.0),
-        record(step=4, when="after_greedy", case_idx=7, score=0.0),
+        record(step=0, eval_phase="before_sampled", case_idx=7, score=0.0),
+        record(step=4, eval_phase="after_sampled", case_idx=7, score=1.0),
+        record(step=4, eval_phase="after_greedy", case_idx=7, score=0.0),
     ]
     training, held_out = case_rows(read(write_run(tmp_path, records)))
     assert (training.first, training.last, training.episodes, training.failed) == (0.5, 1.0, 4, 1)

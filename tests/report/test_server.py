@@ -20,10 +20,11 @@ import pytest
 
 from aitrain.errors import ConfigError
 from aitrain.report import episodes
+from aitrain.report.run_registry import OpenRun, RunRegistry, places
 from aitrain.report.server import PageServer
-from aitrain.report.shelf import OpenRun, Shelf, places
 from aitrain.run_folder import append_lines
 from tests.report.conftest import record, said, write_run
+from tests.test_old_run import OLD_RUN
 
 Serve = Callable[..., PageServer]
 Answer = tuple[int, dict[str, str], bytes]
@@ -80,9 +81,22 @@ def test_all_runs_of_a_folder_are_listed_and_shown(server: PageServer) -> None:
     shown = ready(server, "sums")
     assert shown["scores"]["sampled"]["change"]["count"] == 8
     assert {row["case"] for row in get(server, "cases", run="sums")["rows"] if row["is_held_out"]} != set()
-    page = get(server, "episodes", run="sums", step=8, when="training")
+    page = get(server, "episodes", run="sums", step=8, eval_phase="training")
     assert page["total"] == 16
+    assert [file["name"] for file in get(server, "source", run="sums")] == ["arithmetic.py"]
     assert get(server, "episode", run="sums", n=page["rows"][0]["n"])["said"][0]["role"] == "assistant"
+
+
+def test_a_run_of_the_earlier_format_is_served_like_any_other(serve: Serve) -> None:
+    server = serve(OLD_RUN)
+    shown = ready(server, "old_run")
+    assert (shown["episodes"]["all"], shown["episodes"]["held_out"], shown["curves"]["step"]) == (30, 18, [1, 2, 3])
+    assert get(server, "cases", run="old_run")["count"] == 6
+    page = get(server, "episodes", run="old_run", failure="raised")
+    assert [row["turns"] for row in page["rows"]] == [2, 2]
+    failed = get(server, "episode", run="old_run", n=page["rows"][0]["n"])
+    assert "no tree today" in failed["error"]["message"]
+    assert get(server, "source", run="old_run") == []
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
@@ -129,11 +143,11 @@ CLIMBS = [
 
 @pytest.mark.parametrize("climb", CLIMBS, ids=repr)
 def test_no_parameter_becomes_a_path(climb: str, server: PageServer) -> None:
-    for what in ("run", "cases", "episodes", "episode"):
+    for what in ("run", "source", "cases", "episodes", "episode"):
         for raw in (quote(climb, safe=""), climb.replace("\0", "%00")):
             assert ask(server, f"/api/{what}?run={raw}&n=0")[0] == 404
     ready(server, "sums")
-    for name in ("when", "step", "case", "low", "high", "failure", "stop", "text", "order", "start", "n"):
+    for name in ("eval_phase", "step", "case", "low", "high", "failure", "stop", "text", "order", "start", "n"):
         for what in ("episodes", "episode"):
             status, _, body = ask(server, f"/api/{what}?run=sums&{name}={quote(climb, safe='')}")
             assert status in (200, 400, 404)
@@ -169,7 +183,7 @@ def test_links_and_other_files_are_no_runs(real_run: Path, tmp_path: Path) -> No
     (tmp_path / "runs" / "notes").mkdir()
     (tmp_path / "runs" / "notes" / "secret.txt").write_text("secret")
     write_run(tmp_path / "runs" / "mine", [record()])
-    assert set(Shelf([tmp_path / "runs"]).runs()) == {"mine"}
+    assert set(RunRegistry([tmp_path / "runs"]).runs()) == {"mine"}
 
 
 def test_a_single_rollouts_file_and_runs_of_the_same_name_can_be_shown(tmp_path: Path, serve: Serve) -> None:

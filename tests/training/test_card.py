@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard
 from markdown import markdown
 
 from aitrain import Result, TrainConfig
@@ -51,6 +52,17 @@ def test_the_card_says_what_was_trained_on_what_and_what_came_of_it(train: Train
     for fact in ("SHA-256", "vowels.py", "3 held out", "3 steps", "torch 2.13.0", "| seed | 42 |"):
         assert fact in body.replace("\\", "")
     assert "(reward.png)" in body
+
+
+def test_the_held_out_scores_are_results_that_the_hub_reads(train: Train) -> None:
+    result = train(Vowels(), project_name="mine")
+    data = ModelCard.load(result.model / "README.md").data
+    assert data.model_name == "mine"
+    found = {each.metric_name: each.metric_value for each in data.eval_results}
+    assert found["held-out score, sampled, before training"] == pytest.approx(result.score_before, abs=1e-4)
+    assert found["held-out score, sampled, after training"] == pytest.approx(result.score_after, abs=1e-4)
+    assert {each.dataset_split for each in data.eval_results} == {"held-out"}
+    assert {each.dataset_args["cases"] for each in data.eval_results} == {3}
 
 
 def test_without_a_picture_the_curve_is_text(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +142,9 @@ def test_a_command_has_a_flag_for_what_is_not_at_its_default_and_no_other() -> N
 
 
 def test_a_run_without_held_out_cases_says_so(train: Train) -> None:
-    assert "No held-out cases were scored." in parts(train(Numbers(), eval_cases=0))[1]
+    front, body = parts(train(Numbers(), eval_cases=0))
+    assert "No held-out cases were scored." in body
+    assert "model-index" not in front
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ LEFTOVERS: dict[str, Any] = {
 def cases_of(folder: Path) -> list[int]:
     """The case of each group that was trained on, in order."""
     lines = [line for file in sorted((folder / "rollouts").glob("*.jsonl")) for line in read_lines(file)]
-    return [line["case_idx"] for line in lines if "when" not in line][::2]
+    return [line["case_idx"] for line in lines if "eval_phase" not in line][::2]
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,15 @@ import pytest
 from rich.console import Console
 
 from aitrain import Result, Score
-from aitrain.report.rollouts import Rollouts
 from aitrain.report.summary import held_out_curve, scores, summary
 from aitrain.report.terminal import score_table
 from aitrain.run_folder import RunFolder, read_lines
+from aitrain.runs.rollout_index import RolloutIndex
+from aitrain.training.dataset import Cases
+from aitrain.training.evaluation import recorded_before
+from tests.environments.dictionary_lookup import DictionaryLookup
 from tests.environments.vowels import Vowels
+from tests.test_old_run import OLD_RUN
 
 Train = Callable[..., Result]
 
@@ -33,8 +37,8 @@ def result_of(result: Result) -> dict[str, Any]:
 def evaluations(folder: Path, when: str) -> list[dict[str, Any]]:
     """The records of one scoring, in the order of their rows and samples."""
     records = [record for file in folder.glob("rollouts/*.jsonl") for record in read_lines(file)]
-    found = [record for record in records if record.get("when") == when]
-    return sorted(found, key=lambda record: (record["row"], record["sample"]))
+    found = [record for record in records if record.get("eval_phase") == when]
+    return sorted(found, key=lambda record: (record["row_number"], record["sample"]))
 
 
 def computed(folder: Path) -> dict[str, Any]:
@@ -42,7 +46,7 @@ def computed(folder: Path) -> dict[str, Any]:
     result = folder / "result.json"
     kept = result.read_text()
     result.unlink()
-    rollouts = Rollouts(folder / "rollouts")
+    rollouts = RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     found = scores(RunFolder(folder), rollouts)
     result.write_text(kept)
@@ -95,7 +99,7 @@ class Sampled(Vowels):
 def test_cases_are_known_by_their_row_where_case_idx_repeats(train: Train) -> None:
     result = train(Repeats(), max_steps=1)
 
-    assert [record["row"] for record in evaluations(result.folder, "after_greedy")] == [24, 25, 26, 27]
+    assert [record["row_number"] for record in evaluations(result.folder, "after_greedy")] == [24, 25, 26, 27]
     values = result_of(result)["scores"]["sampled"]
     assert values["after"]["mean"] == result.score_after == 0.375
     assert values["after"]["count"] == values["change"]["count"] == 4
@@ -104,7 +108,7 @@ def test_cases_are_known_by_their_row_where_case_idx_repeats(train: Train) -> No
 
 def test_every_place_shows_the_intervals_of_the_result(sampled_run: Result) -> None:
     recorded = result_of(sampled_run)["scores"]
-    rollouts = Rollouts(sampled_run.folder / "rollouts")
+    rollouts = RolloutIndex(sampled_run.folder / "rollouts")
     rollouts.refresh()
 
     assert computed(sampled_run.folder) == recorded
@@ -122,8 +126,8 @@ def test_every_place_shows_the_intervals_of_the_result(sampled_run: Result) -> N
 def test_a_case_is_sampled_as_often_as_asked_and_once_greedily(sampled_run: Result) -> None:
     sampled, greedy = (evaluations(sampled_run.folder, f"after_{decoding}") for decoding in ("sampled", "greedy"))
 
-    assert [(r["row"], r["sample"]) for r in sampled] == [(24 + n, k) for n in range(5) for k in range(3)]
-    assert [(r["row"], r["sample"]) for r in greedy] == [(24 + n, 0) for n in range(5)]
+    assert [(r["row_number"], r["sample"]) for r in sampled] == [(24 + n, k) for n in range(5) for k in range(3)]
+    assert [(r["row_number"], r["sample"]) for r in greedy] == [(24 + n, 0) for n in range(5)]
     assert any(len({r["completion"] for r in sampled[3 * n : 3 * n + 3]}) > 1 for n in range(5))
     assert len({r["seed"] for r in sampled[:3]}) == 1  # the environment's: the same case
     assert sampled_run.score_after == pytest.approx(fmean(r["score"] for r in sampled))
@@ -133,7 +137,9 @@ def test_a_case_is_sampled_as_often_as_asked_and_once_greedily(sampled_run: Resu
 
 
 def test_metrics_of_the_environment_are_means_over_the_episodes_that_have_them(sampled_run: Result) -> None:
-    records = [record for record in read_lines(sampled_run.folder / "rollouts" / "rank0.jsonl") if "when" not in record]
+    records = [
+        record for record in read_lines(sampled_run.folder / "rollouts" / "rank0.jsonl") if "eval_phase" not in record
+    ]
     for line in [line for line in sampled_run.history if "eval_score" not in line]:
         for name in ("length", "ends_in_a"):
             values = [r["metrics"][name] for r in records if r["step"] == line["step"] and name in r["metrics"]]
@@ -151,19 +157,34 @@ def test_a_resumed_run_scores_before_what_it_reports_after(train: Train) -> None
 
     assert first.folder == grown.folder
     before = evaluations(grown.folder, "before_sampled")
-    assert [(r["row"], r["sample"]) for r in before] == [(24 + n, k) for n in range(5) for k in range(2)]
-    assert all(r["policy_step"] == 0 for r in before)
+    assert [(r["row_number"], r["sample"]) for r in before] == [(24 + n, k) for n in range(5) for k in range(2)]
+    assert all(r["weight_version"] == 0 for r in before)
     assert grown.greedy_before == whole.greedy_before
     assert grown.score_before == pytest.approx(fmean(r["score"] for r in before))
 
     shrunk = train(Sampled(), project_name="run", resume_from_checkpoint="auto", **options, eval_cases=2)
-    rows = {r["row"] for r in evaluations(shrunk.folder, "after_sampled")}
+    rows = {r["row_number"] for r in evaluations(shrunk.folder, "after_sampled")}
     assert len(rows) == 2
     assert result_of(shrunk)["scores"]["sampled"]["before"]["count"] == 2
     assert computed(shrunk.folder)["greedy"] == result_of(shrunk)["scores"]["greedy"]
     assert shrunk.greedy_before == fmean(
-        r["score"] for r in evaluations(shrunk.folder, "before_greedy") if r["row"] in rows
+        r["score"] for r in evaluations(shrunk.folder, "before_greedy") if r["row_number"] in rows
     )
+
+
+def test_what_a_run_of_the_earlier_format_scored_before_training_is_on_record() -> None:
+    """The held-out cases of tests/data/old_run are its rows 0 and 5; a row with another prompt is another case."""
+    rows = [{**row, "prompt": row["prompt"] if number else "another"} for number, row in enumerate(old_rows())]
+    recorded = recorded_before(RunFolder(OLD_RUN), Cases(rows, [0, 5]))
+    assert recorded == {
+        "sampled": {(5, 0): pytest.approx(1 / 3), (5, 1): pytest.approx(7 / 12)},
+        "greedy": {(5, 0): 1.0},
+    }
+    assert len(recorded_before(RunFolder(OLD_RUN), Cases(old_rows(), [0, 5]))["sampled"]) == 4
+
+
+def old_rows() -> list[dict[str, Any]]:
+    return DictionaryLookup(" One word.").build_dataset()
 
 
 def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) -> None:
@@ -193,9 +214,9 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
 
     (after,) = evaluations(result.folder, "after_sampled")
     (chosen,) = evaluations(result.folder, "step2_sampled")
-    assert (after["policy_step"], after["step"], after["sample"]) == (2, 4, 1)
+    assert (after["weight_version"], after["step"], after["sample"]) == (2, 4, 1)
     assert chosen["sample"] == 0
-    rollouts = Rollouts(result.folder / "rollouts")
+    rollouts = RolloutIndex(result.folder / "rollouts")
     rollouts.refresh()
     for curve in (held_out_curve(RunFolder(result.folder), rollouts), summary(result.folder, None)["held_out"]):
         found = [(point["step"], point["sampled"]["mean"]) for point in curve]

@@ -32,7 +32,7 @@ from aitrain.environment.locator import find_env
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
 from aitrain.errors import AitrainError
 from aitrain.execution.processes import ProcessPool
-from aitrain.launch import preflight, processes, serving
+from aitrain.launch import managed_server, preflight, processes
 from aitrain.launch.processes import Processes
 from aitrain.options.documentation import help_text
 from aitrain.options.option import Option, options_of
@@ -178,7 +178,7 @@ def workers(config: TrainConfig) -> object:
     """The command and the variables of the training processes, of a run that goes on from a checkpoint."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF})
-        patch.setattr(processes, "serving", lambda *_: nullcontext())
+        patch.setattr(processes, "managed_server", lambda *_: nullcontext())
         started: list[tuple[list[str], dict[str, str]]] = []
         patch.setattr(Processes, "_start", lambda self, log: started.append((self._command(), self._environment())))
         made = replace(preflight.check(config), checkpoint=Path("checkpoint-3"))
@@ -194,10 +194,12 @@ def server(config: TrainConfig) -> object:
         patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
         patch.setattr(preflight, "_check_packages", lambda _: None)
         started: list[object] = []
-        patch.setattr(serving.VLLMServer, "start", lambda plan, _: started.append(str(plan)) or nullcontext(HERE))
+        patch.setattr(
+            managed_server.VLLMServer, "start", lambda plan, _: started.append(str(plan)) or nullcontext(HERE)
+        )
         watch = SimpleNamespace(watching=nullcontext)
-        patch.setattr(serving, "_Watch", lambda server, restarts, *_: started.append(restarts) or watch)
-        with serving.serving(preflight.check(config), RunFolder(Path("run")), lambda _: None):
+        patch.setattr(managed_server, "_Restarter", lambda server, restarts, *_: started.append(restarts) or watch)
+        with managed_server.managed_server(preflight.check(config), RunFolder(Path("run")), lambda _: None):
             return started
 
 

@@ -61,7 +61,7 @@ class Command:
     @property
     def records(self) -> list[dict[str, Any]]:
         """Those of training."""
-        return [record for record in self.all_records if "when" not in record]
+        return [record for record in self.all_records if "eval_phase" not in record]
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -292,7 +292,7 @@ def played(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 def rollouts(result: Result) -> list[dict[str, Any]]:
     records = [record for file in result.folder.glob("rollouts/*.jsonl") for record in read_lines(file)]
-    return [record for record in records if "when" not in record]
+    return [record for record in records if "eval_phase" not in record]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.training.episode_record import episode_record
 from aitrain.training.model import TINY_MODEL
 from tests.training.test_served import END, Fake, adapted, by
 
@@ -131,7 +133,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[EnvRunner]:
 def told(episodes: list[Episode]) -> list[Any]:
     """All of them but the time they took."""
     return [
-        (episode.record() | {"seconds": 0}, *(vars(episode.trajectory)[name] for name in TRAJECTORY))
+        (replace(episode_record(episode, 1, 0), seconds=0), *(vars(episode.trajectory)[name] for name in TRAJECTORY))
         for episode in episodes
     ]
 

@@ -16,7 +16,7 @@ Train = Callable[..., Result]
 
 def rollouts(result: Result) -> list[dict[str, Any]]:
     records = read_lines(result.folder / "rollouts" / "rank0.jsonl")
-    return [record for record in records if "when" not in record]
+    return [record for record in records if "eval_phase" not in record]
 
 
 class Scoring:

@@ -98,7 +98,7 @@ def test_two_processes_end_like_one(kind: str, scripted: Path, small_model: Path
 def records(run: Path, when: str | None = None) -> list[dict[str, Any]]:
     """Those of all processes, in the order of their cases."""
     found = [record for file in (run / "rollouts").iterdir() for record in read_lines(file)]
-    return sorted((r for r in found if r.get("when") == when), key=lambda record: int(record["case_idx"]))
+    return sorted((r for r in found if r.get("eval_phase") == when), key=lambda record: int(record["case_idx"]))
 
 
 @pytest.mark.parametrize("when", ["before_sampled", "before_greedy"])

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from aitrain.heartbeat import BEAT
-from aitrain.report.runs import look
 from aitrain.run_folder import read_lines, read_object
+from aitrain.runs.run_list import look
 from tests.training.conftest import difference
 
 ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "processes.py"
@@ -44,7 +44,7 @@ class Command:
 
     def records(self, run: str = "run") -> list[dict[str, Any]]:
         records = [r for file in (self.folder / run / "rollouts").glob("*.jsonl") for r in read_lines(file)]
-        return [record for record in records if "when" not in record]
+        return [record for record in records if "eval_phase" not in record]
 
     def wait_for_step(self, step: int, process: subprocess.Popen[str]) -> None:
         deadline = time.monotonic() + 240
@@ -105,8 +105,8 @@ def check_means_over_episodes(command: Command) -> None:
 def check_samples_of_held_out_cases(command: Command) -> None:
     """Each of the nine is played once, on whichever process, and all of them make the score."""
     files = (command.folder / "run" / "rollouts").glob("*.jsonl")
-    played = [r for file in files for r in read_lines(file) if r.get("when") == "after_sampled"]
-    assert len({(r["row"], r["sample"]) for r in played}) == len(played) == 9
+    played = [r for file in files for r in read_lines(file) if r.get("eval_phase") == "after_sampled"]
+    assert len({(r["row_number"], r["sample"]) for r in played}) == len(played) == 9
     result = read_object(command.folder / "run" / "result.json")
     assert result["score_after"] == pytest.approx(sum(r["score"] for r in played) / 9)
     assert result["scores"]["sampled"]["after"]["count"] == 3

@@ -10,7 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,7 +20,8 @@ from aitrain import ConfigError, Result
 from aitrain.checkpoint import MANIFEST, Manifest, checkpoints_of, read_manifest, seal, step_of
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.run_folder import RunFolder, append_lines, read_lines
-from aitrain.training.history import History
+from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.training.run_recorder import RunRecorder
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
@@ -116,6 +117,40 @@ def test_a_resumed_run_ends_like_one_that_was_never_stopped(
         assert_same(killed, whole.folder)
 
 
+def in_the_earlier_format(folder: Path) -> None:
+    """Change the records of a run to what they were before they had a schema."""
+    for file in folder.glob("rollouts/*.jsonl"):
+        lines = list(read_lines(file))
+        file.unlink()
+        for values in lines:
+            for name in ("schema", "tools"):
+                values.pop(name)
+            values |= {"policy_step": values.pop("weight_version"), "row": values.pop("row_number")}
+            values["turns"] = len(cast(list[Any], values["turns"]))
+            if "eval_phase" in values:
+                values["when"] = values.pop("eval_phase")
+        append_lines(file, lines)
+
+
+def test_a_run_whose_records_are_of_the_earlier_format_goes_on_like_one_of_the_present_format(train: Train) -> None:
+    options = {**EVERY_STEP, **EVALUATING, "max_steps": 4, "eval_samples": 2}
+    whole = train(Talks(), project_name="whole", **options)
+    killed = as_if_killed_after(whole.folder, 2, "killed")
+    in_the_earlier_format(killed)
+    resumed = train(Talks(), project_name="killed", resume_from_checkpoint="auto", **options)
+
+    (one,), (other,) = (list(folder.glob("rollouts/*.jsonl")) for folder in (killed, whole.folder))
+    facts = [
+        [
+            (r.step, r.eval_phase, r.sample, r.group, r.row_number, r.weight_version, r.completion, r.score)
+            for r in records
+        ]
+        for records in map(read_rollouts, (one, other))
+    ]
+    assert facts[0] == facts[1]
+    assert (resumed.score_before, resumed.score_after) == (whole.score_before, whole.score_after)
+
+
 class Stops(Vowels):
     """Asks the run to stop in its n-th score, with one signal or two."""
 
@@ -171,20 +206,23 @@ def test_going_back_to_an_older_checkpoint_forgets_the_newer_ones_with_their_his
         made = folder.checkpoints / f"checkpoint-{step}"
         made.mkdir(parents=True)
         seal(made, Manifest(step, {}, {}, "", 1, {}, owes_evaluation=True))
-    rollouts = [{"step": 1}, {"step": 2}, {"step": 2, "when": "step2_greedy"}, {"step": 3}]
+    rollouts = [
+        RolloutRecord(step=step, eval_phase=phase) for step, phase in ((1, ""), (2, ""), (2, "step2_greedy"), (3, ""))
+    ]
     lines = [{"step": 1}, {"step": 2}, {"step": 2, "eval_score": 0.5}, {"step": 3}]
     append_lines(folder.metrics, lines)
-    History(folder, None).add_rollouts(rollouts)
+    RunRecorder(folder, None).add_rollouts(rollouts)
     with folder.metrics.open("a") as file:
         file.write('{"step": 3, "lo')  # a kill in the middle
 
-    resumed = History(folder, folder.checkpoints / "checkpoint-2")
+    resumed = RunRecorder(folder, folder.checkpoints / "checkpoint-2")
     assert len(checkpoints_of(folder)) == 2
-    resumed.add_rollouts([{"step": 3, "again": True}])
+    resumed.add_rollouts([RolloutRecord(step=3, completion="again")])
 
     assert [path.name for path in checkpoints_of(folder)] == ["checkpoint-2"]
     assert records(tmp_path, "metrics.jsonl") == lines[:2]
-    assert records(tmp_path, "rollouts/*.jsonl") == [*rollouts[:2], {"step": 3, "again": True}]
+    (file,) = folder.rollouts.iterdir()
+    assert list(read_rollouts(file)) == [*rollouts[:2], RolloutRecord(step=3, completion="again")]
     assert folder.metrics.read_text().endswith("\n")
 
 

@@ -28,7 +28,7 @@ TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 def rollouts(result: Result, when: str | None = None) -> list[dict[str, Any]]:
     records = read_lines(result.folder / "rollouts" / "rank0.jsonl")
-    return [record for record in records if record.get("when") == when]
+    return [record for record in records if record.get("eval_phase") == when]
 
 
 class Talk:
@@ -113,7 +113,7 @@ def test_every_sampled_token_is_in_the_loss_and_no_other(train: Train, watched: 
         assert output["num_items_in_batch"] == in_loss.sum() == sum(map(len, chain(*rounds)))
         assert (output["completion_mask"].bool() & ~in_loss).any()
     assert sum(record["tokens"] for record in rollouts(result)) == sum(map(len, watched.sampled()))
-    assert {record["turns"] for record in rollouts(result)} == {3}
+    assert {len(record["turns"]) for record in rollouts(result)} == {3}
 
 
 def test_the_environments_tokens_do_not_move_the_weights(train: Train, watched: Watched) -> None:
@@ -257,7 +257,7 @@ def test_what_ended_an_episode_is_on_record(
     result = train(Talk(chat=False), max_steps=1, **options)
 
     for record in rollouts(result):
-        assert (record["stop"], record["turns"]) == (stop, turns)
+        assert (record["stop"], len(record["turns"])) == (stop, turns)
         assert record["score"] == (pytest.approx(record["score"]) if stop in ("done", "max_tokens") else 0.0)
     assert result.history[0][f"stopped/{stop}"] == 1.0
 
@@ -265,8 +265,8 @@ def test_what_ended_an_episode_is_on_record(
 def test_the_record_says_how_many_steps_the_policy_had_done(train: Train) -> None:
     """Where a batch is trained on twice, its second step is made with what the policy sampled before the first one."""
     result = train(Talk(), max_steps=4, eval_cases=2, trl={"num_iterations": 2})
-    assert sorted({(record["step"], record["policy_step"]) for record in rollouts(result)}) == [(1, 0), (3, 2)]
-    assert {record["policy_step"] for record in rollouts(result, "after_greedy")} == {4}
+    assert sorted({(record["step"], record["weight_version"]) for record in rollouts(result)}) == [(1, 0), (3, 2)]
+    assert {record["weight_version"] for record in rollouts(result, "after_greedy")} == {4}
 
 
 def test_no_episode_is_longer_than_its_budget(train: Train, watched: Watched) -> None:
@@ -310,7 +310,7 @@ def test_nothing_is_generated_beyond_the_context_and_no_answer_is_cut_for_anothe
     assert max(lengths) <= 180
     for record in rollouts(result):
         is_long = record["case_idx"] == 0
-        assert record["turns"] == 2
+        assert len(record["turns"]) == 2
         answers = [message["content"] for message in record["messages"] if message["role"] == "assistant"]
         assert is_long or record["stop"] == "done" or record["tokens"] == 60, answers
 
@@ -341,7 +341,7 @@ def test_held_out_cases_are_played_to_the_end_with_the_same_seeds_every_time(tra
 
     before, after = rollouts(result, "before_sampled"), rollouts(result, "after_sampled")
     assert [record["seed"] for record in before] == [record["seed"] for record in after]
-    assert {record["turns"] for record in [*before, *after]} == {3}
+    assert {len(record["turns"]) for record in [*before, *after]} == {3}
 
 
 # -- tools
@@ -444,7 +444,7 @@ def test_the_hotel_environment_trains_on_the_tiny_model(train: Train) -> None:
     result = train(environment, model="tiny", rl_prompts_per_step=1, eval_cases=1, **short)
 
     assert result.status == "finished"
-    assert all(record["error"] is None and record["turns"] > 1 for record in rollouts(result))
+    assert all(record["error"] is None and len(record["turns"]) > 1 for record in rollouts(result))
 
 
 # -- failures

@@ -25,7 +25,7 @@ Train = Callable[..., Result]
 def rollouts(result: Result) -> list[dict[str, Any]]:
     """The records of training, without those of evaluation."""
     records = [record for file in result.folder.glob("rollouts/*.jsonl") for record in read_lines(file)]
-    return [record for record in records if "when" not in record]
+    return [record for record in records if "eval_phase" not in record]
 
 
 def test_every_completion_is_on_record_from_the_first_step_on(train: Train) -> None:
@@ -233,8 +233,8 @@ def test_held_out_cases_are_a_tenth_of_the_dataset_and_never_trained_on(train: T
     result = train(NoEvalDataset(), max_steps=13)
 
     records = list(read_lines(result.folder / "rollouts" / "rank0.jsonl"))
-    held_out = {record["case_idx"] for record in records if record.get("when") == "after_greedy"}
-    trained = {record["case_idx"] for record in records if "when" not in record}
+    held_out = {record["case_idx"] for record in records if record.get("eval_phase") == "after_greedy"}
+    trained = {record["case_idx"] for record in records if "eval_phase" not in record}
     assert len(held_out) == 3
     assert held_out.isdisjoint(trained)
     assert len(trained) == 26

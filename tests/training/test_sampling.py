@@ -222,7 +222,9 @@ def test_an_answer_ends_with_its_stop_string_which_the_environment_sees(stopped:
 
 def test_an_episode_that_a_stop_string_ends_is_done_and_not_cut_off(stopped: tuple[Result, Twice, str]) -> None:
     result, _, _ = stopped
-    records = [r for r in read_lines(result.folder / "rollouts" / "rank0.jsonl") if "when" not in r and r["step"] == 1]
+    records = [
+        r for r in read_lines(result.folder / "rollouts" / "rank0.jsonl") if "eval_phase" not in r and r["step"] == 1
+    ]
     by_stop = [r["messages"][-1]["content"].endswith(tuple(STOPS)) for r in records]
     assert sum(by_stop) > len(records) / 3
     assert {r["stop"] for r, is_ended in zip(records, by_stop, strict=True) if is_ended} == {"done"}

@@ -51,7 +51,7 @@ def played(result: Result) -> list[Any]:
     """What was sampled in training, and what came of it."""
     records = read_lines(result.folder / "rollouts" / "rank0.jsonl")
     names = ("step", "group", "case_idx", "completion", "score", "metrics")
-    return [[record[name] for name in names] for record in records if "when" not in record]
+    return [[record[name] for name in names] for record in records if "eval_phase" not in record]
 
 
 def sampled(result: Result) -> list[str]:

@@ -19,8 +19,8 @@ from aitrain import Result, RunFailed, activity, notebook, watchdog
 from aitrain.activity import SLOT, Activity
 from aitrain.engines import colocated
 from aitrain.engines import server as served
-from aitrain.report.runs import look
 from aitrain.run_folder import RunFolder, read_object
+from aitrain.runs.run_list import look
 from aitrain.training import checkpoints, evaluation, run, saving, tracking, trainer
 from aitrain.training.model import count_forward_passes
 from aitrain.training.trainer import EpisodeTrainer

@@ -12,6 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from aitrain import ConfigError, Result, TrainConfig
+from aitrain.runs.rollout_record import RecordedError, RolloutRecord
 from aitrain.training.tracking import LONGEST, _as_markdown, _row
 from tests.conftest import Run
 
@@ -80,20 +81,20 @@ def test_a_tracker_that_fails_is_left_out_and_said_once(
 
 
 def test_a_row_holds_all_that_was_said_and_no_more_than_a_table_can_bear() -> None:
-    record = {
-        "step": 3,
-        "case_idx": {1},
-        "prompt": [{"role": "user", "content": "say"}],
-        "messages": [
+    record = RolloutRecord(
+        step=3,
+        case_idx={1},
+        prompt=[{"role": "user", "content": "say"}],
+        messages=[
             {"role": "user", "content": "say"},
             {"role": "assistant", "content": "a" * 2 * LONGEST},
             {"role": "user", "content": "again"},
         ],
-        "completion": "a",
-        "score": None,
-        "stop": "env_error",
-        "error": {"kind": "raised", "message": "no"},
-    }
+        completion="a",
+        score=None,
+        stop="env_error",
+        error=RecordedError("raised", "", "no"),
+    )
     row = _row(record)
     assert row[:4] == [3, "training", "{1}", "user: say"]
     assert str(row[4]).startswith("assistant: aaa")

@@ -35,7 +35,7 @@ from typer._click.shell_completion import CompletionItem, add_completion_class
 from typer._completion_classes import BashComplete, FishComplete, ZshComplete
 from typer.core import TyperGroup
 
-from aitrain.launch.room import TILE
+from aitrain.launch.resource_estimate import TILE
 from aitrain.options.trl_fields import trl_fields
 from aitrain.training.trainer import EpisodeTrainer
 from tests.training.upstream_uses import uses

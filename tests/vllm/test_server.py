@@ -42,9 +42,11 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def those_named(name: bytes, folder: Path) -> list[int]:
-    """Those of them that run this program; a keeper's command names its server's, too."""
+    """Those of them that run this program; a supervisor's command names its server's, too."""
     told = {pid: command_of(pid) for pid in processes_of(folder)}
-    return [pid for pid, command in told.items() if name in command and (name == KEEPER or KEEPER not in command)]
+    return [
+        pid for pid, command in told.items() if name in command and (name == SUPERVISOR or SUPERVISOR not in command)
+    ]
 
 
 def command_of(pid: int) -> bytes:
@@ -54,7 +56,7 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-API_SERVER, KEEPER = b"api_server", b"keeper.py"
+API_SERVER, SUPERVISOR = b"api_server", b"supervisor.py"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_a_run_learns_through_its_own_server_and_ends_it(
     assert processes_of(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", [API_SERVER, KEEPER], ids=bytes.decode)
+@pytest.mark.parametrize("name", [API_SERVER, SUPERVISOR], ids=bytes.decode)
 def test_a_server_that_is_killed_comes_back_with_the_weights(
     name: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,16 +92,16 @@ class CaseTable {
 
   /** The case's first and last episodes, or its last ones in two runs. */
   async compareCase(row) {
-    const query = { ...EMPTY_QUERY, case: row.case, when: row.is_held_out ? "held-out" : "training" };
+    const query = { ...EMPTY_QUERY, case: row.case, eval_phase: row.is_held_out ? "held-out" : "training" };
     const episodes = await this.all(this.run, query);
-    const groups = grouped(episodes.filter((episode) => !episode.when.endsWith("greedy")));
+    const groups = grouped(episodes.filter((episode) => !episode.eval_phase.endsWith("greedy")));
     groups.sort((one, other) => place(one.members[0]) - place(other.members[0]));
     const column = (group, run, title) => ({ heading: group ? `${title}: ${moment(group.members[0])}` : title, run, rows: group?.members ?? [] });
     const first = column(groups[0], this.run, this.other ? "This run, first" : "First");
     const last = column(groups.length > 1 ? groups[groups.length - 1] : null, this.run, this.other ? "This run, last" : "Last");
     const columns = [first, last];
     if (this.other) {
-      const others = grouped((await this.all(this.other.id, query)).filter((episode) => !episode.when.endsWith("greedy")));
+      const others = grouped((await this.all(this.other.id, query)).filter((episode) => !episode.eval_phase.endsWith("greedy")));
       others.sort((one, other) => place(one.members[0]) - place(other.members[0]));
       columns.push(column(others[others.length - 1], this.other.id, `${this.other.name}, last`));
     }
@@ -121,5 +121,5 @@ class CaseTable {
 }
 
 function place(episode) {
-  return episode.step + (episode.when.startsWith("after") ? 0.5 : 0);
+  return episode.step + (episode.eval_phase.startsWith("after") ? 0.5 : 0);
 }

@@ -5,6 +5,7 @@ const STATUS = { running: "running", finished: "finished", stopped: "stopped", f
 const POLL = 2000;
 const POLL_WHILE_READING = 500;
 const CASES_EVERY = 15_000;
+const FIRST_OF_SOURCE = 12_000; // characters
 
 // -- light and dark
 
@@ -199,6 +200,13 @@ function provenance(summary) {
   return el("div", { class: "card" }, el("h3", {}, "Where it came from"), el("table", { class: "options" }, el("tbody", {}, rows.map(([name, text]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, isolated(text, "value")))))));
 }
 
+/** The environment's files; its own is open. */
+function sourceFiles(files, own) {
+  if (!files.length) return el("div", { class: "card" }, note("This run has not kept the source of its environment."));
+  const ownName = String(own ?? "").split(/[\\/]/).pop();
+  return el("div", { class: "card" }, files.map(({ name, text }) => el("details", { class: "fold source", open: files.length === 1 || name.split("/").pop() === ownName }, el("summary", {}, isolated(name)), longText(text, text.length, FIRST_OF_SOURCE))));
+}
+
 /** Two runs: their results and the options that differ. */
 function comparison(runs) {
   const names = [...new Set(runs.flatMap(({ summary }) => summary.options.map((row) => row.name)))].filter((name) => name !== "project_name");
@@ -262,6 +270,7 @@ class Page {
     scoreBounds = this.summary.bounds;
     this.other = this.otherRun ? beside(this.otherRun, await this.source.run(this.otherRun)) : null;
     this.draw();
+    await this.drawSource();
     await this.drawCases();
     this.schedule();
   }
@@ -275,6 +284,7 @@ class Page {
     this.comparison = el("div", {});
     this.charts = el("div", { onmouseleave: () => this.areChartsOld && this.drawCharts() });
     this.cases = el("div", {}, note("Reading the rollouts…"));
+    this.code = el("div", {}, note("Reading the source…"));
     this.list = new RolloutList(this.source, this.run, summary);
     replaceChildren(
       this.main,
@@ -284,6 +294,7 @@ class Page {
       section("curves", "Curves", "Over the steps of training. Drag across a curve to look closer, double-click to go back.", this.charts),
       section("cases", "Cases", "Each with its first and its last score. Compare shows what was said then.", this.cases),
       section("rollouts", "Rollouts", null, this.sampleNote(), this.list.element),
+      section("environment", "Environment", "Its source as it ran, with secrets masked.", this.code),
       configuration(summary),
     );
     this.drawNumbers();
@@ -333,6 +344,11 @@ class Page {
     }
     this.casesOf = this.run;
     this.cases.replaceChildren(this.caseTable.element);
+  }
+
+  async drawSource() {
+    const files = await this.source.source(this.run);
+    this.code.replaceChildren(sourceFiles(files, this.summary.environment.file));
   }
 
   drawChooser() {

@@ -1,16 +1,16 @@
 "use strict";
 // The rollouts: filtered and searched, group by group.
 
-const EMPTY_QUERY = { when: "", step: "", case: "", low: "", high: "", failure: "", stop: "", text: "", order: "training" };
+const EMPTY_QUERY = { eval_phase: "", step: "", case: "", low: "", high: "", failure: "", stop: "", text: "", order: "training" };
 
 class RolloutList {
   constructor(source, run, summary) {
     Object.assign(this, { source, run, summary });
     this.pinned = [];
-    this.query = { ...EMPTY_QUERY, when: "training" };
+    this.query = { ...EMPTY_QUERY, eval_phase: "training" };
     const { steps } = this.counted;
     if (steps.length) this.query.step = String(steps[steps.length - 1]);
-    else this.query.when = "";
+    else this.query.eval_phase = "";
     this.list = el("div", { class: "groups" });
     this.status = el("p", { class: "hint", role: "status" });
     this.more = el("button", { type: "button", class: "wide", hidden: true, onclick: () => this.load(this.next) }, "Show more");
@@ -22,24 +22,24 @@ class RolloutList {
   }
 
   get counted() {
-    return this.summary.episodes ?? { all: 0, steps: [], whens: [], failures: {}, stops: {} };
+    return this.summary.episodes ?? { all: 0, steps: [], eval_phases: [], failures: {}, stops: {} };
   }
 
   /** The sets, steps, failures and ends that there are, as things to choose. */
   drawForm() {
     const set = (name) => (value) => this.change({ [name]: value });
-    const { whens, failures, stops } = this.counted;
+    const { eval_phases, failures, stops } = this.counted;
     const query = this.query;
     const range = scoreBounds ? { min: scoreBounds[0], max: scoreBounds[1] } : {};
     const box = (label, name, properties) => input(label, { ...properties, value: query[name] }, set(name));
-    const whenOptions = [["", "all episodes"], ["training", "training"], ["held-out", "all held-out scorings"], ...whens.map((when) => [when, `held-out, ${moment({ when, step: Number(when.match(/\d+/)?.[0] ?? 0) })}`])];
+    const phaseOptions = [["", "all episodes"], ["training", "training"], ["held-out", "all held-out scorings"], ...eval_phases.map((phase) => [phase, `held-out, ${moment({ eval_phase: phase, step: Number(phase.match(/\d+/)?.[0] ?? 0) })}`])];
     const failureOptions = [["", "any or none"], ["any", "failed ones"], ...Object.entries(failures).map(([kind, number]) => [kind, `${failed(kind)} (${count(number)})`])];
     const stopOptions = [["", "any way"], ...Object.entries(stops).map(([stop, number]) => [stop, `${stopped(stop)} (${count(number)})`])];
     const orderOptions = [["training", "as they were made"], ["lowest", "lowest score first"], ["highest", "highest score first"], ["mixed", "most different scores first"], ["longest", "longest first"]];
     replaceChildren(
       this.form,
       box("Text", "text", { type: "search", placeholder: "search what was said", class: "search", autocomplete: "off" }),
-      select("Episodes", whenOptions, query.when, (when) => this.change({ when, ...(when && when !== "training" ? { step: "" } : {}) })),
+      select("Episodes", phaseOptions, query.eval_phase, (phase) => this.change({ eval_phase: phase, ...(phase && phase !== "training" ? { step: "" } : {}) })),
       this.stepField(),
       box("Case", "case", { type: "text", size: 6, autocomplete: "off" }),
       el("div", { class: "pair" }, box("Score from", "low", { type: "number", ...range, step: "any" }), box("to", "high", { type: "number", ...range, step: "any" })),
@@ -56,7 +56,7 @@ class RolloutList {
     const go = (direction) => {
       const now = this.query.step === "" ? (direction > 0 ? -Infinity : Infinity) : Number(this.query.step);
       const next = direction > 0 ? steps.find((step) => step > now) : steps.findLast((step) => step < now);
-      if (next !== undefined) this.change({ when: "training", step: String(next) });
+      if (next !== undefined) this.change({ eval_phase: "training", step: String(next) });
     };
     const box = input("Step", { type: "number", min: 0, value: this.query.step, placeholder: "all" }, (step) => this.change({ step }));
     return el(
@@ -116,7 +116,7 @@ class RolloutList {
   card(group) {
     const [first] = group.members;
     const scores = group.members.map((episode) => episode.score).filter((value) => value !== null);
-    const what = [el("b", {}, moment(first)), first.when ? null : ` · group ${count(first.group)}`, " · case ", isolated(caseName(first), "case")];
+    const what = [el("b", {}, moment(first)), first.eval_phase ? null : ` · group ${count(first.group)}`, " · case ", isolated(caseName(first), "case")];
     const pin = el("button", { type: "button", class: "quiet", "aria-pressed": "false", onclick: () => this.pin(group, pin) }, "Compare");
     return el(
       "article",
@@ -142,7 +142,7 @@ class RolloutList {
     button.textContent = at < 0 ? "Choose another to compare" : "Compare";
     if (this.pinned.length < 2) return;
     const columns = this.pinned.map(({ group: { members } }) => ({
-      heading: [`${moment(members[0])}${members[0].when ? "" : ` · group ${count(members[0].group)}`} · case `, isolated(caseName(members[0]))],
+      heading: [`${moment(members[0])}${members[0].eval_phase ? "" : ` · group ${count(members[0].group)}`} · case `, isolated(caseName(members[0]))],
       run: this.run,
       rows: members,
     }));
@@ -170,6 +170,6 @@ class RolloutList {
     this.unseen = 0;
     this.fresh.hidden = true;
     const { steps } = this.counted;
-    this.change({ ...EMPTY_QUERY, when: steps.length ? "training" : "", step: steps.length ? String(steps[steps.length - 1]) : "" });
+    this.change({ ...EMPTY_QUERY, eval_phase: steps.length ? "training" : "", step: steps.length ? String(steps[steps.length - 1]) : "" });
   }
 }

@@ -12,7 +12,7 @@ function mean(values) {
 }
 
 function groupKey(episode) {
-  return JSON.stringify([episode.step, episode.when, episode.group, episode.when ? episode.case : ""]);
+  return JSON.stringify([episode.step, episode.eval_phase, episode.group, episode.eval_phase ? episode.case : ""]);
 }
 
 /** The episodes of a list in groups, each with its key, in the order of the list. */
@@ -31,7 +31,7 @@ class Embedded {
     this.data = data;
     this.isSample = data.summary.episodes.all > data.episodes.length;
     for (const episode of data.episodes) episode.asked = data.prompts[episode.asked];
-    const steps = data.episodes.filter((episode) => !episode.when).map((episode) => episode.step);
+    const steps = data.episodes.filter((episode) => !episode.eval_phase).map((episode) => episode.step);
     data.summary.episodes.steps = [...new Set(steps)].sort((one, other) => one - other); // those that can be shown
   }
 
@@ -41,6 +41,10 @@ class Embedded {
 
   async run() {
     return { ...this.data.summary, is_ready: true, written: this.data.written };
+  }
+
+  async source() {
+    return this.data.source;
   }
 
   async cases() {
@@ -63,9 +67,9 @@ class Embedded {
 
 /** `isRow`: whether the case asked for is the number of a row, or else a case_idx. */
 function takes(query, episode, isRow) {
-  const kind = episode.when ? "held-out" : "training";
+  const kind = episode.eval_phase ? "held-out" : "training";
   return (
-    ["", kind, episode.when].includes(query.when) &&
+    ["", kind, episode.eval_phase].includes(query.eval_phase) &&
     (query.step === "" || Number(query.step) === episode.step) &&
     (query.case === "" || query.case === (isRow ? episode.case : episode.case_idx)) &&
     ((query.low === "" && query.high === "") ||
@@ -82,7 +86,7 @@ function holds(episode, wanted) {
 }
 
 function sorted(episodes, order) {
-  const groups = grouped([...episodes].sort((one, other) => one.step - other.step || one.when.localeCompare(other.when) || one.group - other.group));
+  const groups = grouped([...episodes].sort((one, other) => one.step - other.step || one.eval_phase.localeCompare(other.eval_phase) || one.group - other.group));
   if (order === "training") return groups.flatMap((group) => group.members);
   const rank = (group) => {
     if (order === "longest") return -Math.max(...group.members.map((episode) => episode.tokens));
@@ -111,6 +115,10 @@ class Served {
 
   run(run) {
     return this.ask("run", { run });
+  }
+
+  source(run) {
+    return this.ask("source", { run });
   }
 
   cases(run) {

@@ -30,8 +30,8 @@ function failed(kind) {
 
 /** When an episode was: "step 12", or "before training, greedy". */
 function moment(episode) {
-  if (!episode.when) return `step ${count(episode.step)}`;
-  const [time, decoding] = [episode.when.replace(/_[^_]*$/, ""), episode.when.split("_").pop()];
+  if (!episode.eval_phase) return `step ${count(episode.step)}`;
+  const [time, decoding] = [episode.eval_phase.replace(/_[^_]*$/, ""), episode.eval_phase.split("_").pop()];
   const words = { before: "before training", after: "after training" };
   return `${words[time] ?? `at step ${count(episode.step)}`}, ${decoding}`;
 }

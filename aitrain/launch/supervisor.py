@@ -1,8 +1,8 @@
-"""Stands between aitrain and its vLLM server: ends the server and all that it started, whatever ends aitrain.
+"""Runs a vLLM server as a child process; ends it and all its descendants when aitrain ends, however that happens.
 
-Run as a file, without site-packages: `python -I -S keeper.py SECONDS COMMAND ...`. It reads its standard input, a pipe
-that only aitrain writes to: anything that arrives, or its end, says that the server must go. SECONDS is what the
-server gets to go by itself.
+Run as a file, without site-packages: `python -I -S supervisor.py SECONDS COMMAND ...`. Standard input is a pipe that
+only aitrain writes to: any byte, or the end of the pipe, means that the server must end. SECONDS is the time that the
+server gets to end by itself.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Callable
 
 POLL = 0.2
 PATIENCE_WITH_ORPHANS = 3.0
-"""Seconds that processes get which the server did not end before it went."""
+"""Seconds for processes that the server did not end before it ended."""
 LAST_PATIENCE = 10.0
-"""Seconds after SIGKILL; what is still there then hangs in a driver, and nobody can end it."""
+"""Seconds to wait after SIGKILL; a process that still exists then hangs in a driver, and cannot be ended."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-class Keeper:
+class Supervisor:
     """One server, in a session of its own, and all its descendants."""
 
     def __init__(self, command: list[str], patience: float) -> None:
@@ -33,18 +33,18 @@ class Keeper:
         self.code: int | None = None
         _set_process(PR_SET_CHILD_SUBREAPER, 1)
         self.server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_the_keeper
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_the_supervisor
         )
 
     def watch(self) -> None:
-        """Until the server has ended, aitrain asks for it, or aitrain is gone."""
+        """Wait until the server has ended, aitrain asks for its end, or aitrain has ended."""
         while self.code is None and os.getppid() == self.parent:
             if select.select([0], [], [], POLL)[0]:
                 return
             self.is_any_left()
 
     def end(self) -> None:
-        """Ask the server to go, which ends its own first; then the rest of its group; then kill what is left."""
+        """SIGTERM to the server, which ends its own processes; SIGTERM to its group; SIGKILL to what is left."""
         if self.is_any_left() and self.code is None:
             os.kill(self.server.pid, signal.SIGTERM)
             _wait(self.patience, lambda: self.is_any_left() and self.code is None)
@@ -53,7 +53,7 @@ class Keeper:
         _wait(LAST_PATIENCE, self._kill)
 
     def is_any_left(self) -> bool:
-        """Whether a descendant lives; takes note of those that ended. Orphans are handed to us, where Linux can."""
+        """Whether a descendant lives. Reaps those that ended; on Linux, orphans become children of this process."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -65,14 +65,14 @@ class Keeper:
                 self.code = self.server.returncode = os.waitstatus_to_exitcode(status)
 
     def _kill(self) -> bool:
-        """All in the group, and those who left it, once they are ours; whether there was any."""
+        """SIGKILL to the group and to orphans that left it; returns whether any descendant is left."""
         self._send(signal.SIGKILL)
         for pid in _children():
             os.kill(pid, signal.SIGKILL)  # not collected yet, so the id is still its own
         return self.is_any_left()
 
     def _send(self, number: int) -> bool:
-        """To the server's group; whether there is one."""
+        """Send a signal to the server's process group; returns whether there is one."""
         try:
             os.killpg(self.server.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -87,7 +87,10 @@ def _wait(seconds: float, goes_on: Callable[[], bool]) -> None:
 
 
 def _children() -> list[int]:
-    """Of this process, which has one thread; none where the system does not tell."""
+    """Ids of the children of this process, which has one thread; none where the system does not tell.
+
+    psutil would tell, but lies in site-packages.
+    """
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]
@@ -96,13 +99,13 @@ def _children() -> list[int]:
 
 
 def _set_process(option: int, value: int) -> None:
-    """One of Linux's own settings of a process; elsewhere the pipe alone must do."""
+    """Set one of Linux's process options; other systems rely on the pipe alone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _end_with_the_keeper() -> None:
-    """In the server before it starts: should somebody kill the keeper, the server is asked to go."""
+def _end_with_the_supervisor() -> None:
+    """Runs in the server before it starts: the server gets SIGTERM if the supervisor is killed."""
     _set_process(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -111,16 +114,16 @@ def _leave(*_: object) -> None:
 
 
 def main(patience: str, *command: str) -> int:
-    """Keep one server. Returns its exit code, 128 + n where signal n ended it."""
+    """Run one server. Returns its exit code, 128 + n if signal n ended it."""
     signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN: the server would inherit that
-    keeper = Keeper(list(command), float(patience))
+    supervisor = Supervisor(list(command), float(patience))
     signal.signal(signal.SIGTERM, _leave)
     try:
-        keeper.watch()
+        supervisor.watch()
     finally:
         signal.signal(signal.SIGTERM, lambda *_: None)
-        keeper.end()
-    return 0 if keeper.code is None else keeper.code if keeper.code >= 0 else 128 - keeper.code
+        supervisor.end()
+    return 0 if supervisor.code is None else supervisor.code if supervisor.code >= 0 else 128 - supervisor.code
 
 
 if __name__ == "__main__":

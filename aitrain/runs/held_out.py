@@ -9,15 +9,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypedDict
 
 from aitrain.options.value_types import score_bounds
-from aitrain.report.intervals import UNIT, Bounds, Interval, of_change, of_mean
+from aitrain.runs.intervals import UNIT, Bounds, Interval, of_change, of_mean
+from aitrain.runs.json_values import as_float, as_int
 
 Scoring: TypeAlias = Mapping[str, Sequence[float]]
 """The scores of the samples of each case, by the number of its row; samples that could not be scored are left out."""
+
+
+class IntervalValues(TypedDict):
+    """An interval as JSON has it; without limits and a count where only the mean is known."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int | None
+
+
+class ScoreRow(TypedDict):
+    """The held-out scores of one way to decode, and the change of the cases that both have."""
+
+    before: IntervalValues | None
+    after: IntervalValues | None
+    change: IntervalValues | None
+
+
+ScoreTable: TypeAlias = dict[str, ScoreRow]
+"""By `sampled`, `greedy` and, where cases have K samples, `pass@K`."""
 
 DECODINGS = ("sampled", "greedy")
 NEARLY = 1e-9
@@ -55,11 +76,10 @@ def pass_at(scoring: Scoring, tries: int, bounds: Bounds) -> dict[str, float]:
     return chances
 
 
-def before_and_after(scorings: Mapping[str, Scoring], bounds: Bounds | None, tries: int) -> dict[str, Any]:
-    """`{"sampled": {"before": interval, "after": interval, "change": interval}, "greedy": ..., "pass@4": ...}` of
-    scorings that are called `before_sampled` and so on; pass@K where cases have several samples, and scores a highest
-    one."""
-    table = {}
+def before_and_after(scorings: Mapping[str, Scoring], bounds: Bounds | None, tries: int) -> ScoreTable:
+    """The table of scorings that are called `before_sampled` and so on; pass@K where cases have several samples, and
+    scores a highest one."""
+    table: ScoreTable = {}
     for decoding in DECODINGS:
         before, after = scorings.get(f"before_{decoding}", {}), scorings.get(f"after_{decoding}", {})
         table[decoding] = _row(case_means(before), case_means(after), bounds)
@@ -68,7 +88,7 @@ def before_and_after(scorings: Mapping[str, Scoring], bounds: Bounds | None, tri
     return table
 
 
-def _row(before: Mapping[str, float], after: Mapping[str, float], bounds: Bounds | None) -> dict[str, Any]:
+def _row(before: Mapping[str, float], after: Mapping[str, float], bounds: Bounds | None) -> ScoreRow:
     return {
         "before": as_values(of_mean(before.values(), bounds)),
         "after": as_values(of_mean(after.values(), bounds)),
@@ -76,9 +96,34 @@ def _row(before: Mapping[str, float], after: Mapping[str, float], bounds: Bounds
     }
 
 
-def as_values(interval: Interval | None) -> dict[str, Any] | None:
+def as_values(interval: Interval | None) -> IntervalValues | None:
     """An interval as JSON has it."""
-    return asdict(interval) if interval else None
+    if interval is None:
+        return None
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high, "count": interval.count}
+
+
+def recorded_table(value: object) -> ScoreTable | None:
+    """`scores` of a result.json; None where there is none."""
+    if not isinstance(value, dict):
+        return None
+    rows = {str(name): row for name, row in value.items() if isinstance(row, dict)}
+    return {
+        name: {
+            "before": _recorded_interval(row.get("before")),
+            "after": _recorded_interval(row.get("after")),
+            "change": _recorded_interval(row.get("change")),
+        }
+        for name, row in rows.items()
+    }
+
+
+def _recorded_interval(value: object) -> IntervalValues | None:
+    mean = as_float(value.get("mean")) if isinstance(value, dict) else None
+    if mean is None or not isinstance(value, dict):
+        return None
+    low, high = as_float(value.get("low")), as_float(value.get("high"))
+    return {"mean": mean, "low": low, "high": high, "count": as_int(value.get("count"))}
 
 
 def bounds_of(score_range: object) -> Bounds | None:
@@ -88,8 +133,13 @@ def bounds_of(score_range: object) -> Bounds | None:
     return (low, high) if math.isfinite(high - low) else None
 
 
-def shown(value: Mapping[str, Any] | None, is_change: bool) -> str:
-    """An interval as text: `0.612 [0.482, 0.728]`, with signs for a change."""
+def interval_texts(row: ScoreRow) -> tuple[str, str, str]:
+    """The intervals before and after, and of the change, as text."""
+    return interval_text(row["before"], False), interval_text(row["after"], False), interval_text(row["change"], True)
+
+
+def interval_text(value: IntervalValues | None, is_change: bool) -> str:
+    """`0.612 [0.482, 0.728]`, with signs for a change."""
     if value is None:
         return "-"
     sign = "+" if is_change else ""

@@ -1,4 +1,4 @@
-"""The vLLM server that a run generates with: started for it, watched, started again when it dies, and ended with it."""
+"""The vLLM server of one run: started for it, restarted when it dies, ended with it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from aitrain.packages import PACKAGE
 from aitrain.run_folder import RunFolder, write_json
 
 LOOK = 0.5
-"""Seconds between two looks whether it lives."""
+"""Seconds between two checks whether the server lives."""
 
 
 @contextmanager
-def serving(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iterator[str | None]:
-    """The address of the run's own server, while this lasts; None for a run that has none.
+def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iterator[str | None]:
+    """Run the server that a plan asks for, and yield its address; None if the run has no server of its own.
 
     Raises:
-        RunFailed: it cannot be started.
+        RunFailed: the server cannot be started.
     """
     folder.server.unlink(missing_ok=True)  # of a run that is resumed
     if not starts_server(plan.config):
@@ -32,7 +32,7 @@ def serving(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iterator[st
         return
     with (
         VLLMServer.start(_server_plan(plan, folder), lambda text: announce(Phase(text))) as server,
-        _Watch(server, plan.config.vllm_max_restarts, announce, folder).watching(),
+        _Restarter(server, plan.config.vllm_max_restarts, announce, folder).watching(),
     ):
         yield server.url
 
@@ -54,7 +54,7 @@ def _server_plan(plan: RunPlan, folder: RunFolder) -> ServerConfig:
 
 
 def _context(config: TrainConfig) -> int | None:
-    """As far as the options tell before a dataset is built; None: what the model allows."""
+    """Context length, as far as the options tell before a dataset is built; None: that of the model."""
     episode = config.rl_max_episode_tokens
     if config.rl_max_prompt_length is None or episode is None:
         return config.model_max_length
@@ -62,8 +62,8 @@ def _context(config: TrainConfig) -> int | None:
 
 
 @dataclass
-class _Watch:
-    """Starts a server again that has died, so often and no more."""
+class _Restarter:
+    """Restarts a server that has died, at most `restarts` times."""
 
     server: VLLMServer
     restarts: int
@@ -73,7 +73,7 @@ class _Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """In a thread, while this lasts."""
+        """Watch the server in a thread."""
         self._note("running", 0)
         thread = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
         thread.start()
@@ -101,12 +101,12 @@ class _Watch:
             self._give_up(why, self.restarts)
 
     def _give_up(self, why: str, restarts: int) -> None:
-        """The training processes read that, and wait no longer."""
+        """Tell the training processes, which then stop waiting for the server."""
         self._say(why)
         self._note("ended", restarts, why)
 
     def _say(self, text: str) -> None:
-        """On the screen and in train.log, where the training processes say what they make of it."""
+        """Show a text on the screen, and write it to train.log."""
         self.announce(Note(text))
         with self.folder.log.open("a", encoding="utf-8") as log:
             log.write(f"{text}\n")
@@ -115,7 +115,7 @@ class _Watch:
         write_json(self.folder.server, {"state": state, "restarts": restarts, "why": why}, durable=False)
 
     def _wait_for_death(self) -> int | None:
-        """Its exit code, or None when the run is over before."""
+        """The server's exit code, or None if the run ends first."""
         while not self.over.wait(LOOK):
             code = self.server.poll()
             if code is not None:

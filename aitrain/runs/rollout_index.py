@@ -6,35 +6,34 @@ counted as damaged, and bytes that are no UTF-8 are shown as replacement charact
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
+
+from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text, parse_object
+from aitrain.runs.rollout_record import RolloutRecord, upgraded
 
 LONGEST_LINE = 64 * 2**20
 """Bytes; a longer line is no record of ours, and is skipped without being held."""
 EXCERPT = 160
 """Characters that stand for a prompt or an answer in a list."""
 
-Record = dict[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """An episode as the index knows it: where it lies, and what one filters and counts by."""
 
     file: int
     offset: int
     length: int
     step: int
-    policy_step: int
-    """Which step the weights are of."""
-    when: str
+    weight_version: int
+    """Optimizer steps that the weights had behind them."""
+    eval_phase: str
     """Which scoring of the held-out cases, such as `before_sampled`; empty for training."""
     group: int
     case: str
@@ -52,7 +51,7 @@ class Entry:
     @property
     def is_held_out(self) -> bool:
         """Whether it belongs to a scoring of the held-out cases."""
-        return bool(self.when)
+        return bool(self.eval_phase)
 
 
 @dataclass
@@ -65,11 +64,11 @@ class _File:
 
 
 @dataclass
-class Rollouts:
+class RolloutIndex:
     """All episodes below a folder of rollout files, or in one such file; `refresh` reads what is new."""
 
     path: Path
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[IndexEntry] = field(default_factory=list)
     prompts: dict[tuple[bool, str], str] = field(default_factory=dict)
     """The beginning of each case's prompt, by (is it held out, case)."""
     damaged: int = 0
@@ -100,29 +99,29 @@ class Rollouts:
             stream.seek(file.done)
             for line, start, end in whole_lines(stream):
                 file.done = end
-                record = parse(line)
-                if record is not None:
-                    self._add(entry_of(record, (number, start, end - start)), record)
+                values = parse_object(line)
+                if values is not None:
+                    self._add(entry_of(values, (number, start, end - start)), values.get("prompt"))
                 elif line.strip() or end - start >= LONGEST_LINE:
                     self.damaged += 1
 
-    def _add(self, entry: Entry, record: Record) -> None:
+    def _add(self, entry: IndexEntry, prompt: object) -> None:
         self.entries.append(entry)
         key = (entry.is_held_out, entry.case)
         if key not in self.prompts:
-            self.prompts[key] = prompt_excerpt(record)
+            self.prompts[key] = prompt_excerpt(prompt)
 
-    def record(self, entry: Entry) -> Record:
-        """The whole record, read from its file; empty when the file is not what it was."""
-        return parse(self.raw(entry)) or {}
+    def record(self, entry: IndexEntry) -> RolloutRecord:
+        """The whole record, read from its file; all defaults when the file is not what it was."""
+        return RolloutRecord.from_json(parse_object(self.raw(entry)) or {})
 
-    def raw(self, entry: Entry) -> bytes:
+    def raw(self, entry: IndexEntry) -> bytes:
         """The record's bytes."""
         with self.files[entry.file].path.open("rb") as stream:
             stream.seek(entry.offset)
             return stream.read(entry.length)
 
-    def each_raw(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, bytes]]:
+    def each_raw(self, entries: Iterable[IndexEntry]) -> Iterator[tuple[IndexEntry, bytes]]:
         """The bytes of many records, each file opened once."""
         streams: dict[int, BinaryIO] = {}
         try:
@@ -162,115 +161,37 @@ def _skip_line(stream: BinaryIO) -> int:
     return skipped
 
 
-def parse(line: bytes) -> Record | None:
-    """The JSON object on a line, None when there is none."""
-    try:
-        value = json.loads(line.decode("utf-8", errors="replace"), strict=False)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def entry_of(record: Record, place: tuple[int, int, int]) -> Entry:
-    """The index's view of a record; what is missing or of a wrong type is 0, empty or None."""
-    error, case_idx, step = record.get("error"), record.get("case_idx"), _whole(record.get("step"))
-    failure = str(error.get("kind") or "raised") if isinstance(error, dict) else ("raised" if error else "")
-    return Entry(
+def entry_of(values: JsonObject, place: tuple[int, int, int]) -> IndexEntry:
+    """The index's view of a record's JSON object; what is missing or of a wrong type is 0, empty or None."""
+    get = upgraded(values).get
+    error, case_idx, row_number, turns = get("error"), get("case_idx"), get("row_number"), get("turns")
+    kind = as_text(error.get("kind")) or "raised" if isinstance(error, dict) else "raised" if error else ""
+    return IndexEntry(
         *place,
-        step=step,
-        policy_step=_whole(record.get("policy_step", step)),
-        when=_word(record.get("when")),
-        group=_whole(record.get("group")),
-        case=_word(record.get("row", case_idx)),
+        step=as_int(get("step")) or 0,
+        weight_version=as_int(get("weight_version")) or 0,
+        eval_phase=_word(get("eval_phase")),
+        group=as_int(get("group")) or 0,
+        case=_word(case_idx if row_number is None else row_number),
         case_idx=_word(case_idx),
-        score=finite(record.get("score")),
-        advantage=finite(record.get("advantage")),
-        stop=_word(record.get("stop")),
-        failure=sys.intern(failure[:100]),
-        turns=_whole(record.get("turns")),
-        tokens=_whole(record.get("tokens")),
+        score=as_float(get("score")),
+        advantage=as_float(get("advantage")),
+        stop=_word(get("stop")),
+        failure=sys.intern(kind[:100]),
+        turns=len(turns) if isinstance(turns, list) else 0,
+        tokens=as_int(get("tokens")) or 0,
     )
 
 
-def finite(value: Any) -> float | None:
-    """A finite number, or None."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    try:
-        return float(value) if is_number and math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
-def _whole(value: Any) -> int:
-    return int(finite(value) or 0)
-
-
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     """Interned, because a few words are those of a million episodes."""
     return "" if value is None else sys.intern(str(value)[:200])
 
 
-# -- what an episode says
-
-
-@dataclass(frozen=True)
-class Message:
-    """One message as a page shows it: `calls` are (tool, arguments) pairs."""
-
-    role: str
-    text: str
-    name: str = ""
-    calls: tuple[tuple[str, str], ...] = ()
-
-
-def messages_of(record: Record) -> tuple[list[Message], list[Message]]:
-    """What was asked, and all that followed."""
-    prompt, said = record.get("prompt"), record.get("messages")
-    asked = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-    if not isinstance(said, list):
-        said = [*asked, {"role": "assistant", "content": record.get("completion")}]
-    shown = [_message(raw) for raw in said]
-    return shown[: len(asked)], shown[len(asked) :]
-
-
-def _message(raw: Any) -> Message:
-    if not isinstance(raw, dict):
-        return Message("", text_of(raw))
-    calls = raw.get("tool_calls")
-    pairs = tuple(_call(call) for call in calls) if isinstance(calls, list) else ()
-    return Message(str(raw.get("role") or ""), text_of(raw.get("content")), str(raw.get("name") or ""), pairs)
-
-
-def _call(raw: Any) -> tuple[str, str]:
-    function = raw.get("function", raw) if isinstance(raw, dict) else raw
-    if not isinstance(function, dict):
-        return "", text_of(function)
-    return str(function.get("name") or ""), text_of(function.get("arguments"))
-
-
-def text_of(content: Any) -> str:
-    """A message's content as text; parts of other kinds as JSON."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
-    ):
-        return "\n".join(part["text"] for part in content)
-    return json.dumps(content, ensure_ascii=False)
-
-
-def prompt_excerpt(record: Record) -> str:
+def prompt_excerpt(prompt: object) -> str:
     """The beginning of what was asked: of the last message of the prompt, as the first is often the system's."""
-    prompt = record.get("prompt")
     last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
-    return excerpt(text_of(last.get("content") if isinstance(last, dict) else last))
-
-
-def answer_excerpt(record: Record) -> str:
-    """The beginning of what the model said last."""
-    return excerpt(text_of(record.get("completion")))
+    return excerpt(as_text(last.get("content") if isinstance(last, dict) else last))
 
 
 def excerpt(text: str) -> str:

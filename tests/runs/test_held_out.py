@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.report.held_out import before_and_after, bounds_of, case_means, mean_score, pass_at, shown
+from aitrain.runs.held_out import before_and_after, bounds_of, case_means, interval_text, mean_score, pass_at
 
 
 def test_the_mean_is_that_of_the_cases_however_many_samples_each_has() -> None:
@@ -54,7 +54,7 @@ def test_the_bounds_of_scores_are_what_the_option_says(given: Any, bounds: Any) 
 
 def test_an_interval_as_text() -> None:
     value = {"mean": 0.5, "low": 0.25, "high": 0.75, "count": 4}
-    assert shown(value, False) == "0.500 [0.250, 0.750]"
-    assert shown(value, True) == "+0.500 [+0.250, +0.750]"
-    assert shown(value | {"low": None, "high": None}, False) == "0.500"
-    assert shown(None, True) == "-"
+    assert interval_text(value, False) == "0.500 [0.250, 0.750]"
+    assert interval_text(value, True) == "+0.500 [+0.250, +0.750]"
+    assert interval_text(value | {"low": None, "high": None}, False) == "0.500"
+    assert interval_text(None, True) == "-"

@@ -1,8 +1,8 @@
-"""What a run needs of memory and disk, estimated before anything is loaded, and what to change when there is less.
+"""Estimates of the memory and disk space that a run needs, before anything is loaded, and options that save memory.
 
-The memory of one process: what stays (weights, adapter, reference, optimizer), and what comes and goes in a step, of
-which the largest phase counts. benchmarks/memory.py compares these figures with real trainings on the CPU. What an
-allocator keeps beyond them in pieces is not in them: on the CPU some hundred MiB, as it gives back blocks above 32 MiB.
+Memory of one process: what stays (weights, adapter, reference, optimizer) and the largest phase of a step.
+benchmarks/memory.py compares the estimates with real trainings on the CPU. Fragmentation of the allocator is not in
+them: some hundred MiB on the CPU, where blocks above 32 MiB are returned to the system.
 """
 
 from __future__ import annotations
@@ -10,91 +10,82 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Literal
 
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.errors import ConfigError
-from aitrain.launch.shape import Shape
+from aitrain.launch.model_shape import ModelShape
 from aitrain.options.train import TrainConfig
 
 MIB = 1 << 20
 PROMPT = 256
-"""Tokens that a prompt is taken to have where --rl-max-prompt-length does not bound it."""
+"""Assumed tokens of a prompt if --rl-max-prompt-length does not bound it."""
 LIBRARIES = {"CPU": 500 * MIB, "GPU": 700 * MIB}
-"""What Python, torch and the rest take; on a GPU its context."""
+"""Memory of Python, torch and the other libraries; on a GPU, of its context."""
 TILE = 4096, 32768
 """Tokens and vocabulary of the tile of logits that TRL computes at a time."""
 CPU_TILES = 8
-"""Copies of it that TRL's backward pass holds without Triton."""
+"""Copies of the tile that TRL's backward pass holds without Triton."""
 HELD_OUT = 32
-"""Completions that held-out cases are generated with at a time, at least."""
+"""Least number of held-out completions generated at a time."""
 
 
 @dataclass(frozen=True)
-class Machine:
-    """Where a process of the run computes: `CPU` or `GPU`, bytes that are free there (None: nobody tells), and of all
-    there is."""
+class DeviceMemory:
+    """Memory of the device that a process of the run computes on, in bytes; None where the system does not tell."""
 
-    kind: str
+    kind: Literal["CPU", "GPU"]
     free: int | None = None
     total: int | None = None
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Bytes that one process needs, by what they are for. `stay` is there all the time; of `phases` the largest one
-    counts."""
+class MemoryEstimate:
+    """Bytes that one process needs, by what they are for."""
 
-    machine: Machine
     stay: Mapping[str, int]
+    """Held all the time."""
     phases: Mapping[str, int]
-    ending: int
-    """Bytes at the very end, while the adapter is merged."""
-
-    @property
-    def weights(self) -> int:
-        """Less than this, and nothing can even be loaded."""
-        return self.stay["weights"]
+    """Held for a part of a step; the largest phase counts."""
+    merging: int
+    """Needed at the very end, while the adapter is merged."""
 
     @property
     def peak(self) -> int:
         """The most at any time."""
-        return max(sum(self.stay.values()) + max(self.phases.values()), self.ending)
+        return max(sum(self.stay.values()) + max(self.phases.values()), self.merging)
 
 
-def needs(shape: Shape, config: TrainConfig, batch: BatchPlan, machine: Machine) -> Needs:
-    """What a run of this shape needs for each of its processes."""
-    return _Sizes(shape, config, batch, machine).needs
+def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> MemoryEstimate:
+    """Memory that each process of a run needs on its device."""
+    sizes = _Sizes(shape, config, batch, device)
+    stay = {
+        "libraries": LIBRARIES[device.kind],
+        "weights": sizes.weights,
+        "reference": 0 if config.peft or not config.rl_kl_coef else sizes.weights,
+        "adapter": sizes.adapter * 4,
+        "optimizer": sizes.optimizer,
+    }
+    phases = {"generation": sizes.generation, "training pass": sizes.gradients + sizes.training_pass}
+    if sizes.on_gpu:
+        phases["optimizer's step"] = 2 * sizes.gradients  # it works on all weights at once, with a copy
+    is_merged = config.peft and config.merge_adapter and not sizes.on_gpu
+    merging = stay["libraries"] + sizes.weights + shape.weights * sizes.width if is_merged else 0
+    return MemoryEstimate(stay, phases, merging)
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    shape: Shape
+    shape: ModelShape
     config: TrainConfig
     batch: BatchPlan
-    machine: Machine
-
-    @property
-    def needs(self) -> Needs:
-        stay = {
-            "libraries": LIBRARIES[self.machine.kind],
-            "weights": self.weights,
-            "reference": 0 if self.config.peft or not self.config.rl_kl_coef else self.weights,
-            "adapter": self.adapter * 4,
-            "optimizer": self.optimizer,
-        }
-        phases = {"generation": self.generation, "training pass": self.gradients + self.training_pass}
-        if self.machine.kind == "GPU":
-            phases["optimizer's step"] = 2 * self.gradients  # it works on all weights at once, with a copy
-        is_merged = self.config.peft and self.config.merge_adapter and self.machine.kind == "CPU"
-        merging = stay["libraries"] + self.weights + self.shape.weights * self.width if is_merged else 0
-        return Needs(self.machine, stay, phases, merging)
+    device: DeviceMemory
 
     # -- what stays
 
     @property
     def on_gpu(self) -> bool:
-        return self.machine.kind == "GPU"
+        return self.device.kind == "GPU"
 
     @property
     def width(self) -> int:
@@ -106,7 +97,7 @@ class _Sizes:
 
     @property
     def computed(self) -> int:
-        """Bytes of a value in a forward pass: autocast halves them on a GPU."""
+        """Bytes of a value in a forward pass; autocast uses 2 on a GPU."""
         return 2 if self.on_gpu and self.config.mixed_precision != "no" else self.width
 
     @property
@@ -128,20 +119,20 @@ class _Sizes:
 
     @property
     def gradients(self) -> int:
-        """Those of what trains; several processes hold them once more, to exchange them."""
+        """Gradients of the trained weights; several processes hold a second copy to exchange them."""
         trained = self.adapter * 4 if self.config.peft else self.weights
         return trained * (2 if self.batch.processes > 1 else 1)
 
     @property
     def optimizer(self) -> int:
-        """Adam keeps two numbers for each weight that trains."""
+        """State of the optimizer; Adam keeps two numbers for each trained weight."""
         name, trained = self.config.optimizer, self.adapter or self.shape.weights
         width = 4 if self.config.peft else self.width
         if "8bit" in name or "4bit" in name:
             return 2 * trained
         return 0 if name in ("sgd", "adafactor", "lomo", "adalomo") else 2 * width * trained
 
-    # -- what comes and goes
+    # -- what a phase needs
 
     @property
     def prompt(self) -> int:
@@ -185,31 +176,35 @@ class _Sizes:
 
     @property
     def generation(self) -> int:
-        """transformers keeps all completions of a step in its cache, one layer twice while it grows."""
+        """transformers' cache of all completions of a step, and activations of the prompts; vLLM's share of the GPU."""
         config, shape = self.config, self.shape
         if config.use_vllm:
             shares = config.vllm_mode == "colocate" and not config.vllm_sleep_mode
-            return int((self.machine.total or 0) * config.vllm_memory) if shares else 0
+            return int((self.device.total or 0) * config.vllm_memory) if shares else 0
         rows = max(self.batch.micro_batch * self.batch.accumulation, HELD_OUT if config.eval_cases != 0 else 0)
-        cache = 2 * (shape.layers + 1) * shape.kv_heads * shape.head_dim * (self.prompt + self.completion) * self.width
+        cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (self.prompt + self.completion) * self.width
         first = self.prompt * (4 * shape.hidden + 3 * shape.heads * shape.head_dim + 3 * shape.intermediate)
-        return rows * (cache + first * self.width + 5 * 4 * shape.vocabulary)
+        return rows * (cache + first * self.width)
 
 
-# -- what to change
+# -- what saves memory
 
 
-def levers(shape: Shape, config: TrainConfig, batch: BatchPlan, machine: Machine) -> list[tuple[str, int]]:
-    """Flags that would help and the bytes that each of them saves in a process, the largest first."""
-    peak = needs(shape, config, batch, machine).peak
-    saved = [
-        (flag, peak - needs(shape, changed, plan, machine).peak) for flag, changed, plan in _changes(config, batch)
-    ]
-    return sorted(((flag, much) for flag, much in saved if much > peak // 50), key=lambda pair: -pair[1])
+def memory_savers(
+    shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory
+) -> list[tuple[str, int]]:
+    """Flags and the bytes that each of them saves in a process, the largest first."""
+
+    def peak(config: TrainConfig, batch: BatchPlan) -> int:
+        return estimate_memory(shape, config, batch, device).peak
+
+    least = peak(config, batch) // 50
+    saved = [(flag, peak(config, batch) - peak(changed, plan)) for flag, changed, plan in _changes(config, batch)]
+    return sorted(((flag, much) for flag, much in saved if much > least), key=lambda pair: -pair[1])
 
 
 def _changes(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, TrainConfig, BatchPlan]]:
-    """Each flag that is not yet given, with the configuration and the batch that it makes."""
+    """Each flag that is not given yet, with the configuration and the batch that follow from it."""
     for flag, values in _flags(config, batch):
         changed = config.model_copy(update=values)
         try:
@@ -218,7 +213,7 @@ def _changes(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, Train
             continue
 
 
-def _flags(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, dict[str, Any]]]:
+def _flags(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, dict[str, object]]]:
     if not config.peft:
         yield "--peft", {"peft": True}
         if config.rl_kl_coef:
@@ -227,7 +222,7 @@ def _flags(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, dict[st
         yield "--no-disable-gradient-checkpointing", {"disable_gradient_checkpointing": False}
     if batch.micro_batch > 1:
         smaller = batch.micro_batch // 2
-        kept = {"batch_size": smaller, "rl_prompts_per_step": batch.prompts_per_step}
+        kept: dict[str, object] = {"batch_size": smaller, "rl_prompts_per_step": batch.prompts_per_step}
         yield f"--batch-size {smaller} --rl-prompts-per-step {batch.prompts_per_step}", kept
     if batch.prompts_per_step > 1 and not config.use_vllm:
         fewer = batch.prompts_per_step // 2
@@ -245,34 +240,33 @@ def _flags(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, dict[st
 # -- disk
 
 LETTERS = 4
-"""Bytes of a token in a rollout record; a completion stands in it twice."""
+"""Bytes of a token in a rollout record, which has each completion twice."""
 RECORD = 1024
-"""Bytes of a record besides."""
+"""Other bytes of a record."""
 
 
 @dataclass(frozen=True)
-class Disk:
+class DiskEstimate:
     """Bytes that the run folder grows to."""
 
     model: int
     checkpoints: int
     rollouts: int | None
-    """None where nobody can tell how many steps there will be."""
+    """None if the number of steps is not known."""
 
     @property
-    def whole(self) -> int:
-        """All of it."""
+    def total(self) -> int:
         return self.model + self.checkpoints + (self.rollouts or 0)
 
 
-def disk(shape: Shape, config: TrainConfig, batch: BatchPlan) -> Disk:
-    """The result, all checkpoints at the moment when one more is written than is kept, and the records."""
-    sizes = _Sizes(shape, config, batch, Machine("CPU"))
+def estimate_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> DiskEstimate:
+    """Disk space of model, records and checkpoints; while a checkpoint is written, there is one more than is kept."""
+    sizes = _Sizes(shape, config, batch, DeviceMemory("CPU"))
     trained = sizes.adapter * 4 if config.peft else sizes.weights
     merged = shape.weights * sizes.width if config.peft and config.merge_adapter else 0
     one = 0 if config.save_strategy == "no" else trained + sizes.optimizer
     reference = sizes.weights if one and config.trl.get("sync_ref_model") else 0
-    return Disk(trained + merged, (one + reference) * _kept(config), _rollouts(config, batch))
+    return DiskEstimate(trained + merged, (one + reference) * _kept(config), _rollouts(config, batch))
 
 
 def _kept(config: TrainConfig) -> int:

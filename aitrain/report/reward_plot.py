@@ -8,17 +8,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from aitrain.report.rollouts import Rollouts
-from aitrain.report.summary import curves, held_out_curve, metric_lines
+from aitrain.report.summary import curves, held_out_curve
 from aitrain.run_folder import RunFolder
+from aitrain.runs.metrics_line import read_metrics
+from aitrain.runs.rollout_index import RolloutIndex
 
 WINDOW = 20
 """The thick line is a mean over about this share (one by so many) of the steps."""
 
 
-def draw_curve(folder: RunFolder, rollouts: Rollouts) -> Path | None:
+def draw_curve(folder: RunFolder, rollouts: RolloutIndex) -> Path | None:
     """Reward and held-out score over the steps; None without matplotlib, and without two steps."""
-    drawn = curves(metric_lines(folder.metrics))
+    drawn = curves(read_metrics(folder.metrics))
     rewards = drawn["series"].get("reward")
     if find_spec("matplotlib") is None or rewards is None or len(rewards) < 2:
         return None
@@ -27,9 +28,11 @@ def draw_curve(folder: RunFolder, rollouts: Rollouts) -> Path | None:
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
     _draw(axes, drawn["step"], rewards)
-    if held_out := [point for point in held_out_curve(folder, rollouts) if point["sampled"]]:
-        steps, scores = [point["step"] for point in held_out], [point["sampled"]["mean"] for point in held_out]
-        axes.plot(steps, scores, "o--", color="#d1690e", markersize=5, label="held-out score")
+    held_out = [
+        (point["step"], point["sampled"]["mean"]) for point in held_out_curve(folder, rollouts) if point["sampled"]
+    ]
+    if held_out:
+        axes.plot(*zip(*held_out, strict=True), "o--", color="#d1690e", markersize=5, label="held-out score")
     axes.set(xlabel="step", ylabel="score", title=folder.path.name)
     if all(0.0 <= reward <= 1.0 for reward in rewards if reward is not None):
         axes.set_ylim(-0.02, 1.02)
@@ -38,7 +41,7 @@ def draw_curve(folder: RunFolder, rollouts: Rollouts) -> Path | None:
     return _save(figure, folder.path / "reward.png")
 
 
-def _draw(axes: Any, steps: list[float], rewards: list[float | None]) -> None:
+def _draw(axes: Any, steps: list[int], rewards: list[float | None]) -> None:
     values = [float("nan") if value is None else value for value in rewards]
     half = max(1, len(values) // WINDOW // 2)
     windows = [[v for v in values[max(0, n - half) : n + half + 1] if v == v] for n in range(len(values))]

@@ -1,4 +1,4 @@
-"""Tool calls, as the model writes them into an answer."""
+"""Parses the tool calls in an answer of the model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+ToolJson = dict[str, Any]
+"""A JSON object of a tool: its schema, or the arguments of a call."""
 
 MAX_CALLS = 64
 """Calls read from one answer: a model that repeats itself must not keep the tools busy for hours."""
@@ -26,10 +29,10 @@ class ToolCall:
     """One call as the model wrote it; `problem` says, for the model to read, what is wrong with how it is written."""
 
     name: str
-    arguments: dict[str, Any] | None = None
+    arguments: ToolJson | None = None
     problem: str = ""
 
-    def as_message_part(self) -> dict[str, Any]:
+    def as_message_part(self) -> ToolJson:
         """The call as an entry of the assistant message's `tool_calls`; arguments that could not be read are {}."""
         return {"type": "function", "function": {"name": self.name, "arguments": self.arguments or {}}}
 
@@ -67,7 +70,7 @@ def _calls_in(block: re.Match[str]) -> Iterator[ToolCall]:
         position += len(_SPACE.match(written, position)[0])  # type: ignore[index]  # it matches the empty string too
 
 
-def _call(value: Any) -> ToolCall:
+def _call(value: object) -> ToolCall:
     if not isinstance(value, dict):
         return ToolCall("", None, 'the call is not a JSON object with "name" and "arguments"')
     name = value.get("name")
@@ -80,7 +83,7 @@ def _call(value: Any) -> ToolCall:
     return ToolCall(name.strip(), arguments)
 
 
-def _arguments(written: Any) -> dict[str, Any]:
+def _arguments(written: object) -> ToolJson:
     """Some models write the object as a string that holds it, and leave it out where a tool takes nothing."""
     value = written
     if isinstance(written, str):
@@ -96,7 +99,7 @@ def _arguments(written: Any) -> dict[str, Any]:
     return value
 
 
-def _decoded(text: str, start: int = 0) -> tuple[Any, int]:
+def _decoded(text: str, start: int = 0) -> tuple[object, int]:
     """One JSON value of the text and where it ends; a ValueError says what keeps it from being used."""
     try:
         value, end = _JSON.raw_decode(text, start)
@@ -109,7 +112,7 @@ def _decoded(text: str, start: int = 0) -> tuple[Any, int]:
     return value, end
 
 
-def is_deep(value: Any) -> bool:
+def is_deep(value: object) -> bool:
     """Whether lists and objects nest deeper than MAX_DEPTH."""
     layer = [value]
     for _ in range(MAX_DEPTH + 1):
@@ -129,7 +132,7 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a value of JSON")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]]) -> ToolJson:
     """Python would quietly take the last of two equal names."""
     found = dict(pairs)
     if len(found) < len(pairs):

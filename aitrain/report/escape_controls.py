@@ -10,7 +10,7 @@ INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode's categories of characters that move the cursor, turn the writing around, or cannot be encoded."""
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""The text with all that a terminal would obey, or not show, written out: an escape becomes `\x1b`."""
     if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
         return text

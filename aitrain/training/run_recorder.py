@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from accelerate import PartialState
 
 from aitrain.checkpoint import read_manifest, rewind
 from aitrain.run_folder import RunFolder, append_lines, sync
+from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.rollout_record import RolloutRecord
 
 
-class History:
+class RunRecorder:
     """Where records go. What followed the checkpoint that a run goes on from is forgotten when the first new record
     comes, and not before: a resumed run that is killed until then has lost nothing."""
 
@@ -29,15 +30,15 @@ class History:
         self.resumed_from = None
         state.wait_for_everyone()
 
-    def add_rollouts(self, records: list[dict[str, Any]]) -> None:
+    def add_rollouts(self, records: list[RolloutRecord]) -> None:
         """One line an episode, in this process's own file; every process must call this."""
         self.begin()
         self.folder.rollouts.mkdir(exist_ok=True)
-        append_lines(self._own_rollouts, records)
+        append_lines(self._own_rollouts, (record.to_json() for record in records))
 
-    def add_metrics(self, record: dict[str, Any]) -> None:
+    def add_metrics(self, line: MetricsLine) -> None:
         """One line, from the first process, after all of them have begun."""
-        append_lines(self.folder.metrics, [record])
+        append_lines(self.folder.metrics, [line.to_json()])
 
     def sync(self) -> None:
         """What this process has recorded survives a power cut: a checkpoint must not be older than its history."""

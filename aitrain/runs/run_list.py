@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aitrain.errors import ConfigError
 from aitrain.heartbeat import SILENCE, is_alive, silence
 from aitrain.run_folder import RunFolder, read_object
+from aitrain.runs.json_values import JsonObject, as_float, as_int, parse_object
+from aitrain.runs.metrics_line import MetricsLine
 
 TAIL = 1 << 17
 """Bytes at either end of metrics.jsonl that are searched for the first and the last reward."""
@@ -69,24 +69,24 @@ def look(path: Path) -> Run:
         return Run(path.name, str(path), "foreign")
     status, result = read_object(folder.status), read_object(folder.result)
     rewards = list(_ends(folder.metrics))
-    step = _count(status.get("step"))
+    step = as_int(status.get("step"))
     return Run(
         name=path.name,
         path=str(path),
         status=_state(status),
-        step=_count(result.get("steps")) if step is None else step,
-        steps=_count(status.get("steps")),
-        score_before=_number(result.get("score_before")),
-        score_after=_number(result.get("score_after")),
+        step=as_int(result.get("steps")) if step is None else step,
+        steps=as_int(status.get("steps")),
+        score_before=as_float(result.get("score_before")),
+        score_after=as_float(result.get("score_after")),
         reward_first=rewards[0] if rewards else None,
         reward_last=rewards[-1] if rewards else None,
         age=_age(status, folder),
-        pid=_count(status.get("pid")),
+        pid=as_int(status.get("pid")),
         host=status["host"] if isinstance(status.get("host"), str) else None,
     )
 
 
-def _state(status: dict[str, Any]) -> str:
+def _state(status: JsonObject) -> str:
     said = status.get("status")
     if said in ENDED:
         return str(said)
@@ -94,11 +94,11 @@ def _state(status: dict[str, Any]) -> str:
         return "damaged"
     if not is_alive(status):
         return "dead"
-    stalls_at = _number(status.get("stalls_at"))
+    stalls_at = as_float(status.get("stalls_at"))
     return "stalled" if stalls_at is not None and time.time() > stalls_at + SILENCE else "running"
 
 
-def _age(status: dict[str, Any], folder: RunFolder) -> float | None:
+def _age(status: JsonObject, folder: RunFolder) -> float | None:
     if (age := silence(status)) is not None:
         return age
     try:
@@ -122,20 +122,8 @@ def _ends(metrics: Path) -> Iterator[float]:
 
 def _first_reward(lines: Iterable[bytes]) -> Iterator[float]:
     for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        reward = _number(record.get("reward")) if isinstance(record, dict) else None
+        values = parse_object(line)
+        reward = None if values is None else MetricsLine.from_json(values).reward
         if reward is not None:
             yield reward
             return
-
-
-def _number(value: object) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from aitrain.events import Announce, Event, Note, Step
-from aitrain.report.cases import case_rows, telling
-from aitrain.report.episodes import Limit, episode
+from aitrain.report.cases import case_rows, most_changed
+from aitrain.report.episodes import Limit, MessageView, episode
 from aitrain.report.page import self_contained
-from aitrain.report.picture import draw_curve
-from aitrain.report.rollouts import Rollouts
+from aitrain.report.reward_plot import draw_curve
 from aitrain.report.sampling import choose
 from aitrain.report.summary import summary
 from aitrain.run_folder import RunFolder, write_text
+from aitrain.runs.environment_source import read_source
+from aitrain.runs.json_values import JsonObject
+from aitrain.runs.rollout_index import RolloutIndex
 
 EVERY = 180.0
 """Seconds between two reports of a run that goes on."""
@@ -25,15 +26,15 @@ IN_THE_PAGE = Limit(20_000, 120, 30)
 
 
 @dataclass
-class Reporting:
+class ReportWriter:
     """Writes the report of one run, again and again; what was read once is not read again."""
 
     folder: RunFolder
-    rollouts: Rollouts = field(init=False)
+    rollouts: RolloutIndex = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.rollouts = Rollouts(self.folder.rollouts)
+        self.rollouts = RolloutIndex(self.folder.rollouts)
 
     def write(self, announce: Announce) -> None:
         """Write report.html now. What keeps it from being written is told, and ends no run."""
@@ -60,7 +61,7 @@ class Reporting:
 
 @dataclass
 class _Periodic:
-    report: Reporting
+    report: ReportWriter
     announce: Announce
     last: float = field(default_factory=time.monotonic)
     thread: threading.Thread | None = None
@@ -74,19 +75,20 @@ class _Periodic:
             self.thread.start()
 
 
-def page_data(folder: RunFolder, rollouts: Rollouts) -> dict[str, Any]:
+def page_data(folder: RunFolder, rollouts: RolloutIndex) -> JsonObject:
     """All that report.html shows. Prompts are kept once, as the episodes of a group share theirs."""
-    numbers = choose(rollouts.entries)
+    transcripts = [episode(rollouts, number, IN_THE_PAGE) for number in choose(rollouts.entries)]
     rows = case_rows(rollouts)
-    episodes = [episode(rollouts, number, IN_THE_PAGE) for number in numbers]
-    prompts: dict[str, tuple[int, Any]] = {}
-    for one in episodes:
-        asked = one.pop("asked")
-        one["asked"] = prompts.setdefault(repr(asked), (len(prompts), asked))[0]
+    prompts: dict[str, tuple[int, list[MessageView]]] = {}
+    episodes: list[JsonObject] = []
+    for one in transcripts:
+        number, _ = prompts.setdefault(repr(one["asked"]), (len(prompts), one["asked"]))
+        episodes.append({**one, "asked": number})
     return {
         "summary": summary(folder.path, rollouts),
-        "cases": [asdict(row) for row in telling(rows, MOST_CASES)],
+        "cases": [asdict(row) for row in most_changed(rows, MOST_CASES)],
         "case_count": len(rows),
+        "source": read_source(folder.environment_source),
         "episodes": episodes,
         "prompts": [asked for _, asked in prompts.values()],
         "written": time.time(),

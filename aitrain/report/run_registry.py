@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.report.cases import case_rows, telling
-from aitrain.report.episodes import Found, Query, episode, find, page_of
-from aitrain.report.rollouts import Rollouts, finite
-from aitrain.report.summary import read_object, summary
-from aitrain.run_folder import RUNS, RunFolder
+from aitrain.report.cases import case_rows, most_changed
+from aitrain.report.episodes import EpisodePage, Found, Query, Transcript, episode, find, page_of
+from aitrain.report.summary import RunSummary, summary
+from aitrain.run_folder import RUNS, RunFolder, read_object
+from aitrain.runs.environment_source import SourceFile, read_source
+from aitrain.runs.json_values import JsonObject, as_float
+from aitrain.runs.rollout_index import RolloutIndex
 
 PATIENCE = 0.3
 """Seconds that a page waits for rollouts to be read before it is shown without them."""
@@ -23,8 +24,6 @@ SIGNS = ("config.yaml", "metrics.jsonl", "status.json", "rollouts")
 MOST_RUNS = 500
 MOST_CASES = 10_000
 
-Values = dict[str, Any]
-
 
 @dataclass(eq=False)
 class OpenRun:
@@ -32,14 +31,14 @@ class OpenRun:
 
     id: str
     path: Path
-    rollouts: Rollouts = field(init=False)
+    rollouts: RolloutIndex = field(init=False)
     is_ready: bool = False
     _reader: threading.Thread | None = None
-    _seen: tuple[Any, ...] = ()
-    _summary: Values = field(default_factory=dict)
+    _seen: tuple[object, ...] = ()
+    _summary: RunSummary | None = None
 
     def __post_init__(self) -> None:
-        self.rollouts = Rollouts(self.path if self.path.is_file() else self.path / "rollouts")
+        self.rollouts = RolloutIndex(self.path if self.path.is_file() else self.path / "rollouts")
 
     def look(self) -> None:
         """Read what is new, for as long as somebody waits for it; the rest is read beside."""
@@ -56,41 +55,45 @@ class OpenRun:
             return  # the run is being removed, or written anew: the next look sees what is there then
         self.is_ready = True
 
-    def summary(self) -> Values:
+    def summary(self) -> JsonObject:
         """The run at a glance; `version` changes whenever something of it does."""
         self.look()
         seen = self._stamp()
-        if seen != self._seen:
+        if self._summary is None or seen != self._seen:
             self._summary = summary(self.path, self.rollouts if self.is_ready else None)
             self._seen = seen
-        heartbeat = finite(read_object(RunFolder(self.path).status).get("heartbeat"))
+        heartbeat = as_float(read_object(RunFolder(self.path).status).get("heartbeat"))
         ours = {"id": self.id, "is_ready": self.is_ready, "version": str(hash(seen)), "heartbeat": heartbeat}
-        return self._summary | ours
+        return {**self._summary, **ours}
 
-    def _stamp(self) -> tuple[Any, ...]:
+    def _stamp(self) -> tuple[object, ...]:
         folder = RunFolder(self.path)
         files = (folder.metrics, folder.result, folder.config, folder.environment)
         status = read_object(folder.status)
         told = status.get("status"), status.get("step")
         return (self.is_ready, len(self.rollouts.entries), str(told), *map(_size_and_time, files))
 
-    def line(self) -> Values:
+    def line(self) -> JsonObject:
         """The run in a list of runs."""
         folder = RunFolder(self.path)
         result, status = read_object(folder.result), read_object(folder.status)
-        score = finite(result.get("score_after"))
+        score = as_float(result.get("score_after"))
         return {"id": self.id, "name": self.path.name, "status": str(status.get("status", "")), "score_after": score}
 
-    def cases(self) -> Values:
+    def source(self) -> list[SourceFile]:
+        """The environment's source as the run has kept it."""
+        return read_source(RunFolder(self.path).environment_source)
+
+    def cases(self) -> JsonObject:
         """A row for each case; of very many, those that tell most."""
         rows = case_rows(self.rollouts)
-        return {"rows": [asdict(row) for row in telling(rows, MOST_CASES)], "count": len(rows)}
+        return {"rows": [asdict(row) for row in most_changed(rows, MOST_CASES)], "count": len(rows)}
 
-    def episodes(self, query: Query, start: int) -> Values:
+    def episodes(self, query: Query, start: int) -> EpisodePage:
         """One page of the episodes that a query asks for."""
         return page_of(self.rollouts, _found(self, len(self.rollouts.entries), query), start)
 
-    def episode(self, number: int) -> Values | None:
+    def episode(self, number: int) -> Transcript | None:
         """One episode, None when there is none of that number."""
         return episode(self.rollouts, number) if 0 <= number < len(self.rollouts.entries) else None
 
@@ -109,7 +112,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-class Shelf:
+class RunRegistry:
     """The runs of some places: run folders, folders of run folders, and single rollout files."""
 
     def __init__(self, places: Iterable[Path]) -> None:

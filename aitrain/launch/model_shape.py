@@ -1,4 +1,4 @@
-"""A model's shape, read from config.json and the headers of its safetensors files: nothing is loaded."""
+"""Reads the shape of a model from config.json and the headers of its safetensors files, without loading it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aitrain.run_folder import read_object
 
 TINY = Path(__file__).resolve().parents[1] / "tiny_model"
 HEADER = 100 << 20
-"""Bytes that a header may have; what claims to have more is damaged."""
+"""Most bytes of a header; a file that claims more is damaged."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A matrix inside the layers, which an adapter may sit on."""
+    """A weight matrix inside the layers, to which LoRA can be applied."""
 
     name: str
-    """Of its module: `q_proj`."""
+    """Name of its module: `q_proj`."""
     sides: int
     """Inputs plus outputs."""
     weights: int
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How large a model is; all are numbers of weights, of layers, or of values for one token."""
+class ModelShape:
+    """Sizes of a model: numbers of weights, of layers, of values for one token."""
 
     weights: int
     layers: int
@@ -49,8 +48,8 @@ class Shape:
         )
 
 
-def read_shape(model: str) -> Shape | None:
-    """The shape of a folder's model, or of one that lies in the Hub's cache; None where it cannot be told."""
+def read_model_shape(model: str) -> ModelShape | None:
+    """Shape of a model in a folder or in the Hub's cache; None if it cannot be read."""
     folder = folder_of(model)
     if folder is None:
         return None
@@ -59,17 +58,17 @@ def read_shape(model: str) -> Shape | None:
     tensors = dict(_tensors(folder))
     if sizes is None or not tensors:
         return None
-    return Shape(sum(map(math.prod, tensors.values())), **sizes, linears=tuple(_linears(tensors)))
+    return ModelShape(sum(map(math.prod, tensors.values())), **sizes, linears=tuple(_linears(tensors)))
 
 
 def folder_of(model: str) -> Path | None:
-    """Where its files lie on this machine, None where they do not."""
+    """Folder of a model's files on this machine, None if there is none."""
     folder = TINY if model == "tiny" else Path(os.path.expanduser(model))
     return folder if os.path.isfile(folder / "config.json") else _cached(model)
 
 
 def _cached(model: str) -> Path | None:
-    """The newest snapshot of a Hub model, where the Hub's library keeps it."""
+    """Snapshot of a Hub model's main branch in the Hub's cache."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     cache = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")))
     repository = cache / f"models--{model.replace('/', '--')}"
@@ -90,10 +89,10 @@ _NAMES = {
     "kv_heads": ("num_key_value_heads",),
     "head_dim": ("head_dim",),
 }
-"""What the architectures call them."""
+"""Names of the sizes in config.json, by architecture."""
 
 
-def _sizes(config: Mapping[str, Any]) -> dict[str, int] | None:
+def _sizes(config: Mapping[str, object]) -> dict[str, int] | None:
     found = {size: _first(config, names) for size, names in _NAMES.items()}
     layers, hidden, heads, vocabulary = (found[size] for size in ("layers", "hidden", "heads", "vocabulary"))
     if not (layers and hidden and heads and vocabulary):
@@ -102,13 +101,13 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, int] | None:
     return {size: value or usual[size] for size, value in found.items()}
 
 
-def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+def _first(config: Mapping[str, object], names: tuple[str, ...]) -> int:
     given = (config.get(name) for name in names)
     return next((value for value in given if isinstance(value, int) and value > 0), 0)
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor; nothing where a file is missing or damaged."""
+    """Name and shape of every tensor; stops at a file that is missing or damaged."""
     index = read_object(folder / "model.safetensors.index.json").get("weight_map")
     files = sorted(set(index.values())) if isinstance(index, dict) else ["model.safetensors"]
     for file in files:
@@ -120,8 +119,8 @@ def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield name, tuple(tensor["shape"])
 
 
-def _header(file: Path) -> dict[str, Any] | None:
-    """The length of the header in eight bytes, then the header as JSON."""
+def _header(file: Path) -> dict[str, object] | None:
+    """Header of a safetensors file: eight bytes with its length, then JSON."""
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
@@ -132,7 +131,7 @@ def _header(file: Path) -> dict[str, Any] | None:
 
 
 def _linears(tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Linear]:
-    """The matrices that are numbered, as those in the layers are; embeddings and the output layer are not."""
+    """Matrices with a number in their name, which those of the layers have; embeddings and output layer do not."""
     for name, shape in tensors.items():
         parts = name.split(".")
         if len(shape) == 2 and parts[-1] == "weight" and any(part.isdigit() for part in parts):

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from aitrain.report.intervals import Interval, of_change, of_mean, student_quantile
+from aitrain.runs.intervals import Interval, of_change, of_mean, student_quantile
 from benchmarks.intervals import COVERAGE, POPULATIONS, WIDTH, Population, simulate
 
 

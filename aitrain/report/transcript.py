@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -15,43 +14,45 @@ from rich.text import Text
 
 from aitrain.report.dashboard import brief, number
 from aitrain.report.duration import duration
-from aitrain.report.episodes import Query, episode, find, group_of
+from aitrain.report.episodes import MessageView, Query, Transcript, episode, find, group_of
+from aitrain.report.escape_controls import escape_controls
 from aitrain.report.plot import ASCII, BLOCKS, curve
-from aitrain.report.rollouts import Entry, Rollouts
-from aitrain.report.summary import Values, summary
+from aitrain.report.summary import EpisodeCounts, RunSummary, count, summary
 from aitrain.report.terminal import score_table
-from aitrain.report.visible import visible
+from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 
 GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = 4
 """Columns before what was said."""
 
 
-def worst(rollouts: Rollouts, query: Query) -> list[int]:
+def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
     """Scored episodes from the lowest score on: of the newest sampled scoring of held-out cases, else of the last step,
     unless the query says of which."""
     entries = rollouts.entries
-    if not query.when and query.step is None and not query.case:
+    if not query.eval_phase and query.step is None and not query.case:
         query = _newest(entries)
     found = [number for number in find(rollouts, query).numbers if entries[number].score is not None]
     return sorted(found, key=lambda number: entries[number].score or 0.0)
 
 
-def _newest(entries: Sequence[Entry]) -> Query:
-    held_out = [entry for entry in entries if entry.when and not entry.when.endswith("greedy")]
+def _newest(entries: Sequence[IndexEntry]) -> Query:
+    held_out = [entry for entry in entries if entry.eval_phase and not entry.eval_phase.endswith("greedy")]
     if held_out:
-        return Query(when=held_out[-1].when)
-    return Query(when="training", step=max((entry.step for entry in entries), default=0))
+        return Query(eval_phase=held_out[-1].eval_phase)
+    return Query(eval_phase="training", step=max((entry.step for entry in entries), default=0))
 
 
 # -- the run
 
 
-def overview(folder: Path, rollouts: Rollouts, console: Console) -> Iterator[RenderableType]:
+def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator[RenderableType]:
     """What was run, what came of it, the curve, what its episodes came to."""
     found = summary(folder, rollouts)
-    yield Text.assemble((visible(found["name"]), "bold"), f"  {visible(found['status'])}{_extent(found)}")
-    yield Text(visible(_what(found)), style="dim")
+    yield Text.assemble(
+        (escape_controls(found["name"]), "bold"), f"  {escape_controls(found['status'])}{_extent(found)}"
+    )
+    yield Text(escape_controls(_what(found)), style="dim")
     yield Text()
     yield score_table(found["scores"])
     if chosen := found["selection"]:
@@ -63,17 +64,17 @@ def overview(folder: Path, rollouts: Rollouts, console: Console) -> Iterator[Ren
         ramp = ASCII if console.options.ascii_only else BLOCKS
         yield from map(Text, curve(rewards, min(60, console.width - 8), ramp=ramp))
     yield Text()
-    yield _counts(found["episodes"])
-    command = visible(f"aitrain show {shlex.quote(str(folder))}")
+    yield _counts(count(rollouts))
+    command = escape_controls(f"aitrain show {shlex.quote(str(folder))}")
     yield Text(f"\nlook closer: {command} --worst, --failed, --step N, --case N", style="dim")
 
 
-def _extent(found: Values) -> str:
+def _extent(found: RunSummary) -> str:
     steps, seconds = found["result"]["steps"] or found["step"], found["result"]["seconds"]
     return (f"  {steps:.0f} steps" if steps is not None else "") + (f" in {duration(seconds)}" if seconds else "")
 
 
-def _what(found: Values) -> str:
+def _what(found: RunSummary) -> str:
     options, result = {row["name"]: row["value"] for row in found["options"]}, found["result"]
     counts = {"cases": result["train_cases"], "held out": result["eval_cases"]}
     parts = [options.get("model"), found["environment"].get("class")]
@@ -81,9 +82,9 @@ def _what(found: Values) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-def _counts(counted: Values) -> Text:
-    stops = ", ".join(f"{visible(stop) or '?'} {count}" for stop, count in counted["stops"].items())
-    failures = ", ".join(f"{visible(kind)} {count}" for kind, count in counted["failures"].items())
+def _counts(counted: EpisodeCounts) -> Text:
+    stops = ", ".join(f"{escape_controls(stop) or '?'} {count}" for stop, count in counted["stops"].items())
+    failures = ", ".join(f"{escape_controls(kind)} {count}" for kind, count in counted["failures"].items())
     text = Text(f"{counted['all']} episodes, {counted['held_out']} of them held out; ended: {stops}")
     if failures:
         text.append(f"\nfailed: {failures}", BAD)
@@ -95,7 +96,7 @@ def _counts(counted: Values) -> Text:
 # -- its episodes
 
 
-def episodes(rollouts: Rollouts, numbers: Sequence[int]) -> Iterator[RenderableType]:
+def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[RenderableType]:
     """Group by group, where they lie side by side: what was asked once, then all that was answered."""
     for _, together in groupby(numbers, key=lambda number: group_of(rollouts.entries[number])):
         told = [episode(rollouts, number) for number in together]
@@ -106,36 +107,39 @@ def episodes(rollouts: Rollouts, numbers: Sequence[int]) -> Iterator[RenderableT
         yield Text()
 
 
-def _heading(told: list[Values]) -> Text:
+def _heading(told: list[Transcript]) -> Text:
     first = told[0]
-    what = visible(first["when"]).replace("_", ", ") or f"group {first['group']}"
+    what = escape_controls(first["eval_phase"]).replace("_", ", ") or f"group {first['group']}"
     scores = "  ".join(number(one["score"]) for one in told) if len(told) > 1 else ""
-    named = f" (case_idx {visible(first['case_idx'])})" if first["case_idx"] != first["case"] else ""
-    return Text.assemble((f"step {first['step']}, {what}, case {visible(first['case'])}{named}", "bold"), f"  {scores}")
+    named = f" (case_idx {escape_controls(first['case_idx'])})" if first["case_idx"] != first["case"] else ""
+    return Text.assemble(
+        (f"step {first['step']}, {what}, case {escape_controls(first['case'])}{named}", "bold"), f"  {scores}"
+    )
 
 
-def _facts(one: Values) -> Text:
+def _facts(one: Transcript) -> Text:
     score = one["score"]
     colour = "dim" if score is None else GOOD if score > 0.8 else BAD if score < 0.2 else MIDDLE
-    facts = ["" if one["advantage"] is None else f"advantage {one['advantage']:+.2f}", visible(one["stop"])]
+    facts = ["" if one["advantage"] is None else f"advantage {one['advantage']:+.2f}", escape_controls(one["stop"])]
     facts += [f"{one['turns']} turns" if one["turns"] > 1 else "", f"{one['tokens']} tokens"]
-    facts += [f"environment {brief(one['seconds'])}"] if (one["seconds"] or 0.0) >= 0.01 else []
-    facts += [f"{visible(name)} {value:.3g}" for name, value in one["metrics"].items() if value is not None]
+    seconds = one["seconds"] or 0.0
+    facts += [f"environment {brief(seconds)}"] if seconds >= 0.01 else []
+    facts += [f"{escape_controls(name)} {value:.3g}" for name, value in one["metrics"].items() if value is not None]
     return Text.assemble(("  score " + number(score), colour), ("  " + ", ".join(filter(None, facts)), "dim"))
 
 
-def _messages(messages: list[dict[str, Any]]) -> Iterator[RenderableType]:
+def _messages(messages: list[MessageView]) -> Iterator[RenderableType]:
     for message in messages:
-        role = visible(" ".join(filter(None, (message["role"], message.get("name", "")))))
+        role = escape_controls(" ".join(filter(None, (message["role"], message.get("name", "")))))
         calls = "".join(f"\n-> {name}({arguments})" for name, arguments in message.get("calls", ()))
-        text = Text.assemble((f"{role}: ", "cyan"), visible(message["text"] + calls))
+        text = Text.assemble((f"{role}: ", "cyan"), escape_controls(message["text"] + calls))
         yield Indented(text)
 
 
-def _error(one: Values) -> Iterator[RenderableType]:
+def _error(one: Transcript) -> Iterator[RenderableType]:
     if error := one["error"]:
         text = f"{error['place']} {error['kind']}: {error['message']}"
-        yield Indented(Text(visible(text.strip()), style=BAD))
+        yield Indented(Text(escape_controls(text.strip()), style=BAD))
 
 
 @dataclass(frozen=True)

@@ -13,27 +13,27 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.launch import capacity
-from aitrain.launch.capacity import check_room, free_disk, machine_for
-from aitrain.launch.room import MIB, Machine, disk, levers, needs
-from aitrain.launch.shape import TINY, Shape, read_shape
+from aitrain.launch import resource_check
+from aitrain.launch.model_shape import TINY, ModelShape, read_model_shape
+from aitrain.launch.resource_check import check_resources, device_memory, free_disk
+from aitrain.launch.resource_estimate import MIB, DeviceMemory, estimate_disk, estimate_memory, memory_savers
 from tests.conftest import Run, write
 
-CPU, GPU = Machine("CPU", 8 << 30, 16 << 30), Machine("GPU", 80 << 30, 80 << 30)
-TINY_SHAPE = read_shape("tiny")
+CPU, GPU = DeviceMemory("CPU", 8 << 30, 16 << 30), DeviceMemory("GPU", 80 << 30, 80 << 30)
+TINY_SHAPE = read_model_shape("tiny")
 assert TINY_SHAPE is not None
 
 
-def large() -> Shape:
+def large() -> ModelShape:
     """Qwen3-0.6B's shape, its linears as one."""
     assert TINY_SHAPE is not None
     (first, *_) = TINY_SHAPE.linears
-    return Shape(596_049_920, 28, 1024, 3072, 16, 8, 128, 151_936, (first,))
+    return ModelShape(596_049_920, 28, 1024, 3072, 16, 8, 128, 151_936, (first,))
 
 
-def peak(machine: Machine = CPU, **options: Any) -> int:
+def peak(machine: DeviceMemory = CPU, **options: Any) -> int:
     config = TrainConfig(**options)
-    return needs(large(), config, plan_batch(config, 1), machine).peak
+    return estimate_memory(large(), config, plan_batch(config, 1), machine).peak
 
 
 # -- shapes
@@ -64,7 +64,7 @@ def test_shards_are_added_up_and_a_missing_one_leaves_the_shape_unknown(tmp_path
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     files = {"config.json": SIZES, "model.safetensors.index.json": json.dumps(index)}
     write(tmp_path, {**files, "one.safetensors": header(a=[3, 4]), "two.safetensors": header(b=[5])})
-    shape = read_shape(str(tmp_path))
+    shape = read_model_shape(str(tmp_path))
     assert shape is not None
     assert (shape.weights, shape.intermediate, shape.kv_heads, shape.head_dim) == (17, 32, 2, 4)
 
@@ -82,16 +82,16 @@ def test_shards_are_added_up_and_a_missing_one_leaves_the_shape_unknown(tmp_path
 )
 def test_what_cannot_be_read_is_unknown(files: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path, files)
-    assert read_shape(str(tmp_path)) is None
+    assert read_model_shape(str(tmp_path)) is None
 
 
 def test_a_model_of_the_hub_is_looked_up_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert read_shape("some/model") is None
+    assert read_model_shape("some/model") is None
     snapshot = "models--some--model/snapshots/abc/"
     write(tmp_path, {"models--some--model/refs/main": "abc\n", snapshot + "config.json": SIZES,
                      snapshot + "model.safetensors": header(a=[2, 2])})  # fmt: skip
-    shape = read_shape("some/model")
+    shape = read_model_shape("some/model")
     assert shape is not None
     assert shape.weights == 4
 
@@ -111,10 +111,10 @@ def test_more_of_anything_needs_more_and_less_needs_less() -> None:
         assert peak(machine, optimizer="sgd", rl_kl_coef=0.0) < peak(machine, rl_kl_coef=0.0)
 
 
-def test_levers_are_flags_that_do_save_what_they_say_the_largest_first() -> None:
+def test_memory_savers_are_flags_that_save_what_they_say_the_largest_first() -> None:
     config = TrainConfig(batch_size=8, rl_prompts_per_step=8, disable_gradient_checkpointing=True)
     batch = plan_batch(config, 1)
-    found = levers(large(), config, batch, CPU)
+    found = memory_savers(large(), config, batch, CPU)
     assert found[0][0] == "--peft"
     saved = [much for _, much in found]
     assert saved == sorted(saved, reverse=True)
@@ -123,24 +123,24 @@ def test_levers_are_flags_that_do_save_what_they_say_the_largest_first() -> None
     assert "--no-disable-gradient-checkpointing" in flags
     assert "--batch-size 4 --rl-prompts-per-step 8" in flags
     less = config.model_copy(update={"batch_size": 4})
-    after = needs(large(), less, plan_batch(less, 1), CPU).peak
-    before = needs(large(), config, batch, CPU).peak
+    after = estimate_memory(large(), less, plan_batch(less, 1), CPU).peak
+    before = estimate_memory(large(), config, batch, CPU).peak
     assert dict(found)["--batch-size 4 --rl-prompts-per-step 8"] == before - after
 
 
 def test_the_disk_holds_one_checkpoint_more_than_is_kept() -> None:
     batch = plan_batch(TrainConfig(), 1)
-    one = disk(large(), TrainConfig(save_total_limit=1), batch).checkpoints // 2
+    one = estimate_disk(large(), TrainConfig(save_total_limit=1), batch).checkpoints // 2
     assert one == 3 * 4 * large().weights
-    assert disk(large(), TrainConfig(save_total_limit=3), batch).checkpoints == 4 * one
-    assert disk(large(), TrainConfig(save_strategy="no"), batch).checkpoints == 0
+    assert estimate_disk(large(), TrainConfig(save_total_limit=3), batch).checkpoints == 4 * one
+    assert estimate_disk(large(), TrainConfig(save_strategy="no"), batch).checkpoints == 0
 
 
 # -- this machine
 
 
 def test_free_memory_is_what_the_system_and_the_container_leave() -> None:
-    free, total = machine_for(()).free, machine_for(()).total
+    free, total = device_memory(()).free, device_memory(()).total
     assert free is not None
     assert total is not None
     assert 0 < free <= total
@@ -152,32 +152,32 @@ def test_the_disk_of_a_folder_that_is_not_there_yet_is_its_parents(tmp_path: Pat
 
 def test_weights_that_do_not_fit_are_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(model="tiny")
-    monkeypatch.setattr(capacity, "free_memory", lambda: MIB)
+    monkeypatch.setattr(resource_check, "free_memory", lambda: MIB)
     with pytest.raises(
         ConfigError, match=r"weights of tiny alone need 1 MiB, and the CPU has 1 MiB free.*(?s:.*)--peft"
     ):
-        check_room(config, plan_batch(config, 1), ())
+        check_resources(config, plan_batch(config, 1), ())
 
 
 def test_memory_that_is_tight_is_a_warning_with_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(model="tiny", batch_size=64, rl_prompts_per_step=16)
-    monkeypatch.setattr(capacity, "free_memory", lambda: 300 * MIB)
-    (warning,) = check_room(config, plan_batch(config, 1), ())
+    monkeypatch.setattr(resource_check, "free_memory", lambda: 300 * MIB)
+    (warning,) = check_resources(config, plan_batch(config, 1), ())
     assert "300 MiB are free" in warning
     assert "--batch-size 32 --rl-prompts-per-step 16 saves" in warning
-    monkeypatch.setattr(capacity, "free_memory", lambda: 1 << 40)
-    assert check_room(config, plan_batch(config, 1), ()) == ()
+    monkeypatch.setattr(resource_check, "free_memory", lambda: 1 << 40)
+    assert check_resources(config, plan_batch(config, 1), ()) == ()
 
 
 def test_a_disk_that_cannot_hold_the_model_is_refused_and_one_for_few_checkpoints_warned_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = TrainConfig(model="tiny")
-    monkeypatch.setattr(capacity, "free_disk", lambda _: MIB)
+    monkeypatch.setattr(resource_check, "free_disk", lambda _: MIB)
     with pytest.raises(ConfigError, match="output_dir: the trained model alone needs"):
-        check_room(config, plan_batch(config, 1), ())
-    monkeypatch.setattr(capacity, "free_disk", lambda _: 4 * MIB)
-    (warning,) = check_room(config, plan_batch(config, 1), ())
+        check_resources(config, plan_batch(config, 1), ())
+    monkeypatch.setattr(resource_check, "free_disk", lambda _: 4 * MIB)
+    (warning,) = check_resources(config, plan_batch(config, 1), ())
     assert "--save-total-limit" in warning
 
 

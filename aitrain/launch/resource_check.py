@@ -1,0 +1,154 @@
+"""Compares what a run needs of memory and disk with what is free: refuses what cannot fit, warns where it is tight."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from aitrain.batch import BatchPlan
+from aitrain.errors import ConfigError
+from aitrain.launch.model_shape import ModelShape, read_model_shape
+from aitrain.launch.nvidia import Gpu, ask_driver
+from aitrain.launch.resource_estimate import (
+    MIB,
+    DeviceMemory,
+    MemoryEstimate,
+    estimate_disk,
+    estimate_memory,
+    memory_savers,
+)
+from aitrain.machine import free_memory, total_memory
+from aitrain.options.train import TrainConfig
+
+TIGHT = 0.9
+"""Estimated share of the free memory above which the user is warned."""
+SHOWN = 3
+"""Number of flags that the warning names."""
+VLLM_CACHE = "VLLM_CPU_KVCACHE_SPACE"
+"""Variable of vLLM: GiB of each engine's cache on the CPU."""
+
+
+def device_memory(gpus: Sequence[str]) -> DeviceMemory:
+    """Memory of the fullest of these GPUs, or of the CPU if there are none."""
+    if not gpus:
+        return DeviceMemory("CPU", free_memory(), total_memory())
+    driver = ask_driver()
+    known = [gpu for gpu in (driver.gpus if driver else ()) if gpu.free is not None and gpu.total is not None]
+    used = [gpu for gpu in known if gpu.index in gpus] or known
+    if not used:
+        return DeviceMemory("GPU")
+    return DeviceMemory("GPU", min(gpu.free or 0 for gpu in used) * MIB, min(gpu.total or 0 for gpu in used) * MIB)
+
+
+def free_disk(folder: Path) -> int:
+    """Free bytes on the disk of a folder that exists or will be made."""
+    place = folder.expanduser().absolute()
+    while not os.path.exists(place):
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def check_resources(config: TrainConfig, batch: BatchPlan, gpus: Sequence[str]) -> tuple[str, ...]:
+    """Warnings where a run is likely not to fit; none where the model's shape cannot be told.
+
+    Raises:
+        ConfigError: not even the weights fit into the memory, or the result onto the disk.
+    """
+    shape = read_model_shape(config.model)
+    if shape is None:
+        return ()
+    device = device_memory(gpus)
+    memory, sharing = estimate_memory(shape, config, batch, device), processes_sharing(batch, device)
+    _refuse_weights(config, memory, device, sharing)
+    return (*_tight_memory(shape, config, batch, device), *_tight_disk(shape, config, batch))
+
+
+def processes_sharing(batch: BatchPlan, device: DeviceMemory) -> int:
+    """Number of the run's processes that share one device's memory."""
+    return batch.processes if device.kind == "CPU" else 1
+
+
+def format_bytes(count: float) -> str:
+    """`312 MiB`, `21.4 GiB`."""
+    tenths = round(count) * 10 // (1024 * MIB)  # whole numbers, which may be as large as anybody types
+    return f"{round(count) // MIB:,} MiB" if count < 1024 * MIB else f"{tenths // 10:,}.{tenths % 10} GiB"
+
+
+def _refuse_weights(config: TrainConfig, memory: MemoryEstimate, device: DeviceMemory, sharing: int) -> None:
+    weights = memory.stay["weights"]
+    if device.free is not None and weights * sharing > device.free:
+        each = f" for each of {sharing} processes" if sharing > 1 else ""
+        raise ConfigError(
+            f"model: the weights of {config.model} alone need {format_bytes(weights)}{each}, and the {device.kind}"
+            f" has {format_bytes(device.free)} free\n"
+            "Take a smaller model, or one with fewer bytes a weight: --dtype bfloat16 --peft."
+        )
+
+
+def _tight_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Iterator[str]:
+    peak, sharing = estimate_memory(shape, config, batch, device).peak, processes_sharing(batch, device)
+    if device.free is None or peak * sharing <= TIGHT * device.free:
+        return
+    helpful = memory_savers(shape, config, batch, device)[:SHOWN]
+    way_out = "; ".join(f"{flag} saves {format_bytes(saved)}" for flag, saved in helpful)
+    each = f" x {sharing} processes" if sharing > 1 else ""
+    yield (
+        f"Memory may run out: with the longest episodes about {format_bytes(peak)}{each} are needed,"
+        f" {format_bytes(device.free)} are free{f'. {way_out}' if way_out else ''} (aitrain plan shows more)."
+    )
+
+
+def _tight_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> Iterator[str]:
+    wanted, free = estimate_disk(shape, config, batch), free_disk(Path(config.output_dir))
+    if wanted.model > free:
+        raise ConfigError(
+            f"output_dir: the trained model alone needs {format_bytes(wanted.model)}, and {format_bytes(free)} are free"
+            f" in {config.output_dir}\nChoose another place with --output-dir, or make room."
+        )
+    if wanted.total > free:
+        yield (
+            f"The disk may run full: {format_bytes(wanted.checkpoints)} of checkpoints, {format_bytes(wanted.model)} of"
+            f" model, and {format_bytes(free)} are free."
+            " --save-total-limit 1, --save-strategy no or another --output-dir help."
+        )
+
+
+# -- memory of vLLM, which would fail only after a minute
+
+
+def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...], engines: int) -> None:
+    """Check that vLLM's share of each of these GPUs is free, or without GPUs, the caches of so many engines.
+
+    Raises:
+        ConfigError: there is too little memory.
+    """
+    if not gpus:
+        _check_main_memory(engines)
+        return
+    driver = ask_driver()
+    known = {gpu.index: gpu for gpu in driver.gpus} if driver else {}
+    for name in gpus:
+        if name in known:
+            _check_gpu(known[name], config.vllm_memory)
+
+
+def _check_gpu(gpu: Gpu, share: float) -> None:
+    """Skips GPUs that share the system's memory, whose driver does not tell it."""
+    if gpu.total is None or gpu.free is None or gpu.free >= share * gpu.total:
+        return
+    raise ConfigError(
+        f"vllm_gpu_memory_utilization: {share:g} of GPU {gpu.index} is {share * gpu.total / 1024:.1f} GiB, and"
+        f" {gpu.free / 1024:.1f} of its {gpu.total / 1024:.1f} GiB are free\n"
+        "End what else runs on it (nvidia-smi names it), leave it out of CUDA_VISIBLE_DEVICES, or lower the share."
+    )
+
+
+def _check_main_memory(engines: int) -> None:
+    wanted, free = os.environ.get(VLLM_CACHE, ""), free_memory()
+    if wanted.isdecimal() and free is not None and int(wanted) * engines * 1024 * MIB > free:
+        raise ConfigError(
+            f"{VLLM_CACHE}: {engines} x {wanted} GiB for vLLM's cache, and {format_bytes(free)} of memory are free\n"
+            "Set it to fewer GiB, or unset it."
+        )

@@ -1,0 +1,102 @@
+"""The environment's source as it ran, kept in the run folder's `environment/`, with its secrets masked."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict
+
+from aitrain.redaction import source_without_secrets
+from aitrain.run_folder import write_text
+
+MOST_FILES = 50
+LONGEST_FILE = 200_000
+"""Bytes; a longer file is left out."""
+MOST_BYTES = 1_000_000
+"""Of all files together."""
+
+
+class SourceFile(TypedDict):
+    """A file by its path inside `environment/`, and its text."""
+
+    name: str
+    text: str
+
+
+def class_file(kind: type) -> Path | None:
+    """The file that a class is defined in; None for a class that was typed into a notebook."""
+    try:
+        file = Path(inspect.getfile(kind))
+    except (TypeError, OSError):
+        return None
+    return file if file.is_file() else None
+
+
+def keep_source(environment: object, folder: Path) -> None:
+    """Write the environment's own file, and the other modules of its package, in place of what is in the folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for one in source_of(type(environment)):
+        path = folder / one["name"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, one["text"], durable=False)
+
+
+def source_of(kind: type) -> list[SourceFile]:
+    """The source that a class is defined in, within the limits: its own file first, then the rest of its package."""
+    file = class_file(kind)
+    if file is None:
+        text = source_without_secrets(_typed_in(kind))
+        return [{"name": f"{kind.__name__}.py", "text": text}] if 0 < len(text) <= LONGEST_FILE else []
+    is_in_package = bool(getattr(sys.modules.get(kind.__module__), "__package__", "")) and _is_package(file.parent)
+    if not is_in_package:
+        return _read([(file.name, file)])
+    others = [path for path in _modules(file.parent) if path != file]
+    return _read((path.relative_to(file.parent.parent).as_posix(), path) for path in [file, *others])
+
+
+def read_source(folder: Path) -> list[SourceFile]:
+    """What a run has kept; nothing for a run of before it was."""
+    is_folder = folder.is_dir() and not folder.is_symlink()
+    found = sorted(path for path in folder.rglob("*") if path.is_file()) if is_folder else []
+    return _read((path.relative_to(folder).as_posix(), path) for path in found if not path.is_symlink())
+
+
+def _read(files: Iterator[tuple[str, Path]] | list[tuple[str, Path]]) -> list[SourceFile]:
+    kept: list[SourceFile] = []
+    room = MOST_BYTES
+    for name, path in files:
+        try:
+            size = path.stat().st_size
+            if len(kept) < MOST_FILES and size <= min(LONGEST_FILE, room):
+                text = path.read_text(encoding="utf-8", errors="replace")
+                kept.append({"name": name, "text": source_without_secrets(text)})
+                room -= size
+        except OSError:
+            continue  # a file that cannot be read is no reason to end a run
+    return kept
+
+
+def _modules(package: Path) -> Iterator[Path]:
+    """The modules of a package and of the packages in it; links could lead anywhere, and are left out."""
+    for folder, folders, names in os.walk(package):
+        folders[:] = sorted(name for name in folders if _is_package(Path(folder, name)))
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.suffix == ".py" and path.is_file() and not path.is_symlink():
+                yield path
+
+
+def _is_package(folder: Path) -> bool:
+    return (folder / "__init__.py").is_file() and not folder.is_symlink()
+
+
+def _typed_in(kind: type) -> str:
+    """The notebook cell that holds a class, empty where nothing remembers it."""
+    functions = (value for value in vars(kind).values() if inspect.isfunction(value))
+    cells = ("".join(linecache.getlines(function.__code__.co_filename)) for function in functions)
+    return next(filter(None, cells), "")

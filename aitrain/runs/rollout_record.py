@@ -1,0 +1,224 @@
+"""The rollout record: one episode as a JSON line, with what the policy was shown, what it said, and its score.
+
+Records without `schema` are of an earlier format and can be read: there `policy_step` is the weight version, `when` the
+evaluation phase, `row` the row number, and `turns` a count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from aitrain.run_folder import read_lines, to_jsonable
+from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_objects, as_text
+
+SCHEMA = 1
+"""Version of the format that is written."""
+LONGEST_COLUMN = 100_000
+"""Characters of JSON that a column of the row may have in a record; of a longer one the record has the length."""
+MOST_OLD_TURNS = 10_000
+"""Turns of a record without `schema` that are believed."""
+
+Prompt: TypeAlias = str | list[JsonObject]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """One completion of the policy inside an episode."""
+
+    tokens: int | None
+    """Sampled tokens; None in records without `schema`."""
+    weight_version: int
+    """Optimizer steps that the weights had behind them when the turn was sampled."""
+
+    @classmethod
+    def from_json(cls, values: JsonObject) -> RecordedTurn:
+        """One turn of a record."""
+        return cls(as_int(values.get("tokens")), as_int(values.get("weight_version")) or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedError:
+    """Why an episode has no score; `place` is the environment's method or tool."""
+
+    kind: str
+    place: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptMessage:
+    """One message of a transcript; `calls` are (tool, arguments) pairs."""
+
+    role: str
+    text: str
+    name: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, message: JsonObject) -> TranscriptMessage:
+        """A chat message as it is recorded."""
+        calls = message.get("tool_calls")
+        pairs = tuple(map(_tool_call, calls)) if isinstance(calls, list) else ()
+        role, name = str(message.get("role") or ""), str(message.get("name") or "")
+        return cls(role, as_text(message.get("content")), name, pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRecord:
+    """One episode of training, or of a scoring of the held-out cases."""
+
+    schema: int = SCHEMA
+    """Version of the format that the record was read from; 0 without one."""
+    step: int = 0
+    """The optimizer step that an episode of training is for; in a scoring, the steps done."""
+    weight_version: int = 0
+    """Optimizer steps that the weights had behind them when the episode began."""
+    eval_phase: str = ""
+    """The scoring of the held-out cases, such as `before_sampled`; empty in training."""
+    sample: int | None = None
+    """In a scoring, which of the case's samples."""
+    group: int | None = None
+    """In training, the episode's group within its step."""
+    row_number: int | None = None
+    """The case's place in the dataset; held-out rows are numbered on from the last one."""
+    case_idx: object = None
+    """What the environment knows the case by."""
+    row: JsonObject = field(default_factory=dict)
+    """The columns of the case's row, less the prompt."""
+    seed: int | None = None
+    prompt: Prompt = ""
+    tools: list[JsonObject] = field(default_factory=list)
+    """Schemas of the tools that the chat template showed to the policy."""
+    messages: list[JsonObject] = field(default_factory=list)
+    """The whole conversation, beginning with the prompt."""
+    completion: str = ""
+    """The policy's last answer as text."""
+    turns: tuple[RecordedTurn, ...] = ()
+    tokens: int = 0
+    """Sampled tokens of all turns."""
+    score: float | None = None
+    advantage: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    stop: str = ""
+    """What ended the episode: done, max_turns, max_tokens, truncated, env_error, env_timeout."""
+    error: RecordedError | None = None
+    seconds: float | None = None
+    """How long the environment took, over all calls."""
+
+    @classmethod
+    def from_json(cls, values: JsonObject) -> RolloutRecord:
+        """Read a record of this or of the earlier format; what is missing or of a wrong type gets its default."""
+        get = upgraded(values).get
+        prompt, messages, completion = _prompt(get("prompt")), get("messages"), as_text(get("completion"))
+        return cls(
+            schema=as_int(get("schema")) or 0,
+            step=as_int(get("step")) or 0,
+            weight_version=as_int(get("weight_version")) or 0,
+            eval_phase=as_text(get("eval_phase")),
+            sample=as_int(get("sample")),
+            group=as_int(get("group")),
+            row_number=as_int(get("row_number")),
+            case_idx=get("case_idx"),
+            row=as_object(get("row")),
+            seed=as_int(get("seed")),
+            prompt=prompt,
+            tools=as_objects(get("tools")),
+            messages=as_objects(messages) if isinstance(messages, list) else _conversation(prompt, completion),
+            completion=completion,
+            turns=tuple(map(RecordedTurn.from_json, as_objects(get("turns")))),
+            tokens=as_int(get("tokens")) or 0,
+            score=as_float(get("score")),
+            advantage=as_float(get("advantage")),
+            metrics={name: as_float(value) for name, value in as_object(get("metrics")).items()},
+            stop=as_text(get("stop")),
+            error=_error(get("error")),
+            seconds=as_float(get("seconds")),
+        )
+
+    def to_json(self) -> JsonObject:
+        """The record as a JSON object of the present format."""
+        scoring = {"eval_phase": self.eval_phase or None, "sample": self.sample}
+        training = {"group": self.group, "advantage": self.advantage}
+        error = self.error
+        return {
+            "schema": SCHEMA,
+            "step": self.step,
+            "weight_version": self.weight_version,
+            **{name: value for name, value in (scoring | training).items() if value is not None},
+            "row_number": self.row_number,
+            "case_idx": self.case_idx,
+            "row": self.row,
+            "seed": self.seed,
+            "prompt": self.prompt,
+            "tools": self.tools,
+            "messages": self.messages,
+            "completion": self.completion,
+            "turns": [{"tokens": turn.tokens, "weight_version": turn.weight_version} for turn in self.turns],
+            "tokens": self.tokens,
+            "score": self.score,
+            "metrics": self.metrics,
+            "stop": self.stop,
+            "error": error and {"kind": error.kind, "place": error.place, "message": error.message},
+            "seconds": self.seconds,
+        }
+
+    def transcript(self) -> tuple[list[TranscriptMessage], list[TranscriptMessage]]:
+        """The messages of the prompt, and all that followed."""
+        asked = len(self.prompt) if isinstance(self.prompt, list) else 1
+        messages = [TranscriptMessage.of(message) for message in self.messages]
+        return messages[:asked], messages[asked:]
+
+
+def upgraded(values: JsonObject) -> JsonObject:
+    """The JSON object of a record, changed to the present names where it is of the earlier format (`schema` 0)."""
+    if "schema" not in values:
+        version, count = values.pop("policy_step", values.get("step")), as_int(values.get("turns")) or 0
+        turns = [{"tokens": None, "weight_version": version}] * min(count, MOST_OLD_TURNS)
+        values |= {"schema": 0, "weight_version": version, "turns": turns}
+        values |= {"row_number": values.pop("row", None), "eval_phase": values.pop("when", None)}
+    return values
+
+
+def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
+    """The records of a rollout file, in either format."""
+    return map(RolloutRecord.from_json, read_lines(path))
+
+
+def row_columns(row: Mapping[str, object]) -> JsonObject:
+    """A case's row as a record has it: in JSON's types, without secrets, without the prompt, which the record has."""
+    return {name: _column(value) for name, value in row.items() if name != "prompt"}
+
+
+def _column(value: object) -> object:
+    if isinstance(value, (list, tuple, set, frozenset, Mapping)) and 3 * len(value) > LONGEST_COLUMN:
+        return f"(left out: {len(value):,} items)"  # an item has three characters at least, so the JSON is too long
+    column = to_jsonable(value)
+    length = len(json.dumps(column, ensure_ascii=False))
+    return column if length <= LONGEST_COLUMN else f"(left out: {length:,} characters)"
+
+
+def _prompt(value: object) -> Prompt:
+    return as_objects(value) if isinstance(value, list) else as_text(value)
+
+
+def _conversation(prompt: Prompt, completion: str) -> list[JsonObject]:
+    asked: list[JsonObject] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [*asked, {"role": "assistant", "content": completion}]
+
+
+def _error(value: object) -> RecordedError | None:
+    if isinstance(value, dict):
+        place, message = as_text(value.get("place")), as_text(value.get("message"))
+        return RecordedError(as_text(value.get("kind")) or "raised", place, message)
+    return RecordedError("raised", "", as_text(value)) if value else None
+
+
+def _tool_call(call: object) -> tuple[str, str]:
+    function = call.get("function", call) if isinstance(call, dict) else call
+    if not isinstance(function, dict):
+        return "", as_text(function)
+    return str(function.get("name") or ""), as_text(function.get("arguments"))

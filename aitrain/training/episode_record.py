@@ -1,0 +1,46 @@
+"""An episode as the record that is written to the run folder."""
+
+from __future__ import annotations
+
+from aitrain.execution.failure import Failure
+from aitrain.rollout.episode import Episode
+from aitrain.rollout.trajectory import Trajectory
+from aitrain.runs.rollout_record import RecordedError, RecordedTurn, RolloutRecord, row_columns
+
+
+def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutRecord:
+    """The episode as a rollout record, less what only the batch knows (group, advantage, scoring, sample)."""
+    trajectory, case, session = episode.trajectory, episode.case, episode.session
+    asked = [{"role": "user", "content": case.prompt}] if isinstance(case.prompt, str) else case.prompt
+    return RolloutRecord(
+        step=step,
+        weight_version=weight_version,
+        row_number=case.number,
+        case_idx=case.case_idx,
+        row=row_columns(case.row),
+        seed=session.seed,
+        prompt=case.prompt,
+        tools=list(session.reset.tools),
+        messages=[*asked, *episode.opening, *episode.messages],
+        completion=episode.transcript.text,
+        turns=_turns(trajectory),
+        tokens=trajectory.sampled_tokens,
+        score=episode.result.score,
+        metrics=episode.result.metrics,
+        stop=episode.stop,
+        error=_recorded(episode.result.failure),
+        seconds=round(session.seconds, 6),
+    )
+
+
+def _turns(trajectory: Trajectory) -> tuple[RecordedTurn, ...]:
+    """The tokens that the policy sampled in each turn, and the version of the weights that sampled them."""
+    ends = [*trajectory.turn_starts[1:], len(trajectory.ids)]
+    return tuple(
+        RecordedTurn(sum(trajectory.mask[turn.start : end]), turn.weight_version)
+        for turn, end in zip(trajectory.turns, ends, strict=False)
+    )
+
+
+def _recorded(failure: Failure | None) -> RecordedError | None:
+    return None if failure is None else RecordedError(failure.kind, failure.place, failure.trace or failure.message)

@@ -1,0 +1,125 @@
+"""A run keeps the source of its environment: its own file and its package, and no link, huge file or secret."""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import sys
+from pathlib import Path
+
+import pytest
+
+from aitrain.redaction import MASK
+from aitrain.runs.environment_source import LONGEST_FILE, MOST_BYTES, MOST_FILES, keep_source, read_source, source_of
+from tests.conftest import write
+
+CLASS = "class Env:\n    def score_episode(self):\n        return 1.0\n"
+
+
+@pytest.fixture
+def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that modules are imported from, and forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return tmp_path
+
+
+def names(kind: type) -> list[str]:
+    return [file["name"] for file in source_of(kind)]
+
+
+def test_the_file_of_a_class_is_kept_and_read_back(imported: Path) -> None:
+    write(imported, {"alone_env.py": CLASS, "neighbour.py": "x = 1\n"})
+    environment = importlib.import_module("alone_env").Env()
+    keep_source(environment, imported / "run" / "environment")
+    assert read_source(imported / "run" / "environment") == [{"name": "alone_env.py", "text": CLASS}]
+
+
+def test_the_modules_of_its_package_are_kept_with_its_own_first(imported: Path) -> None:
+    files = {
+        "__init__.py": "",
+        "a.py": "x = 1\n",
+        "env.py": CLASS,
+        "deep/__init__.py": "",
+        "deep/b.py": "",
+        "c.txt": "",
+    }
+    write(imported, {f"pack/{name}": text for name, text in files.items()} | {"pack/data/d.py": "no package\n"})
+    kind = importlib.import_module("pack.env").Env
+    assert names(kind) == [
+        "pack/env.py",
+        "pack/__init__.py",
+        "pack/a.py",
+        "pack/deep/__init__.py",
+        "pack/deep/b.py",
+    ]
+
+
+def test_what_an_earlier_part_of_the_run_kept_is_replaced(imported: Path) -> None:
+    write(imported, {"later_env.py": CLASS, "run/environment/old.py": "x = 1\n"})
+    keep_source(importlib.import_module("later_env").Env(), imported / "run" / "environment")
+    assert [file["name"] for file in read_source(imported / "run" / "environment")] == ["later_env.py"]
+
+
+def test_links_in_a_package_and_in_a_run_are_left_out(imported: Path) -> None:
+    write(
+        imported, {"linked/__init__.py": "", "linked/env.py": CLASS, "elsewhere/__init__.py": "", "secret.py": "no\n"}
+    )
+    (imported / "linked" / "link.py").symlink_to(imported / "secret.py")
+    (imported / "linked" / "folder").symlink_to(imported / "elsewhere")
+    assert names(importlib.import_module("linked.env").Env) == ["linked/env.py", "linked/__init__.py"]
+    folder = imported / "run" / "environment"
+    write(folder, {"env.py": CLASS})
+    (folder / "link.py").symlink_to(imported / "secret.py")
+    assert [file["name"] for file in read_source(folder)] == ["env.py"]
+    (imported / "run" / "other").symlink_to(folder)
+    assert read_source(imported / "run" / "other") == []
+
+
+def test_huge_files_and_huge_packages_are_left_out(imported: Path) -> None:
+    many = {f"large/m{number:03}.py": "x = 1\n" for number in range(2 * MOST_FILES)}
+    write(imported, {"large/__init__.py": "", "large/env.py": CLASS, "large/data.py": "#" * (LONGEST_FILE + 1), **many})
+    kept = source_of(importlib.import_module("large.env").Env)
+    assert len(kept) == MOST_FILES
+    assert kept[0] == {"name": "large/env.py", "text": CLASS}
+    assert "large/data.py" not in [file["name"] for file in kept]
+    heavy = {f"heavy/m{number}.py": "#" * (LONGEST_FILE - 1) for number in range(10)}
+    write(imported, {"heavy/__init__.py": "", "heavy/env.py": CLASS, **heavy})
+    assert sum(len(file["text"]) for file in source_of(importlib.import_module("heavy.env").Env)) <= MOST_BYTES
+
+
+def test_secrets_in_the_source_are_masked(imported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "correct-horse")
+    monkeypatch.setattr("aitrain.redaction._known.until", -1.0)
+    lines = [
+        'api_key = "0123456789"',
+        'token: str = "0123456789"',
+        'if True: password = "0123456789"',
+        "headers: dict = {'Authorization': 'Bearer abcdefghij'}",
+        'connect(password="0123456789", host="example")',
+        'url = "postgres://me:hush@host/db"',
+        'phrase = "correct-horse"',
+        'prompt = "a monkey, a donkey"',
+        'if key == "a condition": pass',
+    ]
+    write(imported, {"leaks_env.py": CLASS + "if False:\n    " + "\n    ".join(lines) + "\n"})
+    (file,) = source_of(importlib.import_module("leaks_env").Env)
+    for secret in ("0123456789", "abcdefghij", "hush", "correct-horse"):
+        assert secret not in file["text"]
+    assert f'connect(password="{MASK}", host="example")' in file["text"]
+    assert all(line in file["text"] for line in lines[-2:])
+
+
+def test_a_class_of_a_notebook_is_kept_as_its_cell() -> None:
+    cell = "# a cell\n" + CLASS
+    linecache.cache["<cell 1>"] = len(cell), None, cell.splitlines(keepends=True), "<cell 1>"
+    scope: dict[str, object] = {"__name__": "nowhere"}
+    exec(compile(cell, "<cell 1>", "exec"), scope)
+    kind = scope["Env"]
+    assert isinstance(kind, type)
+    assert source_of(kind) == [{"name": "Env.py", "text": cell}]
+
+
+def test_a_class_that_nothing_remembers_has_no_source(tmp_path: Path) -> None:
+    keep_source(type("Env", (), {"__module__": "nowhere"})(), tmp_path / "environment")
+    assert read_source(tmp_path / "environment") == []

@@ -1,0 +1,47 @@
+"""A metrics line is written and read by one class, and lines from before it had a schema are read as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aitrain.run_folder import append_lines, read_lines
+from aitrain.runs.metrics_line import MetricsLine, read_metrics
+
+STEP = MetricsLine(step=2, seconds=1.5, reward=0.25, values={"loss": 0.5, "env/tries": 2.0})
+SCORING = MetricsLine(step=2, eval_score=0.5, eval_greedy=0.75, eval_cases=8, eval_samples=2)
+
+
+def test_a_line_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
+    append_lines(tmp_path / "metrics.jsonl", [STEP.to_json(), SCORING.to_json()])
+    assert list(read_metrics(tmp_path / "metrics.jsonl")) == [STEP, SCORING]
+
+
+def test_a_line_is_flat_and_has_no_fields_that_it_lacks(tmp_path: Path) -> None:
+    append_lines(tmp_path / "metrics.jsonl", [STEP.to_json(), SCORING.to_json()])
+    assert list(read_lines(tmp_path / "metrics.jsonl")) == [
+        {"schema": 1, "step": 2, "seconds": 1.5, "reward": 0.25, "loss": 0.5, "env/tries": 2.0},
+        {"schema": 1, "step": 2, "eval_score": 0.5, "eval_greedy": 0.75, "eval_cases": 8, "eval_samples": 2},
+    ]
+
+
+def test_a_line_without_a_schema_is_read() -> None:
+    line = MetricsLine.from_json({"step": 1, "seconds": 2.0, "loss": 0.5, "reward": 1})
+    assert (line.schema, line.step, line.seconds, line.reward, line.values) == (0, 1, 2.0, 1.0, {"loss": 0.5})
+
+
+def test_a_scoring_is_told_from_a_step() -> None:
+    assert (STEP.is_scoring, SCORING.is_scoring) == (False, True)
+
+
+def test_what_is_not_finite_is_null_and_stays_a_name() -> None:
+    line = MetricsLine.of_logs(3, 1.0, {"loss": float("nan"), "reward": 0.5})
+    assert line.to_json() == {"schema": 1, "step": 3, "seconds": 1.0, "reward": 0.5, "loss": None}
+
+
+@pytest.mark.parametrize("wrong", [None, "word", [1], {"a": 1}, True, 10**400], ids=repr)
+def test_a_value_of_a_wrong_type_is_missing(wrong: object) -> None:
+    line = MetricsLine.from_json(dict.fromkeys(["step", "seconds", "reward", "eval_score", "loss"], wrong))
+    assert (line.step, line.seconds, line.reward, line.is_scoring) == (0, None, None, False)
+    assert line.series == {"seconds": None, "reward": None, "loss": None}

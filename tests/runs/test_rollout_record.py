@@ -1,0 +1,121 @@
+"""A rollout record is written and read by one class, and records of the earlier format are read by it as well."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from aitrain.run_folder import append_lines
+from aitrain.runs.json_values import JsonObject
+from aitrain.runs.rollout_record import (
+    LONGEST_COLUMN,
+    RecordedError,
+    RecordedTurn,
+    RolloutRecord,
+    TranscriptMessage,
+    read_rollouts,
+    row_columns,
+)
+
+TOOL: JsonObject = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
+PROMPT: list[JsonObject] = [{"role": "user", "content": "What is an oak?"}]
+RECORD = RolloutRecord(
+    step=3,
+    weight_version=2,
+    group=1,
+    row_number=7,
+    case_idx="oak",
+    row={"word": "oak", "kinds": ["tree"]},
+    seed=5,
+    prompt=PROMPT,
+    tools=[TOOL],
+    messages=[*PROMPT, {"role": "assistant", "content": "a tree", "reasoning": "kept as it is"}],
+    completion="a tree",
+    turns=(RecordedTurn(4, 2), RecordedTurn(3, 3)),
+    tokens=7,
+    score=0.5,
+    advantage=-0.25,
+    metrics={"tries": 2.0},
+    stop="done",
+    error=RecordedError("raised", "episode", "ValueError"),
+    seconds=0.125,
+)
+
+
+def test_a_record_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
+    scored = RolloutRecord(step=0, eval_phase="before_sampled", sample=1, prompt="say", messages=[], score=None)
+    append_lines(tmp_path / "rank0.jsonl", [RECORD.to_json(), scored.to_json()])
+    assert list(read_rollouts(tmp_path / "rank0.jsonl")) == [RECORD, scored]
+
+
+def test_every_field_of_a_record_is_written() -> None:
+    assert {field.name for field in fields(RolloutRecord)} - RECORD.to_json().keys() == {"eval_phase", "sample"}
+    assert RECORD.to_json()["schema"] == 1
+
+
+def test_what_only_training_or_only_a_scoring_knows_is_left_out_of_the_other() -> None:
+    scored = RolloutRecord(eval_phase="before_sampled", sample=0).to_json()
+    assert (scored["eval_phase"], scored["sample"]) == ("before_sampled", 0)
+    assert not {"group", "advantage"} & scored.keys()
+    assert not {"eval_phase", "sample"} & RECORD.to_json().keys()
+
+
+def test_a_record_without_a_schema_is_read_by_its_old_names() -> None:
+    old: JsonObject = {"step": 3, "policy_step": 2, "when": "step3_greedy", "row": 7, "case_idx": 4, "turns": 2}
+    record = RolloutRecord.from_json(old)
+    assert (record.schema, record.step, record.weight_version, record.row_number) == (0, 3, 2, 7)
+    assert record.eval_phase == "step3_greedy"
+    assert record.turns == (RecordedTurn(None, 2), RecordedTurn(None, 2))
+    assert (record.row, record.tools) == ({}, [])
+
+
+def test_a_record_from_before_weights_had_a_step_has_the_version_of_its_own_step() -> None:
+    assert RolloutRecord.from_json({"step": 3}).weight_version == 3
+
+
+def test_an_old_record_that_is_written_again_has_the_present_format() -> None:
+    old: JsonObject = {"step": 3, "policy_step": 2, "row": 7, "case_idx": 4, "prompt": "say", "turns": 1, "score": 1.0}
+    again = RolloutRecord.from_json(RolloutRecord.from_json(old).to_json())
+    assert (again.schema, again.weight_version, again.row_number, again.score) == (1, 2, 7, 1.0)
+    assert again.turns == (RecordedTurn(None, 2),)
+
+
+@pytest.mark.parametrize("wrong", [None, "word", [1], {"a": 1}, True, 10**400, 1e999], ids=repr)
+def test_a_value_of_a_wrong_type_is_the_default_of_its_field(wrong: object) -> None:
+    names = [field.name for field in fields(RolloutRecord) if field.name not in ("schema", "case_idx")]
+    for schema in ({}, {"schema": 1}):
+        record = RolloutRecord.from_json({**dict.fromkeys(names, wrong), **schema})
+        assert (record.step, record.tokens, record.score, record.seed) == (0, 0, None, None)
+        assert isinstance(record.prompt, (str, list))
+        json.dumps(record.to_json(), allow_nan=False)
+        record.transcript()
+
+
+def test_a_transcript_tells_the_prompt_from_what_followed() -> None:
+    asked, said = RECORD.transcript()
+    assert asked == [TranscriptMessage("user", "What is an oak?")]
+    assert said == [TranscriptMessage("assistant", "a tree")]
+
+
+def test_the_row_is_in_json_types_without_the_prompt_that_the_record_has() -> None:
+    class Answer:
+        def __str__(self) -> str:
+            return "forty-two"
+
+    columns = row_columns({"prompt": "say", "answer": Answer(), "allowed": {1}, "ratio": float("nan")})
+    assert columns == {"answer": "forty-two", "allowed": [1], "ratio": None}
+
+
+def test_a_secret_in_the_row_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "correct-horse")
+    monkeypatch.setattr("aitrain.redaction._known.until", -1.0)
+    assert row_columns({"login": "me:correct-horse"}) == {"login": "me:***"}
+
+
+def test_a_huge_column_is_left_out_of_the_record_and_its_length_is_told() -> None:
+    columns = row_columns({"small": 1, "document": "x" * LONGEST_COLUMN, "numbers": [0] * LONGEST_COLUMN})
+    left_out = {"document": "(left out: 100,002 characters)", "numbers": "(left out: 100,000 items)"}
+    assert columns == {"small": 1, **left_out}
