@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from tests.training.test_served import Fake
 
-
 _LOADING = threading.Lock()
 """transformers replaces methods of its classes while it loads a model: two loads at a time leave them replaced."""
 
