@@ -28,6 +28,7 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.in_episode_generation
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.multi_turn_learning
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.episodes
 	$(BIN)/python -m benchmarks.memory --pairs 1
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.intervals

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import time
@@ -92,6 +91,7 @@ from aitrain.training.model import (
 from aitrain.training.non_finite import check_weights_finite
 from aitrain.training.provenance import describe_run, record_environment
 from aitrain.training.run_recorder import RunRecorder
+from aitrain.training.scopes import frozen_heap
 from aitrain.training.tracking import About, Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
 from aitrain.training.trl_arguments import (
@@ -188,9 +188,7 @@ def _noting_phases(announce: Announce) -> Announce:
 def _run(job: Job, runner: EnvRunner) -> Result:
     runner.tell = lambda text: job.announce(Note(text))
     prepared = prepare(job, runner)
-    gc.collect()
-    gc.freeze()  # what lives as long as the run is not looked at by each garbage collection: it costs half of a turn
-    with closing(prepared.trainer.rollouts), closing(prepared.tracking):
+    with frozen_heap(), closing(prepared.trainer.rollouts), closing(prepared.tracking):
         return _train_and_score(job, prepared)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -17,6 +18,18 @@ def replaced(owner: object, attributes: Mapping[str, object]) -> Iterator[None]:
         yield
     finally:
         vars(owner).update(before)
+
+
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Garbage collections leave out what exists now: many episodes at a time cause many of them, and to look at all of
+    torch and transformers each time takes as long as the episodes themselves."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

@@ -186,9 +186,9 @@ def test_a_server_that_accepts_the_weights_and_never_answers(monkeypatch: pytest
     with socket.create_server(("127.0.0.1", 0)) as silent:
         own, ended = Activity(bytearray(SLOT)), threading.Event()
         monkeypatch.setattr(activity, "own", own)
-        server = served.Server(f"http://127.0.0.1:{silent.getsockname()[1]}", deadline=30.0)
+        server = served.VLLMClient(f"http://127.0.0.1:{silent.getsockname()[1]}", deadline=30.0)
         sync: Any = SimpleNamespace(write=lambda number: 0, push=lambda server, number: server.post("/load", {}))
-        engine = served.Served(server, sync, SimpleNamespace(is_main_process=True), "model")
+        engine = served.VLLMServerEngine(server, sync, SimpleNamespace(is_main_process=True), "model")
         threading.Thread(target=engine.sync_weights, daemon=True).start()
         stalls: list[Any] = []
 
