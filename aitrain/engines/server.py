@@ -267,7 +267,12 @@ class VLLMServerEngine:
                 if time.monotonic() >= self._current_until:
                     self._make_current()
             prompt = request.prompt_ids
-            return self._request([prompt], self._limit(prompt, request.max_tokens), seed, greedy)[0]
+            try:
+                return self._request([prompt], self._limit(prompt, request.max_tokens), seed, greedy)[0]
+            except ServerRefusedError as refused:
+                if self.pushes and not self.sync.holds(self.server, self.pushes):
+                    raise ServerGoneError("it was restarted and has forgotten the policy") from refused
+                raise
 
         return self._insist(ask)
 

@@ -226,7 +226,9 @@ def trainer(config: TrainConfig) -> object:
         seen_of.update(callbacks=hooks.callbacks)
         accelerator = SimpleNamespace(is_main_process=False)
         add, arguments = hooks.callbacks.append, parts.arguments
-        return SimpleNamespace(flat=None, add_callback=add, accelerator=accelerator, args=arguments, rollouts=None)
+        return SimpleNamespace(
+            flat=None, add_callback=add, accelerator=accelerator, args=arguments, hooks=hooks, rollouts=None
+        )
 
     def stop(*_: Any, **__: Any) -> None:
         raise _Begun
