@@ -33,17 +33,10 @@ from aitrain.engines import tied_head
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.server import (
-    AdapterSync,
-    DiskSync,
-    ServerModel,
-    ServerNeeds,
-    VLLMClient,
-    VLLMServerEngine,
-    check_for_nccl,
-    check_server,
-    roomy_folder,
-)
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
+from aitrain.engines.vllm_client import VLLMClient
+from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed, ServerFailed
 from aitrain.rollout.engine import Completion, GenerationRequest
@@ -517,7 +510,7 @@ def test_weights_of_a_process_that_was_killed_are_removed_by_the_next_run_and_no
     holder = """
 import sys, time, types
 from pathlib import Path
-from aitrain.engines.server import _Files
+from aitrain.engines.weight_sync import _Files
 files = _Files(None, Path(sys.argv[1]))
 with files._writing(1) as folder:
     (folder / "weights").touch()
