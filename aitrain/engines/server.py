@@ -104,7 +104,7 @@ class VLLMServerEngine:
     last_bytes: int = field(default=0, init=False)
     last_seconds: float = field(default=0.0, init=False)
     """Of the last push."""
-    _looking: Any = field(default_factory=threading.Lock, init=False)
+    _looking: threading.Lock = field(default_factory=threading.Lock, init=False)
     _current_until: float = field(default=0.0, init=False)
 
     async def generate(self, request: GenerationRequest) -> Completion:
@@ -335,17 +335,8 @@ class VLLMServerEngine:
         choices = sorted(reply["choices"], key=lambda choice: int(choice["index"]))
         if [choice["prompt_token_ids"] for choice in choices] != prompts:
             raise RunFailed(f"The vLLM server at {self.server.url} answers other prompts than it was given.")
-        self._refuse_other_limit(choices, limit)
+        _refuse_other_limit(self.server.url, choices, limit)
         return [_answer(choice) for choice in choices]
-
-    def _refuse_other_limit(self, choices: list[dict[str, Any]], limit: int) -> None:
-        """A server that takes its model's generation_config cuts all answers at that file's max_new_tokens."""
-        cut = [len(choice["token_ids"]) for choice in choices if choice.get("finish_reason") == "length"]
-        if cut and max(cut) < limit:
-            raise RunFailed(
-                f"The vLLM server at {self.server.url} cuts answers at {max(cut)} tokens, and {limit} were asked for.\n"
-                "Start it with --generation-config vllm: its model's own settings limit them otherwise."
-            )
 
     def _body(self, prompts: list[list[int]], limit: int) -> dict[str, Any]:
         """All that the model's generation_config.json would set otherwise."""
@@ -388,6 +379,16 @@ def _settle(result: asyncio.Future[Answer], answer: Answer | None, failure: Exce
         result.set_exception(failure)
     elif answer is not None:
         result.set_result(answer)
+
+
+def _refuse_other_limit(url: str, choices: list[dict[str, Any]], limit: int) -> None:
+    """A server that takes its model's generation_config cuts all answers at that file's max_new_tokens."""
+    cut = [len(choice["token_ids"]) for choice in choices if choice.get("finish_reason") == "length"]
+    if cut and max(cut) < limit:
+        raise RunFailed(
+            f"The vLLM server at {url} cuts answers at {max(cut)} tokens, and {limit} were asked for.\n"
+            "Start it with --generation-config vllm: its model's own settings limit them otherwise."
+        )
 
 
 class _Hands:

@@ -155,7 +155,7 @@ def _version_of(server: VLLMClient) -> str:
         return ""
 
 
-def _has(call: Callable[[], Any]) -> bool:
+def _has(call: Callable[[], object]) -> bool:
     try:
         call()
     except ServerRefusedError:

@@ -66,7 +66,7 @@ class _Files:
     def __init__(self, model: Any, folder: Path) -> None:
         self.model = model
         self.folder = folder.absolute()
-        self._removal: Callable[[], Any] | None = None
+        self._removal: Callable[[], object] | None = None
 
     def close(self) -> None:
         """Remove the folder, in the process that wrote it."""
@@ -213,6 +213,7 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def weight_version_of(server: VLLMClient) -> str:
+    """The name of the weights that a server in its development mode has."""
     return str(server.get("/weight_info")["weight_version"])
 
 

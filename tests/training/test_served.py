@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain.engines import server as served
-from aitrain.engines import tied_head
+from aitrain.engines import server_check, tied_head
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import Sampling
@@ -602,7 +602,7 @@ def test_a_base_that_another_run_wrote_over_is_no_base(fake: Fake, tmp_path: Pat
 
 
 def test_a_server_that_takes_connections_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "CHECK_SECONDS", 0.3)
+    monkeypatch.setattr(server_check, "CHECK_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"The vLLM server at {url} did not answer within 0 seconds"):
