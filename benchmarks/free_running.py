@@ -105,7 +105,8 @@ def rollouts(runner: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any
     from transformers import AutoTokenizer
 
     from aitrain.engines.batching import BatchingEngine, BatchRow
-    from aitrain.engines.server import VLLMClient, VLLMServerEngine
+    from aitrain.engines.server import VLLMServerEngine
+    from aitrain.engines.vllm_client import VLLMClient
     from aitrain.environment.contract import Case
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
     from aitrain.rollout.clock import RolloutClock

@@ -90,6 +90,7 @@ def sides(name: str) -> tuple[Side, Side]:
     from aitrain.engines.model_proxy import ProxyBatcher
     from aitrain.execution.deadline_pool import DeadlinePool
     from aitrain.training.model import model_path
+    from tests.training.proxy_calls import run_with
 
     disable_progress_bar()
     torch.set_num_threads(1)
@@ -102,9 +103,8 @@ def sides(name: str) -> tuple[Side, Side]:
 
     def ours() -> list[float]:
         pool, batcher = DeadlinePool(EPISODES, timeout=600), ProxyBatcher(model, tokenizer.pad_token_id)
-        with batcher.serving():
-            jobs = [lambda number=number: episode(batcher.policy, number) for number in range(EPISODES)]
-            outcomes = pool.run(jobs, batcher.poll)
+        jobs = [lambda number=number: episode(batcher.policy, number) for number in range(EPISODES)]
+        outcomes = run_with(pool, batcher, jobs)
         pool.close()
         return [outcome.value for outcome in outcomes]
 

@@ -93,7 +93,9 @@ def served(case: Case, policy: Any, folder: Path) -> Iterator[Any]:
     """A server for this way of getting weights, started as a run starts it."""
     from accelerate import PartialState
 
-    from aitrain.engines.server import AdapterSync, DiskSync, VLLMClient, VLLMServerEngine, roomy_folder
+    from aitrain.engines.server import VLLMServerEngine
+    from aitrain.engines.vllm_client import VLLMClient
+    from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
     from aitrain.training.model import model_path
 
     by_adapter = folder.name == "adapter"

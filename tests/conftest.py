@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aitrain.execution.deadline_pool import DeadlinePool
+from aitrain.execution.task import Outcome
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain nothing on the small model
@@ -90,13 +93,25 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def make_pool() -> Iterator[Callable[..., DeadlinePool]]:
-    """`make_pool(threads, timeout)`: closed at the end; the deadline is one that nothing should come near."""
-    made: list[DeadlinePool] = []
+class CallerPool(DeadlinePool):
+    """A pool for tests that are not async."""
 
-    def make(threads: int = 4, timeout: float = 30.0) -> DeadlinePool:
-        made.append(DeadlinePool(threads, timeout))
+    def run(self, jobs: Sequence[Callable[[], Any]]) -> list[Outcome[Any]]:
+        """The outcome of each job, in their order."""
+
+        async def all_of() -> list[Outcome[Any]]:
+            return await asyncio.gather(*map(self.call, jobs))
+
+        return asyncio.run(all_of())
+
+
+@pytest.fixture
+def make_pool() -> Iterator[Callable[..., CallerPool]]:
+    """`make_pool(threads, timeout)`: closed at the end; the deadline is one that nothing should come near."""
+    made: list[CallerPool] = []
+
+    def make(threads: int = 4, timeout: float = 30.0) -> CallerPool:
+        made.append(CallerPool(threads, timeout))
         return made[-1]
 
     yield make

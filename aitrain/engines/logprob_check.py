@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from aitrain.engines.server import AdapterSync, VLLMServerEngine
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.weight_sync import AdapterSync
 from aitrain.errors import RunFailed
 
 TEXTS = ("1 2 3 4 5", "Question: What is 7 * 8?\nAnswer:", "def add(a, b):", "The weights of a model")

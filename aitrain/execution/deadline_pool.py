@@ -12,17 +12,16 @@ import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from traceback import StackSummary
-from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from aitrain import activity
 from aitrain.execution.async_calls import run_if_async
-from aitrain.execution.deadline_thread import GRACE, DeadlineThread
+from aitrain.execution.deadline_thread import DeadlineThread
 from aitrain.execution.failure import Failure, as_failure
 from aitrain.execution.task import Outcome, Task, current_task
 from aitrain.execution.user_code import users_line
@@ -43,8 +42,6 @@ class DeadlinePool:
         self.last_hang = ""
         """The user's line that the last call to hang is at."""
         self._inbox: _LoopInbox | None = None
-        self.scope_wakes: list[Callable[[], None]] = []
-        """Wakes of the open TaskScopes."""
         self._numbers = itertools.count(1)
         self._queue: queue.SimpleQueue[Task[object] | None] = queue.SimpleQueue()
         self._lock = threading.RLock()  # of all that follows, and of the tasks' clocks
@@ -195,78 +192,6 @@ class DeadlinePool:
             while (task := self._queue.get_nowait()) is not None:
                 tasks.append(task)
         return tasks
-
-    # -- for callers that are not async
-
-    def run(self, jobs: Sequence[Callable[[], T]], poll: Poll | None = None) -> list[Outcome[T]]:
-        """The outcome of each job, in their order; never raises for what a job does."""
-        with TaskScope[T](self) as scope:
-            tasks = [scope.submit(job) for job in jobs]
-            while scope.running:
-                scope.wait(poll)
-        return [task.outcome for task in tasks]
-
-    def wake(self) -> None:
-        """Make the threads that wait in a TaskScope look again."""
-        for wake in list(self.scope_wakes):
-            wake()
-
-    @property
-    def size(self) -> int:
-        """How many threads there are."""
-        return len(self._threads)
-
-
-Poll = Callable[[int], float]
-"""Called in the thread that waits for tasks: given how many are in a thread, does what is due (may block) and returns
-the seconds until it wants to be called again (math.inf: when something changes)."""
-
-
-class TaskScope(Generic[T]):
-    """Tasks of one thread that waits for them; leaving it with an error abandons those that still run."""
-
-    def __init__(self, pool: DeadlinePool) -> None:
-        self.running: set[Task[T]] = set()
-        self._pool = pool
-        self._ended: queue.SimpleQueue[Task[T] | None] = queue.SimpleQueue()
-
-    def __enter__(self) -> TaskScope[T]:
-        self._pool.scope_wakes.append(self.wake)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._pool.scope_wakes.remove(self.wake)
-        if error is not None:
-            for task in self.running:
-                self._pool.cancel(task)
-
-    def submit(self, job: Callable[[], T]) -> Task[T]:
-        """See DeadlinePool."""
-        task = self._pool.submit(job, self._ended.put)
-        self.running.add(task)
-        return task
-
-    def wait(self, poll: Poll | None = None) -> list[Task[T]]:
-        """Wait until tasks have ended, or `wake`, or `poll` wants to be called again; those that have ended."""
-        seconds = math.inf if poll is None else poll(min(len(self.running), self._pool.size))
-        patience = ("waiting for the environment", self._pool.timeout + GRACE) if self.running else ("generating", 0.0)
-        with activity.own.waiting(*patience):
-            ended = [task for task in self._news(seconds) if task in self.running]
-        self.running.difference_update(ended)
-        return ended
-
-    def wake(self) -> None:
-        """End a wait."""
-        self._ended.put(None)
-
-    def _news(self, seconds: float) -> Iterator[Task[T]]:
-        timeout = min(max(seconds, 0.0), threading.TIMEOUT_MAX)
-        with suppress(queue.Empty):
-            news = self._ended.get(timeout=timeout)
-            while True:
-                if news is not None:
-                    yield news
-                news = self._ended.get_nowait()
 
 
 class _LoopInbox:

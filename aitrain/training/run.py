@@ -35,17 +35,10 @@ from aitrain.checkpoint import (
     step_of,
 )
 from aitrain.engines.logprob_check import LogprobCheck
-from aitrain.engines.server import (
-    AdapterSync,
-    DiskSync,
-    ServerModel,
-    ServerNeeds,
-    VLLMClient,
-    VLLMServerEngine,
-    check_for_nccl,
-    check_server,
-    roomy_folder,
-)
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
+from aitrain.engines.vllm_client import VLLMClient
+from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
 from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.tools import Tools

@@ -176,12 +176,12 @@ def test_fewer_threads_do_as_well_when_the_system_has_no_more(make_pool: Any, mo
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", grudgingly)
-    running: list[int] = []
+    names: set[str] = set()
 
-    outcomes = make_pool(8).run([lambda: 1] * 8, lambda now: running.append(now) or math.inf)
+    outcomes = make_pool(8).run([lambda: names.add(threading.current_thread().name)] * 8)
 
-    assert [outcome.value for outcome in outcomes] == [1] * 8
-    assert max(running) == 2
+    assert [outcome.failure for outcome in outcomes] == [None] * 8
+    assert 1 <= len(names) <= 2
 
 
 def test_calls_that_no_thread_is_left_for_fail(
@@ -447,10 +447,10 @@ def test_calls_that_end_just_at_their_deadline_disturb_nothing(make_pool: Any, s
 
 def test_a_process_with_a_hung_thread_ends_when_its_work_is_done() -> None:
     code = (
-        "import threading, time\n"
+        "import asyncio, threading\n"
         "from aitrain.execution.deadline_pool import DeadlinePool\n"
         "pool = DeadlinePool(2, 0.1)\n"
-        "print(pool.run([threading.Event().wait, lambda: 1])[0].failure.kind, pool.abandoned)\n"
+        "print(asyncio.run(pool.call(threading.Event().wait)).failure.kind, pool.abandoned)\n"
         "pool.close()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -747,89 +747,7 @@ def test_a_forked_process_has_a_loop_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(status[-1]) == 7
 
 
-# -- poll
-
-
-def test_poll_is_told_how_many_are_running_and_unblocks_them(make_pool: Any) -> None:
-    """As the model does: it answers when everybody that still runs waits for it."""
-    pool = make_pool(6)
-    waiting: list[threading.Event] = []
-    sizes: list[int] = []
-
-    def ask(turns: int) -> int:
-        for _ in range(turns):
-            answered = threading.Event()
-            with paused():
-                waiting.append(answered)
-                pool.wake()
-                assert answered.wait(LONG)
-        return turns
-
-    def answer(running: int) -> float:
-        if len(waiting) == running:
-            sizes.append(running)
-            batch, waiting[:] = waiting[:], []
-            for one in batch:
-                one.set()
-        return math.inf
-
-    outcomes = pool.run([lambda turns=turns: ask(turns) for turns in range(6)], answer)
-
-    assert [outcome.value for outcome in outcomes] == list(range(6))
-    assert sizes == [5, 4, 3, 2, 1]
-
-
-def test_poll_is_called_again_after_the_time_it_says(make_pool: Any) -> None:
-    enough = threading.Event()
-    looked: list[int] = []
-
-    def look(running: int) -> float:
-        looked.append(running)
-        if len(looked) == 5:
-            enough.set()
-        return 0.01
-
-    assert make_pool().run([lambda: enough.wait(LONG)], look)[0].value is True
-    assert looked[:5] == [1] * 5
-
-
-def test_wake_makes_poll_look(make_pool: Any) -> None:
-    pool, rung, released = make_pool(), threading.Event(), threading.Event()
-
-    def job() -> bool:
-        time.sleep(0.1)
-        rung.set()
-        pool.wake()
-        return released.wait(LONG)
-
-    def look(running: int) -> float:
-        if rung.is_set():
-            released.set()
-        return math.inf
-
-    assert pool.run([job], look)[0].value is True
-
-
-@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()], ids=repr)
-def test_what_poll_raises_is_raised_and_the_pool_stays_usable(
-    make_pool: Any, over: threading.Event, error: BaseException
-) -> None:
-    pool, started, ran_later = make_pool(1), threading.Event(), []
-
-    def hang() -> None:
-        started.set()
-        spin(over)
-
-    def fail(running: int) -> float:
-        assert started.wait(LONG)
-        raise error
-
-    with pytest.raises(type(error)):
-        pool.run([hang, lambda: ran_later.append(1)], fail)
-
-    assert one(pool, lambda: 2).value == 2
-    assert ran_later == []
-    assert pool.abandoned == 1
+# -- interruptions
 
 
 def test_ctrl_c_reaches_the_thread_that_waits(make_pool: Any, over: threading.Event) -> None:
@@ -856,14 +774,15 @@ def test_an_interrupted_run_cancels_what_is_awaited(make_pool: Any) -> None:
         finally:
             cancelled.set()
 
-    def interrupt(running: int) -> float:
-        if started.is_set():
-            raise KeyboardInterrupt
-        return 0.01
+    async def interrupted() -> None:
+        call = asyncio.ensure_future(make_pool().call(hang))
+        while not started.is_set():
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with suppress(asyncio.CancelledError):
+            await call
 
-    with pytest.raises(KeyboardInterrupt):
-        make_pool().run([hang], interrupt)
-
+    asyncio.run(interrupted())
     assert cancelled.wait(LONG)
 
 

@@ -23,9 +23,9 @@ import numpy as np
 import pytest
 
 from aitrain.execution.async_calls import shared_loop
-from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.processes import SERVER_GONE, ProcessPool, WorkerLease
+from tests.conftest import CallerPool
 
 LONG = 30.0
 """A deadline that nothing here should come near."""
@@ -172,7 +172,7 @@ def is_alive(pid: int) -> bool:
 
 def asked(lease: WorkerLease, method: str, *arguments: Any, timeout: float = LONG) -> Any:
     """In a task, as it is used; a failure is returned."""
-    pool = DeadlinePool(1, timeout)
+    pool = CallerPool(1, timeout)
     (outcome,) = pool.run([lambda: lease.call(method, *arguments)])
     assert pool.abandoned == 0, "no thread is abandoned for a process that hangs"
     pool.close()
@@ -518,7 +518,7 @@ def test_close_leaves_no_process() -> None:
     leases = [processes.lease(Episode) for _ in range(5)]
     pids = [processes.server_pid, *(asked(lease, "pid") for lease in leases)]
     leases[0].release()
-    pool = DeadlinePool(1, 1.0)
+    pool = CallerPool(1, 1.0)
     assert all(map(is_alive, pids))
 
     pool.run([lambda: leases[1].call("hang")])

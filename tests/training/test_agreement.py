@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from aitrain import Result, RunFailed
 from aitrain.engines import logprob_check as agreement
 from aitrain.engines.logprob_check import LogprobCheck
-from aitrain.engines.server import AdapterSync, DiskSync, VLLMServerEngine
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.weight_sync import AdapterSync, DiskSync
 from tests.environments.vowels import Vowels
 from tests.training.small_server import SmallServer
 from tests.training.test_served import by

@@ -7,7 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -23,6 +23,7 @@ from aitrain.engines.model_proxy import ModelProxy, ProxyBatcher
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
+from tests.training.proxy_calls import run_with
 
 PAD, END = 256, 258
 Job = Callable[[], Any]
@@ -48,17 +49,12 @@ class Watched:
 
     @contextmanager
     def threads(self, count: int) -> Iterator[DeadlinePool]:
-        pool = DeadlinePool(count, timeout=30)
-        self.batcher.wake = pool.wake
-        try:
-            with self.batcher.serving():
-                yield pool
-        finally:
-            pool.close()
+        with closing(DeadlinePool(count, timeout=30)) as pool:
+            yield pool
 
     def outcomes(self, jobs: Sequence[Job]) -> list[Outcome[Any]]:
         with self.threads(len(jobs)) as pool:
-            return pool.run(jobs, self.batcher.poll)
+            return run_with(pool, self.batcher, jobs)
 
     def together(self, calls: Sequence[dict[str, Any]]) -> list[Any]:
         outcomes = self.outcomes([lambda call=call: self.policy.generate(**call) for call in calls])
@@ -357,9 +353,9 @@ def test_the_window_is_half_a_generation_and_short_for_who_comes_one_at_a_time(
 
     monkeypatch.setattr(watched, "alone", slow)
     with watched.threads(3) as pool:
-        pool.run([lambda: turns(1), lambda: turns(1), lambda: time.sleep(1)], watched.batcher.poll)
+        run_with(pool, watched.batcher, [lambda: turns(1), lambda: turns(1), lambda: time.sleep(1)])
         asked.clear(), begun.clear()
-        pool.run([lambda: turns(3), lambda: time.sleep(2.5)], watched.batcher.poll)
+        run_with(pool, watched.batcher, [lambda: turns(3), lambda: time.sleep(2.5)])
     first, *later = [start - ask for ask, start in zip(asked, begun, strict=True)]
     assert seconds / 2 <= first < seconds
     assert max(later) < seconds / 3
@@ -485,9 +481,9 @@ def test_a_thread_that_was_abandoned_is_refused_while_others_are_served(watched:
 
     with watched.threads(2) as pool:
         pool.timeout = 0.2
-        (hung,) = pool.run([hang], watched.batcher.poll)
+        (hung,) = run_with(pool, watched.batcher, [hang])
         pool.timeout = 30.0
-        (served,) = pool.run([ask], watched.batcher.poll)
+        (served,) = run_with(pool, watched.batcher, [ask])
         assert hung.failure is not None
         assert served.failure is None
     assert len(watched.rows) == 1

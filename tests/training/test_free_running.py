@@ -19,6 +19,7 @@ from aitrain import RunFailed, TrainConfig
 from aitrain.engines import server as served
 from aitrain.engines.batching import BatchingEngine, BatchRow
 from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.weight_sync import AdapterSync
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
@@ -268,7 +269,7 @@ def test_a_server_that_dies_among_them_gets_the_weights_once_and_what_waited_is_
     fake: Fake, tmp_path: Any
 ) -> None:
     torch.manual_seed(0)
-    engine = by(fake, served.AdapterSync(adapted(), tmp_path / "sync"))
+    engine = by(fake, AdapterSync(adapted(), tmp_path / "sync"))
     engine.load_weights(7)
     fake.troubles = [lambda _: None, lambda fake: fake.dies(0.3), lambda _: None]  # type: ignore[func-returns-value, list-item]
     completions = completions_of(engine, [[n] for n in range(20)])

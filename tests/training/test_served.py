@@ -29,21 +29,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain.engines import server as served
-from aitrain.engines import tied_head
+from aitrain.engines import server_check, tied_head
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.server import (
-    AdapterSync,
-    DiskSync,
-    ServerModel,
-    ServerNeeds,
-    VLLMClient,
-    VLLMServerEngine,
-    check_for_nccl,
-    check_server,
-    roomy_folder,
-)
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
+from aitrain.engines.vllm_client import VLLMClient
+from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed, ServerFailed
 from aitrain.rollout.engine import Completion, GenerationRequest
@@ -517,7 +510,7 @@ def test_weights_of_a_process_that_was_killed_are_removed_by_the_next_run_and_no
     holder = """
 import sys, time, types
 from pathlib import Path
-from aitrain.engines.server import _Files
+from aitrain.engines.weight_sync import _Files
 files = _Files(None, Path(sys.argv[1]))
 with files._writing(1) as folder:
     (folder / "weights").touch()
@@ -609,7 +602,7 @@ def test_a_base_that_another_run_wrote_over_is_no_base(fake: Fake, tmp_path: Pat
 
 
 def test_a_server_that_takes_connections_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "CHECK_SECONDS", 0.3)
+    monkeypatch.setattr(server_check, "CHECK_SECONDS", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"The vLLM server at {url} did not answer within 0 seconds"):

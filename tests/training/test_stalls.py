@@ -19,6 +19,7 @@ from aitrain import Result, RunFailed, activity, notebook, watchdog
 from aitrain.activity import SLOT, Activity
 from aitrain.engines import colocated
 from aitrain.engines import server as served
+from aitrain.engines.vllm_client import VLLMClient
 from aitrain.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import look
 from aitrain.training import checkpoints, evaluation, run, saving, tracking, trainer
@@ -186,9 +187,9 @@ def test_a_server_that_accepts_the_weights_and_never_answers(monkeypatch: pytest
     with socket.create_server(("127.0.0.1", 0)) as silent:
         own, ended = Activity(bytearray(SLOT)), threading.Event()
         monkeypatch.setattr(activity, "own", own)
-        server = served.Server(f"http://127.0.0.1:{silent.getsockname()[1]}", deadline=30.0)
+        server = VLLMClient(f"http://127.0.0.1:{silent.getsockname()[1]}", deadline=30.0)
         sync: Any = SimpleNamespace(write=lambda number: 0, push=lambda server, number: server.post("/load", {}))
-        engine = served.Served(server, sync, SimpleNamespace(is_main_process=True), "model")
+        engine = served.VLLMServerEngine(server, sync, SimpleNamespace(is_main_process=True), "model")
         threading.Thread(target=engine.sync_weights, daemon=True).start()
         stalls: list[Any] = []
 
