@@ -12,10 +12,11 @@
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         CallFailed                  a call of the environment failed; defined in execution/failure.py
         CheckpointDamagedError      a file of a checkpoint is missing or was changed
+        InvalidToolError            a tool of the environment cannot be offered; defined in environment/tool_schema.py
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
 
-The last four are caught and turned into something that a user sees. A message says what happened, where, and what to do
+The last five are caught and turned into something that a user sees. A message says what happened, where, and what to do
 next, in at most five lines.
 """
 

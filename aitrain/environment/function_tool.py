@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from aitrain.environment.tool_call_parser import ToolJson, short
-from aitrain.environment.tool_schema import InvalidTool, Tool, flatten, name_problems
+from aitrain.environment.tool_schema import InvalidToolError, Tool, flatten, name_problems
 
 _Function = Callable[..., object]
 _NO_DEFAULT = inspect.Parameter.empty
@@ -27,11 +27,11 @@ def tool_of_function(function: _Function) -> Tool:
     """The tool that calls a function or method.
 
     Raises:
-        InvalidTool: a model could not call it by name, or JSON cannot describe its arguments.
+        InvalidToolError: a model could not call it by name, or JSON cannot describe its arguments.
     """
     name = getattr(function, "__name__", None)
     if not isinstance(name, str) or not name.isidentifier():
-        raise InvalidTool("it has no name that a model could call\nWrite it as a method or a function, with def.")
+        raise InvalidToolError("it has no name that a model could call\nWrite it as a method or a function, with def.")
     source = function.__func__ if inspect.ismethod(function) else function
     describe = describe_function if inspect.isfunction(source) else describe_function.__wrapped__
     known = describe(source, inspect.ismethod(function))
@@ -105,7 +105,7 @@ def _model(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> tuple[
     """The model of the arguments, and its JSON schema.
 
     Raises:
-        InvalidTool: a hint is of a type that pydantic or JSON does not know.
+        InvalidToolError: a hint is of a type that pydantic or JSON does not know.
     """
     fields = {
         f"argument_{number}": _field(parameter, hints.get(parameter.name, Any))
@@ -119,7 +119,7 @@ def _model(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> tuple[
             _model([parameter], hints)  # raises for the one to name
         why = short(re.split(r"\n|\. ", str(error))[0], 200)
         what = "Hint it with int, str, list[...], Literal[...], a dataclass or a pydantic model."
-        raise InvalidTool(f"its argument {parameters[0].name} cannot be described: {why}\n{what}") from None
+        raise InvalidToolError(f"its argument {parameters[0].name} cannot be described: {why}\n{what}") from None
 
 
 def _field(parameter: inspect.Parameter, hint: Any) -> Any:
@@ -165,13 +165,13 @@ def _parameters(source: _Function, is_bound: bool) -> list[inspect.Parameter]:
     try:
         found = list(inspect.signature(source, follow_wrapped=not is_partial).parameters.values())
     except (TypeError, ValueError):
-        raise InvalidTool("Python does not tell its arguments\nCall it from a function of your own.") from None
+        raise InvalidToolError("Python does not tell its arguments\nCall it from a function of your own.") from None
     given = source.keywords if isinstance(source, functools.partial) else {}
     has_self = is_bound and found and found[0].kind is not inspect.Parameter.VAR_POSITIONAL
     found = [parameter for parameter in found[bool(has_self) :] if parameter.name not in given]
     for parameter in found:
         if parameter.kind in _NOT_NAMED:
-            raise InvalidTool(_NOT_NAMED[parameter.kind].format(parameter.name))
+            raise InvalidToolError(_NOT_NAMED[parameter.kind].format(parameter.name))
     return found
 
 
@@ -190,7 +190,7 @@ def _hints(source: _Function, parameters: list[inspect.Parameter]) -> dict[str, 
     except Exception as error:
         told = short(f"{type(error).__name__}: {error}", 200)
         what = "Define or import what the hints name at the top of the module."
-        raise InvalidTool(f"the hints of its arguments cannot be read: {told}\n{what}") from None
+        raise InvalidToolError(f"the hints of its arguments cannot be read: {told}\n{what}") from None
     fields = {name: default for name, default in defaults.items() if isinstance(default, FieldInfo)}
     return hints | {name: Annotated[hints.get(name, Any), default] for name, default in fields.items()}
 

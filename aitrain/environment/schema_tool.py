@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 
 from aitrain.environment.tool_call_parser import ToolJson
-from aitrain.environment.tool_schema import InvalidTool, Tool, is_json, name_problems
+from aitrain.environment.tool_schema import InvalidToolError, Tool, is_json, name_problems
 
 
 def method_for(item: ToolJson, owner: object) -> Callable[..., object] | None:
@@ -28,11 +28,11 @@ def tool_of_schema(item: ToolJson, owner: object) -> Tool:
     """The tool that calls the method which a schema names.
 
     Raises:
-        InvalidTool: there is no such method, or a call that fits the schema does not fit the method.
+        InvalidToolError: there is no such method, or a call that fits the schema does not fit the method.
     """
     method = method_for(item, owner)
     if method is None:
-        raise InvalidTool(
+        raise InvalidToolError(
             f"the schema names no method of {type(owner).__name__}, as others do\n"
             "Its name is the name of the method. Where get_tools returns schemas without methods only, the model is"
             " shown them, and the environment reads the calls itself."
@@ -47,12 +47,12 @@ def shown_tool(item: ToolJson) -> Tool:
     """A tool that the model is shown, and that nobody runs.
 
     Raises:
-        InvalidTool: it is no schema of a function.
+        InvalidToolError: it is no schema of a function.
     """
     inner = function_part(item)
     name = inner.get("name")
     if not isinstance(name, str) or not name:
-        raise InvalidTool('the schema has no "name"\nGive it the name that the model is to call.')
+        raise InvalidToolError('the schema has no "name"\nGive it the name that the model is to call.')
     _check_schema(item, inner.get("parameters") or {})
     full = {"type": "function", **(item if inner is not item else {"function": item})}
     return Tool(name, full, _not_run, functools.partial(_checked, {}))
@@ -64,13 +64,13 @@ def _not_run(**_: object) -> None:
 
 def _check_schema(item: ToolJson, parameters: object) -> None:
     if not is_json(item):
-        raise InvalidTool("the schema holds something that JSON cannot hold")
+        raise InvalidToolError("the schema holds something that JSON cannot hold")
     properties = parameters.get("properties", {}) if isinstance(parameters, dict) else None
     if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):
-        raise InvalidTool('its parameters are not {"type": "object", "properties": {"name": {"type": ...}}}')
+        raise InvalidToolError('its parameters are not {"type": "object", "properties": {"name": {"type": ...}}}')
     required = parameters.get("required", []) if isinstance(parameters, dict) else []
     if not isinstance(required, list) or not all(isinstance(each, str) and each in properties for each in required):
-        raise InvalidTool('"required" of its parameters is not a list of names of its properties')
+        raise InvalidToolError('"required" of its parameters is not a list of names of its properties')
 
 
 def _check_method(method: Callable[..., object], parameters: ToolJson) -> None:
@@ -84,7 +84,7 @@ def _check_method(method: Callable[..., object], parameters: ToolJson) -> None:
         signature.bind(**required)
         signature.bind(**required, **dict.fromkeys(parameters.get("properties", {}).keys() - required))
     except TypeError as error:
-        raise InvalidTool(f"the schema does not fit the method: {error}\nMake their arguments the same.") from None
+        raise InvalidToolError(f"the schema does not fit the method: {error}\nMake their arguments the same.") from None
 
 
 def _checked(parameters: ToolJson, given: ToolJson) -> tuple[ToolJson, list[str]]:

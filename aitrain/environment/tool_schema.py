@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from aitrain.environment.tool_call_parser import ToolJson, short
-from aitrain.errors import did_you_mean
+from aitrain.errors import AitrainError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Tool:
     read: Callable[[ToolJson], tuple[ToolJson, list[str]]]
 
 
-class InvalidTool(Exception):
+class InvalidToolError(AitrainError):
     """Why something that get_tools returned cannot be a tool, and what to do."""
 
 

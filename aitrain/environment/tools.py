@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 from aitrain.environment.function_tool import tool_of_function
 from aitrain.environment.schema_tool import function_part, method_for, shown_tool, tool_of_schema
 from aitrain.environment.tool_call_parser import TOO_DEEP, ToolCall, ToolJson, clean, is_deep, short
-from aitrain.environment.tool_schema import InvalidTool, Tool
+from aitrain.environment.tool_schema import InvalidToolError, Tool
 from aitrain.errors import EnvironmentFailed, did_you_mean
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import failure_message
@@ -58,8 +58,8 @@ class Tools:
             try:
                 tool = shown_tool(item) if only_shown and isinstance(item, dict) else _tool(item, owner)
                 if tool.name in found:
-                    raise InvalidTool("two tools have this name\nRename one of them.")
-            except InvalidTool as error:
+                    raise InvalidToolError("two tools have this name\nRename one of them.")
+            except InvalidToolError as error:
                 raise EnvironmentFailed(f"{place}: {_label(item)}: {error}") from None
             found[tool.name] = tool
         if only_shown:
@@ -134,7 +134,9 @@ def _tool(item: object, owner: object) -> Tool:
     if isinstance(item, dict):
         return tool_of_schema(item, owner)
     if not callable(item) or inspect.isclass(item):
-        raise InvalidTool("neither a function or method nor a JSON schema\nList the methods themselves: [self.search]")
+        raise InvalidToolError(
+            "neither a function or method nor a JSON schema\nList the methods themselves: [self.search]"
+        )
     return tool_of_function(item)
 
 

@@ -30,6 +30,7 @@ from trl.kernels import chunked_logprob
 from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
 from typer import _completion_shared
+from typer._click import Command, Context
 from typer._click.exceptions import NoArgsIsHelpError
 from typer._click.shell_completion import CompletionItem, add_completion_class
 from typer._completion_classes import BashComplete, FishComplete, ZshComplete
@@ -554,6 +555,8 @@ def test_typers_groups_look_commands_up_in_a_method_and_its_errors_say_which_opt
     assert list(inspect.signature(TyperGroup.resolve_command).parameters) == ["self", "ctx", "args"]
     assert list(inspect.signature(TyperGroup.get_help_option).parameters) == ["self", "ctx"]
     assert issubclass(NoArgsIsHelpError, typer.TyperException)
+    assert issubclass(typer.Context, Context)
+    assert issubclass(TyperGroup, Command)
 
 
 def test_registered_exit_functions_can_be_run_before_a_process_is_left_without_its_shutdown() -> None:
