@@ -183,7 +183,7 @@ def _rms(values: torch.Tensor) -> float:
 
 def _advice(served: VLLMServerEngine) -> str:
     if isinstance(served.sync, AdapterSync):
-        return "Only the adapter is handed over: start the server anew with the very base that is trained (--model)."
+        return "Only the adapter is handed over: restart the server with the very base that is trained (--model)."
     return "Does the server read the same files as the trainer, and is nobody else handing it weights?"
 
 

@@ -91,7 +91,7 @@ class ProxyBatcher:
         """What this method of the model returns: at once in the serving thread, which may wait for nobody.
 
         Raises:
-            RuntimeError: the call that asks was abandoned, or nobody serves: the model may be training.
+            RuntimeError: the calling task was abandoned, or calls are not served now, as the model may be training.
             Exception: whatever the method raises.
         """
         is_generate, seeds = method == "generate", current_seeds.get()
@@ -395,7 +395,7 @@ class _Request:
         return torch.cat([self.ids[:, :1].expand(-1, width - self.width), self.ids], dim=1)
 
     def with_limit(self, tokens: int) -> dict[str, Any]:
-        """The arguments beside ids and mask, with so many new tokens at most."""
+        """The arguments except ids and mask, with at most `tokens` new tokens."""
         words = {name: value for name, value in self.words.items() if name not in ("max_length", "max_new_tokens")}
         if self.config is None:
             return words | {"max_new_tokens": tokens}

@@ -25,7 +25,7 @@ from transformers.generation import GenerationMode
 from aitrain.environment.seeds import SampleSeed
 
 Rows = Callable[[int], Sequence[SampleSeed | None]]
-"""What each of so many rows is drawn with; None: torch's global generator."""
+"""Given a number of rows, the seed of each; None: torch's global generator."""
 
 
 @contextmanager

@@ -48,7 +48,7 @@ PAUSE_SECONDS = 1.0
 """Between two looks whether the server is back."""
 
 CURRENT_SECONDS = 1.0
-"""For so long after a look the server has what it had: none dies and starts anew in less."""
+"""How long a check of the server's weights stays valid: no server restarts faster."""
 
 TRIES = 3
 """How often one thing is asked for, when the server dies of it or meanwhile."""
@@ -60,7 +60,7 @@ LIKELIEST = 5
 """Tokens whose log-probabilities are asked for; a server allows 20 unless it was started otherwise."""
 
 SALT = uuid.uuid4().hex
-"""Of this process: nobody else's cached prefixes are ours."""
+"""Identifies this process, so that the server's prefix cache is not shared with other runs."""
 
 
 @dataclass
@@ -275,7 +275,7 @@ class VLLMServerEngine:
         activity.tick()
 
     def _make_current(self) -> None:
-        """It may have been started anew while nobody asked it for anything."""
+        """Load the weights again if the server was restarted since the last request."""
         if self.pushes and not self.sync.holds(self.server, self.pushes):
             self.restarts += 1
             self.sync.restore(self.server, self.pushes)
@@ -284,7 +284,7 @@ class VLLMServerEngine:
     # -- requests
 
     def _ask(self, prompts: list[list[int]]) -> list[Answer]:
-        """All of it anew after a restart: to keep what was done by then would be to prefer short answers."""
+        """Generate the whole batch again after a restart: keeping finished completions would favor short ones."""
         self._make_current()
         chunks = self._chunks(prompts)
         answers: dict[int, Answer] = {}
@@ -294,7 +294,7 @@ class VLLMServerEngine:
         for chunk, part in zip(chunks, _in_parallel(calls), strict=True):
             answers.update(zip(chunk.places, part, strict=True))
         if self.pushes and not self.sync.holds(self.server, self.pushes):
-            raise ServerGoneError("it was started anew while it answered")  # some answers may be those of other weights
+            raise ServerGoneError("it was restarted while it answered")  # some answers may come from other weights
         return [answers[n] for n in range(len(prompts))]
 
     def _chunks(self, prompts: list[list[int]]) -> list[_Chunk]:

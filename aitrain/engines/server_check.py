@@ -78,7 +78,7 @@ def check_for_nccl(url: str, model: str) -> None:
     """Whether there is a server for TRL's own way, which looks for one for minutes.
 
     Raises:
-        ConfigError: nobody answers.
+        ConfigError: no server answers.
     """
     if not VLLMClient(url).is_up():
         raise ConfigError(

@@ -42,13 +42,13 @@ class WeightSync(Protocol):
     """What requests call the policy once it was pushed; None: what they called it before."""
 
     def write(self, number: int) -> int:
-        """Put down the weights as they are now, as number so and so; returns bytes. For one process."""
+        """Write the present weights as push `number`, from one process; returns the size in bytes."""
 
     def push(self, server: VLLMClient, number: int) -> None:
         """Make the server use them, whatever it uses now. For one process, and while none generates."""
 
     def restore(self, server: VLLMClient, number: int) -> None:
-        """The same for a server that was started anew. Several processes may do it at the same time."""
+        """The same for a restarted server. Several processes may call this at the same time."""
 
     def holds(self, server: VLLMClient, number: int) -> bool:
         """Whether the server uses them."""
@@ -84,7 +84,7 @@ class _Files:
         raise RunFailed(f"Another process writes weights to {self.folder}: is this run running twice?")
 
     def path(self, number: int) -> Path:
-        """Where push number so and so lies."""
+        """Directory of push `number`."""
         return self.folder / str(number)
 
     @contextmanager
@@ -225,7 +225,7 @@ def _shared(server: VLLMClient) -> RunFailed:
 
 
 def roomy_folder(run_folder: Path, needed: int, memory: Path = Path("/dev/shm")) -> Path:
-    """Where so many bytes of weights pass by best: in memory if that leaves half of what is free, else in the run."""
+    """Folder for `needed` bytes of weights: in memory if half of the free memory is left, else in the run folder."""
     remove_orphans(memory)
     has_room = memory.is_dir() and shutil.disk_usage(memory).free > 2 * needed
     name = uuid.uuid5(uuid.NAMESPACE_URL, str(run_folder.absolute())).hex[:12]

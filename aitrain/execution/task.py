@@ -111,7 +111,7 @@ class Task(Generic[T_co]):
         return before
 
     def give_grace(self, failure: Failure, seconds: float) -> None:
-        """Fail with this, after so many more seconds at most."""
+        """Fail with `failure` after at most `seconds` more seconds."""
         self.late, self._budget = failure, self.ran() + seconds
         self._set_deadline(self.due)
 
