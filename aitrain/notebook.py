@@ -15,15 +15,15 @@ from aitrain import activity
 from aitrain.environment.loader import load_env
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
 from aitrain.events import Note
-from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import disable_telemetry
-from aitrain.report.report_writer import ReportWriter
-from aitrain.report.terminal import Screen
-from aitrain.run_folder import Result, RunFolder
-from aitrain.watchdog import Stall, Watchdog, message, write_stacks
+from aitrain.runs.heartbeat import Heartbeat, Progress
+from aitrain.runs.run_folder import Result, RunFolder
+from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks
+from aitrain.ui.report_writer import ReportWriter
+from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
     from aitrain.training.callbacks import StopRequest
@@ -81,8 +81,8 @@ class Watchers:
 def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
     disable_telemetry(plan.config.telemetry)
     from aitrain.environment.runner import start_runner
+    from aitrain.jobs.grpo import Job, run
     from aitrain.training.callbacks import StopRequest
-    from aitrain.training.run import Job, run
 
     folder, screen, heartbeat = watchers.folder, watchers.screen, watchers.heartbeat
     for note in plan.notes:

@@ -69,8 +69,8 @@ def main() -> int:
     """Measure, show, judge."""
     pairs = options("Seconds of a rollout, each episode by itself against rounds.").parse_args().pairs
     os.environ.update(SURROUNDINGS)
-    from aitrain.launch.vllm_server import ServerConfig, VLLMServer
     from aitrain.training.model import TINY_MODEL
+    from aitrain.vllm.server_process import ServerConfig, VLLMServer
 
     environments = {kind.__name__.replace("_", " "): Slow(kind) for kind in (mostly_fast, all_alike)}
     with tempfile.TemporaryDirectory(prefix="aitrain-free-") as folder:
@@ -106,7 +106,6 @@ def rollouts(runner: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any
 
     from aitrain.engines.batching import BatchingEngine, BatchRow
     from aitrain.engines.server import VLLMServerEngine
-    from aitrain.engines.vllm_client import VLLMClient
     from aitrain.environment.contract import Case
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
     from aitrain.rollout.clock import RolloutClock
@@ -115,6 +114,7 @@ def rollouts(runner: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any
     from aitrain.rollout.event_loop import EventLoop
     from aitrain.rollout.limits import EndOfTurn, Limits
     from aitrain.training.model import TINY_MODEL
+    from aitrain.vllm.client import VLLMClient
 
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)

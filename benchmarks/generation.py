@@ -179,9 +179,9 @@ def play_when_told(line: Connection, log: Path, model: Path, way: str) -> None:
 def prepared(model: Path, way: str) -> Iterator[Any]:
     """The trainer of a run, with a vLLM server of its own if that is its way."""
     from aitrain.environment.runner import EnvRunner
+    from aitrain.jobs.grpo import Job, prepare
     from aitrain.launch.managed_server import managed_server
     from aitrain.launch.preflight import check
-    from aitrain.training.run import Job, prepare
 
     plan = check(configuration(model, way), has_environment=True)
     folder = plan.open_folder()

@@ -107,10 +107,10 @@ def measure(way: str, model: Path) -> list[tuple[str, str, int, list[float], lis
 def prepared(way: str, model: Path) -> Iterator[Any]:
     """The trainer of a run, with a vLLM server of its own if that is its way."""
     from aitrain.environment.runner import EnvRunner
+    from aitrain.jobs.grpo import Job, prepare
     from aitrain.launch.managed_server import managed_server
     from aitrain.launch.preflight import check
     from aitrain.options.train import TrainConfig
-    from aitrain.training.run import Job, prepare
     from benchmarks.quiet_training import SETTINGS
 
     where = {"model": str(model), "output_dir": str(model / "runs"), "project_name": way, "eval_cases": 0}

@@ -19,7 +19,7 @@ from aitrain.batch import plan_batch
 from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.resource_estimate import MIB, DeviceMemory, estimate_memory
 from aitrain.options.train import TrainConfig
-from aitrain.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder
 from benchmarks.measuring import ROOT, options, run, spread
 from benchmarks.overhead import SURROUNDINGS, in_new_process
 
@@ -118,7 +118,7 @@ def trained(config: TrainConfig) -> float:
     """MiB that a process took at most."""
     folder = RunFolder.create(config)
     folder.write_config(config)
-    return run([sys.executable, "-P", "-m", "aitrain.training.worker", str(folder.path)]).peak_mib
+    return run([sys.executable, "-P", "-m", "aitrain.jobs.worker", str(folder.path)]).peak_mib
 
 
 if __name__ == "__main__":

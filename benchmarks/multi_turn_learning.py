@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from aitrain import Score
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from benchmarks.measuring import options, positive, spread
 from benchmarks.overhead import SURROUNDINGS
 from benchmarks.quiet_training import train

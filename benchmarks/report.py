@@ -36,8 +36,8 @@ NEEDLE = "Xylophonist"
 WRITE = """
 import sys
 from pathlib import Path
-from aitrain.report.report_writer import ReportWriter
-from aitrain.run_folder import RunFolder
+from aitrain.ui.report_writer import ReportWriter
+from aitrain.runs.run_folder import RunFolder
 def tell(event):
     raise SystemExit(str(event))
 ReportWriter(RunFolder(Path(sys.argv[1]))).write(tell)

@@ -80,8 +80,8 @@ def _options() -> argparse.Namespace:
 def player(folder: Path) -> Iterator[Play]:
     """`play(number)` plays so many episodes as a step of training does."""
     from aitrain.environment.runner import EnvRunner
-    from aitrain.run_folder import RunFolder
-    from aitrain.training.run import Job, prepare
+    from aitrain.jobs.grpo import Job, prepare
+    from aitrain.runs.run_folder import RunFolder
 
     batch = {"batch_size": FEW, "rl_prompts_per_step": 2, "rl_num_generations": 4}
     config = TrainConfig(**SETTINGS, **batch, rl_max_new_tokens=8, eval_cases=0, output_dir=str(folder))

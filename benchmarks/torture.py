@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aitrain.checkpoint import STAGING, check_whole, checkpoints_of
-from aitrain.run_folder import RunFolder, read_lines
-from aitrain.watchdog import descendants
+from aitrain.runs.checkpoint import STAGING, check_whole, checkpoints_of
+from aitrain.runs.run_folder import RunFolder, read_lines
+from aitrain.runs.watchdog import descendants
 from benchmarks.measuring import ROOT, options, positive
 
 TIMES = {"seconds", "step_time", "tokens_per_second"} | {

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aitrain.launch.vllm_server import MODEL_NAME, ServerConfig, VLLMServer
 from aitrain.options.train import TrainConfig
+from aitrain.vllm.server_process import MODEL_NAME, ServerConfig, VLLMServer
 from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS, in_new_process
 from benchmarks.shapes import QWEN_HALF_B, make_model
@@ -94,9 +94,9 @@ def served(case: Case, policy: Any, folder: Path) -> Iterator[Any]:
     from accelerate import PartialState
 
     from aitrain.engines.server import VLLMServerEngine
-    from aitrain.engines.vllm_client import VLLMClient
     from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
     from aitrain.training.model import model_path
+    from aitrain.vllm.client import VLLMClient
 
     by_adapter = folder.name == "adapter"
     size = sum(weight.numel() * weight.element_size() for weight in policy.parameters())

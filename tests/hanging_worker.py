@@ -16,7 +16,7 @@ from pathlib import Path
 
 from aitrain import activity
 from aitrain.events import Ended, Phase, Started, encode
-from aitrain.watchdog import DUMP
+from aitrain.runs.watchdog import DUMP
 
 
 def lock() -> None:

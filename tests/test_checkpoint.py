@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.checkpoint import (
+from aitrain.runs.checkpoint import (
     Best,
     Manifest,
     check_whole,
@@ -20,7 +20,7 @@ from aitrain.checkpoint import (
     seal,
     step_of,
 )
-from aitrain.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder
 
 
 class Killed(Exception):

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from aitrain.checkpoint import read_manifest, rewind
-from aitrain.report.report_writer import ReportWriter, page_data
-from aitrain.report.run_registry import RunRegistry
-from aitrain.report.summary import scores
-from aitrain.run_folder import Result, RunFolder
+from aitrain.runs.checkpoint import read_manifest, rewind
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.run_folder import Result, RunFolder
 from aitrain.runs.run_list import look
+from aitrain.ui.report_writer import ReportWriter, page_data
+from aitrain.ui.run_registry import RunRegistry
+from aitrain.ui.summary import scores
 
 OLD_RUN = Path(__file__).parent / "data" / "old_run"
 

@@ -17,7 +17,7 @@ from aitrain.options.option import options_of
 from aitrain.options.other_names import ADVICE
 from aitrain.options.reading import read_file, resolve
 from aitrain.options.yaml_text import read_yaml, write_yaml
-from aitrain.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder
 from tests.conftest import case_name, write
 
 AITRAINING = {

@@ -11,7 +11,6 @@ import pytest
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
-from aitrain.checkpoint import MANIFEST, Manifest, seal
 from aitrain.cli.grpo import plan_lines
 from aitrain.launch import resource_check
 from aitrain.launch.nvidia import visible_gpus
@@ -19,6 +18,7 @@ from aitrain.launch.preflight import RunPlan, check, training_gpus
 from aitrain.options.trl_effects import OF_GENERATE, OF_NCCL, check_trl_effects
 from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, trl_fields, words_of
 from aitrain.packages import installed
+from aitrain.runs.checkpoint import MANIFEST, Manifest, seal
 from tests.conftest import write
 
 ENVIRONMENT = "class Env:\n    def build_dataset(self, tokenizer): ...\n    def score_episode(self): ...\n"

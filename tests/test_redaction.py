@@ -11,7 +11,7 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.launch.preflight import check
 from aitrain.redaction import MASK, is_secret_name, redact, redact_file, secret_values, without_secrets
-from aitrain.report import card
+from aitrain.ui import card
 
 VALUE = 'se"cr\\et value\nwith ä'
 

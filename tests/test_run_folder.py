@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.run_folder import RunFolder, append_lines, forget, read_lines, to_jsonable, write_text
+from aitrain.runs.run_folder import RunFolder, append_lines, forget, read_lines, to_jsonable, write_text
 
 
 def config(folder: Path, **options: str) -> TrainConfig:
@@ -95,9 +95,9 @@ def test_plain_values_are_json() -> None:
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aitrain.run_folder.WAIT_FOR_OTHERS", 0.3)
+    monkeypatch.setattr("aitrain.runs.run_folder.WAIT_FOR_OTHERS", 0.3)
     code = (
-        "import sys, pathlib; from aitrain.run_folder import RunFolder\n"
+        "import sys, pathlib; from aitrain.runs.run_folder import RunFolder\n"
         f"with RunFolder(pathlib.Path({str(tmp_path)!r})).run_lock(): print('in', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from aitrain.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
-from aitrain.run_folder import RunFolder, append_lines, read_object, write_json
+from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
+from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from aitrain.runs.run_list import TAIL, look, runs_in
 from tests.conftest import write
 

@@ -18,7 +18,7 @@ from aitrain.options.option import Option, options_of
 from aitrain.options.schema import json_schema
 from aitrain.options.section import sections_of
 from aitrain.options.yaml_text import read_yaml
-from aitrain.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder
 from tests import properties
 
 ROOT = Path(__file__).parents[1]

@@ -15,15 +15,15 @@ from rich.live import Live
 from rich.text import Text
 
 from aitrain.events import Ended, Evaluated, Event, Failed, Note, Phase, Step
-from aitrain.report import terminal
-from aitrain.report.block import Block, can_be_drawn_over
-from aitrain.report.dashboard import Dashboard, step_line
-from aitrain.report.duration import duration
-from aitrain.report.escape_controls import escape_controls
-from aitrain.report.log_tail import LogTail
-from aitrain.report.plot import ASCII, curve, sparkline
-from aitrain.report.terminal import Screen, last_line, show_result
-from aitrain.run_folder import Result
+from aitrain.runs.run_folder import Result
+from aitrain.ui import terminal
+from aitrain.ui.block import Block, can_be_drawn_over
+from aitrain.ui.dashboard import Dashboard, step_line
+from aitrain.ui.duration import duration
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.log_tail import LogTail
+from aitrain.ui.plot import ASCII, curve, sparkline
+from aitrain.ui.terminal import Screen, last_line, show_result
 from tests.screens import Terminal
 
 TIMES = {"step": 0.6, "generate": 0.25, "environment": 0.05, "optimize": 0.3}

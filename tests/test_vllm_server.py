@@ -21,12 +21,13 @@ import aitrain
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.events import Event, Note
 from aitrain.launch import managed_server as managed_server_module
-from aitrain.launch import preflight, vllm_server
+from aitrain.launch import preflight
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.vllm_server import MODEL_NAME, ServerConfig, VLLMServer
 from aitrain.options.train import TrainConfig
-from aitrain.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder
+from aitrain.vllm import server_process as vllm_server
+from aitrain.vllm.server_process import MODEL_NAME, ServerConfig, VLLMServer
 
 FAKE = """
 import json, os, signal, subprocess, sys, time
@@ -61,7 +62,7 @@ HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 PARENT = """
 import signal, sys
 from pathlib import Path
-from aitrain.launch.vllm_server import ServerConfig, VLLMServer
+from aitrain.vllm.server_process import ServerConfig, VLLMServer
 
 signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
 plan = ServerConfig("model", Path("vllm-server.log"), program=(sys.executable, "fake.py", "healthy"))

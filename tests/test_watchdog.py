@@ -16,16 +16,17 @@ from typing import Any
 import psutil
 import pytest
 
-from aitrain import activity, watchdog
+from aitrain import activity
 from aitrain.activity import SLOT, Activity, Snapshot, read
 from aitrain.events import Ended, Event, Failed
-from aitrain.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
 from aitrain.launch import processes
 from aitrain.launch.processes import Processes
 from aitrain.options.train import TrainConfig
-from aitrain.run_folder import RunFolder, read_object, write_json
+from aitrain.runs import watchdog
+from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, sign_of_life
+from aitrain.runs.run_folder import RunFolder, read_object, write_json
 from aitrain.runs.run_list import look
-from aitrain.watchdog import IdleClock, Stall, Watchdog, descendants, message, waits_for_another_rank
+from aitrain.runs.watchdog import IdleClock, Stall, Watchdog, descendants, message, waits_for_another_rank
 from tests.hanging_worker import HANGS
 
 WORKER = Path(__file__).with_name("hanging_worker.py")
@@ -348,8 +349,8 @@ import sys, threading
 from pathlib import Path
 from aitrain import activity
 from aitrain.options.train import TrainConfig
-from aitrain.run_folder import RunFolder
-from aitrain.training.worker import _own_watchdog
+from aitrain.runs.run_folder import RunFolder
+from aitrain.jobs.worker import _own_watchdog
 activity.own.enter("training")
 _own_watchdog(RunFolder(Path({str(tmp_path)!r})), TrainConfig(stall_timeout=0.3)).start()
 threading.Event().wait()

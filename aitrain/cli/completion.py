@@ -93,6 +93,6 @@ def _shell() -> str:
 
 def run_names() -> list[str]:
     """The runs of the folder in which they are made by default."""
-    from aitrain.run_folder import RUNS
+    from aitrain.runs.run_folder import RUNS
 
     return sorted(status.parent.name for status in Path(RUNS).glob("*/status.json"))

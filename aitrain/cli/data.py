@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from aitrain.errors import ConfigError
-from aitrain.run_folder import write_text
+from aitrain.runs.run_folder import write_text
 
 data = typer.Typer(
     help="Bring datasets into the form that the bundled environments read.",

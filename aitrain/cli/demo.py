@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from aitrain.cli.verbosity import Verbosity
-from aitrain.run_folder import RUNS
+from aitrain.runs.run_folder import RUNS
 
 
 def demo(

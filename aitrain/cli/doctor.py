@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.run_folder import RUNS
+from aitrain.runs.run_folder import RUNS
 
 if TYPE_CHECKING:
     from aitrain.launch.doctor import Finding

@@ -151,7 +151,7 @@ def _unknown_flag(flag: str, context: typer.Context) -> str:
 
 def _tell(message: str, code: int, error: BaseException) -> int:
     from aitrain.redaction import redact
-    from aitrain.report.escape_controls import escape_controls
+    from aitrain.ui.escape_controls import escape_controls
 
     message = redact(message)
     print(message if message.startswith("Usage:") else f"aitrain: {escape_controls(message)}", file=sys.stderr)

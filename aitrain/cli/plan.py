@@ -26,9 +26,9 @@ from aitrain.launch.resource_estimate import MIB, PROMPT, estimate_disk, estimat
 from aitrain.options.documentation import help_text
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.report.duration import duration
-from aitrain.run_folder import RunFolder, read_object
 from aitrain.runs.metrics_line import read_metrics
+from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.ui.duration import duration
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 """Of ru_maxrss, in bytes."""

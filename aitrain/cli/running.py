@@ -8,18 +8,18 @@ from contextlib import suppress
 
 from rich.console import Console
 
-from aitrain.checkpoint import checkpoints_of, step_of
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
-from aitrain.report.escape_controls import escape_controls
-from aitrain.report.log_tail import LogTail
-from aitrain.report.report_writer import ReportWriter
-from aitrain.report.summary import scores
-from aitrain.report.terminal import Screen, last_line, show_result
-from aitrain.run_folder import Result, RunFolder, read_lines
+from aitrain.runs.checkpoint import checkpoints_of, step_of
+from aitrain.runs.run_folder import Result, RunFolder, read_lines
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.log_tail import LogTail
+from aitrain.ui.report_writer import ReportWriter
+from aitrain.ui.summary import scores
+from aitrain.ui.terminal import Screen, last_line, show_result
 
 
 def start(plan: RunPlan, verbosity: Verbosity) -> int:

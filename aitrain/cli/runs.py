@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.report.duration import duration
-from aitrain.run_folder import RUNS
+from aitrain.runs.run_folder import RUNS
+from aitrain.ui.duration import duration
 
 if TYPE_CHECKING:
     from aitrain.runs.run_list import Run

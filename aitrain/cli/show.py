@@ -66,7 +66,7 @@ def show(
 
 
 def _folder(run: str) -> Path:
-    from aitrain.report.run_registry import is_run, places
+    from aitrain.ui.run_registry import is_run, places
 
     (place,) = places([run])
     if not is_run(place):
@@ -75,8 +75,8 @@ def _folder(run: str) -> Path:
 
 
 def _numbers(rollouts: RolloutIndex, asked: Asked) -> list[int]:
-    from aitrain.report.episodes import Query, find
-    from aitrain.report.transcript import worst
+    from aitrain.ui.episodes import Query, find
+    from aitrain.ui.transcript import worst
 
     steps = sorted({entry.step for entry in rollouts.entries if not entry.eval_phase})
     if asked.step is not None and asked.step not in steps:
@@ -96,7 +96,7 @@ def _numbers(rollouts: RolloutIndex, asked: Asked) -> list[int]:
 
 def _print_json(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
     """In ASCII, so that nothing in it is a command to a terminal."""
-    from aitrain.report.summary import summary
+    from aitrain.ui.summary import summary
 
     if numbers is None:
         typer.echo(json.dumps(summary(folder, rollouts), indent=2))
@@ -111,7 +111,7 @@ def _print_json(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None)
 def _print(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
     from rich.console import Console
 
-    from aitrain.report.transcript import episodes, overview
+    from aitrain.ui.transcript import episodes, overview
 
     console = Console(highlight=False)
     if numbers is None:

@@ -14,8 +14,8 @@ from aitrain.cli.completion import run_names
 from aitrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from aitrain.report.run_registry import RunRegistry
-    from aitrain.report.server import PageServer
+    from aitrain.ui.run_registry import RunRegistry
+    from aitrain.ui.server import PageServer
 
 PORT = 8765
 TRIES = 20
@@ -32,7 +32,7 @@ def view(
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> int:
     """Show runs as a page in the browser, on 127.0.0.1 only."""
-    from aitrain.report.run_registry import RunRegistry, places  # here, because no other command needs what it imports
+    from aitrain.ui.run_registry import RunRegistry, places  # here, because no other command needs what it imports
 
     with _server(RunRegistry(places(runs or [])), port) as server:
         typer.echo(f"{server.address}  (Ctrl-C ends it)")
@@ -47,7 +47,7 @@ def view(
 
 
 def _server(registry: RunRegistry, port: int | None) -> PageServer:
-    from aitrain.report.server import PageServer
+    from aitrain.ui.server import PageServer
 
     tried = range(PORT, PORT + TRIES) if port is None else [port]
     for number in tried:

@@ -35,12 +35,12 @@ from typing import Any, TypeVar, cast
 from accelerate.utils import gather_object
 
 from aitrain import activity
-from aitrain.engines.vllm_client import VLLMClient
 from aitrain.engines.weight_sync import WeightSync
 from aitrain.errors import RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
 from aitrain.rollout.limits import EndOfTurn
+from aitrain.vllm.client import VLLMClient
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aitrain.engines import tied_head
-from aitrain.engines.vllm_client import VLLMClient
 from aitrain.engines.weight_sync import PUSHED, weight_version_of
 from aitrain.errors import ConfigError, RunFailed, ServerGoneError, ServerRefusedError, ServerTimeoutError
-from aitrain.vllm_ranks import RANKS, served_rank
+from aitrain.vllm.adapter_ranks import RANKS, served_rank
+from aitrain.vllm.client import VLLMClient
 
 CHECK_SECONDS = 60.0
 """Deadline of each question, one of which may be the server's first completion."""

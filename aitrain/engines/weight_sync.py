@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from transformers.utils import logging
 
 from aitrain.engines.merged_weights import merged_weights
-from aitrain.engines.vllm_client import VLLMClient
 from aitrain.errors import RunFailed, ServerRefusedError
+from aitrain.vllm.client import VLLMClient
 
 TRIES = 3
 """Attempts to lock the folder of the weights."""

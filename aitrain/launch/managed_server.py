@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from aitrain.errors import RunFailed
 from aitrain.events import Announce, Note, Phase
 from aitrain.launch.preflight import RunPlan, starts_server
-from aitrain.launch.vllm_server import ServerConfig, VLLMServer
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE
-from aitrain.run_folder import RunFolder, write_json
+from aitrain.runs.run_folder import RunFolder, write_json
+from aitrain.vllm.server_process import ServerConfig, VLLMServer
 
 LOOK = 0.5
 """Seconds between two checks whether the server lives."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aitrain.run_folder import read_object
+from aitrain.runs.run_folder import read_object
 
 TINY = Path(__file__).resolve().parents[1] / "tiny_model"
 HEADER = 100 << 20

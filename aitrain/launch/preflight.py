@@ -12,15 +12,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from aitrain.batch import BatchPlan, plan_batch
-from aitrain.checkpoint import (
-    PREFIX,
-    changed_options,
-    check_whole,
-    is_named_checkpoint,
-    newest_checkpoint,
-    read_manifest,
-    refuse_changes,
-)
 from aitrain.environment.locator import EnvSource, check_by_reading, find_env
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.nvidia import visible_gpus
@@ -32,7 +23,16 @@ from aitrain.options.trl_effects import check_trl_effects
 from aitrain.options.trl_fields import check_trl_fields, words_of
 from aitrain.packages import installed
 from aitrain.redaction import encoded_forms, secret_values
-from aitrain.run_folder import RunFolder
+from aitrain.runs.checkpoint import (
+    PREFIX,
+    changed_options,
+    check_whole,
+    is_named_checkpoint,
+    newest_checkpoint,
+    read_manifest,
+    refuse_changes,
+)
+from aitrain.runs.run_folder import RunFolder
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
 

@@ -20,17 +20,17 @@ from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
-from aitrain.heartbeat import sign_of_life
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan
 from aitrain.machine import usable_cores
 from aitrain.redaction import disable_telemetry, redact_file
-from aitrain.run_folder import RunFolder
-from aitrain.watchdog import Stall, Watchdog, ask_for_stacks, descendants, message, waits_for_another_rank
+from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, descendants, message, waits_for_another_rank
 
 PYTHON = [sys.executable, "-P"]
 """`-P` keeps the working directory off the path: a folder named `vllm` there must not hide the library."""
-WORKER = "aitrain.training.worker"
+WORKER = "aitrain.jobs.worker"
 PATIENCE = 60.0
 """Seconds that a process gets to exit after it reported its end."""
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"

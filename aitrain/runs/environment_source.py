@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from aitrain.redaction import source_without_secrets
-from aitrain.run_folder import write_text
+from aitrain.runs.run_folder import write_text
 
 MOST_FILES = 50
 LONGEST_FILE = 200_000

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aitrain.run_folder import read_lines, to_jsonable
 from aitrain.runs.json_values import JsonObject, as_float, as_int
+from aitrain.runs.run_folder import read_lines, to_jsonable
 
 SCHEMA = 1
 """Version of the format that is written."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from aitrain.run_folder import read_lines, to_jsonable
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_objects, as_text
+from aitrain.runs.run_folder import read_lines, to_jsonable
 
 SCHEMA = 1
 """Version of the format that is written."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aitrain.errors import ConfigError
-from aitrain.heartbeat import SILENCE, is_alive, silence
-from aitrain.run_folder import RunFolder, read_object
+from aitrain.runs.heartbeat import SILENCE, is_alive, silence
 from aitrain.runs.json_values import JsonObject, as_float, as_int, parse_object
 from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.run_folder import RunFolder, read_object
 
 TAIL = 1 << 17
 """Bytes at either end of metrics.jsonl that are searched for the first and the last reward."""

@@ -16,11 +16,11 @@ from accelerate import PartialState
 from accelerate.utils import reduce
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from aitrain.checkpoint import Best
 from aitrain.errors import Interrupted
 from aitrain.events import Announce, Step
-from aitrain.heartbeat import Progress
 from aitrain.options.train import TrainConfig
+from aitrain.runs.checkpoint import Best
+from aitrain.runs.heartbeat import Progress
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.training.run_recorder import RunRecorder
 

@@ -16,9 +16,9 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from aitrain.errors import EnvironmentFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
-from aitrain.run_folder import RunFolder, to_jsonable
 from aitrain.runs.held_out import Scoring, by_case, mean_score
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.run_folder import RunFolder, to_jsonable
 from aitrain.training.dataset import Cases
 from aitrain.training.episode_record import episode_record
 from aitrain.training.policy_rollouts import PolicyRollouts

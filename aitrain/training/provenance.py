@@ -14,8 +14,8 @@ import torch
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.run_folder import RunFolder, write_json
 from aitrain.runs.environment_source import class_file, keep_source
+from aitrain.runs.run_folder import RunFolder, write_json
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from aitrain.checkpoint import read_manifest, rewind
-from aitrain.run_folder import RunFolder, append_lines, sync
+from aitrain.runs.checkpoint import read_manifest, rewind
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.run_folder import RunFolder, append_lines, sync
 
 
 class RunRecorder:

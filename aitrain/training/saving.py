@@ -6,9 +6,9 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from aitrain.checkpoint import STAGING, publish
 from aitrain.options.train import TrainConfig
-from aitrain.run_folder import RunFolder
+from aitrain.runs.checkpoint import STAGING, publish
+from aitrain.runs.run_folder import RunFolder
 from aitrain.training.model import load_model
 from aitrain.training.trainer import EpisodeTrainer
 

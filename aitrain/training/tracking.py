@@ -29,8 +29,8 @@ from aitrain.events import Evaluated
 from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import without_secrets
-from aitrain.run_folder import RunFolder
 from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
+from aitrain.runs.run_folder import RunFolder
 
 PROJECT = "aitrain"
 """What runs are kept under, where the tracker's own variable does not say."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.run_folder import append_lines, read_lines
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
+from aitrain.runs.run_folder import append_lines, read_lines
 
 STEP = MetricsLine(step=2, seconds=1.5, reward=0.25, values={"loss": 0.5, "env/tries": 2.0})
 SCORING = MetricsLine(step=2, eval_score=0.5, eval_greedy=0.75, eval_cases=8, eval_samples=2)

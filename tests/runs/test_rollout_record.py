@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from aitrain.run_folder import append_lines
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_record import (
     LONGEST_COLUMN,
@@ -19,6 +18,7 @@ from aitrain.runs.rollout_record import (
     read_rollouts,
     row_columns,
 )
+from aitrain.runs.run_folder import append_lines
 
 TOOL: JsonObject = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
 PROMPT: list[JsonObject] = [{"role": "user", "content": "What is an oak?"}]

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.events import Event
+from aitrain.jobs.grpo import Job, part_in_peace, run
+from aitrain.jobs.worker import exit_now
 from aitrain.options.train import TrainConfig
-from aitrain.run_folder import RunFolder
-from aitrain.training.run import Job, part_in_peace, run
+from aitrain.runs.run_folder import RunFolder
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.training.worker import exit_now
 
 ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
 
@@ -125,7 +125,7 @@ def ignore(event: Event) -> None:
 
 
 def main(model: str, out: Path) -> None:
-    import aitrain.training.run as module
+    import aitrain.jobs.grpo as module
 
     module.EpisodeTrainer = ScriptedTrainer  # type: ignore[misc]
     for loss, environment in KINDS:

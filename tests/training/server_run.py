@@ -21,10 +21,10 @@ import trl.generation.vllm_generation as vllm_generation
 from transformers import AutoTokenizer
 
 from aitrain.events import Event
+from aitrain.jobs.grpo import Job, part_in_peace, run
+from aitrain.jobs.worker import exit_now
 from aitrain.options.train import TrainConfig
-from aitrain.run_folder import RunFolder, append_lines
-from aitrain.training.run import Job, part_in_peace, run
-from aitrain.training.worker import exit_now
+from aitrain.runs.run_folder import RunFolder, append_lines
 
 
 class Echo:

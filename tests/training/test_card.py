@@ -16,9 +16,9 @@ from markdown import markdown
 
 from aitrain import Result, TrainConfig
 from aitrain.options.reading import as_command
-from aitrain.report import card as cards
-from aitrain.report.card import escaped, fenced
-from aitrain.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder
+from aitrain.ui import card as cards
+from aitrain.ui.card import escaped, fenced
 from tests.conftest import Run, write
 from tests.environments.vowels import Vowels
 

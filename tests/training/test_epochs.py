@@ -15,7 +15,7 @@ from trl.trainer.utils import RepeatSampler
 
 from aitrain import ConfigError, Result, TrainConfig
 from aitrain.batch import BatchPlan, CaseSchedule, schedule_cases
-from aitrain.run_folder import RunFolder, read_lines
+from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.training.epochs import CaseSampler
 from aitrain.training.trl_arguments import fit_warmup, grpo_arguments, grpo_config
 from tests.environments.vowels import Vowels

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from tests.training.conftest import weights
 from tests.training.server_run import turns_of
 

@@ -15,12 +15,12 @@ import pytest
 from rich.console import Console
 
 from aitrain import Result, Score
-from aitrain.report.summary import held_out_curve, scores, summary
-from aitrain.report.terminal import score_table
-from aitrain.run_folder import RunFolder, read_lines
 from aitrain.runs.rollout_index import RolloutIndex
+from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.training.dataset import Cases
 from aitrain.training.evaluation import recorded_before
+from aitrain.ui.summary import held_out_curve, scores, summary
+from aitrain.ui.terminal import score_table
 from tests.environments.dictionary_lookup import DictionaryLookup
 from tests.environments.vowels import Vowels
 from tests.test_old_run import OLD_RUN

@@ -32,14 +32,16 @@ from aitrain.environment.locator import find_env
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
 from aitrain.errors import AitrainError
 from aitrain.execution.processes import ProcessPool
+from aitrain.jobs import grpo as run
+from aitrain.jobs import worker
 from aitrain.launch import managed_server, preflight, processes
 from aitrain.launch.processes import Processes
 from aitrain.options.documentation import help_text
 from aitrain.options.option import Option, options_of
 from aitrain.options.reading import resolve
 from aitrain.redaction import TELEMETRY_OFF
-from aitrain.run_folder import RunFolder
-from aitrain.training import hub, model, run, worker
+from aitrain.runs.run_folder import RunFolder
+from aitrain.training import hub, model
 from aitrain.training.callbacks import EvalCallback, EvalState
 from aitrain.training.evaluation import HeldOut
 from aitrain.training.model import Precision, choose_precision

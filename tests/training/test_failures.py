@@ -20,7 +20,7 @@ import torch
 
 import aitrain
 from aitrain import Result, TrainConfig
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from aitrain.training.trainer import EpisodeTrainer
 from tests.environments.ill import SHARES, illness_of
 

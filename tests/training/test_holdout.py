@@ -10,7 +10,7 @@ import pytest
 
 from aitrain import Result, TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from aitrain.training.dataset import Cases, DatasetSplit, PromptLimit, split
 from aitrain.training.holdout import hold_out
 from aitrain.training.model import load_tokenizer

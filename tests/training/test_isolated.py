@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import EnvironmentFailed, Result, Score
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 
 Train = Callable[..., Result]
 

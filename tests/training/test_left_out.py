@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-import aitrain.training.run
+import aitrain.jobs.grpo
 from aitrain import Result
 from aitrain.rollout.episode import STOPS, Episode
 from aitrain.rollout.trajectory import Trajectory
@@ -35,7 +35,7 @@ PLAIN_STEPS = {
 @pytest.fixture
 def scripted(train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Runs whose completions are written down: the same for a case whatever the batch. Three steps without momentum."""
-    monkeypatch.setattr(aitrain.training.run, "EpisodeTrainer", ScriptedTrainer)
+    monkeypatch.setattr(aitrain.jobs.grpo, "EpisodeTrainer", ScriptedTrainer)
     return lambda environment, **options: train(environment, **PLAIN_STEPS, **options)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from tests.training.conftest import difference
 
 HERE = Path(__file__).parent

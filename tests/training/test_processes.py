@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from aitrain.heartbeat import BEAT
-from aitrain.run_folder import read_lines, read_object
+from aitrain.runs.heartbeat import BEAT
+from aitrain.runs.run_folder import read_lines, read_object
 from aitrain.runs.run_list import look
 from tests.training.conftest import difference
 
@@ -65,7 +65,7 @@ def workers_in(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            is_worker = b"aitrain.training.worker" in (process / "cmdline").read_bytes()
+            is_worker = b"aitrain.jobs.worker" in (process / "cmdline").read_bytes()
             if is_worker and (process / "cwd").resolve() == folder.resolve():
                 found.append(int(process.name))
         except OSError:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from aitrain import Result
-from aitrain.run_folder import RunFolder, read_lines
 from aitrain.runs.environment_source import read_source
 from aitrain.runs.metrics_line import SCHEMA as METRICS_SCHEMA
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.rollout_record import SCHEMA, RolloutRecord, read_rollouts
+from aitrain.runs.run_folder import RunFolder, read_lines
 from tests.environments import dictionary_lookup
 from tests.environments.dictionary_lookup import WORDS, DictionaryLookup
 

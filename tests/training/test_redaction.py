@@ -12,7 +12,7 @@ import pytest
 
 from aitrain import Result, TrainConfig
 from aitrain.redaction import MASK, TELEMETRY_OFF
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from tests.environments.leaky import SECRETS, Leaky
 from tests.training.test_processes import workers_in
 

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from aitrain import ConfigError, Result
-from aitrain.checkpoint import MANIFEST, Manifest, checkpoints_of, read_manifest, seal, step_of
 from aitrain.errors import Interrupted, RunFailed
-from aitrain.run_folder import RunFolder, append_lines, read_lines
+from aitrain.runs.checkpoint import MANIFEST, Manifest, checkpoints_of, read_manifest, seal, step_of
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.run_folder import RunFolder, append_lines, read_lines
 from aitrain.training.run_recorder import RunRecorder
 from tests.environments.vowels import Vowels
 

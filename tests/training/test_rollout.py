@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from aitrain.training.trainer import EpisodeTrainer
 
 Train = Callable[..., Result]

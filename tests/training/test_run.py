@@ -15,7 +15,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain import ConfigError, EnvironmentFailed, Result
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from tests.environments.vowels import ChatVowels, Vowels
 from tests.training.conftest import difference, weights
 

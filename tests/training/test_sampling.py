@@ -23,7 +23,7 @@ from aitrain.engines.hf_sampling import LocalSampling
 from aitrain.engines.sampling import Sampling
 from aitrain.launch.sampling_note import note_on_truncation
 from aitrain.rollout.stop_strings import StopStrings
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from aitrain.training.scopes import replaced
 from tests.environments.vowels import Vowels
 

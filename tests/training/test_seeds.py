@@ -15,7 +15,7 @@ from aitrain.environment.seeds import EpisodeSeeds, SampleSeed, derived_seed
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from tests.training.conftest import difference
 from tests.training.small_server import SmallServer
 from tests.training.test_resume import as_if_killed_after

@@ -35,13 +35,13 @@ from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
-from aitrain.engines.vllm_client import VLLMClient
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed, ServerFailed
 from aitrain.rollout.engine import Completion, GenerationRequest
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.model import TINY_MODEL
+from aitrain.vllm.client import VLLMClient
 
 END = 258
 ALONE = SimpleNamespace(is_main_process=True)

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from trl.chat_template_utils import add_response_schema
 
 from aitrain import Result
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.model import TINY_MODEL
 from aitrain.training.trainer import EpisodeTrainer

@@ -15,17 +15,19 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from aitrain import Result, RunFailed, activity, notebook, watchdog
+from aitrain import Result, RunFailed, activity, notebook
 from aitrain.activity import SLOT, Activity
 from aitrain.engines import colocated
 from aitrain.engines import server as served
-from aitrain.engines.vllm_client import VLLMClient
-from aitrain.run_folder import RunFolder, read_object
+from aitrain.jobs import grpo as run
+from aitrain.runs import watchdog
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import look
-from aitrain.training import checkpoints, evaluation, run, saving, tracking, trainer
+from aitrain.runs.watchdog import Watchdog
+from aitrain.training import checkpoints, evaluation, saving, tracking, trainer
 from aitrain.training.model import count_forward_passes
 from aitrain.training.trainer import EpisodeTrainer
-from aitrain.watchdog import Watchdog
+from aitrain.vllm.client import VLLMClient
 
 Train = Callable[..., Result]
 

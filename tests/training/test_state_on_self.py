@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aitrain import Result
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]

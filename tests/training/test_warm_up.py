@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from aitrain import Result, RunFailed
+from aitrain.jobs import grpo as run
 from aitrain.rollout.episode import Limits
-from aitrain.run_folder import read_lines
-from aitrain.training import run, warm_up
+from aitrain.runs.run_folder import read_lines
+from aitrain.training import warm_up
 from aitrain.training.trainer import EpisodeTrainer
 from tests.training.conftest import difference
 

@@ -15,7 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from aitrain.rollout.stop_strings import StopStrings
-from aitrain.run_folder import read_lines
+from aitrain.runs.run_folder import read_lines
 from aitrain.training.model import TINY_MODEL
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")

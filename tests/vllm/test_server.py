@@ -19,8 +19,8 @@ import pytest
 from trl.generation.vllm_client import VLLMClient
 
 from aitrain.engines.colocated import set_deadline
-from aitrain.run_folder import Result
-from aitrain.vllm_ranks import RANKS
+from aitrain.runs.run_folder import Result
+from aitrain.vllm.adapter_ranks import RANKS
 from tests.vllm.test_colocated import ASKS, DEMO, check_agreement, run
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")

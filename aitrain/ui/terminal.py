@@ -13,13 +13,13 @@ from rich.text import Text
 
 from aitrain.events import Evaluated, Event, Note, Phase, Step
 from aitrain.redaction import redact
-from aitrain.report.block import Block, can_be_drawn_over
-from aitrain.report.dashboard import Dashboard, evaluated_line, number, step_line
-from aitrain.report.duration import duration
-from aitrain.report.escape_controls import escape_controls
-from aitrain.report.plot import ASCII, BLOCKS, curve
-from aitrain.run_folder import Result, RunFolder
 from aitrain.runs.held_out import ScoreTable, interval_texts
+from aitrain.runs.run_folder import Result, RunFolder
+from aitrain.ui.block import Block, can_be_drawn_over
+from aitrain.ui.dashboard import Dashboard, evaluated_line, number, step_line
+from aitrain.ui.duration import duration
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.plot import ASCII, BLOCKS, curve
 
 LINE_EVERY = 10.0
 """Seconds between two progress lines in a pipe or in CI."""

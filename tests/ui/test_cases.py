@@ -7,13 +7,13 @@ from typing import Any
 
 from rich.console import Console
 
-from aitrain.report.cases import case_rows
-from aitrain.report.episodes import Query, find
-from aitrain.report.summary import held_out_curve, scores
-from aitrain.report.transcript import episodes
-from aitrain.run_folder import RunFolder
 from aitrain.runs.rollout_index import RolloutIndex
-from tests.report.conftest import record, write_run
+from aitrain.runs.run_folder import RunFolder
+from aitrain.ui.cases import case_rows
+from aitrain.ui.episodes import Query, find
+from aitrain.ui.summary import held_out_curve, scores
+from aitrain.ui.transcript import episodes
+from tests.ui.conftest import record, write_run
 
 
 def read(folder: Path, records: list[dict[str, Any]]) -> RolloutIndex:

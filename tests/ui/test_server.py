@@ -19,12 +19,12 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from aitrain.errors import ConfigError
-from aitrain.report import episodes
-from aitrain.report.run_registry import OpenRun, RunRegistry, places
-from aitrain.report.server import PageServer
-from aitrain.run_folder import append_lines
-from tests.report.conftest import record, said, write_run
+from aitrain.runs.run_folder import append_lines
+from aitrain.ui import episodes
+from aitrain.ui.run_registry import OpenRun, RunRegistry, places
+from aitrain.ui.server import PageServer
 from tests.test_old_run import OLD_RUN
+from tests.ui.conftest import record, said, write_run
 
 Serve = Callable[..., PageServer]
 Answer = tuple[int, dict[str, str], bytes]

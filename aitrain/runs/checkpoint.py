@@ -23,9 +23,9 @@ from aitrain.errors import CheckpointDamagedError, ConfigError
 from aitrain.options.option import options_of
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.run_folder import RunFolder, forget, sync, to_json_object, write_json
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.run_folder import RunFolder, forget, sync, to_json_object, write_json
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from aitrain.report.run_registry import RunRegistry
-from aitrain.report.server import PageServer
+from aitrain.ui.run_registry import RunRegistry
+from aitrain.ui.server import PageServer
 
 SHORT = [
     "--rl-prompts-per-step=4", "--rl-num-generations=4", "--batch-size=16", "--rl-max-new-tokens=8", "--lr=4e-4",

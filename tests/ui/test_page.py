@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-import aitrain.report.report_writer as writing
+import aitrain.ui.report_writer as writing
 from aitrain.events import Event, Note, Step
-from aitrain.report.page import SCRIPTS, STYLES, as_inert_json, asset, self_contained
-from aitrain.report.report_writer import MOST_CASES, ReportWriter, page_data
-from aitrain.report.summary import POINTS, curves, summary
-from aitrain.run_folder import RunFolder, append_lines, read_lines
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_index import RolloutIndex
-from tests.report.conftest import SHORT, record, said, write_run
+from aitrain.runs.run_folder import RunFolder, append_lines, read_lines
+from aitrain.ui.page import SCRIPTS, STYLES, as_inert_json, asset, self_contained
+from aitrain.ui.report_writer import MOST_CASES, ReportWriter, page_data
+from aitrain.ui.summary import POINTS, curves, summary
+from tests.ui.conftest import SHORT, record, said, write_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><!-- &amp; \u2028\u2029 \ud800 \x00"
 
@@ -114,8 +114,8 @@ def test_the_picture_is_drawn_where_matplotlib_is(real_run: Path) -> None:
 
 
 def test_without_matplotlib_there_is_a_report_and_no_picture(real_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aitrain.report.reward_plot.find_spec", lambda name: None)
-    from aitrain.report.reward_plot import draw_curve
+    monkeypatch.setattr("aitrain.ui.reward_plot.find_spec", lambda name: None)
+    from aitrain.ui.reward_plot import draw_curve
 
     assert draw_curve(RunFolder(real_run), RolloutIndex(real_run / "rollouts")) is None
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aitrain.activity import Snapshot
-from aitrain.checkpoint import checkpoints_of, step_of
-from aitrain.run_folder import RunFolder, read_object
+from aitrain.runs.checkpoint import checkpoints_of, step_of
+from aitrain.runs.run_folder import RunFolder, read_object
 
 LONGEST_POLL = 2.0
 """Most seconds between two polls; for short timeouts a quarter of the timeout."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from statistics import fmean, pvariance
 
-from aitrain.report.episodes import group_of
 from aitrain.runs.rollout_index import IndexEntry
+from aitrain.ui.episodes import group_of
 
 MOST_EPISODES = 2_000
 MOST_BYTES = 8_000_000

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from aitrain import activity
 from aitrain.errors import Interrupted
-from aitrain.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder
 
 BEAT = 2.0
 """Seconds between two heartbeats."""

@@ -12,7 +12,6 @@ import yaml
 
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.run_folder import RunFolder, read_object
 from aitrain.runs.held_out import (
     IntervalValues,
     ScoreRow,
@@ -29,6 +28,7 @@ from aitrain.runs.intervals import Bounds, of_mean
 from aitrain.runs.json_values import JsonObject, as_float, as_int
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
+from aitrain.runs.run_folder import RunFolder, read_object
 
 POINTS = 1_000
 """Most points of a curve; of a longer run, neighbouring steps are averaged."""

@@ -7,16 +7,16 @@ import time
 from dataclasses import asdict, dataclass, field
 
 from aitrain.events import Announce, Event, Note, Step
-from aitrain.report.cases import case_rows, most_changed
-from aitrain.report.episodes import Limit, MessageView, episode
-from aitrain.report.page import self_contained
-from aitrain.report.reward_plot import draw_curve
-from aitrain.report.sampling import choose
-from aitrain.report.summary import summary
-from aitrain.run_folder import RunFolder, write_text
 from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import RolloutIndex
+from aitrain.runs.run_folder import RunFolder, write_text
+from aitrain.ui.cases import case_rows, most_changed
+from aitrain.ui.episodes import Limit, MessageView, episode
+from aitrain.ui.page import self_contained
+from aitrain.ui.reward_plot import draw_curve
+from aitrain.ui.sampling import choose
+from aitrain.ui.summary import summary
 
 EVERY = 180.0
 """Seconds between two reports of a run that goes on."""

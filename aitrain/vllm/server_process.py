@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from aitrain.errors import ConfigError, RunFailed
-from aitrain.vllm_ranks import RANKS, served_rank
+from aitrain.vllm.adapter_ranks import RANKS, served_rank
 
 if TYPE_CHECKING:
     import psutil

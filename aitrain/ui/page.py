@@ -29,7 +29,7 @@ NOTHING_ELSE = "base-uri 'none'; form-action 'none'; require-trusted-types-for '
 @cache
 def asset(name: str) -> str:
     """A file of the package's assets folder."""
-    return (files("aitrain.report") / "assets" / name).read_text(encoding="utf-8")
+    return (files("aitrain.ui") / "assets" / name).read_text(encoding="utf-8")
 
 
 def self_contained(data: object) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from rich.text import Text
 
 from aitrain.events import Ended, Evaluated, Event, Phase, Step
-from aitrain.report.duration import duration
-from aitrain.report.escape_controls import escape_controls
-from aitrain.report.plot import ASCII, BLOCKS, sparkline
+from aitrain.ui.duration import duration
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.plot import ASCII, BLOCKS, sparkline
 
 LABEL = 10
 """Columns for the name of a line."""

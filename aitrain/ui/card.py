@@ -19,15 +19,15 @@ from aitrain.errors import ConfigError
 from aitrain.options.reading import as_command, resolve
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact, without_secrets
-from aitrain.report.escape_controls import escape_controls
-from aitrain.report.plot import curve
-from aitrain.report.reward_plot import draw_curve
-from aitrain.report.summary import curves, scores
-from aitrain.run_folder import RunFolder, read_object, write_text
 from aitrain.runs.held_out import ScoreTable, interval_texts, recorded_table
 from aitrain.runs.json_values import JsonObject, as_int
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.rollout_index import RolloutIndex
+from aitrain.runs.run_folder import RunFolder, read_object, write_text
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.plot import curve
+from aitrain.ui.reward_plot import draw_curve
+from aitrain.ui.summary import curves, scores
 
 if TYPE_CHECKING:
     from huggingface_hub.repocard_data import EvalResult

@@ -1,4 +1,4 @@
-"""What each process executes: `python -m aitrain.training.worker RUN_FOLDER [CHECKPOINT [anyway]]`.
+"""What each process executes: `python -m aitrain.jobs.worker RUN_FOLDER [CHECKPOINT [anyway]]`.
 
 Runs alone or under torchrun. Events go to the parent through the original standard output; everything that libraries
 and the environment print goes to train.log. Exits with 0 after a run, and with the error's exit code after a failure.
@@ -31,12 +31,12 @@ from aitrain.environment.locator import find_env
 from aitrain.environment.runner import start_runner
 from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
-from aitrain.heartbeat import Heartbeat, Progress
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream
-from aitrain.run_folder import RunFolder
-from aitrain.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks
+from aitrain.runs.heartbeat import Heartbeat, Progress
+from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks
 
 
 @dataclass
@@ -114,8 +114,8 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     heartbeat.start()
     activity.own.enter("importing torch and TRL", moves_files=True)
 
+    from aitrain.jobs.grpo import Job, part_in_peace, run
     from aitrain.training.callbacks import StopRequest
-    from aitrain.training.run import Job, part_in_peace, run
 
     watchdog = _own_watchdog(folder, config)
 

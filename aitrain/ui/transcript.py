@@ -12,14 +12,14 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.padding import Padding
 from rich.text import Text
 
-from aitrain.report.dashboard import brief, number
-from aitrain.report.duration import duration
-from aitrain.report.episodes import MessageView, Query, Transcript, episode, find, group_of
-from aitrain.report.escape_controls import escape_controls
-from aitrain.report.plot import ASCII, BLOCKS, curve
-from aitrain.report.summary import EpisodeCounts, RunSummary, count, summary
-from aitrain.report.terminal import score_table
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
+from aitrain.ui.dashboard import brief, number
+from aitrain.ui.duration import duration
+from aitrain.ui.episodes import MessageView, Query, Transcript, episode, find, group_of
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.plot import ASCII, BLOCKS, curve
+from aitrain.ui.summary import EpisodeCounts, RunSummary, count, summary
+from aitrain.ui.terminal import score_table
 
 GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = 4

@@ -21,23 +21,9 @@ from trl import GRPOConfig
 
 from aitrain import activity
 from aitrain.batch import BatchPlan, CaseSchedule, plan_batch, schedule_cases
-from aitrain.checkpoint import (
-    PREFIX,
-    Best,
-    Manifest,
-    changed,
-    check_whole,
-    checkpoints_of,
-    clean_partial,
-    newest_checkpoint,
-    read_manifest,
-    refuse_changes,
-    step_of,
-)
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
-from aitrain.engines.vllm_client import VLLMClient
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
 from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
 from aitrain.environment.runner import EnvRunner, start_runner
@@ -53,16 +39,28 @@ from aitrain.errors import (
 )
 from aitrain.events import Announce, Ended, Evaluated, Event, Note, Phase
 from aitrain.execution.failure import CallFailed
-from aitrain.heartbeat import Progress
 from aitrain.options.train import TrainConfig
-from aitrain.report.card import try_to_write_card
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
 from aitrain.rollout.episode import refuse_tools_for_strings
 from aitrain.rollout.limits import Limits
-from aitrain.run_folder import Result, RunFolder, write_json
+from aitrain.runs.checkpoint import (
+    PREFIX,
+    Best,
+    Manifest,
+    changed,
+    check_whole,
+    checkpoints_of,
+    clean_partial,
+    newest_checkpoint,
+    read_manifest,
+    refuse_changes,
+    step_of,
+)
+from aitrain.runs.heartbeat import Progress
 from aitrain.runs.held_out import before_and_after, bounds_of
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.run_folder import Result, RunFolder, write_json
 from aitrain.training import dataset, saving
 from aitrain.training.callbacks import EvalCallback, EvalState, MeanScores, MetricsReporter, StopCallback, StopRequest
 from aitrain.training.chat_templates import chat_format
@@ -97,6 +95,8 @@ from aitrain.training.trl_arguments import (
 )
 from aitrain.training.warm_up import LongestShapes, can_warm_up, longest_shapes, warm_up
 from aitrain.training.zero_variance import StopOnZeroVariance
+from aitrain.ui.card import try_to_write_card
+from aitrain.vllm.client import VLLMClient
 
 
 @dataclass(frozen=True)

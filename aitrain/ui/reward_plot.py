@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from aitrain.report.summary import curves, held_out_curve
-from aitrain.run_folder import RunFolder
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.rollout_index import RolloutIndex
+from aitrain.runs.run_folder import RunFolder
+from aitrain.ui.summary import curves, held_out_curve
 
 WINDOW = 20
 """The thick line is a mean over about this share (one by so many) of the steps."""

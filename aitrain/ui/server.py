@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 from aitrain.errors import RequestRefusedError
-from aitrain.report.episodes import Query, Transcript
-from aitrain.report.page import SCRIPTS, SERVED_POLICY, STYLES, asset, served
-from aitrain.report.run_registry import OpenRun, RunRegistry
+from aitrain.ui.episodes import Query, Transcript
+from aitrain.ui.page import SCRIPTS, SERVED_POLICY, STYLES, asset, served
+from aitrain.ui.run_registry import OpenRun, RunRegistry
 
 HOSTS = {"127.0.0.1", "localhost"}
 HEADERS = {

@@ -9,13 +9,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.report.cases import case_rows, most_changed
-from aitrain.report.episodes import EpisodePage, Found, Query, Transcript, episode, find, page_of
-from aitrain.report.summary import RunSummary, summary
-from aitrain.run_folder import RUNS, RunFolder, read_object
 from aitrain.runs.environment_source import SourceFile, read_source
 from aitrain.runs.json_values import JsonObject, as_float
 from aitrain.runs.rollout_index import RolloutIndex
+from aitrain.runs.run_folder import RUNS, RunFolder, read_object
+from aitrain.ui.cases import case_rows, most_changed
+from aitrain.ui.episodes import EpisodePage, Found, Query, Transcript, episode, find, page_of
+from aitrain.ui.summary import RunSummary, summary
 
 PATIENCE = 0.3
 """Seconds that a page waits for rollouts to be read before it is shown without them."""

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from aitrain.report.report_writer import ReportWriter
-from aitrain.report.server import PageServer
-from aitrain.run_folder import RunFolder, append_lines
 from aitrain.runs.rollout_index import RolloutIndex
-from tests.report.conftest import record, said, write_run
+from aitrain.runs.run_folder import RunFolder, append_lines
+from aitrain.ui.report_writer import ReportWriter
+from aitrain.ui.server import PageServer
 from tests.test_old_run import OLD_RUN
+from tests.ui.conftest import record, said, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from aitrain.report.cases import case_rows
-from aitrain.report.episodes import Query, episode, find, page_of
-from aitrain.report.sampling import MOST_BYTES, MOST_EPISODES, choose
 from aitrain.runs import rollout_index as reading
 from aitrain.runs.json_values import as_text
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
-from tests.report.conftest import record, said, write_run
+from aitrain.ui.cases import case_rows
+from aitrain.ui.episodes import Query, episode, find, page_of
+from aitrain.ui.sampling import MOST_BYTES, MOST_EPISODES, choose
+from tests.ui.conftest import record, said, write_run
 
 
 def read(folder: Path) -> RolloutIndex:
