@@ -1,17 +1,19 @@
-"""The engine of a run whose vLLM server gets its weights as files."""
+"""The engine of a run whose vLLM server gets the weights as files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
-from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
+from aitrain.engines.server_weights import ServerWeights
+from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.options.train import TrainConfig
+from aitrain.rollout.limits import EndOfTurn
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.model import model_path
 from aitrain.vllm.client import VLLMClient
@@ -31,14 +33,16 @@ class ServedRun:
     tell: Callable[[str], None]
     """Shows a note to the user."""
 
-    def why_not_wait(self) -> str:
+    def give_up_reason(self) -> str:
         """Why a server that is gone will not come back; empty while it may."""
         if self.is_stopping():
             return "The run was asked to stop."
         return str(self.folder.read_server().get("why", ""))
 
 
-def server_engine_factory(run: ServedRun, context: int | None) -> Callable[[EpisodeTrainer], VLLMServerEngine] | None:
+def server_engine_factory(
+    run: ServedRun, context: int | None
+) -> Callable[[EpisodeTrainer, EndOfTurn], VLLMServerEngine] | None:
     """Check the run's vLLM server, and return what makes the engine for a trainer; None if TRL generates.
 
     Raises:
@@ -56,28 +60,22 @@ def server_engine_factory(run: ServedRun, context: int | None) -> Callable[[Epis
     return partial(_make_engine, run, base)
 
 
-def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer) -> VLLMServerEngine:
-    """The engine, with the trainer's own sampling."""
+def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end: EndOfTurn) -> VLLMServerEngine:
+    """The engine with the trainer's own sampling, which gets the trainer's weights."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     folder = roomy_folder(run.folder.path, size)
     by_adapter = run.config.weight_sync == "adapter"
-    sync: Any = AdapterSync(model, folder) if by_adapter else DiskSync(model, folder, renews=base.is_on_cpu)
+    sync: WeightSync = AdapterSync(model, folder) if by_adapter else DiskSync(model, folder, renews=base.is_on_cpu)
+    client = VLLMClient(str(run.config.vllm_server_url))
+    # the weights of a quantized base are never quite the server's: a difference is only told
+    check = LogprobCheck.of(model, trainer.processing_class, run.tell if run.config.quantization else None)
     return VLLMServerEngine(
-        VLLMClient(str(run.config.vllm_server_url)),
-        sync,
-        trainer.accelerator,
+        ServerWeights(client, sync, give_up_reason=run.give_up_reason),
         base.name,
+        end,
+        trainer.sampling,
         base.longest,
-        list(trainer.eos_token_ids),
-        no_sense_in_waiting=run.why_not_wait,
-        # a quantized base never has quite the server's weights: a difference is a note
-        verify=LogprobCheck.of(model, trainer.processing_class, run.tell if run.config.quantization else None),
-        temperature=trainer.temperature,
-        top_p=trainer.top_p,
-        top_k=trainer.top_k,
-        min_p=trainer.min_p,
-        repetition_penalty=trainer.repetition_penalty,
-        max_completion_length=trainer.max_completion_length,
-        generation_kwargs=trainer.sampling.vllm_extras(trainer.eos_token_ids, trainer.max_completion_length),
+        trainer.accelerator.is_main_process,
+        check.compare,
     )
