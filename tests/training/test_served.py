@@ -139,16 +139,16 @@ class Fake:
     @property
     def transport(self) -> httpx.MockTransport:
         """The server without a network."""
+        return httpx.MockTransport(self.respond)
 
-        async def respond(request: httpx.Request) -> httpx.Response:
-            await asyncio.sleep(0)
-            body = json.loads(request.content or b"{}")
-            answer = self.answer(str(request.url.raw_path, "ascii"), body) if self.is_up else None
-            if answer is None:
-                raise httpx.RemoteProtocolError("no response") if self.is_up else httpx.ConnectError("refused")
-            return httpx.Response(answer[0], json=answer[1])
-
-        return httpx.MockTransport(respond)
+    async def respond(self, request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(0)
+        if not self.is_up:
+            raise httpx.ConnectError("refused")
+        answer = self.answer(request.url.path, json.loads(request.content or b"{}"))
+        if answer is None:
+            raise httpx.RemoteProtocolError("no response")
+        return httpx.Response(answer[0], json=answer[1])
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
         path = path.partition("?")[0]
@@ -350,6 +350,16 @@ def test_an_answer_fits_behind_its_prompt_and_the_others_are_as_long_as_before(f
 
 
 # -- trouble
+
+
+def test_a_slow_server_is_not_asked_again(fake: Fake) -> None:
+    def take_too_long(_: Fake) -> None:
+        raise httpx.ReadTimeout("slow")
+
+    fake.troubles = [take_too_long]
+    with pytest.raises(RunFailed, match=r"did not answer /v1/completions within 600 seconds"):
+        answers(by(fake), [[1]])
+    assert len(fake.bodies("/v1/completions")) == 1
 
 
 def test_a_server_that_dies_meanwhile_gets_the_weights_again_and_is_asked_again(
