@@ -14,7 +14,7 @@ from aitrain.vllm.adapter_ranks import RANKS, served_rank
 from aitrain.vllm.client import VLLMClient
 
 CHECK_SECONDS = 60.0
-"""Deadline of each question, one of which may be the server's first completion."""
+"""Deadline of each call, one of which may be the server's first completion."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +22,22 @@ class ServerNeeds:
     """What a run needs of a server."""
 
     model: str
-    """As in `--model`, or what the server calls it."""
-    longest: int
-    """Tokens of prompt and answer."""
+    """As in `--model`, or the server's name for it."""
+    context: int
+    """Maximum tokens of prompt and completion."""
     rank: int | None
-    """Of the adapter that is handed over; None: all weights are."""
+    """Rank of the adapter that is loaded; None: all weights are loaded."""
     is_on_cpu: bool = False
     """Whether the server has no GPU."""
 
     @property
     def command(self) -> str:
-        """What starts such a server."""
+        """The command that starts such a server."""
         adapter = f" --enable-lora --max-lora-rank {served_rank(self.rank) or RANKS[-1]}" if self.rank else ""
         mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if self.rank else "VLLM_SERVER_DEV_MODE=1"
         extension = f" --worker-extension-cls {tied_head.__name__}.WorkerExtension"
         adapter = adapter or (extension if self.is_on_cpu else "")
-        options = f"--max-model-len {self.longest} --generation-config vllm --logprobs-mode processed_logprobs{adapter}"
+        options = f"--max-model-len {self.context} --generation-config vllm --logprobs-mode processed_logprobs{adapter}"
         return f"{mode} vllm serve {self.model} {options}"
 
 
@@ -46,16 +46,16 @@ class ServerModel:
     """The model that a server was started with."""
 
     name: str
-    longest: int
+    context: int
     is_on_cpu: bool = False
-    """As far as it tells."""
+    """False also if the server does not tell."""
 
 
 def check_server(url: str, needs: ServerNeeds) -> ServerModel:
     """The server's model, if it can be trained with.
 
     Raises:
-        ConfigError: there is none, or it lacks something; says how to start it.
+        ConfigError: there is none, or it lacks something; with the command that starts one.
     """
     with closing(EventLoop()) as loop:
         return loop.run(_check(VLLMClient(url, deadline=CHECK_SECONDS), needs))
@@ -104,12 +104,12 @@ async def _base(client: VLLMClient, needs: ServerNeeds) -> ServerModel | None:
 
 
 async def _lack(client: VLLMClient, base: ServerModel | None, needs: ServerNeeds) -> str:
-    """What is missing, or nothing."""
+    """What is missing, as part of a sentence; empty if nothing is."""
     if base is None:
         names = ", ".join(str(card["id"]) for card in (await client.get("/v1/models"))["data"])
         return f"has {names}, and we train {needs.model}"
-    if base.longest < needs.longest:
-        return f"takes {base.longest} tokens of prompt and answer, and we need {needs.longest}"
+    if base.context < needs.context:
+        return f"takes {base.context} tokens of prompt and answer, and we need {needs.context}"
     if lack := await _lacks_sync(client, needs):
         return lack
     if await _has_raw_logprobs(client, base):
@@ -118,7 +118,7 @@ async def _lack(client: VLLMClient, base: ServerModel | None, needs: ServerNeeds
 
 
 async def _details(client: VLLMClient) -> dict[str, Any]:
-    """How it was started, which it tells in its development mode only."""
+    """Its configuration, which it tells in its development mode only."""
     try:
         details: dict[str, Any] = (await client.get("/server_info?config_format=json"))["vllm_config"]
     except ServerRefusedError:
@@ -131,7 +131,7 @@ def _is_on_cpu(details: dict[str, Any]) -> bool:
 
 
 def _lack_in(details: dict[str, Any], needs: ServerNeeds) -> str:
-    """What is missing by what it tells, or nothing."""
+    """What is missing in its configuration, as part of a sentence; empty if nothing is."""
     rank = (details.get("lora_config") or {}).get("max_lora_rank")
     if needs.rank and rank is not None and rank < needs.rank:
         return f"takes adapters of rank {rank} at most, and we train one of rank {needs.rank}"

@@ -75,7 +75,7 @@ def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end
         base.name,
         end,
         trainer.sampling,
-        base.longest,
+        base.context,
         trainer.accelerator.is_main_process,
         check.compare,
     )
