@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.measuring import Bounds, Row, options, show, spread
@@ -105,7 +104,9 @@ def rollouts(runner: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any
     from transformers import AutoTokenizer
 
     from aitrain.engines.batching import BatchingEngine, BatchRow
+    from aitrain.engines.sampling import CompletionBatch
     from aitrain.engines.server import VLLMServerEngine
+    from aitrain.engines.server_weights import ServerWeights
     from aitrain.environment.contract import Case
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
     from aitrain.rollout.clock import RolloutClock
@@ -117,17 +118,9 @@ def rollouts(runner: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any
     from aitrain.vllm.client import VLLMClient
 
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-    alone = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
     end = EndOfTurn([tokenizer.eos_token_id])
-    server = VLLMServerEngine(
-        VLLMClient(url),
-        None,
-        alone,
-        "policy-base",
-        1024,
-        end=end,
-        max_completion_length=ANSWER_TOKENS,  # type: ignore[arg-type]
-    )
+    no_sync: Any = None
+    server = VLLMServerEngine(ServerWeights(VLLMClient(url), no_sync), "policy-base", end, context=1024)
 
     class InRounds(BatchingEngine):
         """All episodes get their next completion at the same time."""
@@ -135,8 +128,9 @@ def rollouts(runner: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any
         weight_version = 0
 
         def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
-            answers = server.generate_batch([row.prompt_ids for row in rows])
-            return [Completion(ids, logprobs) for ids, logprobs in answers]
+            batch = CompletionBatch([row.prompt_ids for row in rows], server.sampling, max_tokens)
+            with closing(EventLoop()) as own:  # another thread's, as this one is running
+                return own.run(server.generate_batch(batch))
 
     limits, loop = Limits(TURNS, ANSWER_TOKENS, None, 1024), EventLoop()
     chat = format_for_episodes(ChatFormat(tokenizer), ["user"])

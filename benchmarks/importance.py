@@ -136,14 +136,15 @@ def batch(trainer: Any, sampling: dict[str, Any], length: int) -> tuple[int, lis
     shaped = Sampling(**sampling)
     basics = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
     engine = {name: getattr(shaped, name) for name in basics}
-    extras = shaped.vllm_extras(trainer.eos_token_ids, length)
+    engine["generation_kwargs"] = shaped.vllm_extras(trainer.eos_token_ids, length)
+    server = trainer.rollouts.server
     limits = Limits(1, length, None, trainer.rollouts.rollout.limits.context)
     rollout = replace(trainer.rollouts.rollout, limits=limits)
     rows = [{"case": place // GENERATIONS} for place in range(PROMPTS * GENERATIONS)]
     with (
         replaced(trainer, {"sampling": shaped}),
         replaced(trainer.rollouts, {"rollout": rollout}),
-        replaced(trainer.rollouts.server or trainer.vllm_generation, engine | {"generation_kwargs": extras}),
+        replaced(server, {"sampling": shaped}) if server else replaced(trainer.vllm_generation, engine),
     ):
         trainer.model.train()
         output = trainer._generate_and_score_completions(rows)

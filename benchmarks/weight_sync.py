@@ -13,12 +13,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aitrain.options.train import TrainConfig
+from aitrain.rollout.event_loop import EventLoop
 from aitrain.vllm.server_process import MODEL_NAME, ServerConfig, VLLMServer
 from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS, in_new_process
@@ -26,6 +27,7 @@ from benchmarks.shapes import QWEN_HALF_B, make_model
 
 BYTES = Bounds(ratio=1 / 20)
 CONTEXT = 256
+LOOP = EventLoop()
 NUDGE = 0.02
 """Standard deviation of what a step adds to each weight of the adapter: far more than a real one."""
 
@@ -94,7 +96,9 @@ def served(case: Case, policy: Any, folder: Path) -> Iterator[Any]:
     from accelerate import PartialState
 
     from aitrain.engines.server import VLLMServerEngine
+    from aitrain.engines.server_weights import ServerWeights
     from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
+    from aitrain.rollout.limits import EndOfTurn
     from aitrain.training.model import model_path
     from aitrain.vllm.client import VLLMClient
 
@@ -110,11 +114,12 @@ def served(case: Case, policy: Any, folder: Path) -> Iterator[Any]:
         dtype=case.dtype,
     )
     with VLLMServer.start(plan, lambda _: None) as server:
-        generation = VLLMServerEngine(
-            VLLMClient(server.url), sync, PartialState(cpu=True), MODEL_NAME, max_completion_length=1
-        )
-        with closing(generation):
-            yield generation
+        PartialState(cpu=True)
+        engine = VLLMServerEngine(ServerWeights(VLLMClient(server.url), sync), MODEL_NAME, EndOfTurn([]))
+        try:
+            yield engine
+        finally:
+            LOOP.run(engine.close())
 
 
 def hand_over(policy: Any, *ways: Any) -> list[tuple[float, float]]:
@@ -124,7 +129,7 @@ def hand_over(policy: Any, *ways: Any) -> list[tuple[float, float]]:
     now = said_next(policy)
     took = []
     for way in ways:
-        way.sync_weights()
+        LOOP.run(way.load_weights(way.weights.loads))
         took.append((way.last_bytes / 2**20, way.last_seconds))
     for way in ways:
         check(way, before, now)
@@ -158,8 +163,11 @@ def check(way: Any, before: Any, now: Any) -> None:
     """
     import torch
 
-    answers = way.generate_batch(PROMPTS)
-    tokens, said = torch.tensor([ids for ids, _ in answers]), torch.tensor([logprobs for _, logprobs in answers])
+    from aitrain.engines.sampling import CompletionBatch, Sampling
+
+    answers = LOOP.run(way.generate_batch(CompletionBatch(PROMPTS, Sampling(), max_tokens=1)))
+    tokens = torch.tensor([answer.ids for answer in answers])
+    said = torch.tensor([answer.logprobs for answer in answers])
     off, stale = ((said - one.gather(1, tokens)).abs().mean() for one in (now, before))
     if off > stale / 4:
         raise RuntimeError(f"the server is off by {off:.4f}, and {stale:.4f} off from the step before: old weights?")

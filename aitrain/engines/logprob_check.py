@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.weight_sync import AdapterSync
 from aitrain.errors import RunFailed
@@ -21,12 +22,9 @@ TOKENS = 16
 BOUND = 0.2
 """Most that the log-probabilities of the answers may differ on average. Rounding to bfloat16 makes up to about 0.05,
 float32 less than 0.001; another model's differ by more than this, which no training makes up for."""
-NEUTRAL = {
-    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "generation_kwargs": {},
-}  # fmt: skip
 
 EVERY = 10
-"""Syncs from one comparison to the next, once it was seen that the server follows the policy."""
+"""Loads from one comparison to the next, once it was seen that the server follows the policy."""
 CLEAR = 2.0
 """How many times the rounding noise the policy must have moved before it is asked whether the server has, too."""
 LEAST_NOISE = 1e-5
@@ -45,7 +43,8 @@ class Probe:
 
     own: dict[Place, float]
     served: dict[Place, float]
-    pushes: int
+    loads: int
+    """How often weights had been loaded."""
 
 
 @dataclass
@@ -70,85 +69,80 @@ class LogprobCheck:
         """With a few short prompts."""
         return cls(model, [tokenizer(text)["input_ids"] for text in TEXTS], tell)
 
-    def __call__(self, served: VLLMServerEngine) -> None:
-        """Compare the two, where it is time to.
+    async def compare(self, engine: VLLMServerEngine) -> None:
+        """Compare the two after a load, if it is time to.
 
         Raises:
             RunFailed: they are not the same model, or the weights did not arrive.
         """
         if self._last is None:
-            self._compare_models(served)
-            self._last = self._first_probe(served)
-        if not self._follows or served.pushes - self._last.pushes >= EVERY:
-            self._compare_movement(served, self._last)
+            await self._compare_models(engine)
+            self._last = await self._first_probe(engine)
+        if not self._follows or engine.weights.loads - self._last.loads >= EVERY:
+            await self._compare_movement(engine, self._last)
 
     # -- the first time
 
-    def _compare_models(self, served: VLLMServerEngine) -> None:
-        gap = self.difference(served)
+    async def _compare_models(self, engine: VLLMServerEngine) -> None:
+        gap = await self.difference(engine)
         if gap <= BOUND:  # not so for nan either
             return
         message = (
-            f"The vLLM server at {served.server.url} does not have this run's weights: its log-probabilities differ"
-            f" from the trainer's by {gap:.2f} on average, after they were handed over.\n{_advice(served)}"
+            f"The vLLM server at {engine.url} does not have this run's weights: its log-probabilities differ"
+            f" from the trainer's by {gap:.2f} on average, after they were handed over.\n{_advice(engine)}"
         )
         if self.tell is None:
             raise RunFailed(message)
         self.tell(message)
 
-    def difference(self, served: VLLMServerEngine) -> float:
+    async def difference(self, engine: VLLMServerEngine) -> float:
         """Mean absolute difference between the log-probabilities of sampled tokens, the server's and the model's."""
-        settings = NEUTRAL | {"max_completion_length": TOKENS, "seeds": list(range(len(self.prompts)))}
-        before = {name: getattr(served, name) for name in settings}
-        vars(served).update(settings)
-        try:
-            answers = served.generate_batch(self.prompts)
-        finally:
-            vars(served).update(before)
-        self._rows = [prompt + ids for prompt, (ids, _) in zip(self.prompts, answers, strict=True)]
+        seeds = list(range(len(self.prompts)))
+        answers = await engine.generate_batch(CompletionBatch(self.prompts, Sampling(), TOKENS, seeds))
+        self._rows = [prompt + answer.ids for prompt, answer in zip(self.prompts, answers, strict=True)]
         own = self._logprobs()
-        sampled = torch.tensor([token for ids, _ in answers for token in ids])
-        said = torch.tensor([value for _, logprobs in answers for value in logprobs])
+        sampled = torch.tensor([token for answer in answers for token in answer.ids])
+        said = torch.tensor([value for answer in answers for value in answer.logprobs or ()])
         return float((own.gather(-1, sampled[:, None])[:, 0] - said).abs().mean())
 
-    def _first_probe(self, served: VLLMServerEngine) -> Probe:
+    async def _first_probe(self, engine: VLLMServerEngine) -> Probe:
         """What later ones are compared with: the base where the server still has it, so that the adapter of a resumed
         run is looked for at once; else the weights as they are."""
-        if not isinstance(served.sync, AdapterSync):
-            return self._probe(served, self._logprobs())
-        return self._probe(served, self._logprobs(self.model.disable_adapter()), of_base=True)
+        if not isinstance(engine.weights.sync, AdapterSync):
+            return await self._probe(engine, self._logprobs())
+        return await self._probe(engine, self._logprobs(self.model.disable_adapter()), of_base=True)
 
     # -- later
 
-    def _compare_movement(self, served: VLLMServerEngine, last: Probe) -> None:
+    async def _compare_movement(self, engine: VLLMServerEngine, last: Probe) -> None:
         """Only once the policy has moved clearly: before that, one that was not handed over looks the same."""
         logprobs = self._logprobs()
         if not _rms(_differences(_at(logprobs, last.own), last.own)) > CLEAR * self._noise:
             return
-        now = self._probe(served, logprobs)
+        now = await self._probe(engine, logprobs)
         moved, followed = _differences(now.own, last.own), _differences(now.served, last.served)
         share = float(followed @ moved / (moved @ moved))
         if not share >= FOLLOWED:
             raise RunFailed(
-                f"The vLLM server at {served.server.url} does not generate with the weights that it was given: the"
+                f"The vLLM server at {engine.url} does not generate with the weights that it was given: the"
                 f" trainer's log-probabilities have changed by {_rms(moved):.2g},"
                 f" the server's by {max(share, 0.0):.0%} of that.\n"
-                f"{_advice_to_a_server_that_stays(served)}"
+                f"{_advice_to_a_server_that_stays(engine)}"
             )
         self._last, self._follows = now, True
 
-    def _probe(self, served: VLLMServerEngine, logprobs: torch.Tensor, of_base: bool = False) -> Probe:
+    async def _probe(self, engine: VLLMServerEngine, logprobs: torch.Tensor, of_base: bool = False) -> Probe:
         """`logprobs`: the model's own, of shape (contexts, vocabulary)."""
         contexts = [
             row[:length]
             for prompt, row in zip(self.prompts, self._rows, strict=True)
             for length in range(len(prompt), len(row))
         ]
-        likeliest = served.likeliest(contexts, of_base)
+        likeliest = await engine.top_logprobs(contexts, of_base)
         said = {(number, token): value for number, said in enumerate(likeliest) for token, value in said.items()}
         own = _at(logprobs, said)
         self._noise = min(self._noise, max(_rms(_differences(own, said)), LEAST_NOISE))
-        return Probe(own, said, served.pushes)
+        return Probe(own, said, engine.weights.loads)
 
     @torch.no_grad()
     def _logprobs(self, variant: AbstractContextManager[Any] | None = None) -> torch.Tensor:
@@ -181,13 +175,13 @@ def _rms(values: torch.Tensor) -> float:
     return float(values.square().mean().sqrt())
 
 
-def _advice(served: VLLMServerEngine) -> str:
-    if isinstance(served.sync, AdapterSync):
+def _advice(engine: VLLMServerEngine) -> str:
+    if isinstance(engine.weights.sync, AdapterSync):
         return "Only the adapter is handed over: restart the server with the very base that is trained (--model)."
     return "Does the server read the same files as the trainer, and is nobody else handing it weights?"
 
 
-def _advice_to_a_server_that_stays(served: VLLMServerEngine) -> str:
-    if isinstance(served.sync, AdapterSync):
+def _advice_to_a_server_that_stays(engine: VLLMServerEngine) -> str:
+    if isinstance(engine.weights.sync, AdapterSync):
         return "It loads the adapter and does not use it: try --vllm-sync disk, which hands over all weights."
     return "It reloads the files and keeps what it had: restart it, or use --vllm-mode colocate."

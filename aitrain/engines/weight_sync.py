@@ -10,6 +10,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,33 +32,50 @@ PAUSE_SECONDS = 1.0
 IN_MEMORY = "aitrain-weights-"
 """What folders of weights in memory are called."""
 
-PUSHED = "aitrain-"
-"""What the version of weights begins with that were pushed."""
+ADAPTER = "policy-"
+"""Prefix of the names of adapters, followed by the weight version."""
+
+LOADED = "aitrain-"
+"""Prefix of the server's weight version if a run has loaded all weights."""
+
+
+@dataclass(frozen=True)
+class WeightVersion:
+    """Weights that a server loads, by their name: the optimizer steps that they had done, and the number of loads until
+    then, as weights may change without a step."""
+
+    step: int
+    load: int
+
+    def __str__(self) -> str:
+        return f"step-{self.step}-load-{self.load}"
 
 
 class WeightSync(Protocol):
     """How weights get to the server."""
 
-    name: str | None
-    """What requests call the policy once it was pushed; None: what they called it before."""
+    def write(self, version: WeightVersion) -> int:
+        """Write the present weights to files, from one process; returns their size in bytes."""
 
-    def write(self, number: int) -> int:
-        """Write the present weights as push `number`, from one process; returns the size in bytes."""
+    async def load(self, client: VLLMClient, version: WeightVersion) -> None:
+        """Make the server use the weights that were written. Several processes may call this at the same time."""
 
-    def push(self, server: VLLMClient, number: int) -> None:
-        """Make the server use them, whatever it uses now. For one process, and while none generates."""
+    async def unload(self, client: VLLMClient) -> bool:
+        """Remove the server's policy where it can be removed, while no request is sent; returns False if there is none,
+        as in a server that was just started."""
 
-    def restore(self, server: VLLMClient, number: int) -> None:
-        """The same for a restarted server. Several processes may call this at the same time."""
+    async def has_version(self, client: VLLMClient, version: WeightVersion) -> bool:
+        """Whether the server uses these weights.
 
-    def holds(self, server: VLLMClient, number: int) -> bool:
-        """Whether the server uses them."""
+        Raises:
+            RunFailed: it has those of another run.
+        """
 
-    def is_new(self, server: VLLMClient) -> bool:
-        """Whether nothing was pushed to the server since it was started."""
+    def model_name(self, version: WeightVersion) -> str | None:
+        """What requests call the policy; None: the name of the model that the server was started with."""
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove the files."""
 
 
 class _Files:
@@ -83,13 +101,13 @@ class _Files:
             time.sleep(PAUSE_SECONDS)  # another run may just be looking whether it is an orphan
         raise RunFailed(f"Another process writes weights to {self.folder}: is this run running twice?")
 
-    def path(self, number: int) -> Path:
-        """Directory of push `number`."""
-        return self.folder / str(number)
+    def path(self, version: WeightVersion) -> Path:
+        """Directory of these weights."""
+        return self.folder / str(version)
 
     @contextmanager
-    def _writing(self, number: int) -> Iterator[Path]:
-        """A new folder, whole or not at all, in the place of the one before: there may be no room for two."""
+    def _writing(self, version: WeightVersion) -> Iterator[Path]:
+        """A new folder, complete or not there, in the place of the one before: the disk may not hold two."""
         if self._removal is None:
             self._take()
         for before in self.folder.iterdir():
@@ -97,107 +115,109 @@ class _Files:
         partial_folder = self.folder / "partial"
         partial_folder.mkdir()
         yield partial_folder
-        partial_folder.rename(self.path(number))
+        partial_folder.rename(self.path(version))
 
-    def _size(self, number: int) -> int:
-        return sum(file.stat().st_size for file in self.path(number).iterdir())
+    def _size(self, version: WeightVersion) -> int:
+        return sum(file.stat().st_size for file in self.path(version).iterdir())
 
 
 class AdapterSync(_Files):
-    """The adapter alone, for a server that has the base and never changes it.
+    """The adapter alone, under a new name each time, for a server that has the base and never changes it.
 
     An adapter that vLLM loaded with `load_inplace` is read from disk again at every step of its engine, so the one
     before is unloaded instead.
     """
 
-    name = "policy"
-
-    def write(self, number: int) -> int:
+    def write(self, version: WeightVersion) -> int:
         """adapter_model.safetensors and adapter_config.json."""
-        with self._writing(number) as folder:
+        with self._writing(version) as folder:
             weights = get_peft_model_state_dict(self.model, save_embedding_layers=False)
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
             save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
             self.model.peft_config[self.model.active_adapter].save_pretrained(str(folder))
-        return self._size(number)
+        return self._size(version)
 
-    def push(self, server: VLLMClient, number: int) -> None:
-        """See Sync."""
-        if self._loaded_from(server) is not None:
-            server.post("/v1/unload_lora_adapter", {"lora_name": self.name})
-        self.restore(server, number)
-
-    def restore(self, server: VLLMClient, number: int) -> None:
-        """See Sync."""
+    async def load(self, client: VLLMClient, version: WeightVersion) -> None:
+        """Load the adapter, if no other process has done so."""
+        body = {"lora_name": self.model_name(version), "lora_path": str(self.path(version))}
         try:
-            server.post("/v1/load_lora_adapter", {"lora_name": self.name, "lora_path": str(self.path(number))})
+            await client.post("/v1/load_lora_adapter", body)
         except ServerRefusedError:
-            if not self.holds(server, number):  # another process was faster
+            if not await self.has_version(client, version):
                 raise
 
-    def holds(self, server: VLLMClient, number: int) -> bool:
-        """See Sync."""
-        source = self._loaded_from(server)
-        if source is not None and Path(source).parent != self.folder:
-            raise _shared(server)
-        return source == str(self.path(number))
+    async def unload(self, client: VLLMClient) -> bool:
+        """Unload all adapters of runs."""
+        adapters = await self._loaded(client)
+        for name in adapters:
+            await client.post("/v1/unload_lora_adapter", {"lora_name": name})
+        return bool(adapters)
 
-    def is_new(self, server: VLLMClient) -> bool:
-        """See Sync."""
-        return self._loaded_from(server) is None
+    async def has_version(self, client: VLLMClient, version: WeightVersion) -> bool:
+        """Whether the adapter is loaded."""
+        adapters = await self._loaded(client)
+        if any(folder.parent != self.folder for folder in adapters.values()):
+            raise _shared(client)
+        return adapters.get(self.model_name(version)) == self.path(version)
 
-    def _loaded_from(self, server: VLLMClient) -> str | None:
-        cards = server.get("/v1/models")["data"]
-        return next((str(card["root"]) for card in cards if card["id"] == self.name), None)
+    def model_name(self, version: WeightVersion) -> str:
+        """The adapter's name."""
+        return f"{ADAPTER}{version}"
+
+    async def _loaded(self, client: VLLMClient) -> dict[str, Path]:
+        """Names and folders of the adapters of runs."""
+        cards = (await client.get("/v1/models"))["data"]
+        return {
+            card["id"]: Path(card["root"]) for card in cards if card.get("parent") and card["id"].startswith(ADAPTER)
+        }
 
 
 class DiskSync(_Files):
     """All weights, for a server in its development mode that reads them over its own."""
 
-    name = None
-
     def __init__(self, model: Any, folder: Path, dtype: torch.dtype | None = None, renews: bool = False) -> None:
         super().__init__(model, folder)
         self._renews = renews
-        """Whether the server is on the CPU, too, and needs it: see tied_head.py."""
+        """Whether the server is on the CPU and its output layer has to be set again: see tied_head.py."""
         self._dtype = dtype
-        """What they are written as: more than the server computes in is of no use to it."""
+        """Data type of the files; None: that of the model."""
 
-    def write(self, number: int) -> int:
+    def write(self, version: WeightVersion) -> int:
         """As `save_pretrained` writes a model, with the adapter in it if there is one."""
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        with self._writing(number) as folder, _no_progress_bar():
+        with self._writing(version) as folder, _no_progress_bar():
             base.save_pretrained(folder, state_dict=self._weights())
-        return self._size(number)
+        return self._size(version)
 
     def _weights(self) -> dict[str, torch.Tensor]:
         pairs = merged_weights(self.model)
         return {name: weight.detach().to(dtype=self._dtype or weight.dtype) for name, weight in pairs}
 
-    def push(self, server: VLLMClient, number: int) -> None:
-        """See Sync."""
-        where = {"weights_path": str(self.path(number))}
-        server.post("/collective_rpc", {"method": "reload_weights", "kwargs": where})
+    async def load(self, client: VLLMClient, version: WeightVersion) -> None:
+        """Let the server read the files, and name what it has."""
+        where = {"weights_path": str(self.path(version))}
+        await client.post("/collective_rpc", {"method": "reload_weights", "kwargs": where})
         if self._renews:
-            server.post("/collective_rpc", {"method": "renew_tied_head"})
-        server.post("/update_weight_version", {"new_version": self._version(number)})
+            await client.post("/collective_rpc", {"method": "renew_tied_head"})
+        await client.post("/update_weight_version", {"new_version": self._name(version)})
 
-    restore = push
+    async def unload(self, client: VLLMClient) -> bool:
+        """Nothing can be removed; returns whether a run has loaded weights."""
+        return (await weight_version_of(client)).startswith(LOADED)
 
-    def holds(self, server: VLLMClient, number: int) -> bool:
-        """See Sync."""
-        version = weight_version_of(server)
-        if version.startswith(PUSHED) and version != self._version(number):
-            raise _shared(server)
-        return version == self._version(number)
+    async def has_version(self, client: VLLMClient, version: WeightVersion) -> bool:
+        """Whether these weights were the last to be loaded."""
+        loaded = await weight_version_of(client)
+        if loaded.startswith(LOADED) and loaded != self._name(version):
+            raise _shared(client)
+        return loaded == self._name(version)
 
-    def is_new(self, server: VLLMClient) -> bool:
-        """See Sync."""
-        return not weight_version_of(server).startswith(PUSHED)
+    def model_name(self, version: WeightVersion) -> None:
+        """The server's model itself has the weights."""
 
-    def _version(self, number: int) -> str:
-        """A number of this run, and no other's."""
-        return f"{PUSHED}{uuid.uuid5(uuid.NAMESPACE_URL, str(self.path(number))).hex[:12]}"
+    def _name(self, version: WeightVersion) -> str:
+        """The server's weight version: the run and the version."""
+        return f"{LOADED}{uuid.uuid5(uuid.NAMESPACE_URL, str(self.folder)).hex[:12]}-{version}"
 
 
 @contextmanager
@@ -212,14 +232,14 @@ def _no_progress_bar() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def weight_version_of(server: VLLMClient) -> str:
+async def weight_version_of(client: VLLMClient) -> str:
     """The name of the weights that a server in its development mode has."""
-    return str(server.get("/weight_info")["weight_version"])
+    return str((await client.get("/weight_info"))["weight_version"])
 
 
-def _shared(server: VLLMClient) -> RunFailed:
+def _shared(client: VLLMClient) -> RunFailed:
     return RunFailed(
-        f"Another run hands its weights to the vLLM server at {server.url}, and it has one policy at a time.\n"
+        f"Another run hands its weights to the vLLM server at {client.url}, and it has one policy at a time.\n"
         "Give each run a server of its own; without --vllm-server-url aitrain starts one."
     )
 

@@ -21,10 +21,6 @@ from trl import GRPOConfig
 
 from aitrain import activity
 from aitrain.batch import BatchPlan, CaseSchedule, plan_batch, schedule_cases
-from aitrain.engines.logprob_check import LogprobCheck
-from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
-from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
 from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.tools import Tools
@@ -77,12 +73,12 @@ from aitrain.training.model import (
     load_model,
     load_tokenizer,
     lora_config,
-    model_path,
 )
 from aitrain.training.non_finite import check_weights_finite
 from aitrain.training.provenance import describe_run, record_environment
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.scopes import frozen_heap
+from aitrain.training.server_engine import ServedRun, server_engine_factory
 from aitrain.training.tracking import About, Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
 from aitrain.training.trl_arguments import (
@@ -96,7 +92,6 @@ from aitrain.training.trl_arguments import (
 from aitrain.training.warm_up import LongestShapes, can_warm_up, longest_shapes, warm_up
 from aitrain.training.zero_variance import StopOnZeroVariance
 from aitrain.ui.card import try_to_write_card
-from aitrain.vllm.client import VLLMClient
 
 
 @dataclass(frozen=True)
@@ -257,7 +252,8 @@ def prepare(job: Job, runner: EnvRunner) -> Prepared:
         context = fit_vllm(arguments, config, _lengths(job, split, limit, context, runs_tools=len(tools) > 0))
     limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
     schedule = _schedule(job, arguments, batch, len(split.train))
-    lora, serve = lora_config(config), _serving(job, limits)
+    served = ServedRun(config, job.folder, lambda: job.stop.asked, lambda text: job.announce(Note(text)))
+    lora, serve = lora_config(config), server_engine_factory(served, context)
     inputs = TrainerInputs(model, tokenizer, arguments, split.train, runner, chat, limits, schedule, lora, serve)
     return _assemble(job, inputs, split, precision)
 
@@ -278,62 +274,6 @@ def _schedule(job: Job, arguments: GRPOConfig, batch: BatchPlan, cases: int) -> 
     if note := fit_warmup(arguments):
         job.announce(Note(note))
     return schedule
-
-
-def _serving(job: Job, limits: Limits) -> Callable[[Any], VLLMServerEngine] | None:
-    """Generation by a vLLM server that gets adapters or files; None: TRL generates.
-
-    Raises:
-        ConfigError: the server lacks something.
-    """
-    config, sync = job.config, job.config.weight_sync
-    if sync == "nccl":
-        check_for_nccl(str(config.vllm_server_url), model_path(config.model))
-    if sync not in ("adapter", "disk"):
-        return None
-    wanted = ServerNeeds(model_path(config.model), limits.context or 0, config.lora_r if sync == "adapter" else None)
-    base = check_server(str(config.vllm_server_url), wanted)
-    what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
-    job.announce(Note(f"vLLM's server gets {what} after each step (--vllm-sync {sync})."))
-    return partial(_served, job, base)
-
-
-def _served(job: Job, base: ServerModel, trainer: Any) -> VLLMServerEngine:
-    """The server as the generation of a trainer that is made, with the trainer's own sampling."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    folder = roomy_folder(job.folder.path, size)
-    by_adapter = job.config.weight_sync == "adapter"
-    sync: Any = AdapterSync(model, folder) if by_adapter else DiskSync(model, folder, renews=base.is_on_cpu)
-    return VLLMServerEngine(
-        VLLMClient(str(job.config.vllm_server_url)),
-        sync,
-        trainer.accelerator,
-        base.name,
-        base.longest,
-        list(trainer.eos_token_ids),
-        no_sense_in_waiting=partial(_no_sense_in_waiting, job),
-        verify=LogprobCheck.of(model, trainer.processing_class, _about_another_base(job)),
-        temperature=trainer.temperature,
-        top_p=trainer.top_p,
-        top_k=trainer.top_k,
-        min_p=trainer.min_p,
-        repetition_penalty=trainer.repetition_penalty,
-        max_completion_length=trainer.max_completion_length,
-        generation_kwargs=trainer.sampling.vllm_extras(trainer.eos_token_ids, trainer.max_completion_length),
-    )
-
-
-def _about_another_base(job: Job) -> Callable[[str], None] | None:
-    """A base in 4 or 8 bit is never quite the server's: that is worth a word, and ends nothing."""
-    return (lambda text: job.announce(Note(text))) if job.config.quantization else None
-
-
-def _no_sense_in_waiting(job: Job) -> str:
-    """Why a server that is gone will not be back: nobody waits for it, or aitrain has given it up."""
-    if job.stop.asked:
-        return "The run was asked to stop."
-    return str(job.folder.read_server().get("why", ""))
 
 
 def _lengths(

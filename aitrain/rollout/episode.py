@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.judging import ScoreResult
@@ -20,6 +20,8 @@ from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Leave
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.trajectory import Trajectory
+
+T = TypeVar("T")
 
 STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout")
 """What ends an episode: the environment (max_tokens: after a completion that was cut off), the number of turns, no room
@@ -192,11 +194,11 @@ class Rollout:
                 episode.trajectory.append_env_tokens([self.end.eos_ids[0]])  # TRL takes no empty completion
 
 
-async def run_all(coroutines: Iterator[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines at the same time; if one raises, cancel the others and raise its error."""
+async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results of coroutines that run at the same time; if one raises, cancel the others and raise its error."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
-        await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     except BaseException:
         for task in tasks:
             task.cancel()

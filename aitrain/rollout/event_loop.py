@@ -25,18 +25,23 @@ class EventLoop:
         Raises:
             BaseException: what the coroutine raises.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._runner.run(coroutine)
-        return _in_thread(lambda: self._runner.run(coroutine))
+        return _without_running_loop(lambda: self._runner.run(coroutine))
 
     def close(self) -> None:
         """Close the loop."""
-        self._runner.close()
+        _without_running_loop(self._runner.close)
 
 
-def _in_thread(work: Callable[[], T]) -> T:
+def _without_running_loop(work: Callable[[], T]) -> T:
+    """The result of `work`, which runs in another thread if this one has a running loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        has_loop = False
+    else:
+        has_loop = True
+    if not has_loop:
+        return work()
     results: list[T] = []
     errors: list[BaseException] = []
 

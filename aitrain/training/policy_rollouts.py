@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -55,13 +55,10 @@ class PolicyRollouts:
             ServerFailed: on all ranks, if a vLLM server failed one of them.
         """
 
-        def work() -> list[Episode]:
+        if self.server is not None:
+            self.loop.run(self.server.load_weights(self.weight_version()))
+        with nullcontext() if self.server is None else self.server.failing_together():
             return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
-
-        if self.server is None:
-            return work()
-        self.server.load_weights(self.weight_version())
-        return self.server.in_common(work)
 
     def sampling_seed(self, *names: object) -> int:
         """The seed of an episode's completions: it follows from the run's seed and these names, on each rank."""
@@ -123,5 +120,5 @@ class PolicyRollouts:
     def close(self) -> None:
         """Leave no weights behind that were on their way to a vLLM server."""
         if self.server is not None:
-            self.server.close()
+            self.loop.run(self.server.close())
         self.loop.close()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from aitrain.engines.model_proxy import ProxyBatcher
+from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.failure_count import FailureCount
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Rollout
+from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.model import count_forward_passes
 from aitrain.training.policy_rollouts import PolicyRollouts
@@ -33,10 +35,10 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         engine = TrainerEngine(trainer, end, inputs.limits.context, clock)
         generate = engine.by_vllm_for_environment if trainer.use_vllm and not engine.is_shared else None
     else:
-        engine = inputs.serve(trainer)
-        engine.end, engine.clock = end, clock
-        generate = engine.generate_for_environment
-        _sync_weights_to(engine, trainer)
+        engine = inputs.serve(trainer, end)
+        clock, generate = engine.clock, partial(_generate_for_environment, engine)
+        trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
+        trainer.vllm_generation = SyncedByEngine()
     policy = trainer.accelerator.unwrap_model(trainer.model)
     count_forward_passes(policy)
     proxy = ProxyBatcher(policy, inputs.tokenizer.pad_token_id, generate)
@@ -60,18 +62,19 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     )
 
 
-def _sync_weights_to(engine: VLLMServerEngine, trainer: EpisodeTrainer) -> None:
-    """Let TRL's trainer sync its weights to a server that it does not know."""
-    trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
-    trainer.vllm_generation = TRLServer(engine, trainer)
-
-
-class TRLServer:
-    """What TRL's trainer sees of a vLLM server that it does not know: it syncs weights before a rollout."""
-
-    def __init__(self, engine: VLLMServerEngine, trainer: EpisodeTrainer) -> None:
-        self._engine, self._trainer = engine, trainer
+class SyncedByEngine:
+    """Takes the place of TRL's vLLM in the trainer: `PolicyRollouts.play` loads weights into the engine."""
 
     def sync_weights(self) -> None:
-        """Load the present weights, unless the server has them."""
-        self._engine.load_weights(int(self._trainer.state.global_step))
+        """No-op."""
+
+
+def _generate_for_environment(
+    engine: VLLMServerEngine, prompts: list[list[int]], sampling: dict[str, Any]
+) -> list[list[int]]:
+    """Completions for calls of `model.generate`, which the event loop answers while nothing else runs on it."""
+    settings = dict(sampling)
+    max_tokens, seeds = settings.pop("max_new_tokens"), settings.pop("seeds", None)
+    batch = CompletionBatch(prompts, Sampling(**settings), max_tokens, seeds)
+    with closing(EventLoop()) as loop:
+        return loop.run(engine.complete(batch))

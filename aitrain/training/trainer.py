@@ -48,7 +48,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.runner import EnvRunner
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.rollout.limits import Limits
+from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.dataset import Cases
 from aitrain.training.episode_metrics import episode_metrics
@@ -77,7 +77,7 @@ class TrainerInputs:
     limits: Limits
     schedule: CaseSchedule
     peft_config: Any = None
-    serve: Callable[[Any], VLLMServerEngine] | None = None
+    serve: Callable[[Any, EndOfTurn], VLLMServerEngine] | None = None
     """Makes the engine for a trainer, if that is a vLLM server that gets files; None: TRL's own generation."""
 
 

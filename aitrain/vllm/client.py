@@ -13,45 +13,52 @@ HEALTH_SECONDS = 5.0
 
 
 class VLLMClient:
-    """Calls that all have a deadline, each on a connection of its own: one that was kept may be closed by now."""
+    """Calls that all have a deadline. Each has a connection of its own, as the server may have closed a kept one; any
+    number of them can wait at the same time, on any event loop."""
 
-    def __init__(self, url: str, deadline: float = 600.0) -> None:
+    def __init__(self, url: str, deadline: float = 600.0, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
         self._deadline = deadline
-        self._http = httpx.Client(
+        self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(deadline, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_keepalive_connections=0),
-            trust_env=False,  # a proxy for the world outside is none for a machine next door
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            trust_env=False,  # no proxy for a machine next door
+            transport=transport,
         )
 
-    def get(self, path: str) -> Any:
-        """What is there.
+    async def get(self, path: str) -> Any:
+        """The content of the response.
 
         Raises:
             ServerGoneError, ServerRefusedError, ServerTimeoutError: as for `post`.
         """
-        return self._call("GET", path)
+        return await self._call("GET", path)
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The answer.
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The content of the response.
 
         Raises:
-            ServerGoneError: there is no server, it hung up, or says that it failed.
-            ServerRefusedError: it does not do what it was asked for.
-            ServerTimeoutError: it took too long.
+            ServerGoneError: no server answers, it closed the connection, or its status is 5xx.
+            ServerRefusedError: its status is 4xx.
+            ServerTimeoutError: it did not answer within the deadline.
         """
-        return self._call("POST", path, json=body)
+        return await self._call("POST", path, json=body)
 
-    def is_up(self) -> bool:
+    async def is_up(self) -> bool:
         """Whether it would take a request now."""
         try:
-            return self._http.get(f"{self.url}/health", timeout=HEALTH_SECONDS).status_code == 200
+            response = await self._http.get(f"{self.url}/health", timeout=HEALTH_SECONDS)
         except httpx.HTTPError:
             return False
+        return response.status_code == 200
 
-    def _call(self, verb: str, path: str, **body: Any) -> Any:
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def _call(self, method: str, path: str, **content: Any) -> Any:
         try:
-            response = self._http.request(verb, f"{self.url}{path}", **body)
+            response = await self._http.request(method, f"{self.url}{path}", **content)
         except httpx.ReadTimeout:
             raise ServerTimeoutError(
                 f"The vLLM server at {self.url} did not answer {path} within {self._deadline:.0f} seconds.\n"

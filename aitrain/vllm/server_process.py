@@ -5,8 +5,6 @@ It listens on 127.0.0.1 only. supervisor.py, a process of its own, starts it and
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import random
 import re
@@ -15,7 +13,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -48,8 +45,6 @@ POLL_SECONDS = 0.25
 HTTP_TIMEOUT = 5.0
 ENVIRONMENT_MARK = "AITRAIN_SERVER"
 """Environment variable that identifies the processes of a server whose supervisor is gone."""
-
-_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for 127.0.0.1
 
 
 @dataclass(frozen=True)
@@ -242,20 +237,15 @@ class VLLMServer:
 
     def _is_healthy(self) -> bool:
         """Whether this server, and not another one on the port, answers."""
-        if self._get("/health") is None:
-            return False
-        try:
-            served: dict[str, list[dict[str, object]]] = json.loads(self._get("/v1/models") or b"{}")
-            return self._name in [model["id"] for model in served["data"]]
-        except (ValueError, KeyError, TypeError):
-            return False
+        import httpx
 
-    def _get(self, path: str) -> bytes | None:
         try:
-            with _direct.open(self.url + path, timeout=HTTP_TIMEOUT) as answer:
-                return bytes(answer.read(1_000_000))
-        except (OSError, http.client.HTTPException):
-            return None
+            with httpx.Client(base_url=self.url, timeout=HTTP_TIMEOUT, trust_env=False, verify=False) as client:
+                if not client.get("/health").is_success:
+                    return False
+                return self._name in [model["id"] for model in client.get("/v1/models").json()["data"]]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return False
 
 
 def _end_marked(name: str, patience: float) -> None:

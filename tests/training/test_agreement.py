@@ -13,13 +13,13 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from aitrain import Result, RunFailed
-from aitrain.engines import logprob_check as agreement
+from aitrain.engines import logprob_check
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.weight_sync import AdapterSync, DiskSync
 from tests.environments.vowels import Vowels
 from tests.training.small_server import SmallServer
-from tests.training.test_served import by
+from tests.training.test_served import by, run
 
 STEP = 1e-4
 """What one update moves each weight by: a log-probability then moves by about a thousandth."""
@@ -44,9 +44,9 @@ class Policy:
         self.model, self.server = model, server
         self.trained = [weight for name, weight in model.named_parameters() if "lora_B" in name or not by_adapter]
         self.direction = {weight: torch.randn_like(weight).sign() for weight in self.trained}
-        self.engine: VLLMServerEngine = by(
-            server, sync, verify=LogprobCheck.of(model, AutoTokenizer.from_pretrained(server.model))
-        )
+        check = LogprobCheck.of(model, AutoTokenizer.from_pretrained(server.model))
+        self.engine: VLLMServerEngine = by(server, sync, check=check.compare)
+        self.steps = 0
 
     def update(self) -> None:
         """As an optimizer does: each weight by a little."""
@@ -59,7 +59,12 @@ class Policy:
         for _ in range(count):
             for _ in range(updates):
                 self.update()
-            self.engine.sync_weights()
+            self.load()
+
+    def load(self) -> None:
+        """Hand over the weights as they are."""
+        run(self.engine.load_weights(self.steps))
+        self.steps += 1
 
     def compared(self) -> int:
         """How often the server was asked for log-probabilities."""
@@ -73,7 +78,7 @@ def policy(request: pytest.FixtureRequest, server: SmallServer, tmp_path: Path) 
 
 def test_weights_that_are_never_used_are_noticed_at_the_second_sync(policy: Policy) -> None:
     policy.server.ignores = True
-    policy.engine.sync_weights()  # an adapter changes nothing yet, and all weights are the server's own
+    policy.load()  # an adapter changes nothing yet, and all weights are the server's own
     with pytest.raises(RunFailed, match=r"does not generate with the weights .* have changed by .* by 0% of that"):
         policy.sync()
 
@@ -81,17 +86,17 @@ def test_weights_that_are_never_used_are_noticed_at_the_second_sync(policy: Poli
 def test_weights_that_are_not_used_any_more_are_noticed_some_syncs_later(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agreement, "EVERY", 3)
+    monkeypatch.setattr(logprob_check, "EVERY", 3)
     policy.server.ignores, policy.server.obeys = True, 4
-    policy.engine.sync_weights()
+    policy.load()
     policy.sync(3)
     with pytest.raises(RunFailed, match="does not generate with the weights"):
         policy.sync(4)
-    assert policy.engine.pushes <= 4 + 4
+    assert policy.steps <= 4 + 4
 
 
 def test_a_server_that_uses_its_weights_is_asked_now_and_then_and_never_accused(policy: Policy) -> None:
-    policy.engine.sync_weights()
+    policy.load()
     policy.sync(25)
     assert policy.compared() in (4, 5)  # the first time, at the second sync, and every tenth one
 
@@ -99,7 +104,7 @@ def test_a_server_that_uses_its_weights_is_asked_now_and_then_and_never_accused(
 def test_nothing_is_asked_while_the_policy_has_not_moved_beyond_rounding(policy: Policy) -> None:
     policy.server.ignores = True
     for _ in range(5):
-        policy.engine.sync_weights()
+        policy.load()
     assert policy.compared() == 1
 
 
@@ -108,20 +113,20 @@ def test_the_adapter_of_a_resumed_run_is_looked_for_at_once(server: SmallServer,
     policy.update()
     server.ignores = True
     with pytest.raises(RunFailed, match="try --vllm-sync disk"):
-        policy.engine.sync_weights()
+        policy.load()
 
 
 def test_a_server_that_rounds_is_told_from_one_that_ignores(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise as of bfloat16, another one for each answer: nothing is said before the policy has moved beyond it."""
-    likeliest = VLLMServerEngine.likeliest
+    top_logprobs = VLLMServerEngine.top_logprobs
 
-    def noisy(self: VLLMServerEngine, *arguments: Any, **options: Any) -> list[dict[int, float]]:
-        said = likeliest(self, *arguments, **options)
+    async def noisy(self: VLLMServerEngine, *arguments: Any, **options: Any) -> list[dict[int, float]]:
+        said = await top_logprobs(self, *arguments, **options)
         return [{token: value + random.gauss(0, 0.02) for token, value in each.items()} for each in said]
 
-    monkeypatch.setattr(VLLMServerEngine, "likeliest", noisy)
-    monkeypatch.setattr(agreement, "EVERY", 1)
-    policy.engine.sync_weights()
+    monkeypatch.setattr(VLLMServerEngine, "top_logprobs", noisy)
+    monkeypatch.setattr(logprob_check, "EVERY", 1)
+    policy.load()
     policy.sync(20)
     policy.server.ignores = True
     with pytest.raises(RunFailed, match="does not generate with the weights"):

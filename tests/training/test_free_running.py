@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -11,13 +12,15 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from aitrain import RunFailed, TrainConfig
-from aitrain.engines import server as served
+from aitrain.engines import server_weights
 from aitrain.engines.batching import BatchingEngine, BatchRow
+from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.weight_sync import AdapterSync
 from aitrain.environment.contract import Case
@@ -29,7 +32,7 @@ from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.training.episode_record import episode_record
 from aitrain.training.model import TINY_MODEL
-from tests.training.test_served import END, Fake, adapted, by
+from tests.training.test_served import END, Fake, adapted, by, is_current, load, run
 
 CASES = [Case(n, [{"role": "user", "content": f"say {n}:"}], {"prompt": ""}) for n in range(12)]
 LIMITS = Limits(turns=4, turn_tokens=6, episode_tokens=60, context=512)
@@ -236,7 +239,7 @@ def test_no_episode_at_all(runner: EnvRunner) -> None:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    monkeypatch.setattr(served, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(server_weights, "POLL_SECONDS", 0.05)
     server = Fake()
     yield server
     server.stop()
@@ -249,20 +252,20 @@ def completions_of(engine: VLLMServerEngine, prompts: list[list[int]]) -> list[C
         requests = [GenerationRequest(prompt, 3 + number) for number, prompt in enumerate(prompts)]
         return await asyncio.gather(*map(engine.generate, requests))
 
-    return asyncio.run(all_of())
+    return run(all_of())
 
 
 def test_each_prompt_is_a_request_with_its_own_limit(fake: Fake) -> None:
-    completions = completions_of(by(fake, longest=20), [[n] * 15 for n in range(1, 9)])
+    completions = completions_of(by(fake, context=20), [[n] * 15 for n in range(1, 9)])
     assert completions == [Completion([15 * (n + 1), END], [0.0, -0.5]) for n in range(8)]
     assert sorted(body["max_tokens"] for body in fake.bodies("/v1/completions")) == [3, 4, 5, 5, 5, 5, 5, 5]
 
 
 def test_the_likeliest_tokens_are_asked_for_without_truncation(fake: Fake) -> None:
     request = GenerationRequest([1], 4, decoding=Decoding.GREEDY)
-    asyncio.run(by(fake, temperature=0.7, top_k=5, top_p=0.9).generate(request))
+    run(by(fake, sampling=Sampling(temperature=0.7, top_k=5, top_p=0.9)).generate(request))
     (body,) = fake.bodies("/v1/completions")
-    assert (body["temperature"], body["top_k"], body["top_p"]) == (0.0, -1, 1.0)
+    assert (body["temperature"], body["top_k"], body["top_p"]) == (0.0, 0, 1.0)
 
 
 def test_a_server_that_dies_among_them_gets_the_weights_once_and_what_waited_is_asked_again(
@@ -270,17 +273,84 @@ def test_a_server_that_dies_among_them_gets_the_weights_once_and_what_waited_is_
 ) -> None:
     torch.manual_seed(0)
     engine = by(fake, AdapterSync(adapted(), tmp_path / "sync"))
-    engine.load_weights(7)
-    fake.troubles = [lambda _: None, lambda fake: fake.dies(0.3), lambda _: None]  # type: ignore[func-returns-value, list-item]
+    load(engine, 7)
+    fake.troubles = [lambda _: None, lambda fake: fake.dies(0.3), lambda _: None]
     completions = completions_of(engine, [[n] for n in range(20)])
     assert [completion.ids for completion in completions] == [[n, END] for n in range(20)]
     assert {completion.weight_version for completion in completions} == {7}
     assert engine.restarts == 1
-    assert engine.sync.holds(engine.server, 1)
+    assert is_current(engine)
+
+
+class Dying(Fake):
+    """Closes all connections when `patient` requests wait, and is back, without the policy, at the fourth check."""
+
+    patient = 512
+
+    def start(self) -> None:
+        super().start()
+        self.died, self.held, self.checks = asyncio.Event(), 0, 0
+
+    async def respond(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/completions" and not self.died.is_set():
+            self.held += 1
+            if self.held == self.patient:
+                self.is_up = False
+                self.died.set()
+            await self.died.wait()
+            raise httpx.ReadError("closed")
+        if request.url.path == "/health":
+            self.checks += 1
+            if self.checks == 4:
+                self.is_up, self.adapters = True, {}
+        return await super().respond(request)
+
+
+def test_many_requests_outlive_a_server_that_dies_and_the_event_loop_goes_on_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(server_weights, "POLL_SECONDS", 0.01)
+    fake = Dying()
+    engine = by(fake, AdapterSync(adapted(), tmp_path / "sync"))
+    load(engine, 3)
+    done_while_waiting: list[int] = []
+
+    async def environment() -> None:
+        while fake.checks < 4:
+            done_while_waiting.append(fake.checks)
+            await asyncio.sleep(0)
+
+    async def play() -> list[Completion]:
+        requests = [GenerationRequest([number], 4) for number in range(fake.patient)]
+        completions = asyncio.gather(*map(engine.generate, requests))
+        await environment()
+        return await completions
+
+    completions = run(play())
+    fake.stop()
+    assert [completion.ids for completion in completions] == [[number, END] for number in range(fake.patient)]
+    assert {1, 2, 3} <= set(done_while_waiting)
+    assert (engine.restarts, fake.checks) == (1, 4)  # one request checks, for all of them
+    assert len(fake.bodies("/v1/load_lora_adapter")) == 2
+    assert len(fake.bodies("/v1/completions")) == fake.patient
+
+
+def test_an_interrupt_ends_the_wait_for_a_server(fake: Fake) -> None:
+    engine = by(fake)
+    fake.stop()
+
+    async def interrupted() -> Completion:
+        asyncio.get_running_loop().call_later(0.05, signal.raise_signal, signal.SIGINT)
+        return await engine.generate(GenerationRequest([1], 4))
+
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupted())
+    fake.start()
+    assert run(engine.generate(GenerationRequest([1], 4))).ids == [1, END]
 
 
 def test_a_server_that_is_gone_for_good_is_said(fake: Fake) -> None:
-    engine = by(fake, patience=0.3)
+    engine = by(fake, restart_timeout=0.3)
     fake.stop()
     with pytest.raises(RunFailed, match="is gone, and was not back"):
         completions_of(engine, [[1], [2]])

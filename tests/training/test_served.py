@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,36 +17,37 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain.engines import server as served
-from aitrain.engines import server_check, tied_head
+from aitrain.engines import completion_request, server_check, server_weights, tied_head, weight_sync
+from aitrain.engines import server as server_engine
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.merged_weights import merged_weights
-from aitrain.engines.sampling import Sampling
+from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
-from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
+from aitrain.engines.server_weights import ServerWeights
+from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion, roomy_folder
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed, ServerFailed
 from aitrain.rollout.engine import Completion, GenerationRequest
+from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.client import VLLMClient
 
 END = 258
-ALONE = SimpleNamespace(is_main_process=True)
-"""All that is asked of an accelerator."""
+FIRST = WeightVersion(0, 1)
+run = EventLoop().run
 
 
 def adapted(seed: int = 0, **options: Any) -> PeftModel:
@@ -89,6 +91,7 @@ class Fake:
         """Anew: adapters and pushed weights are forgotten."""
         self.adapters: dict[str, str] = {}
         self.version = "default"
+        self.is_up = True
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -120,6 +123,7 @@ class Fake:
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:
+        self.is_up = False
         self._http.shutdown()
         self._http.server_close()
 
@@ -131,6 +135,20 @@ class Fake:
         """And comes back."""
         self.stop()
         threading.Timer(seconds, self.start).start()
+
+    @property
+    def transport(self) -> httpx.MockTransport:
+        """The server without a network."""
+        return httpx.MockTransport(self.respond)
+
+    async def respond(self, request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(0)
+        if not self.is_up:
+            raise httpx.ConnectError("refused")
+        answer = self.answer(request.url.path, json.loads(request.content or b"{}"))
+        if answer is None:
+            raise httpx.RemoteProtocolError("no response")
+        return httpx.Response(answer[0], json=answer[1])
 
     def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
         path = path.partition("?")[0]
@@ -197,18 +215,35 @@ class Fake:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    monkeypatch.setattr(served, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(server_weights, "POLL_SECONDS", 0.05)
     server = Fake()
     yield server
     server.stop()
 
 
-def by(fake: Fake, sync: Any = None, deadline: float = 20.0, **settings: Any) -> VLLMServerEngine:
-    return VLLMServerEngine(VLLMClient(fake.url, deadline), sync, ALONE, "base", end=EndOfTurn([END]), **settings)
+def by(server: Fake, sync: Any = None, is_main_process: bool = True, **settings: Any) -> VLLMServerEngine:
+    """An engine that calls a server without a network; `settings` are those of the engine and of its ServerWeights."""
+    waiting = {name: settings.pop(name) for name in ("restart_timeout", "give_up_reason") if name in settings}
+    weights = ServerWeights(VLLMClient(server.url, transport=server.transport), sync, **waiting)
+    return VLLMServerEngine(weights, "base", EndOfTurn([END]), is_main_process=is_main_process, **settings)
 
 
-def ids_of(answers: list[tuple[list[int], list[float]]]) -> list[list[int]]:
-    return [ids for ids, _ in answers]
+def answers(
+    engine: VLLMServerEngine, prompts: list[list[int]], max_tokens: int = 16, seeds: list[int] | None = None
+) -> list[Completion]:
+    return run(engine.generate_batch(CompletionBatch(prompts, engine.sampling, max_tokens, seeds)))
+
+
+def ids_of(completions: list[Completion]) -> list[list[int]]:
+    return [completion.ids for completion in completions]
+
+
+def load(engine: VLLMServerEngine, step: int) -> None:
+    run(engine.load_weights(step))
+
+
+def is_current(engine: VLLMServerEngine) -> bool:
+    return engine.weights.version is not None and run(engine.weights.are_loaded())
 
 
 @pytest.fixture(params=[AdapterSync, DiskSync])
@@ -217,30 +252,28 @@ def sync(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def test_answers_come_in_the_order_of_the_prompts(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "CHUNK_PROMPTS", 3)
+    monkeypatch.setattr(completion_request, "CHUNK_PROMPTS", 3)
     prompts = [[n] * (1 + 7 * n % 5) for n in range(1, 20)]
-    answers = by(fake).generate_batch(prompts)
-    assert answers == [([sum(prompt), END], [0.0, -0.5]) for prompt in prompts]
+    assert answers(by(fake), prompts) == [Completion([sum(prompt), END], [0.0, -0.5]) for prompt in prompts]
     assert [len(body["prompt"]) for body in fake.bodies("/v1/completions")].count(3) == 6
 
 
 def test_a_request_is_not_enormous(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "CHUNK_TOKENS", 10)
+    monkeypatch.setattr(completion_request, "CHUNK_TOKENS", 10)
     prompts = [[1] * 6, [2] * 3, [3] * 4, [4] * 50]
-    assert ids_of(by(fake).generate_batch(prompts)) == [[6, END], [6, END], [12, END], [200, END]]
+    assert ids_of(answers(by(fake), prompts)) == [[6, END], [6, END], [12, END], [200, END]]
     sizes = [sum(map(len, body["prompt"])) for body in fake.bodies("/v1/completions")]
     assert sorted(sizes) == [4, 9, 50]
 
 
 def test_no_prompt_is_no_request(fake: Fake) -> None:
-    assert by(fake).generate_batch([]) == []
+    assert answers(by(fake), []) == []
     assert not fake.asked
 
 
 def test_what_a_request_says(fake: Fake) -> None:
-    engine = by(fake, top_k=5, stop_token_ids=[END], max_completion_length=30)
-    vars(engine).update(temperature=0.7, top_p=0.9, min_p=None, repetition_penalty=1.1)
-    engine.generate_batch([[1, 2]])
+    engine = by(fake, sampling=Sampling(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.1))
+    answers(engine, [[1, 2]], max_tokens=30)
     (body,) = fake.bodies("/v1/completions")
     salt = body.pop("cache_salt")
     assert body == {
@@ -248,31 +281,31 @@ def test_what_a_request_says(fake: Fake) -> None:
         "min_p": 0.0, "repetition_penalty": 1.1, "stop_token_ids": [END], "logprobs": 0, "return_token_ids": True,
         "return_tokens_as_token_ids": True,
     }  # fmt: skip
-    engine.generate_batch([[1, 2]])
+    answers(engine, [[1, 2]])
     assert fake.bodies("/v1/completions")[1]["cache_salt"] == salt
 
 
 def test_each_answer_is_asked_for_with_its_own_seed_and_a_group_in_one_request(fake: Fake) -> None:
-    engine = by(fake, seeds=[7, 8, 9, 20, 21, 30])
+    engine = by(fake)
     prompts = [[1, 2], [1, 2], [1, 2], [3], [4, 5], [4, 5]]
-    assert ids_of(engine.generate_batch(prompts)) == [[sum(prompt), END] for prompt in prompts]
+    sampled = answers(engine, prompts, seeds=[7, 8, 9, 20, 21, 30])
+    assert ids_of(sampled) == [[sum(prompt), END] for prompt in prompts]
     asked = {(str(body["prompt"]), body["n"], body["seed"]) for body in fake.bodies("/v1/completions")}
     assert asked == {("[[1, 2]]", 3, 7), ("[[3]]", 1, 20), ("[[4, 5]]", 1, 21), ("[[4, 5]]", 1, 30)}
     request = GenerationRequest([6], 5, SampleSeed(40))
-    assert asyncio.run(engine.generate(request)) == Completion([6, END], [0.0, -0.5])
+    assert run(engine.generate(request)) == Completion([6, END], [0.0, -0.5])
     assert fake.bodies("/v1/completions")[-1]["seed"] == 40
 
 
 def test_the_likeliest_answers_need_no_seed(fake: Fake) -> None:
-    by(fake, seeds=[1, 2], temperature=0.0).generate_batch([[1], [1]])
+    answers(by(fake, sampling=Sampling().greedy), [[1], [1]], seeds=[1, 2])
     (body,) = fake.bodies("/v1/completions")
     assert "seed" not in body
 
 
 def test_a_request_says_the_further_sampling_options_and_no_more_tokens_at_least_than_at_most(fake: Fake) -> None:
-    extras = Sampling(presence_penalty=0.5, frequency_penalty=-1.0, min_new_tokens=20, stop=("</a>",)).vllm_extras
-    engine = by(fake, longest=100, max_completion_length=30, generation_kwargs=extras([END], 30))
-    engine.generate_batch([[1] * 60, [1] * 95])
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=-1.0, min_new_tokens=20, stop=("</a>",))
+    answers(by(fake, context=100, sampling=sampling), [[1] * 60, [1] * 95], max_tokens=30)
     bodies = {body["max_tokens"]: body for body in fake.bodies("/v1/completions")}
     assert {limit: body["min_tokens"] for limit, body in bodies.items()} == {30: 20, 5: 5}
     wanted = {
@@ -282,18 +315,36 @@ def test_a_request_says_the_further_sampling_options_and_no_more_tokens_at_least
     assert all(body[name] == value for body in bodies.values() for name, value in wanted.items())
 
 
-def test_a_server_with_a_token_limit_of_its_own_is_refused(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_of_an_environment_is_sampled_as_it_says_and_leaves_the_engine_as_it_was(fake: Fake) -> None:
+    run_sampling = Sampling(temperature=0.7, presence_penalty=0.5)
+    engine = by(fake, sampling=run_sampling)
+
+    async def both() -> list[Any]:
+        call = CompletionBatch([[1], [2]], Sampling(top_k=3), 9, [5, 6])
+        return await asyncio.gather(engine.complete(call), engine.generate(GenerationRequest([3], 4)))
+
+    completed, generated = run(both())
+    assert completed == [[1, END], [2, END]]
+    assert generated.ids == [3, END]
+    said = {
+        (body["max_tokens"], body["temperature"], body["top_k"], body.get("presence_penalty"), body.get("seed"))
+        for body in fake.bodies("/v1/completions")
+    }
+    assert said == {(9, 1.0, 3, None, 5), (9, 1.0, 3, None, 6), (4, 0.7, 0, 0.5, None)}
+    assert engine.sampling == run_sampling
+
+
+def test_a_server_with_a_token_limit_of_its_own_is_refused(fake: Fake) -> None:
     """The max_new_tokens of its model's generation_config, unless it was started with --generation-config vllm."""
-    cut = {"index": 0, "prompt_token_ids": [1], "token_ids": [5] * 3, "logprobs": {"token_logprobs": [0.0] * 3}}
-    monkeypatch.setattr(VLLMClient, "post", lambda *_: {"choices": [{**cut, "finish_reason": "length"}]})
-    assert ids_of(by(fake, max_completion_length=3).generate_batch([[1]])) == [[5, 5, 5]]
+    choice = {"index": 0, "prompt_token_ids": [1], "token_ids": [5] * 3, "logprobs": {"token_logprobs": [0.0] * 3}}
+    fake.troubles = [lambda _: (200, {"choices": [{**choice, "finish_reason": "length"}]})] * 2
+    assert ids_of(answers(by(fake), [[1]], max_tokens=3)) == [[5, 5, 5]]
     with pytest.raises(RunFailed, match=r"cuts answers at 3 tokens, and 30 were.*\n.*--generation-config vllm"):
-        by(fake, max_completion_length=30).generate_batch([[1]])
+        answers(by(fake), [[1]], max_tokens=30)
 
 
 def test_an_answer_fits_behind_its_prompt_and_the_others_are_as_long_as_before(fake: Fake) -> None:
-    engine = by(fake, longest=100, max_completion_length=30)
-    engine.generate_batch([[1] * 60, [1] * 95, [1] * 70, [1] * 120])
+    answers(by(fake, context=100), [[1] * 60, [1] * 95, [1] * 70, [1] * 120], max_tokens=30)
     limits = {len(prompt): body["max_tokens"] for body in fake.bodies("/v1/completions") for prompt in body["prompt"]}
     assert limits == {60: 30, 70: 30, 95: 5, 120: 1}
 
@@ -301,100 +352,108 @@ def test_an_answer_fits_behind_its_prompt_and_the_others_are_as_long_as_before(f
 # -- trouble
 
 
-def test_a_slow_server_has_a_deadline(fake: Fake) -> None:
-    fake.troubles = [lambda _: time.sleep(2)]  # type: ignore[func-returns-value, list-item]
-    start = time.monotonic()
-    with pytest.raises(RunFailed, match=r"did not answer /v1/completions within 0 seconds"):
-        by(fake, deadline=0.2).generate_batch([[1]])
-    assert time.monotonic() - start < 1.5
+def test_a_slow_server_is_not_asked_again(fake: Fake) -> None:
+    def take_too_long(_: Fake) -> None:
+        raise httpx.ReadTimeout("slow")
+
+    fake.troubles = [take_too_long]
+    with pytest.raises(RunFailed, match=r"did not answer /v1/completions within 600 seconds"):
+        answers(by(fake), [[1]])
+    assert len(fake.bodies("/v1/completions")) == 1
 
 
 def test_a_server_that_dies_meanwhile_gets_the_weights_again_and_is_asked_again(
     fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served, "CHUNK_PROMPTS", 2)
+    monkeypatch.setattr(completion_request, "CHUNK_PROMPTS", 2)
     engine = by(fake, sync)
-    engine.sync_weights()
-    fake.troubles = [lambda fake: fake.dies()]  # type: ignore[func-returns-value, list-item]
+    load(engine, 1)
+    fake.troubles = [lambda fake: fake.dies()]
     prompts = [[n] for n in range(10)]
-    assert ids_of(engine.generate_batch(prompts)) == [[n, END] for n in range(10)]
+    assert ids_of(answers(engine, prompts)) == [[n, END] for n in range(10)]
     assert engine.restarts == 1
-    assert sync.holds(engine.server, 1)
-    assert ids_of(engine.generate_batch(prompts)) == [[n, END] for n in range(10)]
+    assert is_current(engine)
+    assert ids_of(answers(engine, prompts)) == [[n, END] for n in range(10)]
     assert engine.restarts == 1
 
 
 def test_a_server_that_was_started_anew_in_between_gets_the_weights_before_it_is_asked(fake: Fake, sync: Any) -> None:
     engine = by(fake, sync)
-    engine.sync_weights()
-    engine.generate_batch([[1]])
+    load(engine, 1)
+    answers(engine, [[1]])
     fake.restart()
-    assert ids_of(engine.generate_batch([[1]])) == [[1, END]]
+    assert ids_of(answers(engine, [[1]])) == [[1, END]]
     assert engine.restarts == 1
-    assert sync.holds(engine.server, 1)
+    assert is_current(engine)
 
 
-def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(fake: Fake, tmp_path: Path) -> None:
     engine = by(fake, DiskSync(adapted(), tmp_path / "sync"))
-    engine.sync_weights()
-    look = engine._make_current
-    starts = iter([fake.restart])
+    load(engine, 1)
 
-    def look_then_restart() -> None:
-        look()
-        next(starts, lambda: None)()
+    def answer_with_other_weights(fake: Fake) -> tuple[int, Any]:
+        fake.restart()
+        choice = {"index": 0, "prompt_token_ids": [1], "token_ids": [7], "logprobs": {"token_logprobs": [0.0]}}
+        return 200, {"choices": [choice]}
 
-    monkeypatch.setattr(engine, "_make_current", look_then_restart)
-    assert ids_of(engine.generate_batch([[1]])) == [[1, END]]
+    fake.troubles = [answer_with_other_weights]
+    assert ids_of(answers(engine, [[1]])) == [[1, END]]
     assert engine.restarts == 1
     assert len(fake.bodies("/v1/completions")) == 2
 
 
 def test_processes_that_find_the_server_new_at_the_same_time(fake: Fake, sync: Any) -> None:
-    other = SimpleNamespace(is_main_process=False)
-    engines = [
-        by(fake, sync),
-        VLLMServerEngine(VLLMClient(fake.url), type(sync)(sync.model, sync.folder), other, "base"),
-    ]
+    engines = [by(fake, sync), by(fake, type(sync)(sync.model, sync.folder), is_main_process=False)]
     for engine in engines:
-        engine.sync_weights()
+        load(engine, 1)
+
+    async def both(number: int) -> list[list[Completion]]:
+        batch = CompletionBatch([[number]], Sampling(), 16)
+        return await asyncio.gather(*(engine.generate_batch(batch) for engine in engines))
+
     for number in range(5):
         fake.restart()
-        asking = [partial(engine.generate_batch, [[number]]) for engine in engines]
-        assert [ids_of(answers) for answers in served._in_parallel(asking)] == [[[number, END]]] * 2
-        assert sync.holds(engines[0].server, 1)
+        assert list(map(ids_of, run(both(number)))) == [[[number, END]]] * 2
+        assert is_current(engines[0])
 
 
 def test_a_server_that_dies_while_it_takes_the_weights(fake: Fake, sync: Any) -> None:
     engine = by(fake, sync)
-    fake.stop()
-    threading.Timer(0.2, fake.start).start()
-    engine.sync_weights()
-    assert sync.holds(engine.server, 1)
+    fake.dies()
+    load(engine, 1)
+    assert is_current(engine)
     assert engine.restarts == 0
 
 
 def test_a_server_that_is_gone_for_good_ends_the_run(fake: Fake) -> None:
-    engine = by(fake, patience=0.3)
+    engine = by(fake, restart_timeout=0.3)
     fake.stop()
     with pytest.raises(RunFailed, match=r"is gone, and was not back within 0 seconds: /v1/completions: ConnectError"):
-        engine.generate_batch([[1]])
+        answers(engine, [[1]])
+    fake.start()
+
+
+def test_nobody_waits_for_a_server_that_is_given_up(fake: Fake) -> None:
+    """As when the run is stopped: the reason is asked for while the engine waits."""
+    reasons = iter(["", "", "The run was asked to stop."])
+    engine = by(fake, give_up_reason=lambda: next(reasons))
+    fake.stop()
+    with pytest.raises(RunFailed, match=r"is gone: /v1/completions: ConnectError: refused\nThe run was asked to stop"):
+        answers(engine, [[1]])
     fake.start()
 
 
 def test_a_server_that_always_fails_ends_the_run(fake: Fake) -> None:
     fake.troubles = [lambda _: (500, {"error": {"message": "out of\nmemory"}})] * 3
     with pytest.raises(RunFailed, match="failed 3 times at the same thing: /v1/completions: 500: out of memory"):
-        by(fake).generate_batch([[1]])
-    assert ids_of(by(fake).generate_batch([[1]])) == [[1, END]]
+        answers(by(fake), [[1]])
+    assert ids_of(answers(by(fake), [[1]])) == [[1, END]]
 
 
 def test_what_a_server_refuses_is_said_at_once(fake: Fake) -> None:
     fake.troubles = [lambda _: (400, {"error": {"message": "the prompt is too long"}})]
     with pytest.raises(RunFailed, match=r"refuses /v1/completions: 400: the prompt is too long"):
-        by(fake).generate_batch([[1]])
+        answers(by(fake), [[1]])
     assert len(fake.bodies("/v1/completions")) == 1
 
 
@@ -402,79 +461,97 @@ def test_answers_to_something_else_end_the_run(fake: Fake) -> None:
     choice = {"index": 0, "prompt_token_ids": [7, 1], "token_ids": [2], "logprobs": {"token_logprobs": [0.0]}}
     fake.troubles = [lambda _: (200, {"choices": [choice]})]
     with pytest.raises(RunFailed, match="other prompts"):
-        by(fake).generate_batch([[1]])
+        answers(by(fake), [[1]])
 
 
 # -- weights
 
 
-def test_an_adapter_is_named_after_its_first_push_and_no_prefix_of_the_old_one_counts(
-    fake: Fake, tmp_path: Path
-) -> None:
+def test_weights_are_named_after_their_step_and_no_prefix_of_other_weights_counts(fake: Fake, tmp_path: Path) -> None:
     engine = by(fake, AdapterSync(adapted(), tmp_path / "sync"))
-    for _ in range(2):
-        engine.generate_batch([[1]])
-        engine.sync_weights()
-    engine.generate_batch([[1]])
+    for step in (0, 5):
+        answers(engine, [[1]])
+        load(engine, step)
+    answers(engine, [[1]])
     bodies = fake.bodies("/v1/completions")
-    assert [body["model"] for body in bodies] == ["base", "policy", "policy"]
+    assert [body["model"] for body in bodies] == ["base", "policy-step-0-load-1", "policy-step-5-load-2"]
     assert len({body["cache_salt"] for body in bodies}) == 3
-    assert fake.adapters == {"policy": str(tmp_path / "sync" / "2")}
-    assert [file.name for file in (tmp_path / "sync").iterdir()] == ["2"]
-    assert engine.last_bytes == sum(file.stat().st_size for file in (tmp_path / "sync" / "2").iterdir())
+    folder = tmp_path / "sync" / "step-5-load-2"
+    assert fake.adapters == {"policy-step-5-load-2": str(folder)}
+    assert list((tmp_path / "sync").iterdir()) == [folder]
+    assert engine.last_bytes == sum(file.stat().st_size for file in folder.iterdir())
     assert 0 < engine.last_seconds < 5
-    engine.close()
+    run(engine.close())
     assert not (tmp_path / "sync").exists()
 
 
-def test_only_the_first_process_pushes_and_its_failure_is_everybodys(
+def test_the_servers_weight_version_is_of_this_run_and_step(fake: Fake, tmp_path: Path) -> None:
+    engine = by(fake, DiskSync(adapted(), tmp_path / "sync"))
+    load(engine, 7)
+    assert re.fullmatch(r"aitrain-\w{12}-step-7-load-1", fake.version)
+    assert [body["weights_path"] for body in (call["kwargs"] for call in fake.bodies("/collective_rpc"))] == [
+        str(tmp_path / "sync" / "step-7-load-1")
+    ]
+
+
+def test_weights_are_loaded_once_for_a_step_and_again_when_they_have_changed(fake: Fake, sync: Any) -> None:
+    engine = by(fake, sync)
+    for _ in range(3):
+        load(engine, 4)
+    assert str(engine.weights.version) == "step-4-load-1"
+    engine.weight_version = None
+    load(engine, 4)
+    assert str(engine.weights.version) == "step-4-load-2"
+    assert is_current(engine)
+    assert engine.restarts == 0
+
+
+def test_only_the_first_process_loads_and_its_failure_is_everybodys(
     fake: Fake, sync: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = [(2, None)]
-    monkeypatch.setattr(served, "gather_object", lambda own: [*told, *own])
-    engine = VLLMServerEngine(VLLMClient(fake.url), sync, SimpleNamespace(is_main_process=False), "base")
-    engine.sync_weights()
+    monkeypatch.setattr(server_engine, "gather_object", lambda own: [*told, *own])
+    engine = by(fake, sync, is_main_process=False)
+    load(engine, 1)
     assert not fake.asked
     assert not sync.folder.exists()
     assert engine.restarts == 2
     told = [(2, "The vLLM server is gone")]
     with pytest.raises(ServerFailed, match="is gone"):
-        engine.sync_weights()
+        load(engine, 2)
     told = [(2, None)]
-    with pytest.raises(ServerFailed, match="my own"):
-        engine.in_common(lambda: fail("my own"))
-
-
-def fail(message: str) -> None:
-    raise RunFailed(message)
+    with pytest.raises(ServerFailed, match="my own"), engine.failing_together():
+        raise RunFailed("my own")
 
 
 def test_another_process_may_have_loaded_the_adapter_already(fake: Fake, tmp_path: Path) -> None:
     sync = AdapterSync(adapted(), tmp_path / "sync")
     engine = by(fake, sync)
-    engine.sync_weights()
-    sync.restore(engine.server, 1)
+    load(engine, 1)
+    run(sync.load(engine.weights.client, WeightVersion(1, 1)))
 
 
 def test_two_runs_do_not_share_a_server(fake: Fake, sync: Any, tmp_path: Path) -> None:
     engine, other = by(fake, sync), by(fake, type(sync)(sync.model, tmp_path / "other"))
-    engine.sync_weights()
-    engine.generate_batch([[1]])
-    other.sync_weights()
-    other.generate_batch([[1]])
+    load(engine, 1)
+    answers(engine, [[1]])
+    load(other, 1)
+    answers(other, [[1]])
     with pytest.raises(RunFailed, match="Another run hands its weights"):
-        engine.generate_batch([[1]])
+        answers(engine, [[1]])
 
 
-def test_the_files_of_an_adapter_are_peft_s(fake: Fake, tmp_path: Path) -> None:
+def test_the_files_of_an_adapter_are_peft_s(tmp_path: Path) -> None:
     model = adapted()
     sync = AdapterSync(model, tmp_path / "sync")
-    sync.write(1)
+    sync.write(FIRST)
     model.save_pretrained(tmp_path / "by-peft")
-    ours, theirs = (load_file(folder / "adapter_model.safetensors") for folder in (sync.path(1), tmp_path / "by-peft"))
+    ours, theirs = (
+        load_file(folder / "adapter_model.safetensors") for folder in (sync.path(FIRST), tmp_path / "by-peft")
+    )
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert (sync.path(1) / "adapter_config.json").is_file()
+    assert (sync.path(FIRST) / "adapter_config.json").is_file()
 
 
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"modules_to_save": ["norm"]}], ids=str)
@@ -491,8 +568,8 @@ def test_full_weights_are_those_of_the_merged_model_and_the_base_is_as_it_was(op
 def test_tied_weights_travel_once_and_in_the_format_that_is_wanted(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
     full, half = DiskSync(model, tmp_path / "full"), DiskSync(model, tmp_path / "half", torch.bfloat16)
-    sizes = [full.write(1), half.write(1)]
-    tensors = load_file(half.path(1) / "model.safetensors")
+    sizes = [full.write(FIRST), half.write(FIRST)]
+    tensors = load_file(half.path(FIRST) / "model.safetensors")
     assert "lm_head.weight" not in tensors
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert sizes[1] < 0.6 * sizes[0]
@@ -500,19 +577,19 @@ def test_tied_weights_travel_once_and_in_the_format_that_is_wanted(tmp_path: Pat
 
 
 def test_weights_pass_through_memory_where_there_is_room(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert roomy_folder(run, 1000, memory=tmp_path).parent == tmp_path
-    assert roomy_folder(run, 10**18, memory=tmp_path) == run / "sync"
-    assert roomy_folder(run, 1000, memory=tmp_path / "nowhere") == run / "sync"
+    folder = tmp_path / "run"
+    assert roomy_folder(folder, 1000, memory=tmp_path).parent == tmp_path
+    assert roomy_folder(folder, 10**18, memory=tmp_path) == folder / "sync"
+    assert roomy_folder(folder, 1000, memory=tmp_path / "nowhere") == folder / "sync"
 
 
 def test_weights_of_a_process_that_was_killed_are_removed_by_the_next_run_and_no_others(tmp_path: Path) -> None:
     holder = """
-import sys, time, types
+import sys, time
 from pathlib import Path
-from aitrain.engines.weight_sync import _Files
+from aitrain.engines.weight_sync import WeightVersion, _Files
 files = _Files(None, Path(sys.argv[1]))
-with files._writing(1) as folder:
+with files._writing(WeightVersion(3, 1)) as folder:
     (folder / "weights").touch()
 print("written", flush=True)
 time.sleep(600)
@@ -523,7 +600,7 @@ time.sleep(600)
         assert process.stdout is not None
         assert process.stdout.readline() == "written\n"
         roomy_folder(tmp_path / "run", 1000, memory=tmp_path)
-        assert (tmp_path / "aitrain-weights-1" / "1" / "weights").exists()
+        assert (tmp_path / "aitrain-weights-1" / "step-3-load-1" / "weights").exists()
         process.kill()
         process.wait()
         roomy_folder(tmp_path / "run", 1000, memory=tmp_path)
@@ -531,13 +608,13 @@ time.sleep(600)
 
 
 def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(weight_sync, "PAUSE_SECONDS", 0.01)
     one, other = (AdapterSync(adapted(), tmp_path / "sync") for _ in range(2))
-    one.write(1)
+    one.write(FIRST)
     with pytest.raises(RunFailed, match="running twice"):
-        other.write(1)
+        other.write(FIRST)
     one.close()
-    assert other.write(1) > 0
+    assert other.write(FIRST) > 0
 
 
 # -- a server that somebody else started
@@ -595,7 +672,7 @@ def test_a_server_on_the_cpu_must_be_able_to_take_all_weights(fake: Fake) -> Non
 
 
 def test_a_base_that_another_run_wrote_over_is_no_base(fake: Fake, tmp_path: Path) -> None:
-    by(fake, DiskSync(adapted(), tmp_path / "sync")).sync_weights()
+    load(by(fake, DiskSync(adapted(), tmp_path / "sync")), 1)
     assert check_server(fake.url, ALL) == ServerModel("base", 100)  # it gets all weights anyway
     with pytest.raises(ConfigError, match="has no base any more: a run has handed it other weights"):
         check_server(fake.url, ADAPTER)
@@ -663,8 +740,8 @@ class Vllm:
             )  # fmt: skip
 
     def wait(self) -> None:
-        server, give_up = VLLMClient(self.url), time.monotonic() + 180
-        while not server.is_up():
+        client, give_up = VLLMClient(self.url), time.monotonic() + 180
+        while not run(client.is_up()):
             assert self._process.poll() is None, self._log.read_text()[-3000:]
             assert time.monotonic() < give_up
             time.sleep(0.5)
@@ -704,26 +781,27 @@ def prompts() -> list[list[int]]:
 
 
 def engine_of(real: Vllm, sync: Any) -> VLLMServerEngine:
-    return VLLMServerEngine(VLLMClient(real.url), sync, ALONE, "base", longest=2048, max_completion_length=40)
+    weights = ServerWeights(VLLMClient(real.url), sync, restart_timeout=180.0)
+    return VLLMServerEngine(weights, "base", EndOfTurn([END]), context=2048)
+
+
+def sampled(engine: VLLMServerEngine, sampling: Sampling, max_tokens: int = 40) -> list[Completion]:
+    return run(engine.generate_batch(CompletionBatch(prompts(), sampling, max_tokens)))
 
 
 def difference(engine: VLLMServerEngine, model: Any, temperature: float = 1.0) -> float:
     """The median one between the server's log-probabilities and the model's own."""
-    engine.temperature = temperature
-    answered = engine.generate_batch(prompts())
-    asked, answers, logprobs = prompts(), ids_of(answered), [[[value] for value in each] for _, each in answered]
     gaps: list[float] = []
-    for prompt, answer, values in zip(asked, answers, logprobs, strict=True):
+    for prompt, answer in zip(prompts(), sampled(engine, Sampling(temperature=temperature)), strict=True):
         with torch.no_grad():
-            logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1] / temperature
-        own = logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None])[:, 0]
-        gaps += (own - torch.tensor([value for (value,) in values])).abs().tolist()
+            logits = model(torch.tensor([prompt + answer.ids])).logits[0, len(prompt) - 1 : -1] / temperature
+        own = logits.log_softmax(-1).gather(-1, torch.tensor(answer.ids)[:, None])[:, 0]
+        gaps += (own - torch.tensor(answer.logprobs)).abs().tolist()
     return sorted(gaps)[len(gaps) // 2]
 
 
 def greedy(engine: VLLMServerEngine) -> list[list[int]]:
-    engine.temperature = 0.0
-    return ids_of(engine.generate_batch(prompts()))
+    return ids_of(sampled(engine, Sampling().greedy))
 
 
 def greedy_of(model: Any) -> list[list[int]]:
@@ -752,9 +830,9 @@ def test_a_real_server_without_adapters_takes_all_weights_and_no_adapter(tmp_pat
         with pytest.raises(ConfigError, match="takes no adapters"):
             check_server(bare.url, ServerNeeds("base", 2048, 16))
         engine = engine_of(bare, DiskSync(model, tmp_path / "sync", renews=True))
-        for _ in range(2):
+        for step in range(2):
             stirred(model)
-            engine.sync_weights()
+            load(engine, step)
             assert difference(engine, model) < 1e-3
             assert greedy(engine) == greedy_of(model)
         with pytest.raises(ConfigError, match="has no base any more"):
@@ -782,7 +860,7 @@ def test_the_real_server_says_what_the_model_says_before_and_after_adapters(
     assert first == greedy_of(model)
     for number in range(1, 101):
         changed(model, number)
-        engine.sync_weights()
+        load(engine, number)
         if number in (1, 2, 20, 100):
             assert difference(engine, model) < 1e-3
             assert difference(engine, model, 0.7) < 1e-3
@@ -798,33 +876,34 @@ def test_the_real_server_follows_the_policy_and_is_noticed_when_it_does_not(
     real: Vllm, model: PeftModel, tmp_path: Path, kind: Any
 ) -> None:
     engine = engine_of(real, kind(model, tmp_path / "sync"))
-    engine.verify = check = LogprobCheck.of(model, AutoTokenizer.from_pretrained(TINY_MODEL))
+    check = LogprobCheck.of(model, AutoTokenizer.from_pretrained(TINY_MODEL))
+    engine.check = check.compare
     try:
-        engine.sync_weights()
+        load(engine, 0)
         for update in range(1, 13):
             changed(model, 400, scale=1e-4 * update)
-            engine.sync_weights()
+            load(engine, update)
         start = time.monotonic()
         assert check._last is not None
-        check._compare_movement(engine, check._last)
+        run(check._compare_movement(engine, check._last))
         print(f"{kind.__name__}: noise {check._noise:.1e}, a comparison takes {time.monotonic() - start:.3f} s")
-        assert check._last.pushes == 13
+        assert check._last.loads == 13
         changed(model, 400, scale=0.05)
         with pytest.raises(RunFailed, match="does not generate with the weights"):
-            check._compare_movement(engine, check._last)
+            run(check._compare_movement(engine, check._last))
     finally:
         changed(model, 0, scale=0.0)
-        engine.sync_weights() if kind is DiskSync else None
+        engine.check = None
+        load(engine, 13) if kind is DiskSync else None
 
 
 @real_vllm
 def test_an_answer_of_the_real_server_ends_with_what_ends_it(real: Vllm, model: PeftModel, tmp_path: Path) -> None:
     engine = engine_of(real, AdapterSync(model, tmp_path / "sync"))
     usual = greedy(engine)
-    engine.stop_token_ids = [usual[0][0]]
+    engine.end = EndOfTurn([usual[0][0]])
     assert greedy(engine)[0] == usual[0][:1]
-    engine.longest = 405
-    engine.stop_token_ids = []
+    engine.end, engine.context = EndOfTurn([END]), 405
     assert [len(answer) for answer in greedy(engine)][-2:] == [min(5, len(answer)) for answer in usual[-2:]]
 
 
@@ -834,17 +913,15 @@ def test_a_seed_decides_what_the_real_server_samples_beside_whatever_else(
 ) -> None:
     engine = engine_of(real, AdapterSync(model, tmp_path / "sync"))
     asked = [prompt for prompt in prompts()[:5] for _ in range(4)]
-    engine.seeds = [100 * (place // 4) + place % 4 for place in range(len(asked))]
-    together = ids_of(engine.generate_batch(asked))
-    assert ids_of(engine.generate_batch(asked)) == together
-    requests = [
-        GenerationRequest(prompt, 40, SampleSeed(seed)) for prompt, seed in zip(asked, engine.seeds, strict=True)
-    ]
-    alone = [asyncio.run(engine.generate(request)).ids for request in requests]
+    seeds = [100 * (place // 4) + place % 4 for place in range(len(asked))]
+    together = ids_of(answers(engine, asked, 40, seeds))
+    assert ids_of(answers(engine, asked, 40, seeds)) == together
+    requests = [GenerationRequest(prompt, 40, SampleSeed(seed)) for prompt, seed in zip(asked, seeds, strict=True)]
+    alone = [run(engine.generate(request)).ids for request in requests]
     assert alone == together
     assert len({tuple(answer) for answer in together}) > len(together) / 2
-    engine.seeds = [seed + 1 for seed in engine.seeds]
-    assert [ids for place, ids in enumerate(ids_of(engine.generate_batch(asked))) if place % 4 < 3] == [
+    shifted = ids_of(answers(engine, asked, 40, [seed + 1 for seed in seeds]))
+    assert [ids for place, ids in enumerate(shifted) if place % 4 < 3] == [
         ids for place, ids in enumerate(together) if place % 4 > 0
     ]
 
@@ -856,24 +933,22 @@ def test_the_real_server_reads_all_weights_from_disk(real: Vllm, model: PeftMode
     try:
         for number in (200, 201, 202):
             changed(model, number)
-            engine.sync_weights()
+            load(engine, number)
             assert difference(engine, model) < 1e-3
             assert difference(engine, model, 0.7) < 1e-3
             assert greedy(engine) == greedy_of(model) != greedy_of(plain)
     finally:  # as the other tests want it
-        engine.sync = DiskSync(plain, tmp_path / "plain")
-        engine.sync_weights()
+        engine.weights.sync = DiskSync(plain, tmp_path / "plain")
+        load(engine, 203)
     assert greedy(engine) == greedy_of(plain)
 
 
 @real_vllm
 def test_the_real_server_may_be_killed_and_started_anew(real: Vllm, model: PeftModel, tmp_path: Path) -> None:
     engine = engine_of(real, AdapterSync(changed(model, 300), tmp_path / "sync"))
-    engine.sync_weights()
+    load(engine, 300)
     before = greedy(engine)
     threading.Timer(0.1, lambda: (real.kill(), real.start())).start()  # type: ignore[func-returns-value]
-    vars(engine).update(temperature=1.0, max_completion_length=1500, patience=180.0)
-    engine.generate_batch(prompts() * 20)
-    engine.max_completion_length = 40
+    answers(engine, prompts() * 20, max_tokens=1500)
     assert greedy(engine) == before == greedy_of(model)
     assert engine.restarts == 1

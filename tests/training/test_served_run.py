@@ -159,3 +159,28 @@ def test_a_server_that_has_other_weights_is_noticed_before_a_step_is_made(
     assert "does not have this run's weights: its log-probabilities differ from the trainer's by" in failure.message
     assert ("the very base that is trained" if peft else "read the same files") in failure.message
     assert not run.folder.result.exists()
+
+
+class Asks:
+    """Plays its second turn itself, as AITraining's environments do."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": f"say {number}"} for number in range(4)]
+
+    def score_episode(self, model: Any, tokenizer: Any, completion: str, case_idx: int) -> float:
+        ids = tokenizer(f"{completion}{case_idx}", return_tensors="pt")
+        output = model.generate(**ids, max_new_tokens=3 + case_idx, do_sample=True, top_k=7)
+        return float(output.shape[1] > ids["input_ids"].shape[1])
+
+
+def test_an_environment_that_asks_the_model_itself_asks_the_server(
+    train: Callable[..., Result], server: SmallServer
+) -> None:
+    result = train(Asks(), max_steps=1, eval_cases=0, rl_max_new_tokens=2, use_vllm=True, vllm_mode="server",
+                   vllm_server_url=server.url, peft=True)  # fmt: skip
+    assert result.steps == 1
+    (record, *_) = read_lines(result.folder / "rollouts" / "rank0.jsonl")
+    assert (record["score"], record["error"]) == (1.0, None)
+    asked = [body for body in server.bodies("/v1/completions") if body["top_k"] == 7]
+    assert {body["max_tokens"] for body in asked} <= {3, 4, 5, 6}
+    assert all(body["model"] == "policy-step-0-load-1" and body["seed"] > 0 for body in asked)

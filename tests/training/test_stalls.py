@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -18,8 +19,10 @@ from transformers import AutoModelForCausalLM
 from aitrain import Result, RunFailed, activity, notebook
 from aitrain.activity import SLOT, Activity
 from aitrain.engines import colocated
-from aitrain.engines import server as served
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_weights import ServerWeights
 from aitrain.jobs import grpo as run
+from aitrain.rollout.limits import EndOfTurn
 from aitrain.runs import watchdog
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import look
@@ -189,10 +192,10 @@ def test_a_server_that_accepts_the_weights_and_never_answers(monkeypatch: pytest
     with socket.create_server(("127.0.0.1", 0)) as silent:
         own, ended = Activity(bytearray(SLOT)), threading.Event()
         monkeypatch.setattr(activity, "own", own)
-        server = VLLMClient(f"http://127.0.0.1:{silent.getsockname()[1]}", deadline=30.0)
-        sync: Any = SimpleNamespace(write=lambda number: 0, push=lambda server, number: server.post("/load", {}))
-        engine = served.VLLMServerEngine(server, sync, SimpleNamespace(is_main_process=True), "model")
-        threading.Thread(target=engine.sync_weights, daemon=True).start()
+        client = VLLMClient(f"http://127.0.0.1:{silent.getsockname()[1]}", deadline=30.0)
+        sync: Any = SimpleNamespace(write=lambda version: 0, unload=lambda client: client.post("/unload", {}))
+        engine = VLLMServerEngine(ServerWeights(client, sync), "model", EndOfTurn([0]))
+        threading.Thread(target=lambda: asyncio.run(engine.load_weights(0)), daemon=True).start()
         stalls: list[Any] = []
 
         def on_stall(stall: Any) -> None:

@@ -1,0 +1,50 @@
+"""Coroutines that are run from code that is not async."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from aitrain.rollout.event_loop import EventLoop
+
+
+async def where() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    return asyncio.get_running_loop(), threading.current_thread()
+
+
+def test_all_coroutines_run_on_one_loop_in_the_calling_thread() -> None:
+    loop = EventLoop()
+    first, second = loop.run(where()), loop.run(where())
+    assert first == second
+    assert first[1] is threading.current_thread()
+    loop.close()
+    assert first[0].is_closed()
+
+
+def test_in_a_notebook_another_thread_runs_and_closes_the_loop() -> None:
+    """Its cells run inside of a loop."""
+
+    async def cell() -> None:
+        loop = EventLoop()
+        first, second = loop.run(where()), loop.run(where())
+        assert first[0] is second[0] is not asyncio.get_running_loop()
+        assert first[1] is not threading.current_thread()
+        loop.close()
+        assert first[0].is_closed()
+
+    asyncio.run(cell())
+
+
+def test_an_error_comes_out_of_it() -> None:
+    async def fail() -> None:
+        raise ValueError("its own")
+
+    async def cell() -> None:
+        EventLoop().run(fail())
+
+    with pytest.raises(ValueError, match="its own"):
+        EventLoop().run(fail())
+    with pytest.raises(ValueError, match="its own"):
+        asyncio.run(cell())
