@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import torch
+from accelerate import Accelerator
+
 from aitrain import activity
 from aitrain.environment.seeds import SampleSeed
 from aitrain.rollout.clock import RolloutClock
@@ -52,21 +55,36 @@ class BatchingEngine(ABC):
     another one has, that one gets the rest of its completion in the next round.
     """
 
-    def __init__(self, end: EndOfTurn, context: int | None, clock: RolloutClock) -> None:
-        self.end, self.context, self.clock = end, context, clock
+    weight_version: int | None = None
+    """Optimizer steps that the loaded weights have done; None: the policy's weights were not loaded yet."""
+
+    def __init__(
+        self,
+        end: EndOfTurn,
+        context: int | None = None,
+        clock: RolloutClock | None = None,
+        together: Accelerator | None = None,
+    ) -> None:
+        self.end, self.context, self.clock = end, context, clock or RolloutClock()
+        self._together = together
+        """The ranks that share the engine; None: this one has its own."""
         self._waiting: list[_Waiting] = []
         self._live = 0
         self._changed = asyncio.Event()
 
     @property
-    @abstractmethod
-    def weight_version(self) -> int:
-        """Optimizer steps that the weights have done."""
-
-    @property
     def is_padded(self) -> bool:
         """Whether all rows are padded to the longest one, whose room is then that of all."""
         return True
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks generate together, and a rank that does not would make the others wait."""
+        return self._together is not None
+
+    async def load_weights(self, version: int) -> None:
+        """Generate with the policy's weights, which have done this many optimizer steps. Every rank must call this."""
+        self.weight_version = version
 
     @abstractmethod
     def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
@@ -74,6 +92,10 @@ class BatchingEngine(ABC):
 
     def agree(self, rows: int, max_tokens: int) -> tuple[int, int]:
         """The largest numbers of rows and tokens over the ranks that generate together."""
+        if self._together is None:
+            return rows, max_tokens
+        wanted = torch.tensor([[rows, max_tokens]], device=self._together.device)
+        rows, max_tokens = self._together.gather(wanted).max(dim=0).values.tolist()
         return rows, max_tokens
 
     async def generate(self, request: GenerationRequest) -> Completion:
@@ -81,7 +103,7 @@ class BatchingEngine(ABC):
         if self.context is not None:
             request = replace(request, max_tokens=min(request.max_tokens, self.context - len(request.prompt_ids)))
         if request.max_tokens < 1:
-            return Completion([], [], "length", self.weight_version)
+            return Completion([], [], "length", self.weight_version or 0)
         waiting = _Waiting(request, asyncio.get_running_loop().create_future(), [], [])
         self._waiting.append(waiting)
         self._wake_if_all_wait()
@@ -148,7 +170,7 @@ class BatchingEngine(ABC):
             self._waiting.append(one)
             return
         reason: FinishReason = "stop" if is_ended else "length"
-        one.result.set_result(Completion(one.ids, one.logprobs, reason, self.weight_version))
+        one.result.set_result(Completion(one.ids, one.logprobs, reason, self.weight_version or 0))
 
 
 def seeds_of(rows: Sequence[BatchRow]) -> list[SampleSeed]:

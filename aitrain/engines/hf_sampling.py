@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -50,22 +49,14 @@ class LocalSampling:
     lengths: dict[int, int] = field(default_factory=dict)
     """New tokens of the rows that a stop string has ended."""
 
-    @contextmanager
-    def applied(self, model: Any) -> Iterator[None]:
-        """While this lasts, `model.generate` samples this way."""
-        words: dict[str, Any] = {}
+    def arguments(self) -> dict[str, object]:
+        """Arguments of `generate`."""
+        given: dict[str, object] = {}
         if self.sampling.needs_processor:
-            words["logits_processor"] = [_Processor(self)]
+            given["logits_processor"] = [_Processor(self)]
         if self.stops is not None:
-            words["stopping_criteria"] = [_Criterion(self)]
-        with own_defaults_only(model):
-            if words:
-                model.generate = partial(model.generate, **words)
-            try:
-                yield
-            finally:
-                if words:
-                    del model.generate  # the class's own again
+            given["stopping_criteria"] = [_Criterion(self)]
+        return given
 
     def cut(self, answers: list[list[int]]) -> list[list[int]]:
         """The answers, less the padding behind a stop string."""

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
@@ -55,6 +55,11 @@ class Sampling:
             config.rl_min_new_tokens,
             tuple(config.rl_stop or ()),
         )
+
+    @property
+    def greedy(self) -> Sampling:
+        """The same penalties and stops; the likeliest token, as vLLM takes it."""
+        return replace(self, temperature=0.0, top_k=0, top_p=1.0)
 
     @property
     def is_plain(self) -> bool:
@@ -137,3 +142,26 @@ class Sampling:
         kept = self.is_kept(scaled).scatter(-1, tokens[:, None], True)
         scaled = (logits / self.temperature).masked_fill(~kept, -math.inf)
         return scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
+
+
+@dataclass(frozen=True)
+class CompletionBatch:
+    """Prompts that an engine completes with the same sampling."""
+
+    prompts: list[list[int]]
+    """Token ids, without padding."""
+    sampling: Sampling
+    max_tokens: int
+    seeds: list[int] | None = None
+    """One for each prompt; None: the engine's own random numbers."""
+
+
+class Completer(Protocol):
+    """An engine that completes batches of any sampling, such as those of an environment's `model.generate` calls."""
+
+    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
+        """Token ids of one completion for each prompt.
+
+        Raises:
+            RunFailed: the engine is gone.
+        """

@@ -35,6 +35,8 @@ from typing import Any, TypeVar, cast
 from accelerate.utils import gather_object
 
 from aitrain import activity
+from aitrain.engines.sampling import CompletionBatch
+from aitrain.engines.scopes import replaced
 from aitrain.engines.weight_sync import WeightSync
 from aitrain.errors import RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
 from aitrain.rollout.clock import RolloutClock
@@ -186,23 +188,25 @@ class VLLMServerEngine:
             for said in (choice["logprobs"]["top_logprobs"][0] for choice in choices)
         ]
 
-    def load_weights(self, version: int) -> None:
+    async def load_weights(self, version: int) -> None:
         """Sync the policy's weights, unless the server has this version. Every process must call this."""
         if self.weight_version != version:
             self.sync_weights()
             self.weight_version = version
 
-    def generate_for_environment(self, prompts: list[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
-        """Completions for an environment that calls `model.generate`: with that call's sampling."""
-        max_tokens, seeds = sampling.pop("max_new_tokens"), sampling.pop("seeds", None)
-        extras = {"stop_token_ids": list(self.end.eos_ids)}
-        changed = {**sampling, "max_completion_length": max_tokens, "generation_kwargs": extras, "seeds": seeds}
-        before = {name: getattr(self, name) for name in changed}
-        vars(self).update(changed)
-        try:
-            return [ids for ids, _ in self.generate_batch(prompts)]
-        finally:
-            vars(self).update(before)
+    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
+        """Token ids of one completion for each prompt.
+
+        Raises:
+            RunFailed: as for `generate`.
+        """
+        sampling = batch.sampling
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        changed: dict[str, object] = {name: getattr(sampling, name) for name in names}
+        changed["max_completion_length"], changed["seeds"] = batch.max_tokens, batch.seeds
+        changed["generation_kwargs"] = sampling.vllm_extras(self.end.eos_ids, batch.max_tokens)
+        with replaced(self, changed):
+            return [ids for ids, _ in self.generate_batch(batch.prompts)]
 
     def sync_weights(self) -> None:
         """Make the server generate with the weights as they are now. Every process must call this.

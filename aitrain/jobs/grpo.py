@@ -22,6 +22,7 @@ from trl import GRPOConfig
 from aitrain import activity
 from aitrain.batch import BatchPlan, CaseSchedule, plan_batch, schedule_cases
 from aitrain.engines.logprob_check import LogprobCheck
+from aitrain.engines.scopes import frozen_heap
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
@@ -82,7 +83,6 @@ from aitrain.training.model import (
 from aitrain.training.non_finite import check_weights_finite
 from aitrain.training.provenance import describe_run, record_environment
 from aitrain.training.run_recorder import RunRecorder
-from aitrain.training.scopes import frozen_heap
 from aitrain.training.tracking import About, Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
 from aitrain.training.trl_arguments import (

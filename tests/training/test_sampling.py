@@ -24,7 +24,7 @@ from aitrain.engines.sampling import Sampling
 from aitrain.launch.sampling_note import note_on_truncation
 from aitrain.rollout.stop_strings import StopStrings
 from aitrain.runs.run_folder import read_lines
-from aitrain.training.scopes import replaced
+from aitrain.engines.scopes import replaced
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
