@@ -82,7 +82,7 @@ class BatchingEngine(ABC):
         """Whether several ranks generate together, and a rank that does not would make the others wait."""
         return self._together is not None
 
-    async def load_weights(self, version: int) -> None:
+    def load_weights(self, version: int) -> None:
         """Generate with the policy's weights, which have done this many optimizer steps. Every rank must call this."""
         self.weight_version = version
 

@@ -153,7 +153,7 @@ class ColocatedEngine(BatchingEngine):
         """A server refuses a limit that the longest prompt leaves no room for; vLLM in this process stops in time."""
         return bool(self._generation.mode == "server")
 
-    async def load_weights(self, version: int) -> None:
+    def load_weights(self, version: int) -> None:
         """Sync the policy's weights, unless vLLM has this version. Every rank must call this."""
         if self.weight_version != version:
             self._generation.sync_weights()

@@ -188,7 +188,7 @@ class VLLMServerEngine:
             for said in (choice["logprobs"]["top_logprobs"][0] for choice in choices)
         ]
 
-    async def load_weights(self, version: int) -> None:
+    def load_weights(self, version: int) -> None:
         """Sync the policy's weights, unless the server has this version. Every process must call this."""
         if self.weight_version != version:
             self.sync_weights()

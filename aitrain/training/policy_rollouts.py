@@ -6,30 +6,19 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
+from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.contract import Case
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.seeds import derived_seed
-from aitrain.rollout.engine import Decoding, Engine
+from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.event_loop import EventLoop
-
-
-@runtime_checkable
-class PolicyEngine(Engine, Protocol):
-    """An engine whose weights follow the policy's."""
-
-    weight_version: int | None
-    """Optimizer steps that the loaded weights have done; None: the policy's weights were not loaded yet."""
-
-    async def load_weights(self, version: int) -> None:
-        """Load the policy's weights, unless the engine has this version. Every rank must call this."""
 
 
 @dataclass
@@ -70,10 +59,12 @@ class PolicyRollouts:
         def work() -> list[Episode]:
             return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
 
-        engine = self.rollout.engine
-        if isinstance(engine, PolicyEngine):
-            self.loop.run(engine.load_weights(self.weight_version()))
-        return work() if self.server is None else self.server.in_common(work)
+        if self.server is not None:
+            self.server.load_weights(self.weight_version())
+            return self.server.in_common(work)
+        if isinstance(self.rollout.engine, BatchingEngine):
+            self.rollout.engine.load_weights(self.weight_version())
+        return work()
 
     def sampling_seed(self, *names: object) -> int:
         """The seed of an episode's completions: it follows from the run's seed and these names, on each rank."""
@@ -129,7 +120,7 @@ class PolicyRollouts:
 
     def invalidate_weights(self) -> None:
         """The policy has other weights now, of the same step: they are loaded before the next rollout."""
-        if isinstance(self.rollout.engine, PolicyEngine):
+        if isinstance(self.rollout.engine, (BatchingEngine, VLLMServerEngine)):
             self.rollout.engine.weight_version = None
 
     def close(self) -> None:

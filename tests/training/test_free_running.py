@@ -270,7 +270,7 @@ def test_a_server_that_dies_among_them_gets_the_weights_once_and_what_waited_is_
 ) -> None:
     torch.manual_seed(0)
     engine = by(fake, AdapterSync(adapted(), tmp_path / "sync"))
-    asyncio.run(engine.load_weights(7))
+    engine.load_weights(7)
     fake.troubles = [lambda _: None, lambda fake: fake.dies(0.3), lambda _: None]  # type: ignore[func-returns-value, list-item]
     completions = completions_of(engine, [[n] for n in range(20)])
     assert [completion.ids for completion in completions] == [[n, END] for n in range(20)]
