@@ -1,6 +1,6 @@
 """Generation by transformers with the run's options only, whatever the model's generation_config says.
 
-Where we lean on the inside of transformers 5.17 (tests/training/test_upstream.py):
+Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 
     GenerationMixin.generate(logits_processor=, stopping_criteria=)    the first come before temperature, top_k, top_p
     model.generation_config                    fills in what the given configuration leaves unset; the innermost

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 class Ask(Protocol):
     """Calls a method of the model, in the thread that may touch it."""
 
-    def __call__(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def __call__(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any: ...
 
 
 class ModelProxy:
@@ -26,17 +26,17 @@ class ModelProxy:
         object.__setattr__(self, "_ask", ask)
         object.__setattr__(self, "_model", model)
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(self, *args: object, **kwargs: object) -> Any:
         """The model's own, as if it were called alone; what is sampled follows from the episode's seed."""
         return self._ask("generate", args, kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """The model's own, without gradients."""
         return self._ask("__call__", args, kwargs)
 
     forward = __call__
 
-    def to(self, *args: Any, **kwargs: Any) -> ModelProxy:
+    def to(self, *args: object, **kwargs: object) -> ModelProxy:
         """Itself, unchanged."""
         return self
 

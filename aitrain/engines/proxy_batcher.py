@@ -11,7 +11,7 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -45,7 +45,7 @@ class ProxyBatcher:
         self._idle_since = 0.0
         self._window = FIRST_WINDOW
 
-    def ask(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def ask(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """What this method of the model returns: at once in the thread of the event loop, which may wait for nobody.
 
         Raises:
@@ -144,7 +144,7 @@ class ProxyBatcher:
         if settings and shared:
             await self._answer(shared, functools.partial(self._together, settings))
 
-    async def _answer(self, calls: list[_Call], work: Callable[[list[_Call]], Awaitable[list[Any]]]) -> None:
+    async def _answer(self, calls: list[_Call], work: Callable[[list[_Call]], Awaitable[Sequence[object]]]) -> None:
         """Where several fail together, each half is tried again: only the one at fault fails, and all fit in memory."""
         try:
             results = await work(calls)
@@ -159,10 +159,10 @@ class ProxyBatcher:
             await self._answer(calls[:middle], work)
             await self._answer(calls[middle:], work)
 
-    async def _alone(self, calls: list[_Call]) -> list[Any]:
+    async def _alone(self, calls: list[_Call]) -> Sequence[object]:
         return [self._run(call.method, call.args, call.kwargs, [call]) for call in calls]
 
-    async def _together(self, settings: GenerateSettings, calls: list[_Call]) -> list[torch.Tensor]:
+    async def _together(self, settings: GenerateSettings, calls: list[_Call]) -> Sequence[object]:
         requests = [call.request for call in calls if call.request is not None]
         if self._engine is not None and settings.is_for_engine:
             count = sum(len(request.ids) for request in requests) * settings.rows
@@ -179,7 +179,7 @@ class ProxyBatcher:
         generated = self._run("generate", (), arguments, calls)[:, max(request.width for request in requests) :]
         return settings.results(requests, generated, settings.lengths(generated))
 
-    def _run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], calls: list[_Call]) -> Any:
+    def _run(self, method: str, args: tuple[object, ...], kwargs: dict[str, object], calls: list[_Call]) -> Any:
         """Call the model, without dropout and gradients; rows of calls with a seed are sampled with it."""
         is_seeded = any(call.seed is not None for call in calls)
         sampling = seeded_rows(self._model, functools.partial(_seeds, calls)) if is_seeded else nullcontext()
@@ -192,15 +192,15 @@ class _Call:
     """A method of the model that a thread waits for; without a request it is called by itself, as given."""
 
     method: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
     request: GenerateRequest | None
     seed: int | None = None
     """What its rows are sampled with; None: the engine's own random numbers."""
     arrived: float = field(default_factory=time.monotonic)
-    answers: queue.SimpleQueue[tuple[Any, Exception | None]] = field(default_factory=queue.SimpleQueue)
+    answers: queue.SimpleQueue[tuple[object, Exception | None]] = field(default_factory=queue.SimpleQueue)
 
-    def answer(self) -> Any:
+    def answer(self) -> object:
         """Wait for it."""
         result, error = self.answers.get()
         if error is not None:
