@@ -15,7 +15,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain.engines.batching import BatchingEngine, BatchRow, seeds_of
-from aitrain.engines.hf_sampling import LocalSampling, own_defaults_only
+from aitrain.engines.hf_sampling import HFSampling, own_defaults_only
 from aitrain.engines.row_sampling import seeded_rows
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import kept_mode
@@ -59,8 +59,7 @@ class HFEngine(BatchingEngine):
         """One completion of at most `max_tokens` tokens for each row."""
         policy, config = self.policy, self._config(max_tokens, decoding)
         prompts = [row.prompt_ids for row in rows]
-        begun = [row.begun for row in rows]
-        local = LocalSampling(self.sampling, self.end.eos_ids, self.end.stop_strings, prompts, begun)
+        given = HFSampling(self.sampling, self.end, rows)
         prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
         with prepared as model, torch.no_grad(), own_defaults_only(model), self._seeded(model, rows, decoding):
             if policy.continuous_batching is not None:
@@ -71,10 +70,9 @@ class HFEngine(BatchingEngine):
                 return [Completion(result.generated_tokens) for result in results.values()]
             ids, mask = self._padded(prompts)
             generated = model.generate(
-                input_ids=ids, attention_mask=mask, generation_config=config, **local.arguments()
+                input_ids=ids, attention_mask=mask, generation_config=config, **given.arguments()
             )
-        answers = [self._until_eos(row) for row in generated[:, ids.shape[1] :].tolist()]
-        return [Completion(answer) for answer in local.cut(answers)]
+        return [Completion(answer) for answer in given.cut(generated[:, ids.shape[1] :].tolist())]
 
     def _config(self, max_tokens: int, decoding: Decoding) -> GenerationConfig:
         sampling = self.sampling
@@ -97,10 +95,6 @@ class HFEngine(BatchingEngine):
         ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
-
-    def _until_eos(self, ids: list[int]) -> list[int]:
-        ends = [place for place, token in enumerate(ids) if token in self.end.eos_ids]
-        return ids[: ends[0] + 1] if ends else ids
 
     def _seeded(self, model: PreTrainedModel, rows: list[BatchRow], decoding: Decoding) -> AbstractContextManager[None]:
         """Each row is sampled with its own seed only if the decoding says so: training draws what TRL draws."""
