@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from transformers import PreTrainedModel
 
-
-class Ask(Protocol):
-    """Calls a method of the model, in the thread that may touch it."""
-
-    def __call__(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any: ...
+Ask = Callable[[str, tuple[object, ...], dict[str, object]], Any]
+"""`ask(method, args, kwargs)` calls a method of the model, in the thread that may touch it."""
 
 
 class ModelProxy:
