@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-
-import torch
-from accelerate import Accelerator
 
 from aitrain import activity
 from aitrain.environment.seeds import SampleSeed
@@ -48,6 +45,10 @@ class _Waiting:
         return BatchRow(self.request.prompt_ids + self.ids, len(self.ids), seed)
 
 
+Largest = Callable[[int, int], tuple[int, int]]
+"""The largest numbers of rows and tokens over the ranks that share an engine; each of them must call it."""
+
+
 class BatchingEngine(ABC):
     """Generates a batch when every live episode waits for it; on several ranks together if they share the engine.
 
@@ -63,11 +64,10 @@ class BatchingEngine(ABC):
         end: EndOfTurn,
         context: int | None = None,
         clock: RolloutClock | None = None,
-        together: Accelerator | None = None,
+        largest: Largest | None = None,
     ) -> None:
         self.end, self.context, self.clock = end, context, clock or RolloutClock()
-        self._together = together
-        """The ranks that share the engine; None: this one has its own."""
+        self._largest = largest
         self._waiting: list[_Waiting] = []
         self._live = 0
         self._changed = asyncio.Event()
@@ -80,7 +80,7 @@ class BatchingEngine(ABC):
     @property
     def is_shared(self) -> bool:
         """Whether several ranks generate together, and a rank that does not would make the others wait."""
-        return self._together is not None
+        return self._largest is not None
 
     def load_weights(self, version: int) -> None:
         """Generate with the policy's weights, which have done this many optimizer steps. Every rank must call this."""
@@ -92,11 +92,7 @@ class BatchingEngine(ABC):
 
     def agree(self, rows: int, max_tokens: int) -> tuple[int, int]:
         """The largest numbers of rows and tokens over the ranks that generate together."""
-        if self._together is None:
-            return rows, max_tokens
-        wanted = torch.tensor([[rows, max_tokens]], device=self._together.device)
-        rows, max_tokens = self._together.gather(wanted).max(dim=0).values.tolist()
-        return rows, max_tokens
+        return (rows, max_tokens) if self._largest is None else self._largest(rows, max_tokens)
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion, in the next round."""

@@ -34,6 +34,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from aitrain import activity
 from aitrain.engines.batching import BatchingEngine, BatchRow, seeds_of
 from aitrain.engines.merged_weights import merged_weights
+from aitrain.engines.ranks import largest_over_ranks
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.scopes import replaced
 from aitrain.engines.tied_head import renew_tied_head
@@ -145,7 +146,7 @@ class ColocatedEngine(BatchingEngine):
         accelerator = generation.accelerator
         has_one_engine = generation.mode == "server" or generation.tensor_parallel_size > 1
         is_shared = accelerator.num_processes > 1 and (has_one_engine or _is_sharded(generation))
-        super().__init__(end, context, clock, accelerator if is_shared else None)
+        super().__init__(end, context, clock, partial(largest_over_ranks, accelerator) if is_shared else None)
         self.sampling, self._generation = sampling, generation
 
     @property

@@ -10,11 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from accelerate import Accelerator
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from aitrain.engines.batching import BatchingEngine, BatchRow, seeds_of
+from aitrain.engines.batching import BatchingEngine, BatchRow, Largest, seeds_of
 from aitrain.engines.hf_sampling import HFSampling, own_defaults_only
 from aitrain.engines.row_sampling import seeded_rows
 from aitrain.engines.sampling import Sampling
@@ -50,9 +49,9 @@ class HFEngine(BatchingEngine):
         end: EndOfTurn,
         context: int | None = None,
         clock: RolloutClock | None = None,
-        together: Accelerator | None = None,
+        largest: Largest | None = None,
     ) -> None:
-        super().__init__(end, context, clock, together)
+        super().__init__(end, context, clock, largest)
         self.policy, self.sampling = policy, sampling
 
     def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:

@@ -25,6 +25,7 @@ from trl.models.utils import unwrap_model_for_generation
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.proxy_batcher import ProxyBatcher
+from aitrain.engines.ranks import largest_over_ranks
 from aitrain.engines.sampling import Completer
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
@@ -76,7 +77,8 @@ def _engine(
     context, accelerator = inputs.limits.context, trainer.accelerator
     if inputs.serve is None and not trainer.use_vllm:
         is_shared = accelerator.num_processes > 1 and trainer.is_sharded
-        return HFEngine(_hf_model(trainer), trainer.sampling, end, context, clock, accelerator if is_shared else None)
+        largest = partial(largest_over_ranks, accelerator) if is_shared else None
+        return HFEngine(_hf_model(trainer), trainer.sampling, end, context, clock, largest)
     engine: ColocatedEngine | VLLMServerEngine
     if inputs.serve is None:
         engine = ColocatedEngine(trainer.vllm_generation, trainer.sampling, end, context, clock)

@@ -296,3 +296,28 @@ def test_prompts_limit_each_other_only_where_a_server_refuses_long_ones(generati
     assert make_engine().is_padded is False
     generation.mode = "server"
     assert make_engine().is_padded is True
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "is_shared"),
+    [
+        (1, {"mode": "server"}, False),
+        (2, {}, False),
+        (2, {"mode": "server"}, True),
+        (2, {"tensor_parallel_size": 2}, True),
+        (2, {"_dist": SimpleNamespace(is_fsdp=True)}, True),
+    ],
+    ids=["one rank", "own vLLM", "server", "tensor parallel", "sharded"],
+)
+def test_ranks_generate_together_where_they_share_vllm_or_the_weights(
+    generation: Any, make_engine: Make, ranks: int, changes: dict[str, Any], is_shared: bool
+) -> None:
+    """The other rank has 7 rows left, and at most 2 tokens for each."""
+    vars(generation).update(changes)
+    generation.accelerator = SimpleNamespace(
+        num_processes=ranks, device="cpu", state=SimpleNamespace(deepspeed_plugin=None),
+        gather=lambda own: torch.cat([own, torch.tensor([[7, 2]])]),
+    )  # fmt: skip
+    engine = make_engine()
+    assert engine.is_shared is is_shared
+    assert engine.agree(3, 5) == ((7, 5) if is_shared else (3, 5))
