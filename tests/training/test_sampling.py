@@ -133,6 +133,7 @@ def test_generate_samples_from_that_distribution_whatever_the_padding_and_the_mo
         expected = by_hand(logits[row], sampling, prompt, prompt[len(prompt) - begun[row] :])
         assert drawn[0][row].tolist() == pytest.approx(expected, abs=1e-5)
     assert model.generation_config.min_p == 0.5  # its own again
+    assert "generate" not in vars(model)
 
 
 def test_answers_have_their_fewest_tokens_also_in_pieces(
