@@ -130,21 +130,17 @@ def batch(trainer: Any, sampling: dict[str, Any], length: int) -> tuple[int, lis
     import torch
 
     from aitrain.engines.sampling import Sampling
+    from aitrain.engines.scopes import replaced
     from aitrain.rollout.limits import Limits
-    from aitrain.training.trainer import replaced
 
     shaped = Sampling(**sampling)
-    basics = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
-    engine = {name: getattr(shaped, name) for name in basics}
-    engine["generation_kwargs"] = shaped.vllm_extras(trainer.eos_token_ids, length)
-    server = trainer.rollouts.server
     limits = Limits(1, length, None, trainer.rollouts.rollout.limits.context)
     rollout = replace(trainer.rollouts.rollout, limits=limits)
     rows = [{"case": place // GENERATIONS} for place in range(PROMPTS * GENERATIONS)]
     with (
         replaced(trainer, {"sampling": shaped}),
         replaced(trainer.rollouts, {"rollout": rollout}),
-        replaced(server, {"sampling": shaped}) if server else replaced(trainer.vllm_generation, engine),
+        replaced(rollout.engine, {"sampling": shaped}),
     ):
         trainer.model.train()
         output = trainer._generate_and_score_completions(rows)

@@ -87,7 +87,7 @@ def sides(name: str) -> tuple[Side, Side]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from aitrain.engines.model_proxy import ProxyBatcher
+    from aitrain.engines.proxy_batcher import ProxyBatcher
     from aitrain.execution.deadline_pool import DeadlinePool
     from aitrain.training.model import model_path
     from tests.training.proxy_calls import run_with

@@ -21,7 +21,10 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from aitrain.batch import plan_batch
+from aitrain.engines.batching import BatchRow
+from aitrain.engines.hf import HFEngine
 from aitrain.options.train import TrainConfig
+from aitrain.rollout.engine import Completion
 from aitrain.training.model import TINY_MODEL, choose_precision
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments
@@ -123,12 +126,12 @@ class Scripted:
     seconds = 0.0
     seen: list[Any]
 
-    def _generate_single_turn(
-        self: Any, prompt_ids: list[list[int]], *_: Any, **__: Any
-    ) -> tuple[list[list[int]], None]:
-        type(self).answers += len(prompt_ids)
-        texts = [says(self.processing_class.decode(ids)) for ids in prompt_ids]
-        return self.processing_class(texts)["input_ids"], None
+    @classmethod
+    def answer_to(cls, tokenizer: Any, prompt_ids: list[list[int]]) -> list[list[int]]:
+        """Token ids of what is said after each prompt."""
+        cls.answers += len(prompt_ids)
+        ids: list[list[int]] = tokenizer([says(tokenizer.decode(ids)) for ids in prompt_ids])["input_ids"]
+        return ids
 
     def _generate_and_score_completions(self: Any, inputs: list[Any]) -> dict[str, Any]:
         type(self).answers, start = 0, time.perf_counter()
@@ -155,6 +158,17 @@ class Ours(Scripted, EpisodeTrainer):  # type: ignore[misc]
 
 class Theirs(Scripted, GRPOTrainer):  # type: ignore[misc]
     """TRL's."""
+
+    def _generate_single_turn(
+        self: Any, prompt_ids: list[list[int]], *_: Any, **__: Any
+    ) -> tuple[list[list[int]], None]:
+        return self.answer_to(self.processing_class, prompt_ids), None
+
+
+def scripted_sample(engine: HFEngine, rows: list[BatchRow], *_: Any) -> list[Completion]:
+    """In the place of `HFEngine.sample`."""
+    prompts = [row.prompt_ids for row in rows]
+    return [Completion(ids) for ids in Ours.answer_to(engine.policy.tokenizer, prompts)]
 
 
 # -- measuring
@@ -189,7 +203,7 @@ def step_of(episodes: int) -> dict[str, Any]:
 
 def aitrain_turn(shop: type[Shop], settings: dict[str, Any], folder: str) -> float:
     """A step with aitrain; milliseconds per turn."""
-    with patch("aitrain.jobs.grpo.EpisodeTrainer", Ours):
+    with patch("aitrain.jobs.grpo.EpisodeTrainer", Ours), patch.object(HFEngine, "sample", scripted_sample):
         train(Shops(shop), folder, **settings)
     return 1000 * Ours.seconds / Ours.answers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -45,6 +45,10 @@ class _Waiting:
         return BatchRow(self.request.prompt_ids + self.ids, len(self.ids), seed)
 
 
+Largest = Callable[[int, int], tuple[int, int]]
+"""The largest numbers of rows and tokens over the ranks that share an engine; each of them must call it."""
+
+
 class BatchingEngine(ABC):
     """Generates a batch when every live episode waits for it; on several ranks together if they share the engine.
 
@@ -52,21 +56,35 @@ class BatchingEngine(ABC):
     another one has, that one gets the rest of its completion in the next round.
     """
 
-    def __init__(self, end: EndOfTurn, context: int | None, clock: RolloutClock) -> None:
-        self.end, self.context, self.clock = end, context, clock
+    weight_version: int | None = None
+    """Optimizer steps that the loaded weights have done; None: the policy's weights were not loaded yet."""
+
+    def __init__(
+        self,
+        end: EndOfTurn,
+        context: int | None = None,
+        clock: RolloutClock | None = None,
+        largest: Largest | None = None,
+    ) -> None:
+        self.end, self.context, self.clock = end, context, clock or RolloutClock()
+        self._largest = largest
         self._waiting: list[_Waiting] = []
         self._live = 0
         self._changed = asyncio.Event()
 
     @property
-    @abstractmethod
-    def weight_version(self) -> int:
-        """Optimizer steps that the weights have done."""
-
-    @property
     def is_padded(self) -> bool:
         """Whether all rows are padded to the longest one, whose room is then that of all."""
         return True
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several ranks generate together, and a rank that does not would make the others wait."""
+        return self._largest is not None
+
+    def load_weights(self, version: int) -> None:
+        """Generate with the policy's weights, which have done this many optimizer steps. Every rank must call this."""
+        self.weight_version = version
 
     @abstractmethod
     def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
@@ -74,14 +92,14 @@ class BatchingEngine(ABC):
 
     def agree(self, rows: int, max_tokens: int) -> tuple[int, int]:
         """The largest numbers of rows and tokens over the ranks that generate together."""
-        return rows, max_tokens
+        return (rows, max_tokens) if self._largest is None else self._largest(rows, max_tokens)
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion, in the next round."""
         if self.context is not None:
             request = replace(request, max_tokens=min(request.max_tokens, self.context - len(request.prompt_ids)))
         if request.max_tokens < 1:
-            return Completion([], [], "length", self.weight_version)
+            return Completion([], [], "length", self.weight_version or 0)
         waiting = _Waiting(request, asyncio.get_running_loop().create_future(), [], [])
         self._waiting.append(waiting)
         self._wake_if_all_wait()
@@ -148,7 +166,7 @@ class BatchingEngine(ABC):
             self._waiting.append(one)
             return
         reason: FinishReason = "stop" if is_ended else "length"
-        one.result.set_result(Completion(one.ids, one.logprobs, reason, self.weight_version))
+        one.result.set_result(Completion(one.ids, one.logprobs, reason, self.weight_version or 0))
 
 
 def seeds_of(rows: Sequence[BatchRow]) -> list[SampleSeed]:

@@ -1,16 +1,21 @@
-"""TRL's vLLM generation, with two of its ways mended: how weights reach a vLLM on the CPU, and how LoRA is handed over.
+"""Generation by the vLLM that TRL runs: colocated, or a server that gets its weights by NCCL (`--vllm-sync nccl`).
 
-Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
+Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
     trl.trainer.grpo_trainer.VLLMGeneration     replaced while the trainer is made
     trl.generation.vllm_generation.LLM          replaced while vLLM is started: TRL passes no number format
     VLLMGeneration._init_vllm()                 overridden for that
     VLLMGeneration._iter_named_params()         overridden: (name, tensor) of all weights, as vLLM names them
-    VLLMGeneration.generate()                   overridden: calls self.llm.generate(prompts, sampling_params=), once,
-                                                with all prompts of the tp_group where tensors are parallel
-    VLLMGeneration.sync_weights()               overridden where vLLM runs on the CPU
-    VLLMGeneration.vllm_client.session                     a requests.Session, given a deadline
-    VLLMGeneration.llm.llm_engine.step                      wrapped: each call of it is progress
+    VLLMGeneration.sync_weights()               called; overridden where vLLM runs on the CPU
+    VLLMGeneration.generate(prompts, images, num_generations)   called: (prompts, ids, log-probabilities, their ids);
+                                                calls self.llm.generate(prompts, sampling_params=), once, with all
+                                                prompts of the tp_group where tensors are parallel
+    VLLMGeneration.temperature, .top_p, .top_k, .min_p, .repetition_penalty, .max_completion_length,
+    .generation_kwargs                          replaced for each call; the last one holds further SamplingParams
+    VLLMGeneration.llm                          replaced for a call whose prompts have seeds
+    VLLMGeneration.mode, .tensor_parallel_size, .tp_group, ._dist   read
+    VLLMGeneration.vllm_client.session          a requests.Session, given a deadline
+    VLLMGeneration.llm.llm_engine.step          wrapped: each call of it is progress
     VLLMGeneration.llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=)
 """
 
@@ -27,8 +32,15 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from aitrain import activity
+from aitrain.engines.batching import BatchingEngine, BatchRow, seeds_of
 from aitrain.engines.merged_weights import merged_weights
+from aitrain.engines.ranks import largest_over_ranks
+from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.scopes import replaced
 from aitrain.engines.tied_head import renew_tied_head
+from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import Completion, Decoding
+from aitrain.rollout.limits import EndOfTurn
 
 DEADLINE = 600.0
 """Seconds until a server must have answered. TRL tries six times."""
@@ -53,15 +65,10 @@ def _ticking(step: Callable[[], T]) -> Callable[[], T]:
 
 
 class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
-    """vLLM beside the trainer, or TRL's client of a server; neither ever writes to the weights that it hands over.
-
-    `seeds`, one for each prompt of the next `generate`, decide what is sampled beside the trainer; TRL's client asks
-    for all prompts at once and cannot pass them on.
-    """
+    """TRL's vLLM, started in the trainer's number format; it never writes to the weights that it hands over."""
 
     def __init__(self, *arguments: Any, run_seed: int, **options: Any) -> None:
         self.run_seed = run_seed
-        self.seeds: list[int] | None = None
         super().__init__(*arguments, **options)
 
     def _init_vllm(self) -> None:
@@ -80,33 +87,9 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
             ours |= {"generation_config": "vllm"}  # not the model's own sampling defaults
             return before(**{**options, **ours, **({"enforce_eager": True} if self._is_on_cpu else {})})
 
-        vllm_generation.LLM = start
-        try:
-            with activity.own.doing("starting vLLM", moves_files=True):
-                super()._init_vllm()
-        finally:
-            vllm_generation.LLM = before
+        with replaced(vllm_generation, {"LLM": start}), activity.own.doing("starting vLLM", moves_files=True):
+            super()._init_vllm()
         self.llm.llm_engine.step = _ticking(self.llm.llm_engine.step)
-
-    def generate(self, *arguments: Any, **options: Any) -> Any:
-        """TRL's, each prompt sampled with its own seed where there are `seeds`."""
-        if self.seeds is None or self.mode != "colocate":
-            return super().generate(*arguments, **options)
-        engine: Any = self.llm  # type: ignore[has-type]
-        self.llm = _SeededEngine(engine, self._seeds_of_all())
-        try:
-            return super().generate(*arguments, **options)
-        finally:
-            self.llm = engine
-
-    def _seeds_of_all(self) -> list[int]:
-        """Of the prompts of all processes that share this engine, in TRL's order."""
-        assert self.seeds is not None
-        if self.tensor_parallel_size == 1:
-            return self.seeds
-        gathered: list[Any] = [None] * self.tensor_parallel_size
-        torch.distributed.all_gather_object(gathered, self.seeds, group=self.tp_group)
-        return [seed for seeds in gathered for seed in seeds]
 
     @property
     def _dtype(self) -> str:
@@ -121,14 +104,10 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
         """With LoRA, base plus adapter, added up on the way. TRL merges the adapter into the base and subtracts it
         again, which moves a base in bfloat16 by 2 percent in a hundred times."""
         model = self.accelerator.unwrap_model(self.model)
-        if isinstance(model, PeftModel) and not self._is_sharded:
+        if isinstance(model, PeftModel) and not _is_sharded(self):
             yield from merged_weights(model)
         else:
             yield from super()._iter_named_params()
-
-    @property
-    def _is_sharded(self) -> bool:
-        return bool(self._dist.is_fsdp) or self.accelerator.state.deepspeed_plugin is not None
 
     def sync_weights(self) -> None:
         """Hand the weights over. On the CPU vLLM has repacked its own, so that it must load them like a checkpoint."""
@@ -145,18 +124,87 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
         self.llm.reset_prefix_cache()
 
 
-class _SeededEngine:
+def _is_sharded(generation: VLLMGeneration) -> bool:
+    return bool(generation._dist.is_fsdp) or generation.accelerator.state.deepspeed_plugin is not None
+
+
+class ColocatedEngine(BatchingEngine):
+    """Generates with TRL's vLLM, which gets the policy's weights whenever their version has changed.
+
+    A colocated vLLM samples each prompt with its seed. TRL's client of a server cannot pass seeds on.
+    """
+
+    def __init__(
+        self,
+        generation: VLLMGeneration,
+        sampling: Sampling,
+        end: EndOfTurn,
+        context: int | None = None,
+        clock: RolloutClock | None = None,
+    ) -> None:
+        """Ranks generate together if they share vLLM, as TRL hands completions out by position, or the weights."""
+        accelerator = generation.accelerator
+        has_one_engine = generation.mode == "server" or generation.tensor_parallel_size > 1
+        is_shared = accelerator.num_processes > 1 and (has_one_engine or _is_sharded(generation))
+        super().__init__(end, context, clock, partial(largest_over_ranks, accelerator) if is_shared else None)
+        self.sampling, self._generation = sampling, generation
+
+    @property
+    def is_padded(self) -> bool:
+        """A server refuses a limit that the longest prompt leaves no room for; vLLM in this process stops in time."""
+        return bool(self._generation.mode == "server")
+
+    def load_weights(self, version: int) -> None:
+        """Sync the policy's weights, unless vLLM has this version. Every rank must call this."""
+        if self.weight_version != version:
+            self._generation.sync_weights()
+        self.weight_version = version
+
+    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+        """One completion of at most `max_tokens` tokens for each row."""
+        sampling = self.sampling.greedy if decoding is Decoding.GREEDY else self.sampling
+        seeds = [seed.request_seed for seed in seeds_of(rows)] or None
+        answers = self._complete(CompletionBatch([row.prompt_ids for row in rows], sampling, max_tokens, seeds))
+        return [Completion(ids, logprobs) for ids, logprobs in answers]
+
+    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
+        """Token ids of one completion for each prompt; not for ranks that generate together."""
+        return [ids for ids, _ in self._complete(batch)]
+
+    def _complete(self, batch: CompletionBatch) -> list[tuple[list[int], list[float]]]:
+        generation, sampling = self._generation, batch.sampling
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        settings: dict[str, object] = {name: getattr(sampling, name) for name in names}
+        settings["max_completion_length"] = batch.max_tokens
+        settings["generation_kwargs"] = sampling.vllm_extras(self.end.eos_ids, batch.max_tokens)
+        if batch.seeds is not None and generation.mode == "colocate":
+            settings["llm"] = _SeededLLM(generation.llm, self._seeds_of_all(batch.seeds))
+        with replaced(generation, settings):
+            _, ids, logprobs, _ = generation.generate(prompts=batch.prompts, images=None, num_generations=1)
+        return [(row, [first for first, *_ in values]) for row, values in zip(ids, logprobs, strict=True)]
+
+    def _seeds_of_all(self, seeds: list[int]) -> list[int]:
+        """Of the prompts of all ranks that share this vLLM, in TRL's order."""
+        generation = self._generation
+        if generation.tensor_parallel_size == 1:
+            return seeds
+        gathered: list[list[int]] = [[]] * generation.tensor_parallel_size
+        torch.distributed.all_gather_object(gathered, seeds, group=generation.tp_group)
+        return [seed for seeds in gathered for seed in seeds]
+
+
+class _SeededLLM:
     """vLLM's engine, which samples each prompt of a `generate` with its own seed."""
 
-    def __init__(self, engine: Any, seeds: list[int]) -> None:
-        self._engine, self._seeds = engine, seeds
+    def __init__(self, llm: Any, seeds: list[int]) -> None:
+        self._llm, self._seeds = llm, seeds
 
     def generate(self, prompts: list[Any], sampling_params: Any, **options: Any) -> Any:
         """As the engine does it."""
         each = [copy.copy(sampling_params) for _ in prompts]
         for parameters, seed in zip(each, self._seeds, strict=True):
             parameters.seed = seed
-        return self._engine.generate(prompts, sampling_params=each, **options)
+        return self._llm.generate(prompts, sampling_params=each, **options)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
+        return getattr(self._llm, name)

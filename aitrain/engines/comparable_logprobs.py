@@ -6,7 +6,7 @@ tokens. Their difference is the log of the probability of the tokens that are le
 product over an answer's tokens would scale its gradient. So the trainer computes that term with its own logits and adds
 it to the engine's log-probabilities: with equal weights the importance ratio is 1.
 
-Where we lean on the inside of TRL 1.16 (tests/training/test_upstream.py):
+Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
     trl.trainer.utils._ChunkedLogProbFunction    replaced for one forward pass: the last function that sees hidden
                                                  states and head, here with its nine arguments, five results

@@ -1,6 +1,6 @@
 """Generation by transformers with the run's options only, whatever the model's generation_config says.
 
-Where we lean on the inside of transformers 5.17 (tests/training/test_upstream.py):
+Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 
     GenerationMixin.generate(logits_processor=, stopping_criteria=)    the first come before temperature, top_k, top_p
     model.generation_config                    fills in what the given configuration leaves unset; the innermost
@@ -12,21 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, StoppingCriteria
 
+from aitrain.engines.batching import BatchRow
 from aitrain.engines.sampling import Sampling
-from aitrain.rollout.stop_strings import StopStrings
+from aitrain.rollout.limits import EndOfTurn
 
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
 """What stays of a model's own generation_config."""
 
 
 @contextmanager
-def own_defaults_only(model: Any) -> Iterator[None]:
+def own_defaults_only(model: PreTrainedModel) -> Iterator[None]:
     """While this lasts, the model's generation_config names its special tokens and nothing else."""
     innermost = model.get_base_model() if hasattr(model, "get_base_model") else model
     before = innermost.generation_config
@@ -38,43 +37,34 @@ def own_defaults_only(model: Any) -> Iterator[None]:
 
 
 @dataclass
-class LocalSampling:
+class HFSampling:
     """What transformers' `generate` is given for one batch of prompts beside its generation configuration."""
 
     sampling: Sampling
-    eos_ids: Sequence[int]
-    stops: StopStrings | None
-    prompts: list[list[int]]
-    begun: Sequence[int]
-    """How many tokens at the end of each prompt belong to the answer."""
+    end: EndOfTurn
+    rows: Sequence[BatchRow]
     lengths: dict[int, int] = field(default_factory=dict)
     """New tokens of the rows that a stop string has ended."""
 
-    @contextmanager
-    def applied(self, model: Any) -> Iterator[None]:
-        """While this lasts, `model.generate` samples this way."""
-        words: dict[str, Any] = {}
+    def arguments(self) -> dict[str, object]:
+        """Arguments of `generate`."""
+        given: dict[str, object] = {}
         if self.sampling.needs_processor:
-            words["logits_processor"] = [_Processor(self)]
-        if self.stops is not None:
-            words["stopping_criteria"] = [_Criterion(self)]
-        with own_defaults_only(model):
-            if words:
-                model.generate = partial(model.generate, **words)
-            try:
-                yield
-            finally:
-                if words:
-                    del model.generate  # the class's own again
+            given["logits_processor"] = [_Processor(self)]
+        if self.end.stop_strings is not None:
+            given["stopping_criteria"] = [_Criterion(self)]
+        return given
 
-    def cut(self, answers: list[list[int]]) -> list[list[int]]:
-        """The answers, less the padding behind a stop string."""
-        return [ids[: self.lengths.get(row, len(ids))] for row, ids in enumerate(answers)]
+    def cut(self, generated: list[list[int]]) -> list[list[int]]:
+        """The new tokens of each row, without the padding behind an eos token or a stop string."""
+        answers = [ids[: self.lengths.get(row, len(ids))] for row, ids in enumerate(generated)]
+        ends = [[place for place, token in enumerate(ids) if token in self.end.eos_ids] for ids in answers]
+        return [ids[: end[0] + 1] if end else ids for ids, end in zip(answers, ends, strict=True)]
 
     def answer(self, row: int, generated: list[int]) -> list[int]:
         """All of a row's answer, with what earlier calls have generated of it."""
-        prompt = self.prompts[row]
-        return prompt[len(prompt) - self.begun[row] :] + generated
+        prompt = self.rows[row].prompt_ids
+        return prompt[len(prompt) - self.rows[row].begun :] + generated
 
 
 class _Processor(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
@@ -84,7 +74,7 @@ class _Processor(LogitsProcessor):  # type: ignore[misc]  # transformers has no 
     and frequency penalties.
     """
 
-    def __init__(self, batch: LocalSampling) -> None:
+    def __init__(self, batch: HFSampling) -> None:
         self._batch = batch
         self._width = 0
         """Tokens of the padded prompts."""
@@ -98,8 +88,8 @@ class _Processor(LogitsProcessor):  # type: ignore[misc]  # transformers has no 
             self._begin(input_ids, scores)
         generated = input_ids[:, self._width :]
         if sampling.min_new_tokens:
-            lengths = torch.tensor(batch.begun, device=scores.device) + generated.shape[1]
-            scores = sampling.without_ends(scores, lengths, batch.eos_ids)
+            lengths = torch.tensor([row.begun for row in batch.rows], device=scores.device) + generated.shape[1]
+            scores = sampling.without_ends(scores, lengths, batch.end.eos_ids)
         if sampling.counts_tokens:
             self._count(generated[:, self._counted :])
             scores = sampling.penalized(scores, self._seen, self._counts)
@@ -108,7 +98,7 @@ class _Processor(LogitsProcessor):  # type: ignore[misc]  # transformers has no 
     def _begin(self, input_ids: torch.Tensor, scores: torch.Tensor) -> None:
         self._width = input_ids.shape[1]
         if self._batch.sampling.counts_tokens:
-            pairs = [(prompt, self._batch.answer(row, [])) for row, prompt in enumerate(self._batch.prompts)]
+            pairs = [(row.prompt_ids, self._batch.answer(place, [])) for place, row in enumerate(self._batch.rows)]
             self._seen, self._counts = token_counts(pairs, scores)
 
     def _count(self, new: torch.Tensor) -> None:
@@ -118,7 +108,9 @@ class _Processor(LogitsProcessor):  # type: ignore[misc]  # transformers has no 
         self._counts.scatter_add_(-1, new, torch.ones_like(new, dtype=self._counts.dtype))
 
 
-def token_counts(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], like: torch.Tensor) -> tuple[Any, Any]:
+def token_counts(
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]], like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """For each pair of context and answer so far: which tokens the context has (the answer included), and how often
     the answer has each; as large as `like`, shape (pairs, vocabulary)."""
     seen = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
@@ -133,20 +125,21 @@ def token_counts(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], like: tor
 class _Criterion(StoppingCriteria):  # type: ignore[misc]
     """Ends the rows whose newest token completes a stop string."""
 
-    def __init__(self, batch: LocalSampling) -> None:
+    def __init__(self, batch: HFSampling) -> None:
         self._batch = batch
         self._width = 0
-        self._live = set(range(len(batch.prompts)))
+        self._live = set(range(len(batch.rows)))
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
         """Called after each token; True for each row that a stop string has ended."""
         self._width = self._width or input_ids.shape[1] - 1
         batch, generated = self._batch, input_ids[:, self._width :].tolist()
-        assert batch.stops is not None
+        stops = batch.end.stop_strings
+        assert stops is not None
         for row in sorted(self._live):
-            if generated[row][-1] in batch.eos_ids:
+            if generated[row][-1] in batch.end.eos_ids:
                 self._live.discard(row)
-            elif batch.stops.ends(batch.answer(row, generated[row])):
+            elif stops.ends(batch.answer(row, generated[row])):
                 self._live.discard(row)
                 batch.lengths[row] = len(generated[row])
         return torch.tensor([row in batch.lengths for row in range(len(input_ids))], device=input_ids.device)

@@ -3,7 +3,7 @@
 The random numbers of a token follow from its row's seed and its position alone (Gumbel-max: the token with the highest
 log-probability plus Gumbel noise is a sample of the distribution).
 
-Where we lean on the inside of transformers 5.17 (tests/training/test_upstream.py):
+Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 
     model._get_logits_processor(generation_config=...)  extended while this lasts: what it returns comes last, after
                                                         temperature and truncation, which `logits_processor=` does not

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -154,3 +154,14 @@ class CompletionBatch:
     max_tokens: int
     seeds: list[int] | None = None
     """One for each prompt; None: the engine's own random numbers."""
+
+
+class Completer(Protocol):
+    """An engine that completes batches of any sampling, such as those of an environment's `model.generate` calls."""
+
+    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
+        """Token ids of one completion for each prompt.
+
+        Raises:
+            RunFailed: the engine is gone.
+        """

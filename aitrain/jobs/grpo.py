@@ -21,6 +21,7 @@ from trl import GRPOConfig
 
 from aitrain import activity
 from aitrain.batch import BatchPlan, CaseSchedule, plan_batch, schedule_cases
+from aitrain.engines.scopes import frozen_heap
 from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.tools import Tools
@@ -77,7 +78,6 @@ from aitrain.training.model import (
 from aitrain.training.non_finite import check_weights_finite
 from aitrain.training.provenance import describe_run, record_environment
 from aitrain.training.run_recorder import RunRecorder
-from aitrain.training.scopes import frozen_heap
 from aitrain.training.server_engine import ServedRun, server_engine_factory
 from aitrain.training.tracking import About, Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs

@@ -20,12 +20,12 @@ from safetensors.torch import load_file, load_model, save_file, save_model
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from aitrain import activity
+from aitrain.engines.scopes import replaced
 from aitrain.errors import CannotWriteError
 from aitrain.runs.checkpoint import PREFIX, STAGING, Manifest, publish, rotate, seal
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.callbacks import EvalState
 from aitrain.training.run_recorder import RunRecorder
-from aitrain.training.scopes import replaced
 from aitrain.training.trainer import EpisodeTrainer
 
 TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")

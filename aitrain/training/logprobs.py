@@ -18,9 +18,9 @@ from trl.trainer import utils as trl_utils
 
 from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
 from aitrain.engines.sampling import Sampling
+from aitrain.engines.scopes import evaluation_mode, replaced
 from aitrain.rollout.trajectory import Trajectory
 from aitrain.training.padding import LeftAligned, depends_on_padding
-from aitrain.training.scopes import evaluation_mode, replaced
 
 
 class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types

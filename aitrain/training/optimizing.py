@@ -25,10 +25,10 @@ from typing import cast
 import torch
 
 from aitrain import activity
+from aitrain.engines.scopes import replaced
 from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
 from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.non_finite import NonFiniteGuard
-from aitrain.training.scopes import replaced
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps
 
 

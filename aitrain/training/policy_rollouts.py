@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
+from aitrain.engines.batching import BatchingEngine
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.contract import Case
 from aitrain.environment.failure_count import FailureCount
@@ -57,6 +58,8 @@ class PolicyRollouts:
 
         if self.server is not None:
             self.loop.run(self.server.load_weights(self.weight_version()))
+        elif isinstance(self.rollout.engine, BatchingEngine):
+            self.rollout.engine.load_weights(self.weight_version())
         with nullcontext() if self.server is None else self.server.failing_together():
             return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
 
@@ -114,8 +117,8 @@ class PolicyRollouts:
 
     def invalidate_weights(self) -> None:
         """The policy has other weights now, of the same step: they are loaded before the next rollout."""
-        if self.server is not None:
-            self.server.weight_version = None
+        if isinstance(self.rollout.engine, (BatchingEngine, VLLMServerEngine)):
+            self.rollout.engine.weight_version = None
 
     def close(self) -> None:
         """Leave no weights behind that were on their way to a vLLM server."""

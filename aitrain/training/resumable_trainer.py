@@ -6,7 +6,6 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
                                                             a batch that is used for longer than one step
     GRPOTrainer._metrics["train"]                           saved and restored: what has not been logged yet; likewise
                                                             ._tr_loss, ._total_loss_scalar, ._globalstep_last_logged
-    GRPOTrainer._last_loaded_step                           set: weights are synced when global_step is not the last one
     Trainer._load_from_checkpoint(checkpoint)               called, for the weights alone
     Trainer.train(resume_from_checkpoint)                   not called for a checkpoint of the last step: it trains one
                                                             step more
@@ -46,7 +45,6 @@ class ResumableTrainer(OptimizingTrainer):
     def take_weights(self, checkpoint: Path) -> None:
         """Load the weights of a checkpoint. Every process must call this."""
         self._load_from_checkpoint(str(checkpoint))
-        self._last_loaded_step = -1  # TRL's own engine gets them before it generates again
         self.rollouts.invalidate_weights()
 
     @property

@@ -1,48 +1,57 @@
-"""The rollouts of a trainer: its engine, its environment and the calls that the environment makes of the model."""
+"""The rollouts of a trainer: its engine, its environment and the calls that the environment makes of the model.
+
+Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
+
+    trl.models.utils.unwrap_model_for_generation(model, accelerator, gather_deepspeed3_params=,
+                                                 gradient_checkpointing_kwargs=)    called around each generation
+    GRPOTrainer._dist.summon_full_params(model, recurse=False)      likewise
+    GRPOTrainer.eos_token_ids, .continuous_batching_config          read
+    GRPOTrainer.vllm_generation             given to the engine; replaced: the engine syncs weights itself
+    GRPOTrainer.use_vllm, ._last_loaded_step    set, for a server that TRL does not know: _generate() calls
+                                            vllm_generation.sync_weights() where global_step is not the last one
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedModel
+from trl.models.utils import unwrap_model_for_generation
 
-from aitrain.engines.model_proxy import ProxyBatcher
-from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.colocated import ColocatedEngine
+from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.engines.proxy_batcher import ProxyBatcher
+from aitrain.engines.ranks import largest_over_ranks
+from aitrain.engines.sampling import Completer
+from aitrain.engines.scopes import evaluation_mode
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.failure_count import FailureCount
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Rollout
-from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.model import count_forward_passes
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.scopes import evaluation_mode
-from aitrain.training.trainer_engine import TrainerEngine
 
 if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 
 
 def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollouts:
-    """Rollouts with the trainer's weights, by TRL's own generation or by a vLLM server that gets files."""
+    """Rollouts with the trainer's weights, by transformers or vLLM."""
     end = EndOfTurn(trainer.eos_token_ids, trainer.sampling.stop_strings(inputs.tokenizer))
     clock, runner = RolloutClock(), inputs.runner
-    engine: TrainerEngine | VLLMServerEngine
-    if inputs.serve is None:
-        engine = TrainerEngine(trainer, end, inputs.limits.context, clock)
-        generate = engine.by_vllm_for_environment if trainer.use_vllm and not engine.is_shared else None
-    else:
-        engine = inputs.serve(trainer, end)
-        clock, generate = engine.clock, partial(_generate_for_environment, engine)
-        trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
-        trainer.vllm_generation = SyncedByEngine()
+    engine = _engine(trainer, inputs, end, clock)
     policy = trainer.accelerator.unwrap_model(trainer.model)
     count_forward_passes(policy)
-    proxy = ProxyBatcher(policy, inputs.tokenizer.pad_token_id, generate)
-    runner.around, runner.on_call_end = torch.no_grad, lambda: proxy.on_call_end()
+    completer: Completer | None = None
+    if isinstance(engine, VLLMServerEngine) or (isinstance(engine, ColocatedEngine) and not engine.is_shared):
+        completer = engine
+    proxy = ProxyBatcher(policy, inputs.tokenizer.pad_token_id, completer)
+    runner.around, runner.on_call_end = torch.no_grad, proxy.on_call_end
     runner.offer(proxy.policy, inputs.tokenizer)
 
     @asynccontextmanager
@@ -62,6 +71,25 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     )
 
 
+def _engine(
+    trainer: EpisodeTrainer, inputs: TrainerInputs, end: EndOfTurn, clock: RolloutClock
+) -> HFEngine | ColocatedEngine | VLLMServerEngine:
+    context, accelerator = inputs.limits.context, trainer.accelerator
+    if inputs.serve is None and not trainer.use_vllm:
+        is_shared = accelerator.num_processes > 1 and trainer.is_sharded
+        largest = partial(largest_over_ranks, accelerator) if is_shared else None
+        return HFEngine(_hf_model(trainer), trainer.sampling, end, context, clock, largest)
+    engine: ColocatedEngine | VLLMServerEngine
+    if inputs.serve is None:
+        engine = ColocatedEngine(trainer.vllm_generation, trainer.sampling, end, context, clock)
+    else:
+        engine = inputs.serve(trainer, end)
+        engine.clock = clock
+        trainer.use_vllm, trainer._last_loaded_step = True, -1
+    trainer.vllm_generation = SyncedByEngine()
+    return engine
+
+
 class SyncedByEngine:
     """Takes the place of TRL's vLLM in the trainer: `PolicyRollouts.play` loads weights into the engine."""
 
@@ -69,12 +97,30 @@ class SyncedByEngine:
         """No-op."""
 
 
-def _generate_for_environment(
-    engine: VLLMServerEngine, prompts: list[list[int]], sampling: dict[str, Any]
-) -> list[list[int]]:
-    """Completions for calls of `model.generate`, which the event loop answers while nothing else runs on it."""
-    settings = dict(sampling)
-    max_tokens, seeds = settings.pop("max_new_tokens"), settings.pop("seeds", None)
-    batch = CompletionBatch(prompts, Sampling(**settings), max_tokens, seeds)
-    with closing(EventLoop()) as loop:
-        return loop.run(engine.complete(batch))
+def _hf_model(trainer: EpisodeTrainer) -> HFModel:
+    arguments = trainer.args
+
+    @contextmanager
+    def unwrapped() -> Iterator[PreTrainedModel]:
+        """The model as TRL generates with it: gathered, and without gradient checkpointing."""
+        wrapped = trainer.model_wrapped
+        with (
+            unwrap_model_for_generation(
+                wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=arguments.ds3_gather_for_generation,
+                gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs,
+            ) as model,
+            trainer._dist.summon_full_params(wrapped, recurse=False),
+        ):
+            yield model
+
+    return HFModel(
+        trainer.model,
+        trainer.processing_class,
+        unwrapped,
+        arguments.device,
+        trainer.pad_to_multiple_of,
+        arguments.cache_implementation,
+        trainer.continuous_batching_config,
+    )

@@ -6,10 +6,8 @@ depends on the inside of TRL 1.16 (tests/training/test_upstream.py):
     GRPOTrainer._generate_and_score_completions(inputs)     overridden: rows come in, advantages go out
     GRPOTrainer(rollout_func=)                              one episode for each prompt, repeats included; env_mask
                                                             becomes tool_mask, the tokens that are in the loss
-    GRPOTrainer.generation_config, .generation_kwargs       changed if LocalSampling applies penalties and min_p
-    GRPOTrainer.eos_token_ids                               read: what ends a completion
-    GRPOTrainer.use_vllm, .vllm_mode, ._last_loaded_step, .vllm_generation   set, for a server that TRL does not know:
-                                                            weights are synced when global_step is not the last one
+    trl.trainer.grpo_trainer.VLLMGeneration                 replaced while TRL starts vLLM
+    GRPOTrainer.use_vllm                                    read: whether completions have log-probabilities
     GRPOTrainer._generate(prompts)                          overridden: which episodes its metrics count as cut off;
                                                             it appends to ._metrics["train"], lengths included
     GRPOTrainer.create_model_card                           overridden: TRL's card is not ours
@@ -45,6 +43,7 @@ from trl.trainer import grpo_trainer
 from aitrain.batch import CaseSchedule
 from aitrain.engines.colocated import ColocatedGeneration
 from aitrain.engines.sampling import Sampling
+from aitrain.engines.scopes import replaced
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.runner import EnvRunner
 from aitrain.rollout.chat_format import ChatFormat
@@ -58,7 +57,6 @@ from aitrain.training.model import keep_adapter_float32
 from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.resumable_trainer import ResumableTrainer
 from aitrain.training.rollout_setup import make_rollouts
-from aitrain.training.scopes import replaced
 from aitrain.training.stopwatch import Stopwatch
 from aitrain.training.training_batch import TrainingBatch
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
@@ -78,7 +76,7 @@ class TrainerInputs:
     schedule: CaseSchedule
     peft_config: Any = None
     serve: Callable[[Any, EndOfTurn], VLLMServerEngine] | None = None
-    """Makes the engine for a trainer, if that is a vLLM server that gets files; None: TRL's own generation."""
+    """Makes the engine for a trainer, if that is a vLLM server that gets files; None: transformers, or TRL's vLLM."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,6 @@ class EpisodeTrainer(ResumableTrainer):
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
         self.flat, self.finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.tell)
         self.updates = 0  # steps that had a gradient and a learning rate
-        if not self.use_vllm and self.sampling.needs_processor:  # LocalSampling applies them
-            self.generation_config.update(min_p=None, repetition_penalty=1.0)
-            self.generation_kwargs |= {"min_p": None, "repetition_penalty": 1.0}
         self.rollouts = make_rollouts(self, inputs)
         self.watch = Stopwatch(self.rollouts.rollout.clock)
         for callback in (EpochCallback(inputs.schedule), self.finite, self.watch):

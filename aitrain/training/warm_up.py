@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
+from aitrain.engines.scopes import replaced
 from aitrain.environment.tools import Tools
 from aitrain.training.kept_rows import MicroBatch
-from aitrain.training.scopes import replaced
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 
 

@@ -125,12 +125,13 @@ class Loud:
 
 def answer_with_a_call() -> None:
     """Let the model call the tool, and then say something."""
-    from aitrain.training.trainer import EpisodeTrainer
+    from aitrain.engines.hf import HFEngine
+    from aitrain.rollout.engine import Completion
 
-    def answers(self: Any, prompts: list[list[int]], *_: Any) -> Any:
+    def answers(self: HFEngine, rows: list[Any], *_: Any) -> list[Completion]:
         call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|im_end|>'
-        given = [self.processing_class.decode(ids) for ids in prompts]
+        given = [self.policy.tokenizer.decode(row.prompt_ids) for row in rows]
         said = ["well<|im_end|>" if "<tool_call>\n" in text.split("<|im_start|>user")[1] else call for text in given]
-        return self.processing_class(said, add_special_tokens=False)["input_ids"], None
+        return [Completion(ids) for ids in self.policy.tokenizer(said, add_special_tokens=False)["input_ids"]]
 
-    EpisodeTrainer._generate_single_turn = answers
+    HFEngine.sample = answers  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aitrain.engines.model_proxy import ProxyBatcher
+from aitrain.engines.proxy_batcher import ProxyBatcher
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
 

@@ -12,12 +12,14 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from aitrain.engines.batching import BatchRow
+from aitrain.engines.hf import HFEngine
 from aitrain.events import Event
 from aitrain.jobs.grpo import Job, part_in_peace, run
 from aitrain.jobs.worker import exit_now
 from aitrain.options.train import TrainConfig
+from aitrain.rollout.engine import Completion
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training.trainer import EpisodeTrainer
 
 ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
 
@@ -65,17 +67,15 @@ class Endless(Scripted):
         return sum(letter < "n" for letter in reply) / max(1, len(reply))
 
 
-class ScriptedTrainer(EpisodeTrainer):
-    """The real trainer, but for what it would have sampled: the answer depends on what was said before, and on how
-    many others of the group have said the same, so that it is the same for any number of processes."""
-
-    def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any) -> tuple[list[list[int]], None]:
-        seen: Counter[int] = Counter()
-        answers = []
-        for ids in prompt_ids:
-            answers.append(ANSWERS[(seen[sum(ids)] + sum(ids)) % len(ANSWERS)] + "<|im_end|>")
-            seen[sum(ids)] += 1
-        return self.processing_class(answers)["input_ids"], None
+def scripted_sample(self: HFEngine, rows: list[BatchRow], *_: Any) -> list[Completion]:
+    """In the place of sampling: the answer depends on what was said before, and on how many others of the group have
+    said the same, so that it is the same for any number of processes."""
+    seen: Counter[int] = Counter()
+    answers = []
+    for ids in (row.prompt_ids for row in rows):
+        answers.append(ANSWERS[(seen[sum(ids)] + sum(ids)) % len(ANSWERS)] + "<|im_end|>")
+        seen[sum(ids)] += 1
+    return [Completion(ids) for ids in self.policy.tokenizer(answers)["input_ids"]]
 
 
 KINDS = [("grpo", Scripted), ("dr_grpo", Scripted), ("dapo", Scripted), ("grpo", ScriptedTalk),
@@ -125,9 +125,7 @@ def ignore(event: Event) -> None:
 
 
 def main(model: str, out: Path) -> None:
-    import aitrain.jobs.grpo as module
-
-    module.EpisodeTrainer = ScriptedTrainer  # type: ignore[misc]
+    sample, HFEngine.sample = HFEngine.sample, scripted_sample  # type: ignore[method-assign]
     for loss, environment in KINDS:
         config = TrainConfig(
             model=model, rl_prompts_per_step=2, batch_size=4, rl_num_generations=4, rl_loss_type=loss, max_steps=4,
@@ -137,7 +135,7 @@ def main(model: str, out: Path) -> None:
         if os.environ.get("RANK", "0") == "0":
             folder.path.mkdir(parents=True)
         run(Job(config, folder, environment(), ignore))
-    module.EpisodeTrainer = EpisodeTrainer  # type: ignore[misc]
+    HFEngine.sample = sample  # type: ignore[method-assign]
     for kind in (Evaluated, EvaluatedTalk):
         config = TrainConfig(
             model=model, rl_prompts_per_step=4, batch_size=4, rl_num_generations=4, max_steps=1, rl_kl_coef=0.0,

@@ -20,9 +20,10 @@ import torch
 
 import aitrain
 from aitrain import Result, TrainConfig
+from aitrain.engines.hf import HFEngine
 from aitrain.runs.run_folder import read_lines
-from aitrain.training.trainer import EpisodeTrainer
 from tests.environments.ill import SHARES, illness_of
+from tests.training.scripted_policy import scripted
 
 Train = Callable[..., Result]
 ENVIRONMENTS = Path(__file__).parents[1] / "environments" / "ill.py"
@@ -257,13 +258,7 @@ class Object(Plain):
 
 def answer_with(patch: pytest.MonkeyPatch, answer: Callable[[int, str], str]) -> None:
     """Let the policy answer what this makes of a prompt's position and text."""
-
-    def answers(self: Any, prompts: list[list[int]], *_: Any) -> Any:
-        given = [self.processing_class.decode(ids) for ids in prompts]
-        said = [answer(position, text) + "<|im_end|>" for position, text in enumerate(given)]
-        return self.processing_class(said, add_special_tokens=False)["input_ids"], None
-
-    patch.setattr(EpisodeTrainer, "_generate_single_turn", answers)
+    patch.setattr(HFEngine, "sample", scripted(lambda position, text: answer(position, text) + "<|im_end|>"))
 
 
 TABLES = [(Plain, "thread"), (Plain, "process"), (Dialogue, "thread"), (Object, "process"), (Object, "thread")]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-import aitrain.jobs.grpo
 from aitrain import Result
+from aitrain.engines.hf import HFEngine
 from aitrain.rollout.episode import STOPS, Episode
 from aitrain.rollout.trajectory import Trajectory
 from aitrain.training.kept_rows import KEPT
@@ -21,7 +21,7 @@ from aitrain.training.training_batch import TrainingBatch
 from aitrain.training.zero_variance import ZERO_VARIANCE, zero_variance_share
 from tests.environments.vowels import Vowels
 from tests.training.conftest import difference
-from tests.training.scripted_run import Endless, Scripted, ScriptedTrainer, Unscored
+from tests.training.scripted_run import Endless, Scripted, Unscored, scripted_sample
 from tests.training.test_resume import as_if_killed_after
 
 Train = Callable[..., Result]
@@ -35,7 +35,7 @@ PLAIN_STEPS = {
 @pytest.fixture
 def scripted(train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Runs whose completions are written down: the same for a case whatever the batch. Three steps without momentum."""
-    monkeypatch.setattr(aitrain.jobs.grpo, "EpisodeTrainer", ScriptedTrainer)
+    monkeypatch.setattr(HFEngine, "sample", scripted_sample)
     return lambda environment, **options: train(environment, **PLAIN_STEPS, **options)
 
 

@@ -17,10 +17,14 @@ import trl
 from transformers import AutoTokenizer
 
 from aitrain import ConfigError, EnvironmentFailed, Result, TrainConfig
+from aitrain.engines.batching import BatchRow
+from aitrain.engines.hf import HFEngine
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
+from aitrain.rollout.engine import Completion, Decoding
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.trainer import EpisodeTrainer
+from tests.training.scripted_policy import scripted
 
 Train = Callable[..., Result]
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -70,32 +74,27 @@ class Watched:
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """The trainer with an eye on what it samples in training, and on the batches that the loss is made of."""
     watched = Watched()
-    generate, score = EpisodeTrainer._generate_single_turn, EpisodeTrainer._generate_and_score_completions
+    sample, score = HFEngine.sample, EpisodeTrainer._generate_and_score_completions
 
-    def watch_generate(self: Any, *arguments: Any) -> Any:
-        ids, logprobs = generate(self, *arguments)
-        if self.model.training:
-            watched.rounds.append(ids)
-        return ids, logprobs
+    def watch_sample(self: HFEngine, *arguments: Any) -> list[Completion]:
+        completions = sample(self, *arguments)
+        if self.policy.model.training:
+            watched.rounds.append([completion.ids for completion in completions])
+        return completions
 
     def watch_score(self: Any, inputs: Any) -> Any:
         output = score(self, inputs)
         watched.outputs.append(output)
         return output
 
-    monkeypatch.setattr(EpisodeTrainer, "_generate_single_turn", watch_generate)
+    monkeypatch.setattr(HFEngine, "sample", watch_sample)
     monkeypatch.setattr(EpisodeTrainer, "_generate_and_score_completions", watch_score)
     return watched
 
 
 def answers_with(monkeypatch: pytest.MonkeyPatch, text: Callable[[str], str]) -> None:
     """Let the policy answer what `text` makes of all it was given, and end the answer where it ends."""
-
-    def scripted(self: Any, prompts: list[list[int]], *_: Any) -> Any:
-        answers = [text(self.processing_class.decode(ids)) for ids in prompts]
-        return [self.processing_class(answer, add_special_tokens=False)["input_ids"] for answer in answers], None
-
-    monkeypatch.setattr(EpisodeTrainer, "_generate_single_turn", scripted)
+    monkeypatch.setattr(HFEngine, "sample", scripted(lambda _, given: text(given)))
 
 
 # -- what is in the loss
@@ -290,13 +289,13 @@ def test_nothing_is_generated_beyond_the_context_and_no_answer_is_cut_for_anothe
     train: Train, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
-    generate = EpisodeTrainer._generate_single_turn
+    sample = HFEngine.sample
 
-    def watch(self: Any, prompts: list[list[int]], *rest: Any) -> Any:
-        lengths.append(max(map(len, prompts)) + self.generation_config.max_new_tokens)
-        return generate(self, prompts, *rest)
+    def watch(self: HFEngine, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+        lengths.append(max(len(row.prompt_ids) for row in rows) + max_tokens)
+        return sample(self, rows, max_tokens, decoding)
 
-    monkeypatch.setattr(EpisodeTrainer, "_generate_single_turn", watch)
+    monkeypatch.setattr(HFEngine, "sample", watch)
     result = train(
         Uneven(),
         max_steps=1,

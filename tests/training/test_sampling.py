@@ -18,13 +18,16 @@ from trl.trainer import utils as trl_utils
 from trl.trainer.utils import add_fused_lm_head
 
 from aitrain import Result, TrainConfig
+from aitrain.engines.batching import BatchRow
 from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
-from aitrain.engines.hf_sampling import LocalSampling
+from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
+from aitrain.engines.scopes import replaced
 from aitrain.launch.sampling_note import note_on_truncation
+from aitrain.rollout.engine import Decoding
+from aitrain.rollout.limits import EndOfTurn
 from aitrain.rollout.stop_strings import StopStrings
 from aitrain.runs.run_folder import read_lines
-from aitrain.training.scopes import replaced
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
@@ -101,22 +104,14 @@ def test_a_sampled_token_at_the_edge_of_a_cut_counts_as_kept() -> None:
 
 
 def sample(
-    model: Any, tokenizer: Any, sampling: Sampling, prompts: list[list[int]], begun: list[int], **words: Any
-) -> Any:
-    """Answers of transformers' generate, as the trainer asks for them."""
-    ends = [tokenizer.eos_token_id]
-    local = LocalSampling(sampling, ends, sampling.stop_strings(tokenizer), prompts, begun)
-    width, pad = max(map(len, prompts)), tokenizer.pad_token_id
-    ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    config = GenerationConfig(
-        do_sample=True, temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, pad_token_id=pad,
-        eos_token_id=ends, max_new_tokens=words.pop("max_new_tokens", 1), disable_compile=True, **words,
-    )  # fmt: skip
+    model: Any, tokenizer: Any, sampling: Sampling, prompts: list[list[int]], begun: list[int], max_tokens: int = 1
+) -> list[list[int]]:
+    """Answers of the engine."""
+    end = EndOfTurn([tokenizer.eos_token_id], sampling.stop_strings(tokenizer))
+    engine = HFEngine(HFModel(model, tokenizer), sampling, end)
+    rows = [BatchRow(prompt, tokens) for prompt, tokens in zip(prompts, begun, strict=True)]
     torch.manual_seed(0)
-    with local.applied(model):
-        answers = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
-    return local.cut(answers)
+    return [completion.ids for completion in engine.sample(rows, max_tokens, Decoding.TRAINING)]
 
 
 @pytest.mark.parametrize("sampling", SHAPES, ids=str)
@@ -154,7 +149,7 @@ def test_answers_have_their_fewest_tokens_also_in_pieces(
 
     monkeypatch.setattr(type(model), "forward", wants_to_end)
     prompts, begun = [prompt, [*prompt, 7, 7], prompt], [0, 2, 0]
-    answers = sample(model, tokenizer, Sampling(min_new_tokens=3), prompts, begun, max_new_tokens=6)
+    answers = sample(model, tokenizer, Sampling(min_new_tokens=3), prompts, begun, max_tokens=6)
 
     assert [answer.index(end) for answer in answers] == [3, 1, 3]
 

@@ -12,10 +12,11 @@ from transformers import AutoTokenizer
 from trl.chat_template_utils import add_response_schema
 
 from aitrain import Result
+from aitrain.engines.hf import HFEngine
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.model import TINY_MODEL
-from aitrain.training.trainer import EpisodeTrainer
+from tests.training.scripted_policy import scripted
 
 SAID = "4<|im_start|>2"
 
@@ -41,10 +42,7 @@ class Sums:
 def test_a_special_token_inside_an_answer_is_scored_and_recorded(
     chat: bool, train: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def scripted(self: Any, prompts: list[list[int]], *_: Any) -> Any:
-        return [self.processing_class(f"{SAID}<|im_end|>")["input_ids"] for _ in prompts], None
-
-    monkeypatch.setattr(EpisodeTrainer, "_generate_single_turn", scripted)
+    monkeypatch.setattr(HFEngine, "sample", scripted(lambda *_: f"{SAID}<|im_end|>"))
     environment = Sums(chat)
     result = train(environment, max_steps=1, eval_cases=0)
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from aitrain import Result, RunFailed, activity, notebook
 from aitrain.activity import SLOT, Activity
 from aitrain.engines import colocated
+from aitrain.engines.hf import HFEngine
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_weights import ServerWeights
 from aitrain.jobs import grpo as run
@@ -75,11 +76,11 @@ def hang(dogs: list[Watchdog]) -> Callable[..., Any]:
 def only_on_training(method: Any, hang: Callable[..., Any]) -> Callable[..., Any]:
     """Hang in training, and not while held-out cases are scored."""
 
-    def act(trainer: Any, *arguments: Any, **keywords: Any) -> Any:
+    def act(owner: Any, *arguments: Any, **keywords: Any) -> Any:
         return (
             hang()
             if activity.read(activity.own.memory, 0).part.name.startswith("training")
-            else method(trainer, *arguments, **keywords)
+            else method(owner, *arguments, **keywords)
         )
 
     return act
@@ -104,9 +105,7 @@ PLACES: dict[str, tuple[Plant, str]] = {
     "trainer": (lambda patch, hang: patch.setattr(trainer, "make_rollouts", hang), "preparing the trainer"),
     "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_gathered", hang), "scoring 2 held-out cases."),
     "generate": (
-        lambda patch, hang: patch.setattr(
-            EpisodeTrainer, "_generate_single_turn", only_on_training(EpisodeTrainer._generate_single_turn, hang)
-        ),
+        lambda patch, hang: patch.setattr(HFEngine, "sample", only_on_training(HFEngine.sample, hang)),
         "training, generating.",
     ),
     "compile": (

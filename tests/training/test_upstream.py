@@ -27,6 +27,7 @@ from trl import GRPOConfig, GRPOTrainer, chat_template_utils
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.kernels import chunked_logprob
+from trl.models.utils import unwrap_model_for_generation
 from trl.trainer import grpo_trainer
 from trl.trainer import utils as trl_utils
 from typer import _completion_shared
@@ -50,13 +51,12 @@ DOCUMENTED = {
 CALLBACK_EVENTS = {
     "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin",
 }  # fmt: skip
-NOT_INSIDE = {"_exit", "_batcher"}
+NOT_INSIDE = {"_exit", "_ask"}
 """`os._exit`, which Python documents, and a slot of a class of ours."""
 
 OVERRIDDEN_OR_CALLED = {
     "_generate_and_score_completions": ["inputs"],
     "_generate": ["prompts"],
-    "_generate_single_turn": ["prompt_ids", "images", "multimodal_fields", "num_generations", "has_tool_images"],
     "log": ["logs", "start_time"],
     "_save_checkpoint": ["model", "trial"],
     "_calculate_rewards": ["inputs", "prompts", "completions", "completion_ids_list"],
@@ -142,11 +142,21 @@ def test_reward_functions_are_given_what_the_trainer_reads(small_model: Path, tm
     assert given[0] >= {"completions", "completion_ids", "log_metric", "case"}
 
 
-def test_the_settings_replaced_for_greedy_decoding_are_there(small_model: Path, tmp_path: Path) -> None:
+def test_trl_generates_with_the_settings_of_the_hf_engine(small_model: Path, tmp_path: Path) -> None:
+    """What `HFEngine` is given of a trainer; test_engines.py compares what both generate."""
     trainer = train_plainly(GRPOTrainer, small_model, tmp_path, lambda prompts, **_: [0.0] * len(prompts))
-    assert trainer.generation_config.do_sample is True
-    assert trainer.generation_kwargs["max_new_tokens"] == 4
     assert trainer.eos_token_ids == [trainer.processing_class.eos_token_id]
+    assert (trainer.pad_to_multiple_of, trainer.continuous_batching_config) == (None, None)
+    assert set(inspect.signature(unwrap_model_for_generation).parameters) >= {
+        "model", "accelerator", "gather_deepspeed3_params", "gradient_checkpointing_kwargs"
+    }  # fmt: skip
+    with trainer._dist.summon_full_params(trainer.model_wrapped, recurse=False):
+        pass
+    settings = inspect.getsource(GRPOTrainer.__init__).partition("generation_kwargs = {")[2].partition("}")[0]
+    assert set(re.findall(r'"(\w+)":', settings)) == {
+        "max_new_tokens", "do_sample", "pad_token_id", "bos_token_id", "eos_token_id", "temperature", "top_p", "top_k",
+        "min_p", "repetition_penalty", "cache_implementation",
+    }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:You are using .rollout_func.")
@@ -372,36 +382,21 @@ def test_the_trainer_keeps_its_sampling_and_loss_settings_in_attributes(trained:
     assert trained.current_gradient_accumulation_steps == 1
 
 
-def test_a_replaced_generation_is_asked_after_the_weights_of_each_step_were_synced_once(trained: GRPOTrainer) -> None:
-    """use_vllm, vllm_mode, _last_loaded_step and vllm_generation are all that has to be set for that."""
-    calls: list[Any] = []
-
-    class Engine:
-        def sync_weights(self) -> None:
-            calls.append("sync")
-
-        def generate(self, **asked: Any) -> Any:
-            calls.append(sorted(asked))
-            return asked["prompts"], [[65], [66]], [[[-0.5]], [[-1.5]]], None
-
-    before = trained.use_vllm, trained.vllm_mode
-    trained.use_vllm, trained.vllm_mode, trained._last_loaded_step = True, "server", -1
-    trained.vllm_generation = Engine()
-    try:
-        for _ in range(2):
-            ids, logprobs = trained._generate_single_turn([[1], [2]], None, {}, 1)
-            assert (ids, logprobs) == ([[65], [66]], [[-0.5], [-1.5]])
-    finally:
-        trained.use_vllm, trained.vllm_mode = before
-    asked = ["images", "num_generations", "profiler", "prompts"]
-    assert calls == ["sync", asked, asked]
-    assert trained._last_loaded_step == trained.state.global_step
+def test_a_trainer_with_a_rollout_function_only_syncs_the_weights_of_its_vllm() -> None:
+    """use_vllm, _last_loaded_step and vllm_generation are all that has to be set for that."""
+    rollout = inspect.getsource(GRPOTrainer._generate).partition("if self.rollout_func is not None:")[2]
+    rollout = rollout.partition("else:")[0]
+    assert "if self.use_vllm and self.state.global_step != self._last_loaded_step:" in rollout
+    assert "self.vllm_generation.sync_weights()" in rollout
+    users = [name for name, member in vars(GRPOTrainer).items() if "self.vllm_generation" in source_of(member)]
+    assert users == ["__init__", "_generate_single_turn", "_tool_call_loop", "_generate"]
 
 
 def test_a_generation_that_is_replaced_is_made_in_one_place() -> None:
     assert grpo_trainer.VLLMGeneration is VLLMGeneration
     assert inspect.getsource(GRPOTrainer.__init__).count("VLLMGeneration(") == 1
     assert list(inspect.signature(VLLMGeneration.sync_weights).parameters) == ["self"]
+    assert list(inspect.signature(VLLMGeneration.generate).parameters)[1:4] == ["prompts", "images", "num_generations"]
 
 
 def test_the_learning_rate_is_read_from_what_the_scheduler_last_set(trained: GRPOTrainer) -> None:
@@ -464,7 +459,9 @@ def test_vllm_generation_starts_hands_over_and_asks_as_it_did() -> None:
 
 def test_vllm_generation_reads_its_sampling_settings_in_each_call() -> None:
     asked = inspect.getsource(VLLMGeneration.generate)
-    settings = ("max_completion_length", "temperature", "top_k", "top_p", "generation_kwargs")
+    settings = (
+        "max_completion_length", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "generation_kwargs",
+    )  # fmt: skip
     assert not [name for name in settings if f"self.{name}" not in asked]
 
 
@@ -571,6 +568,11 @@ def test_python_shows_frames_cached_functions_the_shared_generator_and_a_semapho
     assert isinstance(functools.cache(len), functools._lru_cache_wrapper)
     assert random._inst.random.__self__ is random.random.__self__  # type: ignore[attr-defined]
     assert threading.Semaphore(2)._value == 2
+
+
+def source_of(member: object) -> str:
+    """The source of a function; empty for anything else."""
+    return inspect.getsource(member) if inspect.isfunction(member) else ""
 
 
 def train_plainly(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 UPSTREAM = {"accelerate", "click", "datasets", "peft", "transformers", "trl", "typer", "vllm"}
-HELD_AS = {"trainer", "vllm_generation", "scheduler", "lr_scheduler", "generation"}
+HELD_AS = {"trainer", "vllm_generation", "scheduler", "lr_scheduler", "generation", "_generation"}
 """Names of variables and attributes that hold an object of TRL or transformers."""
 ATTRIBUTE_FUNCTIONS = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "getattr_static"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 import threading
@@ -18,8 +19,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
-from aitrain.engines import model_proxy as batching
-from aitrain.engines.model_proxy import ModelProxy, ProxyBatcher
+from aitrain.engines import proxy_batcher
+from aitrain.engines.model_proxy import ModelProxy
+from aitrain.engines.proxy_batcher import ProxyBatcher
+from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
@@ -52,6 +55,11 @@ class Watched:
         with closing(DeadlinePool(count, timeout=30)) as pool:
             yield pool
 
+    async def first_call(self) -> None:
+        """A call has come, and is not answered yet."""
+        while not (self.batcher._session.waiting or self.batcher._session.calls.qsize()):
+            await asyncio.sleep(0.001)
+
     def outcomes(self, jobs: Sequence[Job]) -> list[Outcome[Any]]:
         with self.threads(len(jobs)) as pool:
             return run_with(pool, self.batcher, jobs)
@@ -83,7 +91,7 @@ def model(small_model: Path) -> LlamaForCausalLM:
 @pytest.fixture
 def watched(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """A batcher that waits until everybody has come."""
-    monkeypatch.setattr(batching, "SHORTEST_WINDOW", 60.0)
+    monkeypatch.setattr(proxy_batcher, "SHORTEST_WINDOW", 60.0)
     return Watched(model)
 
 
@@ -225,7 +233,7 @@ def test_what_the_models_own_config_sets_counts(watched: Watched) -> None:
 
 
 def test_a_model_with_an_adapter_works_the_same(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "SHORTEST_WINDOW", 60.0)
+    monkeypatch.setattr(proxy_batcher, "SHORTEST_WINDOW", 60.0)
     watched = Watched(get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)))
     watched.assert_as_if_alone([masked(3, max_new_tokens=6), masked(9, max_new_tokens=6)], generations=1)
     assert isinstance(watched.policy, PeftModel)
@@ -424,9 +432,13 @@ def test_forward_calls_are_made_one_at_a_time_and_without_gradients(watched: Wat
 def test_in_its_own_thread_the_batcher_does_not_wait_for_itself(watched: Watched) -> None:
     call = masked(5, max_new_tokens=4)
     assert watched.policy.generate(**call).tolist() == watched.alone(**call).tolist()
-    with watched.batcher.serving():
-        assert watched.policy.generate(**call).tolist() == watched.alone(**call).tolist()
-        assert not watched.policy(call["input_ids"]).logits.requires_grad
+
+    async def ask_while_serving() -> None:
+        async with watched.batcher.serving_calls(lambda: 1):
+            assert watched.policy.generate(**call).tolist() == watched.alone(**call).tolist()
+            assert not watched.policy(call["input_ids"]).logits.requires_grad
+
+    asyncio.run(ask_while_serving())
 
 
 def in_a_thread(job: Job) -> tuple[threading.Thread, list[Any]]:
@@ -448,11 +460,13 @@ def test_a_thread_that_outlives_its_episode_is_refused_and_does_not_wait(watched
     def ask() -> Any:
         return watched.policy.generate(**masked(5, max_new_tokens=4))
 
-    came = threading.Event()
-    watched.batcher.wake = came.set
-    with watched.batcher.serving():
-        thread, waiting = in_a_thread(ask)
-        assert came.wait(20)
+    async def end_while_it_waits() -> tuple[threading.Thread, list[Any]]:
+        async with watched.batcher.serving_calls(lambda: 2):
+            asked = in_a_thread(ask)
+            await watched.first_call()
+        return asked
+
+    thread, waiting = asyncio.run(end_while_it_waits())
     thread.join(20)
     thread, late = in_a_thread(ask)
     thread.join(20)
@@ -499,10 +513,14 @@ def test_a_call_that_comes_just_when_serving_ends_does_not_wait(watched: Watched
             is_over.wait(20)
             super().put(item)
 
-    with watched.batcher.serving():
-        watched.batcher._session.calls = Slow()
-        thread, results = in_a_thread(lambda: watched.policy.generate(**masked(5, max_new_tokens=4)))
-        assert came.wait(20)
+    async def end_while_it_comes() -> tuple[threading.Thread, list[Any]]:
+        async with watched.batcher.serving_calls(lambda: 2):
+            watched.batcher._session.calls = Slow()
+            asked = in_a_thread(lambda: watched.policy.generate(**masked(5, max_new_tokens=4)))
+            assert came.wait(20)
+        return asked
+
+    thread, results = asyncio.run(end_while_it_comes())
     is_over.set()
     thread.join(20)
     assert [type(result) for result in results] == [RuntimeError]
@@ -515,14 +533,17 @@ def test_whoever_waits_is_told_when_the_generation_is_interrupted(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(watched, "alone", interrupted)
-    came = threading.Event()
-    watched.batcher.wake = came.set
-    with watched.batcher.serving():
-        thread, results = in_a_thread(lambda: watched.policy.generate(**masked(5, max_new_tokens=4)))
-        assert came.wait(20)
-        with pytest.raises(KeyboardInterrupt):
-            watched.batcher.poll(1)
-        thread.join(20)
+    asked: list[tuple[threading.Thread, list[Any]]] = []
+
+    async def ask() -> None:
+        async with watched.batcher.serving_calls(lambda: 1):
+            asked.append(in_a_thread(lambda: watched.policy.generate(**masked(5, max_new_tokens=4))))
+            await asyncio.sleep(20)
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(ask())
+    ((thread, results),) = asked
+    thread.join(20)
     assert [type(result) for result in results] == [RuntimeError]
 
 
@@ -603,16 +624,16 @@ class Parrot:
     """An engine that answers with the prompt backwards, and remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[list[int]], dict[str, Any]]] = []
+        self.asked: list[CompletionBatch] = []
 
-    def __call__(self, prompts: list[list[int]], sampling: dict[str, Any]) -> list[list[int]]:
-        self.asked.append((prompts, sampling))
-        return [prompt[::-1][: sampling["max_new_tokens"]] for prompt in prompts]
+    async def complete(self, batch: CompletionBatch) -> list[list[int]]:
+        self.asked.append(batch)
+        return [prompt[::-1][: batch.max_tokens] for prompt in batch.prompts]
 
 
 @pytest.fixture
 def parrot(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> tuple[Parrot, Watched]:
-    monkeypatch.setattr(batching, "SHORTEST_WINDOW", 60.0)
+    monkeypatch.setattr(proxy_batcher, "SHORTEST_WINDOW", 60.0)
     parrot = Parrot()
     return parrot, Watched(model, engine=parrot)
 
@@ -624,7 +645,7 @@ def test_an_engine_gets_prompts_without_padding_and_its_answers_are_padded(parro
     assert watched.rows == []
     first, second = calls[0]["input_ids"].tolist()
     asked = [first[2:], second, calls[1]["input_ids"][0].tolist()]
-    assert sorted(engine.asked[0][0]) == sorted(asked)
+    assert sorted(engine.asked[0].prompts) == sorted(asked)
     assert two.tolist() == [first + first[2:][::-1] + [PAD] * 2, second + second[::-1]]
     assert one.tolist() == [asked[2] + asked[2][::-1][:8]]
 
@@ -634,22 +655,22 @@ def test_an_engine_is_told_the_seed_of_each_prompt(parrot: tuple[Parrot, Watched
     jobs = [of_episode(1, lambda: watched.policy.generate(**masked(4, 6, num_return_sequences=2, do_sample=True)))]
     for _ in range(2):
         watched.outcomes(jobs)
-    seeds = [sampling["seeds"] for _, sampling in engine.asked]
-    assert seeds[0] == seeds[1]
-    assert len(set(seeds[0])) == 4
+    first, second = (batch.seeds or [] for batch in engine.asked)
+    assert first == second
+    assert len(set(first)) == 4
 
 
 def test_an_engine_is_told_how_to_sample(parrot: tuple[Parrot, Watched]) -> None:
     engine, watched = parrot
-    off = {"top_k": -1, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     watched.together([masked(3, max_new_tokens=4, do_sample=False, temperature=0.7)])
     watched.together([masked(3, max_length=9, do_sample=True, temperature=0.7, top_k=0, num_return_sequences=2)])
     watched.together([masked(3, max_new_tokens=4, do_sample=True, top_p=0.9, min_p=0.1, repetition_penalty=1.2)])
-    assert [len(prompts) for prompts, _ in engine.asked] == [1, 2, 1]
-    assert [sampling for _, sampling in engine.asked] == [
-        off | {"max_new_tokens": 4, "temperature": 0.0},
-        off | {"max_new_tokens": 6, "temperature": 0.7},
-        {"max_new_tokens": 4, "temperature": 1.0, "top_k": 50, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2},
+    assert [(len(batch.prompts), batch.max_tokens) for batch in engine.asked] == [(1, 4), (2, 6), (1, 4)]
+    assert [batch.seeds for batch in engine.asked] == [None] * 3
+    assert [batch.sampling for batch in engine.asked] == [
+        Sampling(temperature=0.0),
+        Sampling(temperature=0.7),
+        Sampling(temperature=1.0, top_k=50, top_p=0.9, min_p=0.1, repetition_penalty=1.2),
     ]
 
 

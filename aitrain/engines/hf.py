@@ -1,0 +1,103 @@
+"""Generation by transformers: a batch at a time, padded on the left, drawn with torch's generator as TRL does.
+
+Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py): see hf_sampling.py and row_sampling.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from aitrain.engines.batching import BatchingEngine, BatchRow, Largest, seeds_of
+from aitrain.engines.hf_sampling import HFSampling, own_defaults_only
+from aitrain.engines.row_sampling import seeded_rows
+from aitrain.engines.sampling import Sampling
+from aitrain.engines.scopes import kept_mode
+from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import Completion, Decoding
+from aitrain.rollout.limits import EndOfTurn
+
+
+@dataclass(frozen=True)
+class HFModel:
+    """A model of transformers, and how it generates apart from the sampling options."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    unwrapped: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None
+    """Prepares a model that is wrapped or sharded for one generation; None: `model` generates as it is."""
+    device: torch.device | None = None
+    """Where the token ids go; None: where the model is."""
+    pad_to_multiple_of: int | None = None
+    cache_implementation: str | None = None
+    continuous_batching: ContinuousBatchingConfig | None = None
+    """Generate with `generate_batch`, without padding; None: with `generate`."""
+
+
+class HFEngine(BatchingEngine):
+    """Generates with a transformers model, in the mode (training or evaluation) that the model is in."""
+
+    def __init__(
+        self,
+        policy: HFModel,
+        sampling: Sampling,
+        end: EndOfTurn,
+        context: int | None = None,
+        clock: RolloutClock | None = None,
+        largest: Largest | None = None,
+    ) -> None:
+        super().__init__(end, context, clock, largest)
+        self.policy, self.sampling = policy, sampling
+
+    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+        """One completion of at most `max_tokens` tokens for each row."""
+        policy, config = self.policy, self._config(max_tokens, decoding)
+        prompts = [row.prompt_ids for row in rows]
+        given = HFSampling(self.sampling, self.end, rows)
+        prepared = policy.unwrapped() if policy.unwrapped else nullcontext(policy.model)
+        with prepared as model, torch.no_grad(), own_defaults_only(model), self._seeded(model, rows, decoding):
+            if policy.continuous_batching is not None:
+                with kept_mode(model):
+                    results = model.generate_batch(
+                        prompts, config, continuous_batching_config=policy.continuous_batching, progress_bar=False
+                    )
+                return [Completion(result.generated_tokens) for result in results.values()]
+            ids, mask = self._padded(prompts)
+            generated = model.generate(
+                input_ids=ids, attention_mask=mask, generation_config=config, **given.arguments()
+            )
+        return [Completion(answer) for answer in given.cut(generated[:, ids.shape[1] :].tolist())]
+
+    def _config(self, max_tokens: int, decoding: Decoding) -> GenerationConfig:
+        sampling = self.sampling
+        shape = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        return GenerationConfig(
+            max_new_tokens=max_tokens,
+            do_sample=decoding is not Decoding.GREEDY,
+            pad_token_id=self.policy.tokenizer.pad_token_id,
+            eos_token_id=list(self.end.eos_ids),
+            cache_implementation=self.policy.cache_implementation,
+            disable_compile=True,
+            **({} if decoding is Decoding.GREEDY else shape),
+        )
+
+    def _padded(self, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and attention mask, shape (rows, tokens)."""
+        multiple = self.policy.pad_to_multiple_of or 1
+        width = -(-max(map(len, prompts)) // multiple) * multiple
+        pad, device = self.policy.tokenizer.pad_token_id, self.policy.device or self.policy.model.device
+        ids = [[pad] * (width - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+    def _seeded(self, model: PreTrainedModel, rows: list[BatchRow], decoding: Decoding) -> AbstractContextManager[None]:
+        """Each row is sampled with its own seed only if the decoding says so: training draws what TRL draws."""
+        seeds = seeds_of(rows)
+        if not seeds or decoding is not Decoding.SEEDED or self.policy.continuous_batching is not None:
+            return nullcontext()
+        return seeded_rows(model, lambda _: seeds)

@@ -1,0 +1,323 @@
+"""Engines are made of models, tokenizers and sampling options, and need no trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, ContinuousBatchingConfig
+from trl import GRPOConfig, GRPOTrainer
+from trl.generation import vllm_generation
+from trl.generation.vllm_generation import VLLMGeneration
+
+from aitrain import TrainConfig
+from aitrain.engines.batching import BatchRow
+from aitrain.engines.colocated import ColocatedEngine
+from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.environment.failure_count import FailureCount
+from aitrain.environment.runner import start_runner
+from aitrain.environment.seeds import SampleSeed
+from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
+from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.training.chat_templates import chat_format
+from aitrain.training.dataset import build
+from aitrain.training.evaluation import HeldOut
+from aitrain.training.policy_rollouts import PolicyRollouts
+
+PROMPTS = ["say 1:", "a much longer prompt:", "x", "say 2:"]
+
+
+@pytest.fixture(scope="module")
+def model(small_model: Path) -> Any:
+    """Weights so large that the likeliest token is far ahead of the second, also beside padding."""
+    model = AutoModelForCausalLM.from_pretrained(small_model)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "layers" in name and weight.dim() == 2:
+                weight.mul_(8)
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(small_model, padding_side="left")
+
+
+class Talk:
+    """Asks twice more."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": [{"role": "user", "content": f"say {number}"}]} for number in range(6)]
+
+    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
+        said = yield None
+        for turn in range(2):
+            said += yield f"more {turn}"
+        return sum(letter < "n" for letter in said) / max(1, len(said))
+
+
+@contextmanager
+def rollouts_of(engine: HFEngine, environment: object) -> Iterator[PolicyRollouts]:
+    """Rollouts on an engine, as a job without training makes them."""
+    with closing(start_runner(environment, TrainConfig())) as runner:
+        chat = chat_format(engine.policy.tokenizer)
+        rollout = Rollout(runner, engine, chat, Limits(3, 8, context=200), engine.end, clock=engine.clock)
+        with closing(
+            PolicyRollouts(rollout, Accelerator(cpu=True), 7, print, FailureCount(), nullcontext, lambda: 0)
+        ) as rollouts:
+            yield rollouts
+
+
+def hf_engine(model: Any, tokenizer: Any, **sampling: Any) -> HFEngine:
+    return HFEngine(HFModel(model, tokenizer), Sampling(**sampling), EndOfTurn([tokenizer.eos_token_id]), context=200)
+
+
+def held_out_scores(engine: HFEngine) -> tuple[Any, list[RolloutRecord]]:
+    """The scorings of the held-out cases before training, and their records."""
+    environment, written = Talk(), list[RolloutRecord]()
+    with rollouts_of(engine, environment) as rollouts:
+        cases, _ = build(environment, engine.policy.tokenizer)
+        return HeldOut(cases, rollouts, written.extend, 7, samples=2).scores("before"), written
+
+
+# -- transformers
+
+
+def test_held_out_cases_are_scored_without_a_trainer(model: Any, tokenizer: Any) -> None:
+    scorings, records = held_out_scores(hf_engine(model, tokenizer))
+
+    assert [len(scores) for scores in scorings.sampled.values()] == [2] * 6
+    assert [len(scores) for scores in scorings.greedy.values()] == [1] * 6
+    assert {len(record.turns) for record in records} == {3}
+    assert {turn.weight_version for record in records for turn in record.turns} == {0}
+    assert held_out_scores(hf_engine(model, tokenizer))[0] == scorings
+
+
+def test_greedy_turns_are_those_of_generate(model: Any, tokenizer: Any) -> None:
+    """Each turn of every episode, generated alone from all that came before."""
+    with rollouts_of(hf_engine(model, tokenizer), Talk()) as rollouts:
+        cases, _ = build(rollouts.rollout.runner.environment, tokenizer)
+        episodes = rollouts.play(list(cases), [1] * 6, range(6), Decoding.GREEDY)
+
+    for episode in episodes:
+        for context, ids in turns_of(episode):
+            prompt = torch.tensor([context])
+            expected = model.generate(input_ids=prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)
+            assert ids == expected[0, len(context) :].tolist()
+
+
+def turns_of(episode: Episode) -> Iterator[tuple[list[int], list[int]]]:
+    """What each turn of the policy was generated from, and what was generated."""
+    trajectory = episode.trajectory
+    for start in trajectory.turn_starts:
+        end = next((n for n in range(start, len(trajectory.ids)) if not trajectory.mask[n]), len(trajectory.ids))
+        yield trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:end]
+
+
+def test_training_draws_what_trl_draws(small_model: Path, tmp_path: Path) -> None:
+    """With the same random numbers the engine samples what TRL's trainer samples, padded rows and all."""
+    config = GRPOConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, max_completion_length=12, temperature=0.8, top_k=40,
+        top_p=0.95, report_to="none", num_generations=2, per_device_train_batch_size=2,
+    )  # fmt: skip
+    rows = Dataset.from_list([{"prompt": "x"}] * 2)
+    trainer = GRPOTrainer(str(small_model), lambda prompts, **_: [0.0] * len(prompts), config, rows)
+    tokenizer, model = trainer.processing_class, trainer.model.train()
+    prompts = [tokenizer(text)["input_ids"] for text in PROMPTS] * 4
+
+    torch.manual_seed(3)
+    expected, _ = trainer._generate_single_turn(prompts, None, {}, 1)
+    torch.manual_seed(3)
+    engine = hf_engine(model, tokenizer, temperature=0.8, top_k=40, top_p=0.95)
+    assert ids_of(engine.sample(rows_of(prompts), 12, Decoding.TRAINING)) == expected
+    assert len({tuple(ids) for ids in expected}) > 8
+
+
+def ids_of(completions: Sequence[Completion]) -> list[list[int]]:
+    return [completion.ids for completion in completions]
+
+
+def rows_of(prompts: list[list[int]], seeds: bool = False) -> list[BatchRow]:
+    return [BatchRow(ids, seed=SampleSeed(number) if seeds else None) for number, ids in enumerate(prompts)]
+
+
+def test_padding_to_a_multiple_generates_the_same(model: Any, tokenizer: Any) -> None:
+    prompts = [tokenizer(text)["input_ids"] for text in PROMPTS]
+    plain, wide = hf_engine(model, tokenizer), HFModel(model, tokenizer, pad_to_multiple_of=16)
+    engine = HFEngine(wide, plain.sampling, plain.end)
+    for decoding in (Decoding.GREEDY, Decoding.SEEDED):
+        rows = rows_of(prompts, seeds=True)
+        assert engine.sample(rows, 6, decoding) == plain.sample(rows, 6, decoding)
+
+
+def test_continuous_batching_is_given_what_generate_is_and_leaves_the_models_mode(tokenizer: Any) -> None:
+    class Model(torch.nn.Module):
+        generation_config = SimpleNamespace(eos_token_id=1, pad_token_id=2, bos_token_id=3)
+        calls: ClassVar[list[Any]] = []
+
+        def generate_batch(self, inputs: list[list[int]], generation_config: Any, **options: Any) -> dict[str, Any]:
+            self.eval()
+            self.calls.append((inputs, generation_config.max_new_tokens, generation_config.do_sample, options))
+            return {str(n): SimpleNamespace(generated_tokens=[*ids, 7]) for n, ids in enumerate(inputs)}
+
+    batching, model = ContinuousBatchingConfig(), Model()
+    engine = HFEngine(HFModel(model, tokenizer, continuous_batching=batching), Sampling(), EndOfTurn([1]))
+    assert ids_of(engine.sample(rows_of([[4], [5]], seeds=True), 6, Decoding.SEEDED)) == [[4, 7], [5, 7]]
+    options = {"continuous_batching_config": batching, "progress_bar": False}
+    assert model.calls == [([[4], [5]], 6, True, options)]
+    assert model.training
+
+
+def test_two_engines_play_at_the_same_time_in_one_process(model: Any, tokenizer: Any, small_model: Path) -> None:
+    other = AutoModelForCausalLM.from_pretrained(small_model)
+    engines = [hf_engine(model, tokenizer), hf_engine(other, tokenizer, temperature=0.5)]
+    requests = [
+        GenerationRequest(tokenizer(text)["input_ids"], 6, SampleSeed(n), Decoding.SEEDED, n)
+        for n, text in enumerate(PROMPTS)
+    ]
+
+    async def batch_of(engine: HFEngine) -> list[list[int]]:
+        async with engine.batch(len(requests)) as leave:
+            completions = await asyncio.gather(*map(engine.generate, requests))
+            for _ in requests:
+                leave()
+        return ids_of(completions)
+
+    async def both() -> list[list[list[int]]]:
+        return list(await asyncio.gather(*map(batch_of, engines)))
+
+    together = asyncio.run(both())
+    assert together == [asyncio.run(batch_of(engine)) for engine in engines]
+    assert together[0] != together[1]
+
+
+# -- TRL's vLLM
+
+
+class ScriptedLLM:
+    """vLLM's engine: answers with the prompt and the end token, and keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[list[int]], Any]] = []
+
+    def generate(self, prompts: list[dict[str, Any]], sampling_params: Any, use_tqdm: bool) -> list[Any]:
+        ids = [prompt["prompt_token_ids"] for prompt in prompts]
+        self.calls.append((ids, sampling_params))
+        chosen = SimpleNamespace(rank=1, logprob=-0.5)
+        outputs = [SimpleNamespace(token_ids=[*row, 9], logprobs=[{0: chosen}] * (len(row) + 1)) for row in ids]
+        return [
+            SimpleNamespace(prompt_token_ids=row, outputs=[output]) for row, output in zip(ids, outputs, strict=True)
+        ]
+
+
+@pytest.fixture
+def generation(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """TRL's class itself, without its constructor, which starts vLLM; `syncs` counts the weight syncs."""
+    monkeypatch.setattr(vllm_generation, "SamplingParams", lambda **given: SimpleNamespace(**given), raising=False)
+    generation = object.__new__(VLLMGeneration)
+    settings = {"temperature": 9.0, "top_p": 9.0, "top_k": 9, "min_p": 9.0, "repetition_penalty": 9.0}
+    vars(generation).update(
+        mode="colocate", tensor_parallel_size=1, accelerator=Accelerator(cpu=True), enable_sleep_mode=False, logprobs=0,
+        structured_outputs_regex=None, max_completion_length=1, generation_kwargs={}, model=torch.nn.Identity(),
+        llm=ScriptedLLM(), _dist=SimpleNamespace(is_fsdp=False), syncs=[], **settings,
+    )  # fmt: skip
+    vars(generation)["sync_weights"] = lambda: generation.syncs.append(1)
+    return generation
+
+
+Make = Callable[..., ColocatedEngine]
+
+
+@pytest.fixture
+def make_engine(generation: Any) -> Make:
+    return lambda **sampling: ColocatedEngine(generation, Sampling(**sampling), EndOfTurn([9]))
+
+
+def test_a_colocated_engine_samples_each_row_with_its_seed_and_the_runs_options(
+    generation: Any, make_engine: Make
+) -> None:
+    engine, before = make_engine(temperature=0.7, top_k=5, min_p=0.1, presence_penalty=0.2), dict(vars(generation))
+    completions = engine.sample(rows_of([[1], [2, 3]], seeds=True), 4, Decoding.TRAINING)
+
+    assert completions == [Completion([1, 9], [-0.5] * 2), Completion([2, 3, 9], [-0.5] * 3)]
+    ((prompts, parameters),) = generation.llm.calls
+    assert prompts == [[1], [2, 3]]
+    assert [each.seed for each in parameters] == [0, 1]
+    settings = vars(parameters[1]) | {"logprobs": 0, "n": 1}
+    assert settings == {
+        "temperature": 0.7, "top_k": 5, "top_p": 1.0, "min_p": 0.1, "repetition_penalty": 1.0, "presence_penalty": 0.2,
+        "stop_token_ids": [9], "max_tokens": 4, "seed": 1, "logprobs": 0, "n": 1,
+    }  # fmt: skip
+    assert vars(generation) == before
+
+
+def test_greedy_rows_keep_the_penalties_and_drop_the_truncation(generation: Any, make_engine: Make) -> None:
+    make_engine(temperature=0.7, top_k=5, top_p=0.5, repetition_penalty=1.1).sample(rows_of([[1]]), 4, Decoding.GREEDY)
+    ((_, parameters),) = generation.llm.calls
+    assert (parameters.temperature, parameters.top_k, parameters.top_p) == (0.0, 0, 1.0)
+    assert parameters.repetition_penalty == 1.1
+
+
+def test_an_environments_own_batch_has_its_own_sampling(generation: Any, make_engine: Make) -> None:
+    engine = make_engine(temperature=0.7, top_k=5, presence_penalty=0.2)
+    answers = asyncio.run(engine.complete(CompletionBatch([[1], [2]], Sampling(top_p=0.9), 3, [5, 8])))
+
+    assert answers == [[1, 9], [2, 9]]
+    ((_, parameters),) = generation.llm.calls
+    assert [(each.temperature, each.top_p, each.top_k, each.seed) for each in parameters] == [
+        (1.0, 0.9, 0, 5), (1.0, 0.9, 0, 8)
+    ]  # fmt: skip
+    assert not hasattr(parameters[0], "presence_penalty")
+
+
+def test_weights_are_synced_once_for_each_version(generation: Any, make_engine: Make) -> None:
+    engine, syncs = make_engine(), []
+    for version in (0, 0, 1, 1, 3):
+        engine.load_weights(version)
+        syncs.append(len(generation.syncs))
+    assert syncs == [1, 1, 2, 2, 3]
+    engine.weight_version = None  # the policy has other weights of the same step
+    engine.load_weights(3)
+    assert len(generation.syncs) == 4
+
+
+def test_prompts_limit_each_other_only_where_a_server_refuses_long_ones(generation: Any, make_engine: Make) -> None:
+    assert make_engine().is_padded is False
+    generation.mode = "server"
+    assert make_engine().is_padded is True
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "is_shared"),
+    [
+        (1, {"mode": "server"}, False),
+        (2, {}, False),
+        (2, {"mode": "server"}, True),
+        (2, {"tensor_parallel_size": 2}, True),
+        (2, {"_dist": SimpleNamespace(is_fsdp=True)}, True),
+    ],
+    ids=["one rank", "own vLLM", "server", "tensor parallel", "sharded"],
+)
+def test_ranks_generate_together_where_they_share_vllm_or_the_weights(
+    generation: Any, make_engine: Make, ranks: int, changes: dict[str, Any], is_shared: bool
+) -> None:
+    """The other rank has 7 rows left, and at most 2 tokens for each."""
+    vars(generation).update(changes)
+    generation.accelerator = SimpleNamespace(
+        num_processes=ranks, device="cpu", state=SimpleNamespace(deepspeed_plugin=None),
+        gather=lambda own: torch.cat([own, torch.tensor([[7, 2]])]),
+    )  # fmt: skip
+    engine = make_engine()
+    assert engine.is_shared is is_shared
+    assert engine.agree(3, 5) == ((7, 5) if is_shared else (3, 5))
