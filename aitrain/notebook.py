@@ -20,13 +20,14 @@ from aitrain.launch.preflight import RunPlan, check
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import disable_telemetry
 from aitrain.runs.heartbeat import Heartbeat, Progress
-from aitrain.runs.run_folder import Result, RunFolder
+from aitrain.runs.result import Result
+from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
-    from aitrain.training.callbacks import StopRequest
+    from aitrain.training.run_context import StopRequest
 
 
 def train_here(config: TrainConfig, environment: object = None) -> Result:
@@ -81,8 +82,8 @@ class Watchers:
 def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
     disable_telemetry(plan.config.telemetry)
     from aitrain.environment.runner import start_runner
-    from aitrain.jobs.grpo import Job, run
-    from aitrain.training.callbacks import StopRequest
+    from aitrain.jobs.grpo import run
+    from aitrain.training.run_context import RunContext, StopRequest
 
     folder, screen, heartbeat = watchers.folder, watchers.screen, watchers.heartbeat
     for note in plan.notes:
@@ -94,7 +95,7 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
         heartbeat.start()
         announce = watchers.report.during(screen.start())
         with _ended_if_stalled(config, watchers, stop):
-            return run(Job(config, folder, environment, announce, stop, plan.checkpoint, runner, heartbeat.progress))
+            return run(RunContext(config, folder, runner, announce, stop, plan.checkpoint, heartbeat.progress))
 
 
 INTERRUPT_SECONDS = 5.0

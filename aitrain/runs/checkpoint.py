@@ -81,16 +81,23 @@ def checkpoints_of(folder: RunFolder) -> list[Path]:
     return sorted(filter(is_named_checkpoint, found), key=step_of, reverse=True)
 
 
-def newest_checkpoint(folder: RunFolder, tell: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole; of newer ones that are not, `tell` is told why."""
+def newest_checkpoint(folder: RunFolder, notify: Callable[[str], None]) -> Path | None:
+    """The newest whole checkpoint; `notify` gets a note for each newer one that is damaged."""
     for checkpoint in checkpoints_of(folder):
-        try:
-            check_whole(checkpoint)
-        except CheckpointDamagedError as why:
-            tell(f"{checkpoint} is skipped: {why}")
-        else:
+        damage = damage_of(checkpoint)
+        if not damage:
             return checkpoint
+        notify(f"{checkpoint} is skipped: {damage}")
     return None
+
+
+def damage_of(checkpoint: Path) -> str:
+    """What is wrong with a checkpoint, in a few words; empty if it is whole. Reads every byte."""
+    try:
+        check_whole(checkpoint)
+    except CheckpointDamagedError as error:
+        return str(error)
+    return ""
 
 
 def check_whole(checkpoint: Path) -> None:

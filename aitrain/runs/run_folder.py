@@ -309,36 +309,3 @@ def to_jsonable(value: object) -> object:
 def to_json_object(values: Mapping[str, object]) -> dict[str, object]:
     """`to_jsonable` for a mapping."""
     return {redact(str(key)): to_jsonable(item) for key, item in values.items()}
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run came to. Scores are means over the held-out cases, None where there are none."""
-
-    folder: Path
-    status: str
-    steps: int
-    seconds: float
-    score_before: float | None
-    score_after: float | None
-    greedy_before: float | None
-    greedy_after: float | None
-    vllm_restarts: int = 0
-    """How often the vLLM server that the run generated with came back without the run's weights, and got them again."""
-
-    @property
-    def model(self) -> Path:
-        """Folder of the trained model or adapter."""
-        return self.folder / "model"
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
-        return list(read_lines(self.folder / "metrics.jsonl"))
-
-    @classmethod
-    def read(cls, folder: Path) -> Result:
-        """The result of a run that has ended."""
-        values = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        names = [name for name in cls.__dataclass_fields__ if name != "folder"]
-        return cls(folder=folder, **{name: values[name] for name in names if name in values})

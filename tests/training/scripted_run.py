@@ -12,11 +12,15 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from aitrain.environment.runner import start_runner
 from aitrain.events import Event
-from aitrain.jobs.grpo import Job, part_in_peace, run
+from aitrain.jobs.grpo import run
 from aitrain.jobs.worker import exit_now
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
+from aitrain.training import preparation
+from aitrain.training.distributed import shutdown_group
+from aitrain.training.run_context import RunContext
 from aitrain.training.trainer import EpisodeTrainer
 
 ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
@@ -125,9 +129,7 @@ def ignore(event: Event) -> None:
 
 
 def main(model: str, out: Path) -> None:
-    import aitrain.jobs.grpo as module
-
-    module.EpisodeTrainer = ScriptedTrainer  # type: ignore[misc]
+    preparation.EpisodeTrainer = ScriptedTrainer  # type: ignore[misc]
     for loss, environment in KINDS:
         config = TrainConfig(
             model=model, rl_prompts_per_step=2, batch_size=4, rl_num_generations=4, rl_loss_type=loss, max_steps=4,
@@ -136,8 +138,8 @@ def main(model: str, out: Path) -> None:
         folder = RunFolder(out / f"{loss}-{environment.__name__}")
         if os.environ.get("RANK", "0") == "0":
             folder.path.mkdir(parents=True)
-        run(Job(config, folder, environment(), ignore))
-    module.EpisodeTrainer = EpisodeTrainer  # type: ignore[misc]
+        run(RunContext(config, folder, start_runner(environment(), config), ignore))
+    preparation.EpisodeTrainer = EpisodeTrainer  # type: ignore[misc]
     for kind in (Evaluated, EvaluatedTalk):
         config = TrainConfig(
             model=model, rl_prompts_per_step=4, batch_size=4, rl_num_generations=4, max_steps=1, rl_kl_coef=0.0,
@@ -146,8 +148,8 @@ def main(model: str, out: Path) -> None:
         folder = RunFolder(out / kind.__name__)
         if os.environ.get("RANK", "0") == "0":
             folder.path.mkdir(parents=True)
-        run(Job(config, folder, kind(out / f"{kind.__name__}.calls"), ignore))
-    part_in_peace()
+        run(RunContext(config, folder, start_runner(kind(out / f"{kind.__name__}.calls"), config), ignore))
+    shutdown_group()
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-import aitrain.jobs.grpo
 from aitrain import Result
 from aitrain.rollout.episode import STOPS, Episode
 from aitrain.rollout.trajectory import Trajectory
+from aitrain.training import preparation
 from aitrain.training.kept_rows import KEPT
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.training_batch import TrainingBatch
@@ -35,7 +35,7 @@ PLAIN_STEPS = {
 @pytest.fixture
 def scripted(train: Train, monkeypatch: pytest.MonkeyPatch) -> Train:
     """Runs whose completions are written down: the same for a case whatever the batch. Three steps without momentum."""
-    monkeypatch.setattr(aitrain.jobs.grpo, "EpisodeTrainer", ScriptedTrainer)
+    monkeypatch.setattr(preparation, "EpisodeTrainer", ScriptedTrainer)
     return lambda environment, **options: train(environment, **PLAIN_STEPS, **options)
 
 
