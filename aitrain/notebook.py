@@ -1,4 +1,4 @@
-"""`aitrain.train`: a run in the process that calls it."""
+"""`aitrain.train`: a run in the calling process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def train_here(config: TrainConfig, environment: object = None) -> Result:
-    """Check, train and report, in this process; a run that is refused leaves no folder (one that stalled has a log)."""
+    """Check, train and report in this process; a refused run leaves no folder, a stalled one its log."""
     if isinstance(environment, type):
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
     plan = check(_for_one_process(config), has_environment=environment is not None)
@@ -71,7 +71,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
 
 @dataclass(frozen=True)
 class Watchers:
-    """Where a run lives, and all that follow it."""
+    """The folder of a run, and what shows its progress."""
 
     folder: RunFolder
     screen: Screen
@@ -99,17 +99,17 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
 
 
 INTERRUPT_SECONDS = 5.0
-"""How long a run that stalled gets to leave after it was interrupted."""
+"""Seconds for a stalled run to end after it was interrupted."""
 
 
 @contextmanager
 def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest) -> Iterator[None]:
-    """Interrupts a run that makes no progress, as Ctrl-C would. The process is the caller's and is never ended.
+    """Interrupt a run that makes no progress, as Ctrl-C would. The process is the caller's and is not ended.
 
     Raises:
         RunFailed: the run stalled.
     """
-    told: list[str] = []
+    messages: list[str] = []
     over, is_main = threading.Event(), threading.current_thread() is threading.main_thread()
 
     def on_stall(stall: Stall) -> None:
@@ -117,20 +117,20 @@ def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest
             write_stacks(watchers.folder.log, f"Stalled: {stall.phase}")
         watchers.heartbeat.progress.status = "stalled"
         watchers.heartbeat.beat()
-        told.append(message(stall, watchers.folder, 1))
+        messages.append(message(stall, watchers.folder, 1))
         stop.asked = True  # the next request raises
         if is_main:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         if not over.wait(INTERRUPT_SECONDS):
-            watchers.screen(Note(f"{told[0]}\nIt cannot be interrupted: restart this process."))
+            watchers.screen(Note(f"{messages[0]}\nIt cannot be interrupted: restart this process."))
 
     read = partial(activity.read, activity.own.memory)
     with Watchdog(config.stall_timeout, 1, read, on_stall, {0: os.getpid()}):
         try:
             yield
         except KeyboardInterrupt as interrupt:
-            if told:
-                raise RunFailed(told[0]) from interrupt
+            if messages:
+                raise RunFailed(messages[0]) from interrupt
             raise
         finally:
             over.set()
