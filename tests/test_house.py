@@ -24,7 +24,7 @@ PACKAGE = ROOT / "aitrain"
 MODULE_LINES, CLASS_LINES, ANY_PER_1000_LINES = 400, 200, 12
 EXCESS_LINES_OF_MODULES = 1224
 EXCESS_LINES_OF_CLASSES = 596
-SHARED_CLASS_NAMES = 2
+SHARED_CLASS_NAMES = 1
 EXCESS_ANY = 2.4
 """How far the package is above these limits today. These four may fall and never rise; at 0 they go."""
 

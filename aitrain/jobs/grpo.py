@@ -132,7 +132,7 @@ def _check_updates(context: RunContext, trainer: EpisodeTrainer) -> None:
     if not trainer.updates:
         since = f" after {context.checkpoint.name}" if context.checkpoint else ""
         masked = ", or were truncated (--rl-mask-truncated-completions)" if trainer.masks_truncated else ""
-        skipped = f", and {trainer.finite.skipped} steps were skipped" if trainer.finite.skipped else ""
+        skipped = f", and {trainer.non_finite.skipped} steps were skipped" if trainer.non_finite.skipped else ""
         context.note(
             f"No step{since} had anything to learn from: in every group all completions scored the same, or had no"
             f" score{masked}{skipped}."

@@ -158,7 +158,7 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)
     held_out, stopper = HeldOutScoring(context, trainer, plan, recorder, tracking), StopCallback(context.stop)
     if config.stop_when_flat is not None:
-        trainer.add_callback(StopOnZeroVariance(config.stop_when_flat, trainer.flat, context.stop.want))
+        trainer.add_callback(StopOnZeroVariance(config.stop_when_flat, trainer.zero_variance, context.stop.want))
     trainer.add_callback(stopper)
     trainer.add_callback(EvalCallback(config, held_out.after_step, eval_state, inputs.schedule.ends_epoch))
     if context.checkpoint is not None:

@@ -231,7 +231,7 @@ def trainer(config: TrainConfig) -> object:
         accelerator = SimpleNamespace(is_main_process=False)
         add, arguments = hooks.callbacks.append, parts.arguments
         made = {"args": arguments, "hooks": hooks, "rollouts": None}
-        return SimpleNamespace(flat=None, add_callback=add, accelerator=accelerator, **made)
+        return SimpleNamespace(zero_variance=None, add_callback=add, accelerator=accelerator, **made)
 
     def stop(*_: Any, **__: Any) -> None:
         raise _Begun

@@ -112,7 +112,7 @@ def test_what_is_in_the_loss_is_scored_and_not_truncated_where_that_is_masked(ma
 
     assert output[KEPT].tolist() == kept
     assert not output[ZERO_VARIANCE]
-    assert trainer.flat.reward == 0.5
+    assert trainer.zero_variance.reward == 0.5
 
 
 # -- groups that teach nothing
