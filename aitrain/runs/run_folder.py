@@ -115,13 +115,14 @@ class RunFolder:
         """
         parent = Path(os.path.expanduser(config.output_dir))
         try:
-            made = _make_folders(parent)
+            missing = [folder for folder in (parent, *parent.parents) if not folder.exists()][::-1]
+            parent.mkdir(parents=True, exist_ok=True)
             path = _make_unused(parent / config.project_name)
         except OSError as error:
             raise ConfigError(
                 f"output_dir: cannot make a run folder in {parent}: {error.strerror}\nChoose another with --output-dir."
             ) from None
-        return cls(path, (*made, path))
+        return cls(path, (*missing, path))
 
     def write_config(self, config: TrainConfig) -> None:
         """Write config.yaml, with the folder's name as project name, and its schema."""
@@ -193,13 +194,6 @@ def _lock(file: TextIO) -> bool:
     except OSError:
         return True  # a file system without locks
     return True
-
-
-def _make_folders(folder: Path) -> list[Path]:
-    """The folder with its parents; returns those that were missing, outermost first."""
-    missing = [parent for parent in [folder, *folder.parents] if not parent.exists()][::-1]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _make_unused(wanted: Path) -> Path:

@@ -182,14 +182,11 @@ def _is_message(message: object) -> bool:
 
 def columns(built: Datasets) -> set[str]:
     """Columns of every row, including held-out ones: the parameters available to `score_episode` in every episode."""
-    names = [_columns(cases.rows) for cases in built if cases is not None]
+    names: list[set[str]] = []
+    for cases in built:
+        rows = () if cases is None else cases.rows
+        names += [set(rows.column_names)] if isinstance(rows, datasets.Dataset) else [set(row) for row in rows]
     return set.intersection(*names)
-
-
-def _columns(rows: Sequence[Row]) -> set[str]:
-    if isinstance(rows, datasets.Dataset):
-        return set(rows.column_names)
-    return set.intersection(*(set(row) for row in rows))
 
 
 # -- sending the dataset to all processes

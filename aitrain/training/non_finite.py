@@ -49,9 +49,6 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
             return
         if self.accelerator.scaler is None:
             model.zero_grad(set_to_none=True)
-        self._count(step)
-
-    def _count(self, step: int) -> None:
         self.skipped += 1
         self.in_a_row += 1
         is_scaled = self.accelerator.scaler is not None

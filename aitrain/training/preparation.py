@@ -21,8 +21,10 @@ from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
 from aitrain.rollout.episode import refuse_tools_for_strings
 from aitrain.rollout.limits import Limits
 from aitrain.runs.checkpoint import Manifest
+from aitrain.runs.environment_source import keep_source
 from aitrain.runs.held_out import bounds_of
 from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.run_folder import write_json
 from aitrain.training.callbacks import EvalCallback, EvalState, MetricsReporter, StopCallback
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build, check_chat_template, columns, fingerprint
@@ -42,7 +44,7 @@ from aitrain.training.model import (
     lora_config,
 )
 from aitrain.training.non_finite import check_weights_finite
-from aitrain.training.provenance import describe_run, record_environment
+from aitrain.training.provenance import describe_run
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.server_engine import ServedRun, server_engine_factory
@@ -165,7 +167,8 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
         trainer.add_callback(RestoreState(context.checkpoint, trainer, eval_state.is_same))
     context.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
-        record_environment(context.folder, environment, facts)
+        write_json(context.folder.environment, facts)
+        keep_source(environment, context.folder.environment_source)
     return Prepared(inputs, trainer, parts, precision, held_out, eval_state, stopper, tracking)
 
 
