@@ -88,7 +88,7 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
     folder, screen, heartbeat = watchers.folder, watchers.screen, watchers.heartbeat
     for note in plan.notes:
         screen(Note(note))
-    with managed_server(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
+    with managed_server(plan, folder, screen) as url, StopRequest(raises_on_second=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
         config = plan.config.model_copy(update=changed)
         runner = start_runner(environment, config)
@@ -118,7 +118,7 @@ def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest
         watchers.heartbeat.progress.status = "stalled"
         watchers.heartbeat.beat()
         messages.append(message(stall, watchers.folder, 1))
-        stop.asked = True  # the next request raises
+        stop.requested = True  # the next request raises
         if is_main:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         if not over.wait(INTERRUPT_SECONDS):

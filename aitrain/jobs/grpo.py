@@ -62,7 +62,7 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
         status = "stopped" if prepared.stopper.stopped else "finished"
         outcome = RunOutcome(status, time.monotonic() - start, before)
         _save(context, prepared)
-        if status == "finished" or context.stop.because is not None:
+        if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
             outcome = replace(outcome, best=best, after=prepared.held_out.after(best.step if best else None))
     except AitrainError as error:
@@ -111,7 +111,7 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         if trainer.state.global_step == 0:
             raise
         trainer.save_checkpoint()
-        if not context.stop.anywhere():
+        if not context.stop.on_any_rank():
             raise
         prepared.stopper.stopped = True
     except pickle.UnpicklingError as error:
@@ -200,5 +200,5 @@ def _finish(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> Res
             context.enter("uploading")
             context.note(f"Uploaded to {upload_model(context.config, context.folder.model)}")
     if outcome.status != "failed":
-        context.announce(Ended(outcome.status, step, context.stop.because if outcome.status == "stopped" else None))
+        context.announce(Ended(outcome.status, step, context.stop.reason if outcome.status == "stopped" else None))
     return result

@@ -33,7 +33,7 @@ def result_of(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> R
     (score_before, greedy_before), (score_after, greedy_after) = before.means, after.means
     scorings = {"before_sampled": before.sampled, "before_greedy": before.greedy}
     scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
-    stopped_because = context.stop.because or "it was asked to: Ctrl-C, SIGTERM, or its parent was gone"
+    stopped_because = context.stop.reason or "it was asked to: Ctrl-C, SIGTERM, or its parent was gone"
     server = trainer.rollouts.server
     return Result(
         context.folder.path,

@@ -121,7 +121,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     watchdog = _own_watchdog(folder, config)
 
     def on_orphaned() -> None:
-        stop.ask()
+        stop.request()
         watchdog.start()
 
     with StopRequest().on_signals() as stop:

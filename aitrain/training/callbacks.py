@@ -104,7 +104,7 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """A collective operation, so that every process calls it in every step."""
-        if self.stop.anywhere() and state.global_step < state.max_steps:
+        if self.stop.on_any_rank() and state.global_step < state.max_steps:
             self.stopped = True
             control.should_training_stop = True
             control.should_save = True

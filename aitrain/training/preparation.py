@@ -126,7 +126,7 @@ def _trainer_inputs(context: RunContext, precision: Precision) -> tuple[TrainerI
         context.note(str(schedule))
     if note := fit_warmup(arguments):
         context.note(note)
-    served = ServedRun(config, context.folder, lambda: context.stop.asked, context.note)
+    served = ServedRun(config, context.folder, lambda: context.stop.requested, context.note)
     serve, lora = server_engine_factory(served, context_tokens), lora_config(config)
     inputs = TrainerInputs(
         model, tokenizer, arguments, parts.train, context.runner, chat, limits, schedule, lora, serve
@@ -160,7 +160,7 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)
     held_out, stopper = HeldOutScoring(context, trainer, plan, recorder, tracking), StopCallback(context.stop)
     if config.stop_when_flat is not None:
-        trainer.add_callback(StopOnZeroVariance(config.stop_when_flat, trainer.zero_variance, context.stop.want))
+        trainer.add_callback(StopOnZeroVariance(config.stop_when_flat, trainer.zero_variance, context.stop.end_run))
     trainer.add_callback(stopper)
     trainer.add_callback(EvalCallback(config, held_out.after_step, eval_state, inputs.schedule.ends_epoch))
     if context.checkpoint is not None:

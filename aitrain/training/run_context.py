@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 import torch
 from accelerate import PartialState
@@ -27,51 +26,50 @@ from aitrain.runs.run_folder import RunFolder
 class StopRequest:
     """A request to stop this process: by Ctrl-C, SIGTERM, the end of the parent process, or the run itself."""
 
-    raises_when_asked_twice: bool = False
-    """True in a notebook. A worker may get the same signal from its parent and from torchrun."""
-    asked: bool = False
-    because: str | None = None
-    """The reason if the run itself requested the stop."""
+    raises_on_second: bool = False
+    """Whether a second request interrupts at once: in a notebook. A worker may get a signal from its parent and from
+    torchrun."""
+    requested: bool = False
+    reason: str | None = None
+    """Set if the run itself requested the stop."""
 
-    def ask(self, *_: object) -> None:
+    def request(self, *_: object) -> None:
         """Request a stop after the current step; also a signal handler."""
-        if self.asked and self.raises_when_asked_twice:
+        if self.requested and self.raises_on_second:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
     @contextmanager
     def on_signals(self) -> Iterator[StopRequest]:
         """Handle SIGINT and SIGTERM as stop requests; Python delivers signals to the main thread only."""
         is_main = threading.current_thread() is threading.main_thread()
-        before = {number: self._take(number) for number in (signal.SIGINT, signal.SIGTERM)} if is_main else {}
+        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        before = [(number, signal.signal(number, self.request)) for number in numbers]
         try:
             yield self
         finally:
-            for number, handler in before.items():
+            for number, handler in before:
                 signal.signal(number, handler)
 
-    def _take(self, number: signal.Signals) -> Callable[[int, FrameType | None], object] | int | None:
-        return signal.signal(number, self.ask)
-
-    def want(self, because: str) -> None:
+    def end_run(self, reason: str) -> None:
         """Request a stop after the current step for a reason of the run itself; the first reason is kept."""
-        self.because = self.because or because
+        self.reason = self.reason or reason
 
     def check(self) -> None:
-        """Stop here if requested; called before the first step, when there is nothing to save.
+        """Stop now if requested; called before the first step, when there is nothing to save.
 
         Raises:
             Interrupted: a process was asked to stop.
         """
-        if self.anywhere():
+        if self.on_any_rank():
             raise Interrupted("Stopped before the first step.")
 
-    def anywhere(self) -> bool:
-        """Whether any process was asked to stop, so that all of them stop together. Every process must call this."""
-        state, wanted = PartialState(), self.asked or self.because is not None
+    def on_any_rank(self) -> bool:
+        """Whether any rank was asked to stop, so that all of them stop together. Every rank must call this."""
+        state, is_requested = PartialState(), self.requested or self.reason is not None
         if state.num_processes == 1:
-            return wanted
-        return bool(reduce(torch.tensor(int(wanted), device=state.device), reduction="sum").item())
+            return is_requested
+        return bool(reduce(torch.tensor(int(is_requested), device=state.device), reduction="sum").item())
 
 
 @dataclass(frozen=True)
