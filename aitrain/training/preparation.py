@@ -86,6 +86,7 @@ def prepare(context: RunContext) -> Prepared:
 
 
 def _trainer_inputs(context: RunContext, precision: Precision) -> tuple[TrainerInputs, DatasetSplit]:
+    """What the trainer is made of, and the split that its cases are part of."""
     config, environment = context.config, context.runner.environment
     batch = plan_batch(config, init_processes(config, precision))
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
