@@ -10,7 +10,7 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Interru
 if TYPE_CHECKING:
     from aitrain.environment.contract import Score
     from aitrain.options.train import TrainConfig
-    from aitrain.runs.run_folder import Result
+    from aitrain.runs.result import Result
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Result": "aitrain.runs.run_folder",
+    "Result": "aitrain.runs.result",
     "Score": "aitrain.environment.contract",
     "TrainConfig": "aitrain.options.train",
 }

@@ -1,4 +1,4 @@
-"""`aitrain.train`: a run in the process that calls it."""
+"""`aitrain.train`: a run in the calling process."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from aitrain.launch.preflight import RunPlan, check
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import disable_telemetry
 from aitrain.runs.heartbeat import Heartbeat, Progress
-from aitrain.runs.run_folder import Result, RunFolder
+from aitrain.runs.result import Result
+from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
-    from aitrain.training.callbacks import StopRequest
+    from aitrain.training.run_context import StopRequest
 
 
 def train_here(config: TrainConfig, environment: object = None) -> Result:
-    """Check, train and report, in this process; a run that is refused leaves no folder (one that stalled has a log)."""
+    """Check, train and report in this process; a refused run leaves no folder, a stalled one its log."""
     if isinstance(environment, type):
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
     plan = check(_for_one_process(config), has_environment=environment is not None)
@@ -70,7 +71,7 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
 
 @dataclass(frozen=True)
 class Watchers:
-    """Where a run lives, and all that follow it."""
+    """The folder of a run, and what shows its progress."""
 
     folder: RunFolder
     screen: Screen
@@ -81,34 +82,34 @@ class Watchers:
 def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
     disable_telemetry(plan.config.telemetry)
     from aitrain.environment.runner import start_runner
-    from aitrain.jobs.grpo import Job, run
-    from aitrain.training.callbacks import StopRequest
+    from aitrain.jobs.grpo import run
+    from aitrain.training.run_context import RunContext, StopRequest
 
     folder, screen, heartbeat = watchers.folder, watchers.screen, watchers.heartbeat
     for note in plan.notes:
         screen(Note(note))
-    with managed_server(plan, folder, screen) as url, StopRequest(raises_when_asked_twice=True).on_signals() as stop:
+    with managed_server(plan, folder, screen) as url, StopRequest(raises_on_second=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
         config = plan.config.model_copy(update=changed)
         runner = start_runner(environment, config)
         heartbeat.start()
         announce = watchers.report.during(screen.start())
         with _ended_if_stalled(config, watchers, stop):
-            return run(Job(config, folder, environment, announce, stop, plan.checkpoint, runner, heartbeat.progress))
+            return run(RunContext(config, folder, runner, announce, stop, plan.checkpoint, heartbeat.progress))
 
 
 INTERRUPT_SECONDS = 5.0
-"""How long a run that stalled gets to leave after it was interrupted."""
+"""Seconds for a stalled run to end after it was interrupted."""
 
 
 @contextmanager
 def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest) -> Iterator[None]:
-    """Interrupts a run that makes no progress, as Ctrl-C would. The process is the caller's and is never ended.
+    """Interrupt a run that makes no progress, as Ctrl-C would. The process is the caller's and is not ended.
 
     Raises:
         RunFailed: the run stalled.
     """
-    told: list[str] = []
+    messages: list[str] = []
     over, is_main = threading.Event(), threading.current_thread() is threading.main_thread()
 
     def on_stall(stall: Stall) -> None:
@@ -116,20 +117,20 @@ def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest
             write_stacks(watchers.folder.log, f"Stalled: {stall.phase}")
         watchers.heartbeat.progress.status = "stalled"
         watchers.heartbeat.beat()
-        told.append(message(stall, watchers.folder, 1))
-        stop.asked = True  # the next request raises
+        messages.append(message(stall, watchers.folder, 1))
+        stop.requested = True  # the next request raises
         if is_main:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         if not over.wait(INTERRUPT_SECONDS):
-            watchers.screen(Note(f"{told[0]}\nIt cannot be interrupted: restart this process."))
+            watchers.screen(Note(f"{messages[0]}\nIt cannot be interrupted: restart this process."))
 
     read = partial(activity.read, activity.own.memory)
     with Watchdog(config.stall_timeout, 1, read, on_stall, {0: os.getpid()}):
         try:
             yield
         except KeyboardInterrupt as interrupt:
-            if told:
-                raise RunFailed(told[0]) from interrupt
+            if messages:
+                raise RunFailed(messages[0]) from interrupt
             raise
         finally:
             over.set()

@@ -179,15 +179,16 @@ def play_when_told(line: Connection, log: Path, model: Path, way: str) -> None:
 def prepared(model: Path, way: str) -> Iterator[Any]:
     """The trainer of a run, with a vLLM server of its own if that is its way."""
     from aitrain.environment.runner import EnvRunner
-    from aitrain.jobs.grpo import Job, prepare
     from aitrain.launch.managed_server import managed_server
     from aitrain.launch.preflight import check
+    from aitrain.training.preparation import prepare
+    from aitrain.training.run_context import RunContext
 
     plan = check(configuration(model, way), has_environment=True)
     folder = plan.open_folder()
     with managed_server(plan, folder, lambda _: None) as url, closing(EnvRunner(Talk(), plan.config)) as runner:
         config = plan.config.model_copy(update={"vllm_server_url": url} if url else {})
-        yield prepare(Job(config, folder, runner.environment, lambda _: None), runner).trainer
+        yield prepare(RunContext(config, folder, runner, lambda _: None)).trainer
 
 
 def configuration(model: Path, way: str) -> TrainConfig:

@@ -107,10 +107,11 @@ def measure(way: str, model: Path) -> list[tuple[str, str, int, list[float], lis
 def prepared(way: str, model: Path) -> Iterator[Any]:
     """The trainer of a run, with a vLLM server of its own if that is its way."""
     from aitrain.environment.runner import EnvRunner
-    from aitrain.jobs.grpo import Job, prepare
     from aitrain.launch.managed_server import managed_server
     from aitrain.launch.preflight import check
     from aitrain.options.train import TrainConfig
+    from aitrain.training.preparation import prepare
+    from aitrain.training.run_context import RunContext
     from benchmarks.quiet_training import SETTINGS
 
     where = {"model": str(model), "output_dir": str(model / "runs"), "project_name": way, "eval_cases": 0}
@@ -120,7 +121,7 @@ def prepared(way: str, model: Path) -> Iterator[Any]:
     folder = plan.open_folder()
     with managed_server(plan, folder, lambda _: None) as url, closing(EnvRunner(Asks(), plan.config)) as runner:
         config = plan.config.model_copy(update={"vllm_server_url": url} if url else {})
-        trainer = prepare(Job(config, folder, runner.environment, lambda _: None), runner).trainer
+        trainer = prepare(RunContext(config, folder, runner, lambda _: None)).trainer
         with closing(trainer.rollouts):
             yield trainer
 

@@ -80,14 +80,15 @@ def _options() -> argparse.Namespace:
 def player(folder: Path) -> Iterator[Play]:
     """`play(number)` plays so many episodes as a step of training does."""
     from aitrain.environment.runner import EnvRunner
-    from aitrain.jobs.grpo import Job, prepare
     from aitrain.runs.run_folder import RunFolder
+    from aitrain.training.preparation import prepare
+    from aitrain.training.run_context import RunContext
 
     batch = {"batch_size": FEW, "rl_prompts_per_step": 2, "rl_num_generations": 4}
     config = TrainConfig(**SETTINGS, **batch, rl_max_new_tokens=8, eval_cases=0, output_dir=str(folder))
     with closing(EnvRunner(TwoTurns(), config)) as runner:
         with quietly():
-            trainer = prepare(Job(config, RunFolder(folder), runner.environment, lambda _: None), runner).trainer
+            trainer = prepare(RunContext(config, RunFolder(folder), runner, lambda _: None)).trainer
         cases = [trainer.cases[number] for number in range(MANY)]
 
         def play(number: int) -> None:

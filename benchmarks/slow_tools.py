@@ -203,7 +203,7 @@ def step_of(episodes: int) -> dict[str, Any]:
 
 def aitrain_turn(shop: type[Shop], settings: dict[str, Any], folder: str) -> float:
     """A step with aitrain; milliseconds per turn."""
-    with patch("aitrain.jobs.grpo.EpisodeTrainer", Ours), patch.object(HFEngine, "sample", scripted_sample):
+    with patch("aitrain.training.preparation.EpisodeTrainer", Ours), patch.object(HFEngine, "sample", scripted_sample):
         train(Shops(shop), folder, **settings)
     return 1000 * Ours.seconds / Ours.answers
 

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -21,9 +22,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "aitrain"
 
 MODULE_LINES, CLASS_LINES, ANY_PER_1000_LINES = 400, 200, 12
-EXCESS_LINES_OF_MODULES = 1224
+EXCESS_LINES_OF_MODULES = 186
 EXCESS_LINES_OF_CLASSES = 596
-SHARED_CLASS_NAMES = 2
+SHARED_CLASS_NAMES = 1
 EXCESS_ANY = 2.4
 """How far the package is above these limits today. These four may fall and never rise; at 0 they go."""
 
@@ -93,6 +94,23 @@ def test_the_shop_window_shows_what_it_says_and_sorted() -> None:
 
 def test_the_version_is_the_package_version() -> None:
     assert f'version = "{aitrain.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_every_library_that_is_imported_is_a_declared_dependency() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    declared = [
+        *project["dependencies"],
+        *(one for extra in project["optional-dependencies"].values() for one in extra),
+    ]
+    names = {re.split(r"[<>=\[]", one)[0].lower().replace("-", "_") for one in declared}
+    names |= {"yaml", "pydantic_core", "tokenizers", "pandas", "pyarrow"}  # of pyyaml, pydantic, transformers, datasets
+    for file_name, tree in trees():
+        for node in ast.walk(tree):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            imported = {module.split(".")[0] for module in modules} - sys.stdlib_module_names - {"aitrain"}
+            assert imported <= names, f"{file_name} imports {imported - names}"
 
 
 def test_the_page_of_options_is_fresh() -> None:

@@ -18,9 +18,10 @@ import pytest
 
 from aitrain.runs.checkpoint import read_manifest, rewind
 from aitrain.runs.metrics_line import read_metrics
+from aitrain.runs.result import Result
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
-from aitrain.runs.run_folder import Result, RunFolder
+from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.run_list import look
 from aitrain.ui.report_writer import ReportWriter, page_data
 from aitrain.ui.run_registry import RunRegistry

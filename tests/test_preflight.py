@@ -382,7 +382,7 @@ def test_auto_resumes_the_newest_whole_checkpoint_by_its_step_and_not_its_time(h
     assert made.folder.path == (here / "runs" / "mine").resolve()
     assert made.notes == (
         "runs/mine/checkpoints/checkpoint-300 is skipped:"
-        " it has no manifest.json: it was not written to its end, or not by aitrain",
+        " it has no manifest.json: it was not written completely, or not by aitrain",
     )
 
 
@@ -417,12 +417,12 @@ def rename(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (cut, "weights has 3 bytes, and had 7"),
-        (flip, "weights is not what was written (its sha256 differs)"),
+        (cut, "weights has 3 bytes instead of 7"),
+        (flip, "weights was changed (its sha256 differs)"),
         (lose, "weights is missing"),
-        (add, "adapter_model.bin is none of its files"),
-        (edit, "manifest.json is not what was written"),
-        (garble, "manifest.json is not what was written"),
+        (add, "adapter_model.bin does not belong to it"),
+        (edit, "manifest.json was changed"),
+        (garble, "manifest.json was changed"),
         (rename, "manifest.json is that of step 8"),
     ],
 )

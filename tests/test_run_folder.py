@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.runs.run_folder import RunFolder, append_lines, forget, read_lines, to_jsonable, write_text
+from aitrain.runs.run_folder import RunFolder, append_lines, keep_lines, read_lines, to_jsonable, write_text
 
 
 def config(folder: Path, **options: str) -> TrainConfig:
@@ -86,7 +86,7 @@ def test_a_half_written_last_line_is_not_read(tmp_path: Path) -> None:
 
 def test_what_follows_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
     append_lines(tmp_path / "lines", [{"step": step, "text": "ä\u2028"} for step in (1, 2, 3)])
-    forget(tmp_path / "lines", lambda record: record["step"] <= 2)
+    keep_lines(tmp_path / "lines", lambda record: record["step"] <= 2)
     assert [record["step"] for record in read_lines(tmp_path / "lines")] == [1, 2]
 
 

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from aitrain.events import Ended, Evaluated, Event, Failed, Note, Phase, Step
-from aitrain.runs.run_folder import Result
+from aitrain.runs.result import Result
 from aitrain.ui import terminal
 from aitrain.ui.block import Block, can_be_drawn_over
 from aitrain.ui.dashboard import Dashboard, step_line

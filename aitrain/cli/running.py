@@ -14,7 +14,8 @@ from aitrain.events import Announce, Ended, Failed, Note
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
 from aitrain.runs.checkpoint import checkpoints_of, step_of
-from aitrain.runs.run_folder import Result, RunFolder, read_lines
+from aitrain.runs.result import Result
+from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.log_tail import LogTail
 from aitrain.ui.report_writer import ReportWriter

@@ -114,20 +114,21 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     heartbeat.start()
     activity.own.enter("importing torch and TRL", moves_files=True)
 
-    from aitrain.jobs.grpo import Job, part_in_peace, run
-    from aitrain.training.callbacks import StopRequest
+    from aitrain.jobs.grpo import run
+    from aitrain.training.distributed import shutdown_group
+    from aitrain.training.run_context import RunContext, StopRequest
 
     watchdog = _own_watchdog(folder, config)
 
     def on_orphaned() -> None:
-        stop.ask()
+        stop.request()
         watchdog.start()
 
     with StopRequest().on_signals() as stop:
         channel.on_broken = on_orphaned
         channel.watch()
-        run(Job(config, folder, environment, channel, stop, checkpoint, runner, heartbeat.progress))
-    part_in_peace()
+        run(RunContext(config, folder, runner, channel, stop, checkpoint, heartbeat.progress))
+    shutdown_group()
 
 
 def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:

@@ -1,10 +1,8 @@
-"""A checkpoint as files: whether it is whole, what it was made of, and how it comes and goes in one piece.
+"""Checkpoints as files: verified, published and deleted atomically, and compared with the run that resumes.
 
 checkpoints/checkpoint-<step>/
-  manifest.json      written last: every other file with its size and sha256, and what the run was
-  ...                what the trainer needs to go on
-
-Nothing here needs torch, and nothing here reads what is in the other files.
+  manifest.json      written last: size and sha256 of every other file, and the facts of the run
+  ...                what the trainer writes (training/trainer_checkpoint.py); nothing here reads it
 """
 
 from __future__ import annotations
@@ -25,19 +23,19 @@ from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.runs.run_folder import RunFolder, forget, sync, to_json_object, write_json
+from aitrain.runs.run_folder import RunFolder, keep_lines, sync, to_json_object, write_json
 
 MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
 STAGING = ".saving-"
-"""What lies in a folder of such a name is not finished."""
+"""Prefix of folders that are being written."""
 OLD, GONE = ".old-", ".gone-"
-"""What is being replaced, and what is being deleted."""
+"""Prefixes of what is being replaced, and of what is being deleted."""
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best score of the held-out cases so far: after which step, and what it was (0 to 1)."""
+    """The best scores of the held-out cases so far, and the step after which they were reached."""
 
     step: int
     score: float
@@ -46,7 +44,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint was made of."""
+    """The facts of the run that wrote a checkpoint, and its state."""
 
     step: int
     config: dict[str, object]
@@ -59,14 +57,14 @@ class Manifest:
     versions: dict[str, str]
     best: Best | None = None
     owes_evaluation: bool = False
-    """Whether held-out cases were due after this step, and the run was stopped instead."""
+    """Whether the held-out cases were due after this step, and were not scored because the run was stopped."""
 
 
 # -- reading
 
 
 def is_named_checkpoint(folder: Path) -> bool:
-    """Whether a folder is called like a checkpoint."""
+    """Whether a folder has the name of a checkpoint."""
     return folder.name.startswith(PREFIX) and folder.name.removeprefix(PREFIX).isdigit() and folder.is_dir()
 
 
@@ -76,37 +74,44 @@ def step_of(checkpoint: Path) -> int:
 
 
 def checkpoints_of(folder: RunFolder) -> list[Path]:
-    """A run's checkpoints by their step, whole or not, the newest one first; times of files say nothing."""
+    """A run's checkpoints, whole or not, by their step, the newest first."""
     found = folder.checkpoints.glob(f"{PREFIX}*") if os.path.isdir(folder.checkpoints) else ()  # no error for odd names
     return sorted(filter(is_named_checkpoint, found), key=step_of, reverse=True)
 
 
-def newest_checkpoint(folder: RunFolder, tell: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole; of newer ones that are not, `tell` is told why."""
+def newest_checkpoint(folder: RunFolder, notify: Callable[[str], None]) -> Path | None:
+    """The newest whole checkpoint; `notify` gets a note for each newer one that is damaged."""
     for checkpoint in checkpoints_of(folder):
-        try:
-            check_whole(checkpoint)
-        except CheckpointDamagedError as why:
-            tell(f"{checkpoint} is skipped: {why}")
-        else:
+        damage = damage_of(checkpoint)
+        if not damage:
             return checkpoint
+        notify(f"{checkpoint} is skipped: {damage}")
     return None
 
 
+def damage_of(checkpoint: Path) -> str:
+    """What is wrong with a checkpoint, in a few words; empty if it is whole. Reads every byte."""
+    try:
+        check_whole(checkpoint)
+    except CheckpointDamagedError as error:
+        return str(error)
+    return ""
+
+
 def check_whole(checkpoint: Path) -> None:
-    """Every byte of it is read.
+    """Check every byte of a checkpoint.
 
     Raises:
-        CheckpointDamagedError: which file is missing, foreign, or not what was written.
+        CheckpointDamagedError: a file is missing, is none of the checkpoint's, or was changed.
     """
     _check_files(checkpoint, _content(checkpoint)["files"])
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """What it was made of.
+    """The manifest of a checkpoint.
 
     Raises:
-        CheckpointDamagedError: the manifest is missing, or not what was written.
+        CheckpointDamagedError: the manifest is missing or was changed.
     """
     content = _content(checkpoint)
     known = {field.name: content[field.name] for field in fields(Manifest)}
@@ -120,12 +125,12 @@ def _content(checkpoint: Path) -> dict[str, Any]:
         step = content["step"]
     except FileNotFoundError:
         raise CheckpointDamagedError(
-            f"it has no {MANIFEST}: it was not written to its end, or not by aitrain"
+            f"it has no {MANIFEST}: it was not written completely, or not by aitrain"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         is_as_written, step = False, None
     if not is_as_written:
-        raise CheckpointDamagedError(f"{MANIFEST} is not what was written")
+        raise CheckpointDamagedError(f"{MANIFEST} was changed")
     if step != step_of(checkpoint):
         raise CheckpointDamagedError(f"{MANIFEST} is that of step {step}")
     return dict(content)
@@ -136,19 +141,19 @@ def _check_files(checkpoint: Path, files: Mapping[str, Mapping[str, Any]]) -> No
     if missing := sorted(files.keys() - there.keys()):
         raise CheckpointDamagedError(f"{missing[0]} is missing")
     if foreign := sorted(there.keys() - files.keys()):
-        raise CheckpointDamagedError(f"{foreign[0]} is none of its files")
+        raise CheckpointDamagedError(f"{foreign[0]} does not belong to it")
     for name, path in there.items():
         size, wanted = path.stat().st_size, files[name]["size"]
         if size != wanted:
-            raise CheckpointDamagedError(f"{name} has {size} bytes, and had {wanted}")
+            raise CheckpointDamagedError(f"{name} has {size} bytes instead of {wanted}")
     with ThreadPoolExecutor(4) as pool:
         for name, digest in zip(there, pool.map(_digest_of, there.values()), strict=True):
             if digest != files[name]["sha256"]:
-                raise CheckpointDamagedError(f"{name} is not what was written (its sha256 differs)")
+                raise CheckpointDamagedError(f"{name} was changed (its sha256 differs)")
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Everything below a folder that is no folder, by its path from there."""
+    """All files below a folder, by their relative path."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not path.is_dir():
             yield path.relative_to(folder).as_posix(), path
@@ -167,7 +172,7 @@ def _digest(content: object) -> str:
 
 
 def seal(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of a checkpoint, after all of its files."""
+    """Write the manifest of a checkpoint, after all of its other files."""
     files = dict(_files(folder))
     with ThreadPoolExecutor(4) as pool:
         digests = list(pool.map(_digest_of, files.values()))
@@ -181,8 +186,8 @@ def seal(folder: Path, manifest: Manifest) -> None:
 
 
 def publish(made: Path, place: Path) -> None:
-    """Sync a finished folder and give it its name. What had the name before is there until then, where
-    `clean_partial` finds it."""
+    """Sync a finished folder and rename it. A folder that has the name already is kept until then; after a kill,
+    `clean_partial` restores it."""
     _sync_all(made)
     old = place.with_name(f"{OLD}{place.name}")
     if place.exists():
@@ -199,7 +204,7 @@ def _sync_all(folder: Path) -> None:
 
 
 def delete(checkpoint: Path) -> None:
-    """Take a checkpoint away: it loses its name first, so that half of it is never taken for a damaged one."""
+    """Delete a checkpoint; it is renamed first, so that a kill leaves no damaged checkpoint."""
     gone = checkpoint.with_name(f"{GONE}{checkpoint.name}")
     shutil.rmtree(gone, ignore_errors=True)
     checkpoint.rename(gone)
@@ -207,35 +212,35 @@ def delete(checkpoint: Path) -> None:
 
 
 def rotate(folder: RunFolder, limit: int | None, best: Best | None) -> None:
-    """Delete the oldest checkpoints beyond the limit; the best one is kept besides."""
+    """Delete the oldest checkpoints beyond the limit; the best one is kept in addition."""
     others = [checkpoint for checkpoint in checkpoints_of(folder) if best is None or step_of(checkpoint) != best.step]
     for checkpoint in others[limit:] if limit else []:
         delete(checkpoint)
 
 
 def rewind(folder: RunFolder, to: Manifest) -> None:
-    """Forget what came after a checkpoint. Newer ones go first: none may stay when its history is gone."""
+    """Delete newer checkpoints, and then the records that came after this one: a resumed run writes them again."""
     for checkpoint in checkpoints_of(folder):
         if step_of(checkpoint) > to.step:
             delete(checkpoint)
-    forget(folder.metrics, lambda values: _line_stays(to, MetricsLine.from_json(values)))
+    keep_lines(folder.metrics, lambda values: _line_stays(to, MetricsLine.from_json(values)))
     for file in folder.rollouts.glob("*.jsonl"):
-        forget(file, lambda values: _record_stays(to, RolloutRecord.from_json(values)))
+        keep_lines(file, lambda values: _record_stays(to, RolloutRecord.from_json(values)))
 
 
 def _line_stays(to: Manifest, line: MetricsLine) -> bool:
-    """Of the checkpoint's own step, a scoring that it owes comes again."""
+    """Of the checkpoint's own step, an evaluation that it owes is repeated."""
     return line.step < to.step or (line.step == to.step and not (to.owes_evaluation and line.is_scoring))
 
 
 def _record_stays(to: Manifest, record: RolloutRecord) -> bool:
-    """Of the checkpoint's own step, what follows the save comes again: the scoring at the end, or one that it owes."""
-    comes_again = record.eval_phase.startswith(("after", "step") if to.owes_evaluation else "after")
-    return record.step < to.step or (record.step == to.step and not comes_again)
+    """Of the checkpoint's own step, what follows the save is repeated: the last evaluation, or one that it owes."""
+    is_repeated = record.eval_phase.startswith(("after", "step") if to.owes_evaluation else "after")
+    return record.step < to.step or (record.step == to.step and not is_repeated)
 
 
 def clean_partial(folder: RunFolder) -> None:
-    """Take away what a killed process left half done, and put back what it was replacing."""
+    """Remove what a killed process left unfinished, and restore what it was replacing."""
     for place in (folder.path, folder.checkpoints):
         for old in place.glob(f"{OLD}*"):
             whole = old.with_name(old.name.removeprefix(OLD))
@@ -248,16 +253,16 @@ def clean_partial(folder: RunFolder) -> None:
             shutil.rmtree(unfinished)
 
 
-# -- going on from one
+# -- resuming
 
 
 def changed_options(before: Manifest, config: TrainConfig, processes: int) -> list[str]:
-    """Each option that changes the training and is not what it was, as `lr: 1e-05 -> 0.001`."""
+    """Changed options that affect the training, as `lr: 1e-05 -> 0.001`."""
     old, new = _flat(before.config), _flat(to_json_object(config.written()))
     old["processes"], new["processes"] = before.processes, processes
-    free = {option.name for option in options_of(type(config)) if option.resume_safe}
-    names = [name for name in {**old, **new} if name.partition(".")[0] not in free]
-    in_both = {"gradient_accumulation"}  # derived, where it is not written
+    safe = {option.name for option in options_of(type(config)) if option.resume_safe}
+    names = [name for name in {**old, **new} if name.partition(".")[0] not in safe]
+    in_both = {"gradient_accumulation"}  # derived if it is not set
     return [
         f"{name}: {_shown(name, old.get(name))} -> {_shown(name, new.get(name))}"
         for name in names
@@ -266,7 +271,7 @@ def changed_options(before: Manifest, config: TrainConfig, processes: int) -> li
 
 
 def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
-    """Options, environment and training cases that are not what they were, each in a few words."""
+    """Changes of options, environment and training cases, each in a few words."""
     changes = changed_options(before, config, now.processes)
     old, new = before.environment, to_json_object(now.environment)
     if old["class"] != new["class"]:
@@ -278,14 +283,14 @@ def changed(before: Manifest, now: Manifest, config: TrainConfig) -> list[str]:
     if before.dataset != now.dataset:
         held_out = [_shown("eval_cases", count) for count in (before.config.get("eval_cases"), config.eval_cases)]
         is_split_alike = held_out[0] == held_out[1]
-        why = "the environment builds other training cases than it did"
+        why = "the environment builds other training cases"
         other_split = f"other training cases, with eval_cases {' -> '.join(held_out)}"
         changes.append(f"dataset: {why if is_split_alike else other_split}")
     return changes
 
 
 def _flat(config: Mapping[str, object]) -> dict[str, object]:
-    """The fields of TRL beside the options."""
+    """Options, with TRL's fields as `trl.<name>`."""
     given = config.get("trl")
     fields_of_trl = given if isinstance(given, dict) else {}
     options_alone = {name: value for name, value in config.items() if name != "trl"}
@@ -297,10 +302,10 @@ def _shown(name: str, value: object) -> str:
 
 
 def refuse_changes(checkpoint: Path, changes: list[str]) -> None:
-    """Nothing, when there are none.
+    """No-op if nothing changed.
 
     Raises:
-        ConfigError: the run would go on as another one.
+        ConfigError: something changed.
     """
     if not changes:
         return

@@ -1,8 +1,8 @@
-"""The scores of the held-out cases before and after, with intervals: computed here for result.json, and shown from
-there by the terminal, the model card and the page.
+"""Held-out scores before and after the training, with intervals: computed for result.json, from which the terminal, the
+model card and the page show them.
 
-A scoring is the scores of each case's samples. Its mean is that of the cases' means. pass@K is the mean chance that at
-least one of K samples of a case is solved, that is, has the highest score that there can be.
+A scoring holds the scores of each case's samples; its mean is the mean of the cases' means. pass@K is the mean
+probability that at least one of K samples of a case is solved, that is, has the highest possible score.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from aitrain.runs.intervals import UNIT, Bounds, Interval, of_change, of_mean
 from aitrain.runs.json_values import as_float, as_int
 
 Scoring: TypeAlias = Mapping[str, Sequence[float]]
-"""The scores of the samples of each case, by the number of its row; samples that could not be scored are left out."""
+"""Scores of each case's samples, by its row number; without samples that could not be scored."""
 
 
 class IntervalValues(TypedDict):
-    """An interval as JSON has it; without limits and a count where only the mean is known."""
+    """An interval in JSON; limits and count are None if only the mean is known."""
 
     mean: float
     low: float | None
@@ -30,7 +30,7 @@ class IntervalValues(TypedDict):
 
 
 class ScoreRow(TypedDict):
-    """The held-out scores of one way to decode, and the change of the cases that both have."""
+    """Held-out scores with one decoding, and the change of the cases that are in both."""
 
     before: IntervalValues | None
     after: IntervalValues | None
@@ -38,11 +38,11 @@ class ScoreRow(TypedDict):
 
 
 ScoreTable: TypeAlias = dict[str, ScoreRow]
-"""By `sampled`, `greedy` and, where cases have K samples, `pass@K`."""
+"""Rows by `sampled`, `greedy` and, if cases have K samples, `pass@K`."""
 
 DECODINGS = ("sampled", "greedy")
 NEARLY = 1e-9
-"""Part of the range that a solved case's score may be below its end, for rounding."""
+"""Fraction of the score range by which a solved case may be below the highest score, for rounding."""
 
 
 def by_case(scored: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
@@ -54,19 +54,19 @@ def by_case(scored: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
 
 
 def case_means(scoring: Scoring) -> dict[str, float]:
-    """One value a case: the mean of its samples."""
+    """Mean score of each case's samples."""
     return {case: fmean(scores) for case, scores in scoring.items() if scores}
 
 
 def mean_score(scoring: Scoring) -> float | None:
-    """The mean of the cases' means, None where nothing was scored."""
+    """Mean of the cases' means, None if nothing was scored."""
     means = case_means(scoring)
     return fmean(means.values()) if means else None
 
 
 def pass_at(scoring: Scoring, tries: int, bounds: Bounds) -> dict[str, float]:
-    """For each case with at least `tries` scored samples, the chance that one of so many, drawn from its samples
-    without replacement, is solved: the unbiased estimate."""
+    """Unbiased estimate, for each case with at least `tries` scored samples, of the probability that one of `tries`
+    samples is solved."""
     solved_from = bounds[1] - NEARLY * (bounds[1] - bounds[0])
     chances = {}
     for case, scores in scoring.items():
@@ -77,8 +77,8 @@ def pass_at(scoring: Scoring, tries: int, bounds: Bounds) -> dict[str, float]:
 
 
 def before_and_after(scorings: Mapping[str, Scoring], bounds: Bounds | None, tries: int) -> ScoreTable:
-    """The table of scorings that are called `before_sampled` and so on; pass@K where cases have several samples, and
-    scores a highest one."""
+    """Table of scorings named `before_sampled` and so on; with pass@K if cases have several samples and the score range
+    ends."""
     table: ScoreTable = {}
     for decoding in DECODINGS:
         before, after = scorings.get(f"before_{decoding}", {}), scorings.get(f"after_{decoding}", {})
@@ -97,14 +97,14 @@ def _row(before: Mapping[str, float], after: Mapping[str, float], bounds: Bounds
 
 
 def as_values(interval: Interval | None) -> IntervalValues | None:
-    """An interval as JSON has it."""
+    """An interval as JSON."""
     if interval is None:
         return None
     return {"mean": interval.mean, "low": interval.low, "high": interval.high, "count": interval.count}
 
 
 def recorded_table(value: object) -> ScoreTable | None:
-    """`scores` of a result.json; None where there is none."""
+    """`scores` of a result.json; None if it has none."""
     if not isinstance(value, dict):
         return None
     rows = {str(name): row for name, row in value.items() if isinstance(row, dict)}
@@ -127,8 +127,7 @@ def _recorded_interval(value: object) -> IntervalValues | None:
 
 
 def bounds_of(score_range: object) -> Bounds | None:
-    """The lowest and the highest score, by the option rl_score_range; None where there are none, for `any`. 0 and 1 in
-    runs that have no such option."""
+    """Lowest and highest score by the option rl_score_range; None for `any`, 0 and 1 for runs without the option."""
     low, high = (score_bounds(score_range) if isinstance(score_range, str) else None) or UNIT
     return (low, high) if math.isfinite(high - low) else None
 

@@ -1,4 +1,4 @@
-"""Where a run's things lie, and how they are written: whole, or not at all.
+"""The files of a run folder, and how they are written: as a whole, or not at all.
 
 runs/<project-name>/
   config.yaml  environment.json  environment/  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json
@@ -30,16 +30,16 @@ RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
 LOCK = ".lock"
 WAIT_FOR_OTHERS = 60.0
-"""Seconds that a process of a run that was killed gets to notice it and end."""
+"""Seconds to wait for the processes of a run that was killed: they take a while to end."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run's folder. Making the object touches nothing; `create` makes the folder."""
+    """The folder of one run. Only `create` makes the folder."""
 
     path: Path
     made: tuple[Path, ...] = field(default=(), compare=False)
-    """Folders that this run made on the way to its own, outermost first; `discard` takes them away again."""
+    """Folders that `create` made, outermost first; `discard` removes them."""
 
     @property
     def config(self) -> Path:
@@ -53,7 +53,7 @@ class RunFolder:
 
     @property
     def environment(self) -> Path:
-        """Where the environment came from, and on what the run ran."""
+        """The environment's class and file, package versions and hardware."""
         return self.path / "environment.json"
 
     @property
@@ -88,18 +88,17 @@ class RunFolder:
 
     @property
     def result(self) -> Path:
-        """What came out, for a program."""
+        """The result, for programs."""
         return self.path / "result.json"
 
     @property
     def status(self) -> Path:
-        """Whether it runs, and how far it is."""
+        """Whether the run is running, and its progress."""
         return self.path / "status.json"
 
     @property
     def server(self) -> Path:
-        """How the run's own vLLM server is: starting, running or ended, how often it was started again, and why not
-        any more."""
+        """State of the run's own vLLM server, the number of its restarts, and why it is not restarted any more."""
         return self.path / "vllm-server.json"
 
     @property
@@ -109,23 +108,24 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: TrainConfig) -> RunFolder:
-        """A new folder for this run, never one that is there already: a second run of the name gets -2.
+        """Make a new folder; a second run with the same name gets `-2` at its end.
 
         Raises:
             ConfigError: it cannot be made or written.
         """
         parent = Path(os.path.expanduser(config.output_dir))
         try:
-            made = _make_folders(parent)
+            missing = [folder for folder in (parent, *parent.parents) if not folder.exists()][::-1]
+            parent.mkdir(parents=True, exist_ok=True)
             path = _make_unused(parent / config.project_name)
         except OSError as error:
             raise ConfigError(
                 f"output_dir: cannot make a run folder in {parent}: {error.strerror}\nChoose another with --output-dir."
             ) from None
-        return cls(path, (*made, path))
+        return cls(path, (*missing, path))
 
     def write_config(self, config: TrainConfig) -> None:
-        """config.yaml, with the name that this run got, and its schema beside it."""
+        """Write config.yaml, with the folder's name as project name, and its schema."""
         from aitrain.options.schema import json_schema  # here, because commands that only read runs need neither
         from aitrain.options.yaml_text import write_yaml
 
@@ -135,7 +135,7 @@ class RunFolder:
         write_text(self.config, header + write_yaml(named.written()))
 
     def write_status(self, status: str, **known: object) -> None:
-        """status.json: whether the run runs, or how it ended; what is None, or not told, stays as it was."""
+        """Update status.json; values that are None or missing stay as they were."""
         news = {name: value for name, value in known.items() if value is not None}
         write_json(
             self.status,
@@ -144,12 +144,12 @@ class RunFolder:
         )
 
     def read_server(self) -> dict[str, object]:
-        """What vllm-server.json says; nothing for a run without a server of its own."""
+        """Content of vllm-server.json; empty for a run without a server of its own."""
         values: dict[str, object] = json.loads(self.server.read_text(encoding="utf-8")) if self.server.exists() else {}
         return values
 
     def unfinished(self) -> list[Path]:
-        """Files that a killed process was writing beside those that they were to replace: `.config.yaml.x1y2z3w4`."""
+        """Temporary files that a killed process left: `.config.yaml.x1y2z3w4`."""
         written = [
             self.config,
             self.config_schema,
@@ -163,12 +163,12 @@ class RunFolder:
 
     @contextmanager
     def run_lock(self) -> Iterator[None]:
-        """While this lasts, no other process trains in this folder; one that is just ending is waited for.
+        """Keep other processes from training in this folder; waits for one that is ending.
 
         Raises:
-            ConfigError: another one trains there and goes on.
+            ConfigError: another process still trains in it.
         """
-        with (self.path / LOCK).open("a") as file:  # a lock of fcntl's ends with its process, however that ends
+        with (self.path / LOCK).open("a") as file:  # the system releases the lock when the process ends
             deadline = time.monotonic() + WAIT_FOR_OTHERS
             while not _lock(file):
                 if time.monotonic() > deadline:
@@ -177,13 +177,13 @@ class RunFolder:
             yield
 
     def discard(self) -> None:
-        """Take away what this run made: for a run that was refused before it began."""
+        """Remove what `create` made, if the run was refused before it began."""
         shutil.rmtree(self.path, ignore_errors=True)
         for folder in reversed(self.made[:-1]):
             try:
                 folder.rmdir()
             except OSError:
-                return  # somebody else uses it by now
+                return  # another run uses it
 
 
 def _lock(file: TextIO) -> bool:
@@ -194,13 +194,6 @@ def _lock(file: TextIO) -> bool:
     except OSError:
         return True  # a file system without locks
     return True
-
-
-def _make_folders(folder: Path) -> list[Path]:
-    """The folder with its parents; returns those that were missing, outermost first."""
-    missing = [parent for parent in [folder, *folder.parents] if not parent.exists()][::-1]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing
 
 
 def _make_unused(wanted: Path) -> Path:
@@ -215,10 +208,7 @@ def _make_unused(wanted: Path) -> Path:
 
 
 def write_text(path: Path, text: str, durable: bool = True) -> None:
-    """The whole file or the old one, never half: written beside, synced, renamed.
-
-    What is written again in a moment need not be `durable`: without the sync it may be lost with the machine's power.
-    """
+    """Replace a file atomically. `durable` also makes it survive a power cut."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -236,7 +226,7 @@ def write_text(path: Path, text: str, durable: bool = True) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; an empty one where there is none, or the file is damaged."""
+    """The JSON object in a file; empty if the file is missing or damaged."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -245,19 +235,19 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, values: Mapping[str, object], durable: bool = True) -> None:
-    """One JSON object, for people too."""
+    """Write one indented JSON object."""
     write_text(path, json.dumps(to_jsonable(values), indent=2, ensure_ascii=False) + "\n", durable)
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, object]]) -> None:
-    """JSON lines, flushed: what a killed run had written is there. Lone surrogates become `?`."""
+    """Append JSON lines. Lone surrogates become `?`."""
     lines = "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records)
     with path.open("a", encoding="utf-8", errors="replace") as file:
         file.write(lines)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, object]]:
-    """The records of a JSON lines file; nothing when there is none, and none that a kill or a power cut left half."""
+    """The records of a JSON lines file, without incomplete lines; none if the file is missing."""
     for _, record in _lines_and_records(path):
         yield record
 
@@ -275,14 +265,14 @@ def _lines_and_records(path: Path) -> Iterator[tuple[str, dict[str, object]]]:
                 yield line, record
 
 
-def forget(path: Path, stays: Callable[[dict[str, object]], bool]) -> None:
-    """Take records out of a JSON lines file, and half lines: a resumed run writes them again."""
+def keep_lines(path: Path, is_kept: Callable[[dict[str, object]], bool]) -> None:
+    """Keep only these records of a JSON lines file, and remove incomplete lines."""
     if path.exists():
-        write_text(path, "".join(line for line, record in _lines_and_records(path) if stays(record)))
+        write_text(path, "".join(line for line, record in _lines_and_records(path) if is_kept(record)))
 
 
 def sync(path: Path) -> None:
-    """What was written to a file, or which names a folder holds, survives a power cut from now on."""
+    """Make the content of a file, or the names in a folder, survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -291,7 +281,7 @@ def sync(path: Path) -> None:
 
 
 def to_jsonable(value: object) -> object:
-    """The value in JSON's own types: nan and inf become null, scalars numbers, anything else its text. No secrets."""
+    """The value in JSON types, secrets redacted: nan and inf become null, scalars numbers, other objects their text."""
     if isinstance(value, str):
         return redact(value)
     if value is None or isinstance(value, (bool, int)):
@@ -309,36 +299,3 @@ def to_jsonable(value: object) -> object:
 def to_json_object(values: Mapping[str, object]) -> dict[str, object]:
     """`to_jsonable` for a mapping."""
     return {redact(str(key)): to_jsonable(item) for key, item in values.items()}
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run came to. Scores are means over the held-out cases, None where there are none."""
-
-    folder: Path
-    status: str
-    steps: int
-    seconds: float
-    score_before: float | None
-    score_after: float | None
-    greedy_before: float | None
-    greedy_after: float | None
-    vllm_restarts: int = 0
-    """How often the vLLM server that the run generated with came back without the run's weights, and got them again."""
-
-    @property
-    def model(self) -> Path:
-        """Folder of the trained model or adapter."""
-        return self.folder / "model"
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl."""
-        return list(read_lines(self.folder / "metrics.jsonl"))
-
-    @classmethod
-    def read(cls, folder: Path) -> Result:
-        """The result of a run that has ended."""
-        values = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        names = [name for name in cls.__dataclass_fields__ if name != "folder"]
-        return cls(folder=folder, **{name: values[name] for name in names if name in values})

@@ -1,11 +1,10 @@
-"""The environment's cases: built on the first process, sent to the others, and split into training and held-out."""
+"""The environment's dataset: built on the first process, and sent to the others."""
 
 from __future__ import annotations
 
 import hashlib
 import pickle
-import random
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast, overload
 
@@ -14,19 +13,15 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from aitrain.environment.contract import Case, Prompt, call_with_tokenizer
+from aitrain.environment.contract import Case, call_with_tokenizer
 from aitrain.environment.row_copies import copy_rows
+from aitrain.environment.runner import EnvRunner
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
+from aitrain.execution.failure import CallFailed
 from aitrain.execution.user_code import failure_message
-from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ChatFormat
-from aitrain.training.holdout import HoldoutRows, hold_out
 
 Row: TypeAlias = Mapping[str, Any]
 Datasets: TypeAlias = "tuple[Cases, Cases | None]"
-
-DEFAULT_EVAL_SHARE = 10
-DEFAULT_EVAL_CASES = 64
 
 
 @dataclass(frozen=True)
@@ -73,45 +68,41 @@ def fingerprint(cases: Cases) -> str:
     """SHA-256 of all rows in order; equal in every process for equal content."""
     digest = hashlib.sha256()
     for case in cases:
-        digest.update(_stable(case.row).encode(errors="replace"))
+        digest.update(canonical_text(case.row).encode(errors="replace"))
     return digest.hexdigest()
 
 
-def _stable(value: object) -> str:
+def canonical_text(value: object) -> str:
     """A canonical text of a value, without memory addresses and with sets in sorted order."""
     if isinstance(value, Mapping):
-        return "{" + ",".join(sorted(f"{_stable(key)}:{_stable(item)}" for key, item in value.items())) + "}"
+        items = (f"{canonical_text(key)}:{canonical_text(item)}" for key, item in value.items())
+        return "{" + ",".join(sorted(items)) + "}"
     if isinstance(value, (set, frozenset)):
-        return "{" + ",".join(sorted(map(_stable, value))) + "}"
+        return "{" + ",".join(sorted(map(canonical_text, value))) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(_stable, value)) + "]"
+        return "[" + ",".join(map(canonical_text, value)) + "]"
     if hasattr(value, "tolist"):  # the repr of arrays and tensors is abbreviated
-        return _stable(value.tolist())
+        return canonical_text(value.tolist())
     text = f"{type(value).__qualname__} {value!r}"
     return type(value).__qualname__ if " at 0x" in text else text
 
 
-@dataclass(frozen=True)
-class DatasetSplit:
-    """Training and held-out cases, and counts of those that were removed."""
-
-    train: Cases
-    held_out: Cases
-    dropped: int
-    dropped_held_out: int = 0
-    left_out: int = 0
-    """Cases in neither part, because their prompt is that of held-out ones."""
-    overlap: int = 0
-    """Held-out cases with the prompt of a training case."""
-
-
-def build(environment: object, tokenizer: PreTrainedTokenizerBase) -> Datasets:
-    """Build the environment's dataset, and the held-out one if it has `build_eval_dataset`.
+def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase) -> Datasets:
+    """Build the environment's dataset, and the held-out one if it has `build_eval_dataset`. Attributes that building
+    sets on the environment are copied to the environment's own processes.
 
     Raises:
-        EnvironmentFailed: a dataset is missing, empty, or has invalid prompts.
+        EnvironmentFailed: a dataset is missing, empty, or has invalid prompts, or an attribute cannot be copied.
     """
-    return _on_first_process(environment, lambda: _build_both(environment, tokenizer))
+    environment, processes = runner.environment, runner.processes
+    before = {} if processes is None else _pickled_attributes(environment)
+    built = _on_first_process(environment, lambda: _build_both(environment, tokenizer))
+    if processes is not None:
+        try:
+            processes.update(_changed_attributes(environment, before))
+        except CallFailed as error:
+            raise EnvironmentFailed(f"build_dataset set what cannot be copied to another process: {error}") from error
+    return built
 
 
 def _build_both(environment: object, tokenizer: PreTrainedTokenizerBase) -> Datasets:
@@ -191,14 +182,11 @@ def _is_message(message: object) -> bool:
 
 def columns(built: Datasets) -> set[str]:
     """Columns of every row, including held-out ones: the parameters available to `score_episode` in every episode."""
-    names = [_columns(cases.rows) for cases in built if cases is not None]
+    names: list[set[str]] = []
+    for cases in built:
+        rows = () if cases is None else cases.rows
+        names += [set(rows.column_names)] if isinstance(rows, datasets.Dataset) else [set(row) for row in rows]
     return set.intersection(*names)
-
-
-def _columns(rows: Sequence[Row]) -> set[str]:
-    if isinstance(rows, datasets.Dataset):
-        return set(rows.column_names)
-    return set.intersection(*(set(row) for row in rows))
 
 
 # -- sending the dataset to all processes
@@ -214,9 +202,9 @@ def _on_first_process(environment: object, build_both: Callable[[], Datasets]) -
         return build_both()
     parcel: list[AitrainError | tuple[Datasets, dict[str, bytes]] | None] = [None]
     if state.is_main_process:
-        before = pickled_attributes(environment)
+        before = _pickled_attributes(environment)
         try:
-            parcel = [(build_both(), changed_attributes(environment, before))]
+            parcel = [(build_both(), _changed_attributes(environment, before))]
         except AitrainError as error:
             parcel = [error]
     broadcast_object_list(parcel)
@@ -234,7 +222,7 @@ def _attributes(environment: object) -> dict[str, object]:
     return attributes
 
 
-def pickled_attributes(environment: object) -> dict[str, bytes | None]:
+def _pickled_attributes(environment: object) -> dict[str, bytes | None]:
     """Pickled attributes of the environment, to compare with later ones; None if an attribute cannot be pickled."""
     return {name: _pickled(value) for name, value in _attributes(environment).items()}
 
@@ -246,13 +234,13 @@ def _pickled(value: object) -> bytes | None:
         return None  # a lock, a client, an open file: each process has its own
 
 
-def changed_attributes(environment: object, before: Mapping[str, bytes | None]) -> dict[str, bytes]:
+def _changed_attributes(environment: object, before: Mapping[str, bytes | None]) -> dict[str, bytes]:
     """Pickled attributes that changed since `before`, for the environment in other processes.
 
     Raises:
         EnvironmentFailed: a new attribute cannot be pickled.
     """
-    now = pickled_attributes(environment)
+    now = _pickled_attributes(environment)
     lost = [name for name, value in now.items() if value is None and name not in before]
     if lost:
         raise EnvironmentFailed(
@@ -260,9 +248,6 @@ def changed_attributes(environment: object, before: Mapping[str, bytes | None]) 
             "Set it in __init__, which runs on every process."
         )
     return {name: value for name, value in now.items() if value is not None and value != before.get(name)}
-
-
-# -- splitting
 
 
 def check_chat_template(cases: Cases, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -276,120 +261,3 @@ def check_chat_template(cases: Cases, tokenizer: PreTrainedTokenizerBase) -> Non
             "chat_template: the prompts are chat messages and this model's tokenizer has no chat template.\n"
             "Choose one with --chat-template chatml, or let build_dataset return prompts that are strings."
         )
-
-
-def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
-    """Drop prompts that are too long and hold cases out by the seed; by default only cases that training does not need.
-
-    Raises:
-        ConfigError: too few cases to hold out as many as requested.
-    """
-    everything, own_eval = built
-    train, shown = _usable(everything, limit)
-    dropped = len(everything) - len(train)
-    if own_eval is None:
-        rows = _hold_out(train, shown, config, needed)
-        held, gone = set(rows.held_out), {*rows.held_out, *rows.left_out}
-        trained = {key for place, key in enumerate(shown) if place not in gone}
-        return DatasetSplit(
-            train.select([number for place, number in enumerate(train.numbers) if place not in gone]),
-            train.select([number for place, number in enumerate(train.numbers) if place in held]),
-            dropped,
-            left_out=len(rows.left_out),
-            overlap=sum(shown[place] in trained for place in held),
-        )
-    usable, shown_held_out = _usable(own_eval, limit)
-    count = len(usable) if config.eval_cases is None else min(config.eval_cases, len(usable))
-    held_out = usable.select(_chosen(usable, count, config.seed))
-    key_of = dict(zip(usable.numbers, shown_held_out, strict=True))
-    trained = set(shown)
-    overlap = sum(key_of[number] in trained for number in held_out.numbers)
-    return DatasetSplit(train, held_out, dropped, len(own_eval) - len(usable), overlap=overlap)
-
-
-def _usable(cases: Cases, limit: PromptLimit) -> tuple[Cases, list[bytes]]:
-    """Cases whose prompt is short enough, and the prompt hash of each."""
-    found = {
-        number: key
-        for number, case in zip(cases.numbers, cases, strict=True)
-        if (key := limit.prompt_hash(case.prompt))
-    }
-    return cases.select(list(found)), list(found.values())
-
-
-def _hold_out(cases: Cases, shown: list[bytes], config: TrainConfig, needed: int) -> HoldoutRows:
-    """Hold out groups of cases with equal prompts; with equal rows if all prompts are equal; else single rows."""
-    count, most = config.eval_cases, len(cases) - 1
-    if count is None:
-        most = max(0, len(cases) - needed)
-        count = min(len(cases) // DEFAULT_EVAL_SHARE, DEFAULT_EVAL_CASES, most)
-    if count and count >= len(cases):
-        raise ConfigError(
-            f"eval_cases: cannot hold out {count} of {len(cases)} cases: nothing would be left to train on"
-        )
-    keys: Sequence[Hashable] = shown
-    if len(set(keys)) < 2:
-        keys = [_stable(case.row) for case in cases]
-    if len(set(keys)) < 2:
-        keys = range(len(cases))
-    return hold_out(keys, count, most, config.seed)
-
-
-def _chosen(cases: Cases, count: int, seed: int) -> list[int]:
-    """`count` row numbers, chosen at random by the seed."""
-    return sorted(random.Random(seed).sample(list(cases.numbers), count))
-
-
-@dataclass(frozen=True)
-class PromptLimit:
-    """Limit on the tokens of a prompt, including its tool schemas."""
-
-    chat: ChatFormat
-    tokens: int | None
-    tools: Sequence[dict[str, object]] = ()
-
-    def prompt_hash(self, prompt: Prompt) -> bytes:
-        """Hash of the rendered prompt; empty if it is too long.
-
-        A text of n bytes has at most n tokens, so that most prompts need not be tokenized.
-        """
-        text = self.chat.prompt_text(prompt, self.tools).encode(errors="surrogatepass")
-        if self.tokens is None or len(text) < self.tokens:
-            return hashlib.sha256(text).digest()
-        is_too_long = len(self.chat.prompt_ids(prompt, self.tools)) > self.tokens
-        return b"" if is_too_long else hashlib.sha256(text).digest()
-
-
-def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
-    """Maximum tokens of a prompt: the option, or what the context leaves beside the episode if that is less.
-
-    Raises:
-        ConfigError: the episode alone fills the context.
-    """
-    name = "rl_max_new_tokens" if config.rl_max_episode_tokens is None else "rl_max_episode_tokens"
-    episode = getattr(config, name)
-    room = None if context is None else context - episode
-    if room is not None and room < 1:
-        raise ConfigError(f"{name}: {episode} new tokens leave no room for a prompt in a context of {context}")
-    limits = [limit for limit in (config.rl_max_prompt_length, room) if limit is not None]
-    return min(limits) if limits else None
-
-
-def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) -> None:
-    """Check that there are enough training cases for one step.
-
-    Raises:
-        ConfigError: there are fewer than `prompts_per_step`.
-    """
-    if len(split.train) >= prompts_per_step:
-        return
-    too_long = f" ({split.dropped} had a prompt of more than {limit} tokens)" if split.dropped else ""
-    ways = ["Build more cases" + (", with shorter prompts" if too_long else "")]
-    if len(split.held_out):
-        ways.append("hold out fewer (--eval-cases)")
-    if len(split.train):
-        ways.append(f"take fewer a step (--rl-prompts-per-step {len(split.train)})")
-    raise ConfigError(
-        f"One step needs {prompts_per_step} prompts and there are {len(split.train)} to train on{too_long}.\n"
-        f"{', or '.join(ways)}."
-    )

@@ -174,9 +174,9 @@ class DiagnosticsCallback(TrainerCallback):  # type: ignore[misc]
     """Checks each line of metrics on the first process."""
 
     def __init__(
-        self, tell: Callable[[str], None], off_policy: RatioAdvice, bounds: Bounds | None = (0.0, 1.0)
+        self, notify: Callable[[str], None], off_policy: RatioAdvice, bounds: Bounds | None = (0.0, 1.0)
     ) -> None:
-        self.tell = tell
+        self.notify = notify
         self.state = DiagnosticsState(
             (*common_diagnostics(bounds), Diagnostic(_RATIO, lambda now, _: now[_RATIO] < 0.5, off_policy.advice))
         )
@@ -187,4 +187,4 @@ class DiagnosticsCallback(TrainerCallback):  # type: ignore[misc]
         """Check a line of metrics; the summary at the end of training has no reward."""
         if state.is_world_process_zero and "reward" in logs:
             for advice in self.state.update(logs):
-                self.tell(advice)
+                self.notify(advice)

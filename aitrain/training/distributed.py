@@ -1,4 +1,4 @@
-"""Starts the process group on the CPU, and explains timeouts of collective operations."""
+"""Starts and shuts down the process group, and explains timeouts of collective operations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
+from accelerate import PartialState
 
 from aitrain.errors import RunFailed
 from aitrain.options.train import TrainConfig
@@ -43,3 +44,11 @@ def explain_timeout(config: TrainConfig) -> Iterator[None]:
             " (--ddp-timeout).\n"
             "See the end of train.log for the last output of each rank; continue with --resume."
         ) from error
+
+
+def shutdown_group() -> None:
+    """Shut down the process group on all ranks together: a rank that still talks to one that is gone would abort."""
+    state = PartialState()
+    if state.num_processes > 1:
+        state.wait_for_everyone()
+        state.destroy_process_group()

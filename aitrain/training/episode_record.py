@@ -1,4 +1,4 @@
-"""An episode as the record that is written to the run folder."""
+"""Makes the rollout record of an episode."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from aitrain.runs.rollout_record import RecordedError, RecordedTurn, RolloutReco
 
 
 def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutRecord:
-    """The episode as a rollout record, less what only the batch knows (group, advantage, scoring, sample)."""
+    """The rollout record of an episode, without what only its batch knows (group, advantage, evaluation, sample)."""
     trajectory, case, session = episode.trajectory, episode.case, episode.session
-    asked = [{"role": "user", "content": case.prompt}] if isinstance(case.prompt, str) else case.prompt
+    prompt = [{"role": "user", "content": case.prompt}] if isinstance(case.prompt, str) else case.prompt
     return RolloutRecord(
         step=step,
         weight_version=weight_version,
@@ -21,7 +21,7 @@ def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutR
         seed=session.seed,
         prompt=case.prompt,
         tools=list(session.reset.tools),
-        messages=[*asked, *episode.opening, *episode.messages],
+        messages=[*prompt, *episode.opening, *episode.messages],
         completion=episode.transcript.text,
         turns=_turns(trajectory),
         tokens=trajectory.sampled_tokens,
@@ -34,7 +34,7 @@ def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutR
 
 
 def _turns(trajectory: Trajectory) -> tuple[RecordedTurn, ...]:
-    """The tokens that the policy sampled in each turn, and the version of the weights that sampled them."""
+    """Number of sampled tokens in each turn, and the weight version that sampled them."""
     ends = [*trajectory.turn_starts[1:], len(trajectory.ids)]
     return tuple(
         RecordedTurn(sum(trajectory.mask[turn.start : end]), turn.weight_version)

@@ -1,10 +1,171 @@
-"""Chooses the held-out rows at random by a seed; rows that look the same to the model stay on the same side."""
+"""Splits the dataset into training and held-out cases, at random by a seed.
+
+Rows that look the same to the model stay on the same side.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+
+from aitrain.environment.contract import Prompt
+from aitrain.errors import ConfigError
+from aitrain.options.train import TrainConfig
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.training.dataset import Cases, Datasets, canonical_text
+
+DEFAULT_EVAL_SHARE = 10
+DEFAULT_EVAL_CASES = 64
+
+
+@dataclass(frozen=True)
+class DatasetSplit:
+    """Training and held-out cases, and counts of those that were removed."""
+
+    train: Cases
+    held_out: Cases
+    dropped: int
+    dropped_held_out: int = 0
+    left_out: int = 0
+    """Cases in neither part, because their prompt is that of held-out ones."""
+    overlap: int = 0
+    """Held-out cases with the prompt of a training case."""
+
+    def notes(self, limit: int | None) -> Iterator[str]:
+        """What the user should know of the split; `limit` is the maximum tokens of a prompt."""
+        if dropped := self.dropped + self.dropped_held_out:
+            yield f"{dropped} cases dropped: their prompt has more than {limit} tokens."
+        if self.left_out:
+            yield f"{self.left_out} cases are not trained on: they have the same prompt as held-out cases."
+        if self.overlap:
+            yield (
+                f"{self.overlap} of {len(self.held_out)} held-out cases have the same prompt as a training case:"
+                " their score does not show what was learned for new ones."
+            )
+        if not len(self.held_out):
+            yield "No held-out cases: there will be no score before and after (--eval-cases)."
+
+
+@dataclass(frozen=True)
+class PromptLimit:
+    """Limit on the tokens of a prompt, including its tool schemas."""
+
+    chat: ChatFormat
+    tokens: int | None
+    tools: Sequence[dict[str, object]] = ()
+
+    def prompt_hash(self, prompt: Prompt) -> bytes:
+        """Hash of the rendered prompt; empty if it is too long.
+
+        A text of n bytes has at most n tokens, so that most prompts need not be tokenized.
+        """
+        text = self.chat.prompt_text(prompt, self.tools).encode(errors="surrogatepass")
+        if self.tokens is None or len(text) < self.tokens:
+            return hashlib.sha256(text).digest()
+        is_too_long = len(self.chat.prompt_ids(prompt, self.tools)) > self.tokens
+        return b"" if is_too_long else hashlib.sha256(text).digest()
+
+
+def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
+    """Maximum tokens of a prompt: the option, or what the context leaves beside the episode if that is less.
+
+    Raises:
+        ConfigError: the episode alone fills the context.
+    """
+    name = "rl_max_new_tokens" if config.rl_max_episode_tokens is None else "rl_max_episode_tokens"
+    episode = getattr(config, name)
+    room = None if context is None else context - episode
+    if room is not None and room < 1:
+        raise ConfigError(f"{name}: {episode} new tokens leave no room for a prompt in a context of {context}")
+    limits = [limit for limit in (config.rl_max_prompt_length, room) if limit is not None]
+    return min(limits) if limits else None
+
+
+def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
+    """Drop prompts that are too long and hold cases out by the seed; by default only cases that training does not need.
+
+    Raises:
+        ConfigError: too few cases to hold out as many as requested.
+    """
+    everything, own_eval = built
+    train, shown = _usable(everything, limit)
+    dropped = len(everything) - len(train)
+    if own_eval is None:
+        rows = _hold_out(train, shown, config, needed)
+        held, gone = set(rows.held_out), {*rows.held_out, *rows.left_out}
+        trained = {key for place, key in enumerate(shown) if place not in gone}
+        return DatasetSplit(
+            train.select([number for place, number in enumerate(train.numbers) if place not in gone]),
+            train.select([number for place, number in enumerate(train.numbers) if place in held]),
+            dropped,
+            left_out=len(rows.left_out),
+            overlap=sum(shown[place] in trained for place in held),
+        )
+    usable, shown_held_out = _usable(own_eval, limit)
+    count = len(usable) if config.eval_cases is None else min(config.eval_cases, len(usable))
+    held_out = usable.select(_chosen(usable, count, config.seed))
+    key_of = dict(zip(usable.numbers, shown_held_out, strict=True))
+    trained = set(shown)
+    overlap = sum(key_of[number] in trained for number in held_out.numbers)
+    return DatasetSplit(train, held_out, dropped, len(own_eval) - len(usable), overlap=overlap)
+
+
+def _usable(cases: Cases, limit: PromptLimit) -> tuple[Cases, list[bytes]]:
+    """Cases whose prompt is short enough, and the prompt hash of each."""
+    found = {
+        number: key
+        for number, case in zip(cases.numbers, cases, strict=True)
+        if (key := limit.prompt_hash(case.prompt))
+    }
+    return cases.select(list(found)), list(found.values())
+
+
+def _hold_out(cases: Cases, shown: list[bytes], config: TrainConfig, needed: int) -> HoldoutRows:
+    """Hold out groups of cases with equal prompts; with equal rows if all prompts are equal; else single rows."""
+    count, most = config.eval_cases, len(cases) - 1
+    if count is None:
+        most = max(0, len(cases) - needed)
+        count = min(len(cases) // DEFAULT_EVAL_SHARE, DEFAULT_EVAL_CASES, most)
+    if count and count >= len(cases):
+        raise ConfigError(
+            f"eval_cases: cannot hold out {count} of {len(cases)} cases: nothing would be left to train on"
+        )
+    keys: Sequence[Hashable] = shown
+    if len(set(keys)) < 2:
+        keys = [canonical_text(case.row) for case in cases]
+    if len(set(keys)) < 2:
+        keys = range(len(cases))
+    return hold_out(keys, count, most, config.seed)
+
+
+def _chosen(cases: Cases, count: int, seed: int) -> list[int]:
+    """`count` row numbers, chosen at random by the seed."""
+    return sorted(random.Random(seed).sample(list(cases.numbers), count))
+
+
+def check_enough(split: DatasetSplit, prompts_per_step: int, limit: int | None) -> None:
+    """Check that there are enough training cases for one step.
+
+    Raises:
+        ConfigError: there are fewer than `prompts_per_step`.
+    """
+    if len(split.train) >= prompts_per_step:
+        return
+    too_long = f" ({split.dropped} had a prompt of more than {limit} tokens)" if split.dropped else ""
+    ways = ["Build more cases" + (", with shorter prompts" if too_long else "")]
+    if len(split.held_out):
+        ways.append("hold out fewer (--eval-cases)")
+    if len(split.train):
+        ways.append(f"take fewer a step (--rl-prompts-per-step {len(split.train)})")
+    raise ConfigError(
+        f"One step needs {prompts_per_step} prompts and there are {len(split.train)} to train on{too_long}.\n"
+        f"{', or '.join(ways)}."
+    )
+
+
+# -- which rows
 
 
 @dataclass(frozen=True)

@@ -56,16 +56,11 @@ def choose_precision(config: TrainConfig) -> Precision:
         raise ConfigError("mixed_precision: fp16 needs a CUDA GPU\nOmit it to get a supported format.")
     if autocast == "bf16" and cuda and not has_bf16:
         raise ConfigError("mixed_precision: this GPU has no bf16\nOmit it, or use --mixed-precision fp16.")
-    dtype = _auto_dtype(config, has_bf16) if config.dtype == "auto" else getattr(torch, config.dtype)
+    if config.dtype != "auto":
+        dtype = getattr(torch, config.dtype)
+    else:  # trained weights stay float32, as small updates would be lost to rounding, and so does a base that is merged
+        dtype = torch.bfloat16 if has_bf16 and config.may_halve_base else torch.float32
     return Precision(dtype, autocast == "bf16", autocast == "fp16", use_cpu=not (cuda or mps))
-
-
-def _auto_dtype(config: TrainConfig, has_bf16: bool) -> torch.dtype:
-    """bfloat16 for a frozen base; trained weights stay float32, as small updates would be lost to rounding.
-
-    The same holds for a base to which the adapter is added for vLLM.
-    """
-    return torch.bfloat16 if has_bf16 and config.may_halve_base else torch.float32
 
 
 def model_path(name: str) -> str:

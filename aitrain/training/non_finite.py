@@ -22,9 +22,9 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
     The trainer passes it every loss, and the gradient norm before each optimizer step.
     """
 
-    def __init__(self, accelerator: Accelerator, tell: Callable[[str], None]) -> None:
+    def __init__(self, accelerator: Accelerator, notify: Callable[[str], None]) -> None:
         self.accelerator = accelerator
-        self.tell = tell
+        self.notify = notify
         self.losses: list[torch.Tensor] = []
         self.skipped = 0
         self.in_a_row = 0
@@ -49,14 +49,11 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
             return
         if self.accelerator.scaler is None:
             model.zero_grad(set_to_none=True)
-        self._count(step)
-
-    def _count(self, step: int) -> None:
         self.skipped += 1
         self.in_a_row += 1
         is_scaled = self.accelerator.scaler is not None
         if self.skipped == 1 and not is_scaled:
-            self.tell(f"Skipped optimizer step {step}: non-finite loss or gradient (skipped_steps in metrics.jsonl).")
+            self.notify(f"Skipped optimizer step {step}: non-finite loss or gradient (skipped_steps in metrics.jsonl).")
         if self.in_a_row >= (MAX_SKIPPED_IN_A_ROW_FP16 if is_scaled else MAX_SKIPPED_IN_A_ROW):
             raise DivergedError(
                 f"Loss or gradient was NaN or inf in {self.in_a_row} steps in a row, up to step {step}.\n"
@@ -87,9 +84,9 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
                 has_finite_weights=False,
             )
 
-    def _everywhere(self, is_so: torch.Tensor) -> bool:
-        """Whether `is_so` holds on every process: all of them skip a step or none, so that their weights stay equal."""
-        wrong = self.accelerator.reduce((~is_so).to(torch.int32), reduction="sum")
+    def _everywhere(self, is_finite: torch.Tensor) -> bool:
+        """Whether it is true on every process: all of them skip a step or none, so that their weights stay equal."""
+        wrong = self.accelerator.reduce((~is_finite).to(torch.int32), reduction="sum")
         return not wrong.item()
 
 

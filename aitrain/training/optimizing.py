@@ -36,8 +36,8 @@ class OptimizingTrainer(LogProbTrainer):
     """Leaves rows out of the loss, skips steps that are not finite, and counts the steps that changed weights."""
 
     rows: KeptRows
-    flat: ZeroVarianceSteps
-    finite: NonFiniteGuard
+    zero_variance: ZeroVarianceSteps
+    non_finite: NonFiniteGuard
     updates: int
     """Steps so far with a nonzero gradient and learning rate."""
 
@@ -45,11 +45,11 @@ class OptimizingTrainer(LogProbTrainer):
         """One forward and backward pass, whose loss is recorded."""
         with activity.own.doing("forward and backward pass"):
             loss: torch.Tensor = super().training_step(*arguments, **keywords)
-        self.finite.see_loss(loss)
+        self.non_finite.see_loss(loss)
         self.rows.end_pass(self._piece, is_last=self.accelerator.sync_gradients)
-        self.flat.see(bool(self._piece[ZERO_VARIANCE]))
+        self.zero_variance.see(bool(self._piece[ZERO_VARIANCE]))
         if self.accelerator.sync_gradients:
-            self.flat.end_step()
+            self.zero_variance.end_step()
         return loss
 
     def _prepare_inputs(self, generation_batch: object) -> MicroBatch:
@@ -87,7 +87,7 @@ class OptimizingTrainer(LogProbTrainer):
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> object:
         """Hook between gradient clipping and the optimizer step."""
         norm = super()._get_grad_norm(model, grad_norm)
-        self.finite.before_step(model, norm, self.state.global_step + 1)
+        self.non_finite.before_step(model, norm, self.state.global_step + 1)
         if self.rows.has_none:
             model.zero_grad(set_to_none=True)  # no momentum and no weight decay without a kept row
         self.updates += norm is None or (math.isfinite(norm) and norm > 0 and self._get_learning_rate() > 0)

@@ -1,4 +1,4 @@
-"""environment.json: the environment, its source, and the packages and hardware of the run."""
+"""The facts of environment.json: the environment, packages and hardware of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import platform
 import subprocess
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,8 +13,7 @@ import torch
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.runs.environment_source import class_file, keep_source
-from aitrain.runs.run_folder import RunFolder, write_json
+from aitrain.runs.environment_source import class_file
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
 
@@ -37,12 +35,6 @@ def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
         "cpus": usable_cores(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
-
-
-def record_environment(folder: RunFolder, environment: object, description: Mapping[str, object]) -> None:
-    """Write environment.json, which is what `describe_run` says, and the environment's source."""
-    write_json(folder.environment, description)
-    keep_source(environment, folder.environment_source)
 
 
 def _version(package: str) -> str | None:

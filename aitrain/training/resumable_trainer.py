@@ -66,8 +66,8 @@ class ResumableTrainer(OptimizingTrainer):
             "loss": self._tr_loss.item(),
             "total_loss": self._total_loss_scalar,
             "logged": self._globalstep_last_logged,
-            "skipped": [self.finite.skipped, self.finite.in_a_row],
-            "flat_steps": self.flat.in_a_row,
+            "skipped": [self.non_finite.skipped, self.non_finite.in_a_row],
+            "flat_steps": self.zero_variance.in_a_row,
         }
 
     def restore_state(self, pieces: list[dict[str, Any]], values: dict[str, Any]) -> None:
@@ -76,5 +76,5 @@ class ResumableTrainer(OptimizingTrainer):
         self._metrics["train"].update(values["metrics"])
         self._tr_loss = torch.tensor(values["loss"], device=self.args.device)
         self._total_loss_scalar, self._globalstep_last_logged = values["total_loss"], values["logged"]
-        self.finite.skipped, self.finite.in_a_row = values["skipped"]
-        self.flat.in_a_row = values["flat_steps"]
+        self.non_finite.skipped, self.non_finite.in_a_row = values["skipped"]
+        self.zero_variance.in_a_row = values["flat_steps"]

@@ -1,4 +1,4 @@
-"""What a run has recorded: metrics and rollouts, without a gap and without a double line when it is resumed."""
+"""Writes metrics and rollouts, without gaps and duplicates when a run is resumed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from aitrain.runs.run_folder import RunFolder, append_lines, sync
 
 
 class RunRecorder:
-    """Where records go. What followed the checkpoint that a run goes on from is forgotten when the first new record
-    comes, and not before: a resumed run that is killed until then has lost nothing."""
+    """Appends records to the run folder. Records that came after the checkpoint of a resumed run are deleted when the
+    first new record comes: a run that is killed before that has lost nothing."""
 
     def __init__(self, folder: RunFolder, checkpoint: Path | None) -> None:
         self.folder = folder
         self.resumed_from = None if checkpoint is None else read_manifest(checkpoint)
 
     def begin(self) -> None:
-        """Before anything new; every process must call this, as none may write while the first one forgets."""
+        """Delete the old records, once. Every process must call this: none may write meanwhile."""
         if self.resumed_from is None:
             return
         state = PartialState()
@@ -31,17 +31,17 @@ class RunRecorder:
         state.wait_for_everyone()
 
     def add_rollouts(self, records: list[RolloutRecord]) -> None:
-        """One line an episode, in this process's own file; every process must call this."""
+        """Append one line per episode to this process's own file. Every process must call this."""
         self.begin()
         self.folder.rollouts.mkdir(exist_ok=True)
         append_lines(self._own_rollouts, (record.to_json() for record in records))
 
     def add_metrics(self, line: MetricsLine) -> None:
-        """One line, from the first process, after all of them have begun."""
+        """Append one line of metrics. Only the first process may call this, after `begin`."""
         append_lines(self.folder.metrics, [line.to_json()])
 
     def sync(self) -> None:
-        """What this process has recorded survives a power cut: a checkpoint must not be older than its history."""
+        """Make this process's records survive a power cut: a checkpoint must not be newer than its records."""
         files = [self._own_rollouts, *([self.folder.metrics] if PartialState().is_main_process else [])]
         for file in files:
             if file.exists():

@@ -1,22 +1,21 @@
-"""Trackers: what wandb, tensorboard and trackio are told of a run.
+"""Reports a run to wandb, tensorboard and trackio.
 
-Metrics go through the callbacks of transformers; options, held-out scores and sample rollouts are ours. A
-tracker that fails is left out from then on, and said so once: no run ends because of it.
+The callbacks of transformers report the metrics, this module options, held-out scores and sample rollouts. A tracker
+that fails is removed with a note: no run ends because of it.
 
-Where we lean on transformers 5.17 (tests/training/test_tracking.py trains with the real libraries):
+What it uses of transformers 5.17 (tests/training/test_tracking.py trains with the real libraries):
 
     get_reporting_integration_callbacks([name])     the class for each name, called without arguments
     callback.on_train_begin(...)                    opens the tracker's run; wandb's takes one that is open already
     callback.on_log(..., logs=)                     metrics, at state.global_step
     TensorBoardCallback.logging_dir, .tb_writer     set before it opens, used while it is open
-    TrainingArguments.project                       trackio's project, `huggingface` where nobody named one
+    TrainingArguments.project                       trackio's project, `huggingface` by default
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,14 +29,14 @@ from aitrain.options.train import TrainConfig
 from aitrain.options.yaml_text import write_yaml
 from aitrain.redaction import without_secrets
 from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
-from aitrain.runs.run_folder import RunFolder
+from aitrain.training.run_context import RunContext
 
 PROJECT = "aitrain"
-"""What runs are kept under, where the tracker's own variable does not say."""
+"""Project of the runs, unless the tracker's own variable names one."""
 ROWS = 16
 """Rollouts in one table."""
 TABLES = 20
-"""Tables of training rollouts in a run; held-out scorings have one each."""
+"""Tables of training rollouts in a run; each scoring of held-out cases has one besides."""
 LONGEST = 4_000
 """Characters of one text in a table."""
 COLUMNS = ("step", "eval_phase", "case_idx", "prompt", "completion", "score", "advantage", "stop", "error")
@@ -45,22 +44,8 @@ COLUMNS = ("step", "eval_phase", "case_idx", "prompt", "completion", "score", "a
 Row = list[str | int | float | None]
 
 
-@dataclass(frozen=True)
-class About:
-    """The run that is told of."""
-
-    folder: RunFolder
-    config: TrainConfig
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """All of them, less what an environment's keywords and TRL's fields may hold of secrets."""
-        written = self.config.written()
-        return {**written, **without_secrets({"rl_env_config": written["rl_env_config"] or {}, "trl": written["trl"]})}
-
-
 class Tracker:
-    """One tracker, with the callback of transformers that tells it metrics."""
+    """One tracker, with the callback of transformers that reports metrics to it."""
 
     name = ""
 
@@ -68,88 +53,88 @@ class Tracker:
         (made,) = get_reporting_integration_callbacks([self.name])
         self.callback: Any = made()
 
-    def prepare(self, about: About, args: TrainingArguments) -> None:
-        """Say where the tracker's run goes, before it is opened."""
+    def prepare(self, context: RunContext, args: TrainingArguments) -> None:
+        """Set where the tracker's run is kept, before it is opened."""
 
-    def describe(self, about: About) -> None:
-        """Tell it the options, when it is open."""
+    def describe(self, context: RunContext) -> None:
+        """Report the options, after it was opened."""
 
     def show(self, rows: list[Row], step: int) -> None:
-        """A table of rollouts."""
+        """Report a table of rollouts."""
 
     def close(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-        """Everything has been told."""
+        """End the tracker's run."""
         self.callback.on_train_end(args, state, control)
 
 
 class Wandb(Tracker):
-    """Weights & Biases; a run that was open before is used, and left open."""
+    """Weights & Biases; uses a run that is open already, and leaves it open."""
 
     name = "wandb"
 
-    def prepare(self, about: About, args: TrainingArguments) -> None:
-        """In the run folder, unless WANDB_DIR says otherwise."""
+    def prepare(self, context: RunContext, args: TrainingArguments) -> None:
+        """Open a run in the run folder, or in WANDB_DIR."""
         import wandb  # type: ignore[import-not-found, unused-ignore]  # an extra
 
         self.wandb = wandb
         self.is_ours = wandb.run is None
         if self.is_ours:
-            project, place = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_DIR", about.folder.path)
-            wandb.init(project=project, name=about.config.project_name, dir=str(place))
+            project, place = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_DIR", context.folder.path)
+            wandb.init(project=project, name=context.config.project_name, dir=str(place))
 
-    def describe(self, about: About) -> None:
-        """In the run's config, beside what transformers puts there."""
-        self.wandb.config.update({"aitrain": about.options}, allow_val_change=True)
+    def describe(self, context: RunContext) -> None:
+        """Add the options to the run's config."""
+        self.wandb.config.update({"aitrain": _options(context.config)}, allow_val_change=True)
 
     def show(self, rows: list[Row], step: int) -> None:
-        """As a table of its own kind."""
+        """Report a table."""
         table = self.wandb.Table(columns=list(COLUMNS), data=rows)
         self.wandb.log({"rollouts": table, "train/global_step": step})
 
     def close(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-        """Upload what has not been yet."""
+        """Finish a run that was opened here."""
         super().close(args, state, control)
         if self.is_ours:
             self.wandb.finish()
 
 
 class TensorBoard(Tracker):
-    """Event files in the run folder, unless TENSORBOARD_LOGGING_DIR says otherwise."""
+    """Event files in the run folder, or in TENSORBOARD_LOGGING_DIR."""
 
     name = "tensorboard"
 
-    def prepare(self, about: About, args: TrainingArguments) -> None:
-        """Not among the checkpoints, where transformers would put them."""
-        self.callback.logging_dir = self.callback.logging_dir or str(about.folder.path / "tensorboard")
+    def prepare(self, context: RunContext, args: TrainingArguments) -> None:
+        """Set the folder; transformers would put the files among the checkpoints."""
+        self.callback.logging_dir = self.callback.logging_dir or str(context.folder.path / "tensorboard")
 
-    def describe(self, about: About) -> None:
-        """As text."""
-        self.callback.tb_writer.add_text("options", _verbatim(write_yaml(about.options)))
+    def describe(self, context: RunContext) -> None:
+        """Add the options as text."""
+        self.callback.tb_writer.add_text("options", _verbatim(write_yaml(_options(context.config))))
 
     def show(self, rows: list[Row], step: int) -> None:
-        """As text, in which nothing of it is taken for Markdown."""
+        """Add the rows as text that is not read as Markdown."""
         self.callback.tb_writer.add_text("rollouts", "\n\n---\n\n".join(map(_as_markdown, rows)), step)
 
 
 class Trackio(Tracker):
-    """Trackio, in its own folder on this machine."""
+    """Trackio, which keeps its runs in a folder of its own."""
 
     name = "trackio"
 
-    def prepare(self, about: About, args: TrainingArguments) -> None:
-        """`--trl project=...` names another project."""
+    def prepare(self, context: RunContext, args: TrainingArguments) -> None:
+        """Set the project, unless `--trl project=...` names one."""
         import trackio  # type: ignore[import-not-found, unused-ignore]  # an extra
 
         self.trackio = trackio
         if args.project == "huggingface":
             args.project = PROJECT
 
-    def describe(self, about: About) -> None:
-        """In the run's config, beside what transformers puts there."""
-        self.trackio.config.update({"aitrain": about.options}, allow_val_change=True)
+    def describe(self, context: RunContext) -> None:
+        """Add the options to the run's config."""
+        self.trackio.config.update({"aitrain": _options(context.config)}, allow_val_change=True)
 
     def show(self, rows: list[Row], step: int) -> None:
-        """As a table of its own kind."""
+        """Report a table."""
         import pandas  # type: ignore[import-untyped, unused-ignore]  # comes with datasets
 
         table = self.trackio.Table(dataframe=pandas.DataFrame(rows, columns=list(COLUMNS)))
@@ -166,15 +151,14 @@ ADVICE = {
 class Tracking(TrainerCallback):  # type: ignore[misc]
     """Tells all trackers of a run; on other processes than the first there are none."""
 
-    def __init__(self, about: About, tell: Callable[[str], None]) -> None:
-        self.about = about
-        self.tell = tell
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
         self.trackers: dict[str, Tracker] = {}
         self.newest: dict[str, list[RolloutRecord]] = {}
         self.scores: list[Evaluated] = []
-        """Those that were had before there was a training that a tracker could be opened for."""
+        """Scores from before the training, at whose start the trackers are opened."""
         self.training: tuple[TrainingArguments, TrainerState, TrainerControl] | None = None
-        for name in about.config.log.split(",") if PartialState().is_main_process else ():
+        for name in context.config.log.split(",") if PartialState().is_main_process else ():
             if name != "none":
                 self._try(name, partial(self._add, name))
 
@@ -188,58 +172,64 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         except Exception as error:
             self.trackers.pop(name, None)
             why = " ".join(str(error).split())[:200]
-            self.tell(f"{name} failed and is left out: {type(error).__name__}: {why}{ADVICE.get(name, '')}")
+            self.context.note(f"{name} failed and is left out: {type(error).__name__}: {why}{ADVICE.get(name, '')}")
 
     def _each(self, act: Callable[[Tracker], object]) -> None:
         for name, tracker in list(self.trackers.items()):
             self._try(name, partial(act, tracker))
 
     def see(self, records: Sequence[RolloutRecord]) -> None:
-        """The newest rollouts of training or of a held-out scoring; a few of them will be shown."""
+        """Keep a few of the newest rollouts, of training or of a scoring of held-out cases."""
         if self.trackers and records:
             self.newest[records[0].eval_phase] = list(records[:ROWS])
 
     def take(self, scores: Evaluated) -> None:
-        """The held-out cases were scored."""
+        """Report scores of the held-out cases."""
         if self.training is None:
             self.scores.append(scores)
             return
         args, state, control = self.training
         values = {"eval_score": scores.sampled, "eval_greedy": scores.greedy}
-        told = {name: value for name, value in values.items() if value is not None}
-        if told:
-            self._each(lambda tracker: tracker.callback.on_log(args, state, control, logs=dict(told)))
+        known = {name: value for name, value in values.items() if value is not None}
+        if known:
+            self._each(lambda tracker: tracker.callback.on_log(args, state, control, logs=dict(known)))
         self._show(f"{scores.when.replace(' ', '')}_sampled", state.global_step)
 
-    def _show(self, when: str, step: int) -> None:
-        rows = [_row(record) for record in self.newest.pop(when, [])]
+    def _show(self, phase: str, step: int) -> None:
+        rows = [_row(record) for record in self.newest.pop(phase, [])]
         if rows:
             self._each(lambda tracker: tracker.show(rows, step))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **rest: Any) -> None:
-        """Open them, and tell what was before."""
+        """Open the trackers, and report the scores from before the training."""
         self.training = args, state, control
-        self._each(lambda tracker: tracker.prepare(self.about, args))
+        self._each(lambda tracker: tracker.prepare(self.context, args))
         self._each(lambda tracker: tracker.callback.on_train_begin(args, state, control, model=model, **rest))
-        self._each(lambda tracker: tracker.describe(self.about))
+        self._each(lambda tracker: tracker.describe(self.context))
         for scores in self.scores:
             self.take(scores)
 
     def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **rest: Any) -> None:
-        """A line of metrics, and now and then a table."""
+        """Report a line of metrics, and TABLES times in a run a table."""
         self._each(lambda tracker: tracker.callback.on_log(args, state, control, model=model, logs=dict(logs), **rest))
         every = max(1, state.max_steps // TABLES)
         if state.global_step == 1 or state.global_step % every == 0:
             self._show("", state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-        """Some upload checkpoints, where their own variables say so."""
+        """Pass the event on: some trackers can upload checkpoints."""
         self._each(lambda tracker: tracker.callback.on_save(args, state, control, **rest))
 
     def close(self) -> None:
-        """After the last scores, and not at the end of training, which comes before."""
+        """Close the trackers, after the last scores."""
         if (training := self.training) is not None:
             self._each(lambda tracker: tracker.close(*training))
+
+
+def _options(config: TrainConfig) -> dict[str, Any]:
+    """All options, without secrets in the environment's keywords or TRL's fields."""
+    written = config.written()
+    return {**written, **without_secrets({"rl_env_config": written["rl_env_config"] or {}, "trl": written["trl"]})}
 
 
 def _row(record: RolloutRecord) -> Row:
@@ -272,5 +262,5 @@ def _as_markdown(row: Row) -> str:
 
 
 def _verbatim(text: str) -> str:
-    """A code block, which is the one place where Markdown leaves text alone."""
+    """The text as a code block, in which nothing is read as Markdown."""
     return "\n".join(f"    {line}" for line in text.splitlines())

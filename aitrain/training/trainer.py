@@ -118,11 +118,11 @@ class EpisodeTrainer(ResumableTrainer):
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
-        self.flat, self.finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.tell)
+        self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.tell)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.watch = Stopwatch(self.rollouts.rollout.clock)
-        for callback in (EpochCallback(inputs.schedule), self.finite, self.watch):
+        for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
             self.add_callback(callback)
         self.context = inputs.limits.context
         self.aligns_rows = self.is_sharded or self.depends_on_left_padding()
@@ -153,7 +153,7 @@ class EpisodeTrainer(ResumableTrainer):
         share = zero_variance_share(everywhere[:, 0], everywhere[:, 1], self.num_generations)
         self._metrics["train"]["frac_reward_zero_std"][-1] = share
         mean = everywhere[:, 0].nanmean().item()
-        self.flat.reward = None if math.isnan(mean) else mean
+        self.zero_variance.reward = None if math.isnan(mean) else mean
         return {KEPT: torch.tensor(kept, device=device), ZERO_VARIANCE: torch.tensor(share == 1.0, device=device)}
 
     def roll_out(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class EpisodeTrainer(ResumableTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """With the times, the steps that were skipped so far, and how the weights got to a vLLM server."""
         server = self.rollouts.server
-        logs = logs | {"skipped_steps": self.finite.skipped}
+        logs = logs | {"skipped_steps": self.non_finite.skipped}
         if self.watch.steps:
             logs |= self.watch.take(self.rollouts.take_sampled_tokens())
         if server is not None and "train_runtime" not in logs:

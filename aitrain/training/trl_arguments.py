@@ -19,61 +19,7 @@ from aitrain.training.model import Precision
 
 def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
     """Arguments of GRPOConfig that follow from options, without `--trl`."""
-    return {
-        **_training(config, batch, precision),
-        **_algorithm(config),
-        **_generation(config),
-        **(_vllm(config) if trl_generates(config) else {}),
-    }
-
-
-def trl_generates(config: TrainConfig) -> bool:
-    """Whether TRL runs vLLM: colocated, or as a server with NCCL."""
-    return config.use_vllm and config.weight_sync in (None, "nccl")
-
-
-def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
-    """Refuse sharded weights where one process must write all of them for a vLLM server.
-
-    Raises:
-        ConfigError: the weights are sharded.
-    """
-    way, sync = _sharding(arguments), config.weight_sync
-    if way and sync in ("adapter", "disk"):
-        raise ConfigError(
-            f"vllm_sync: with {way} the weights are sharded, and no process can write all of them for the server"
-            f" ({sync})\nUse --vllm-mode colocate, or --vllm-sync nccl with a server of yours, or train without {way}."
-        )
-
-
-def _sharding(arguments: GRPOConfig) -> str:
-    """What shards the weights, by `--trl` or accelerate's environment variables; empty if nothing does."""
-    plugin = arguments.deepspeed_plugin
-    if plugin is not None and plugin.zero_stage == 3:
-        return "DeepSpeed ZeRO-3"
-    return "FSDP" if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP") else ""
-
-
-def _refuse_rounding(arguments: GRPOConfig) -> None:
-    """Refuse continuous batching with mixed precision: TRL casts the model to half precision, and leaves it so."""
-    if arguments.use_transformers_continuous_batching and (arguments.bf16 or arguments.fp16):
-        raise ConfigError(
-            "--trl use_transformers_continuous_batching: TRL rounds the trained weights to half precision for it\n"
-            "Omit it, or add --mixed-precision no; --use-vllm generates faster."
-        )
-
-
-def _refuse_synced_sharded_reference(arguments: GRPOConfig) -> None:
-    """Refuse syncing a sharded reference model: one process cannot write all of it to a checkpoint."""
-    if arguments.sync_ref_model and (way := _sharding(arguments)):
-        raise ConfigError(
-            f"--trl sync_ref_model: with {way} checkpoints lack the reference model: no run could resume exactly\n"
-            f"Omit it, or train without {way}."
-        )
-
-
-def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
-    return {
+    arguments: dict[str, object] = {
         "seed": config.seed,
         "per_device_train_batch_size": batch.micro_batch,
         "gradient_accumulation_steps": batch.accumulation,
@@ -97,23 +43,15 @@ def _training(config: TrainConfig, batch: BatchPlan, precision: Precision) -> di
         "save_strategy": IntervalStrategy(config.save_strategy),
         "save_steps": config.save_steps,
         "save_total_limit": config.save_total_limit,
-        "eval_strategy": "no",  # held-out cases are scored by training/evaluation.py
+        "eval_strategy": "no",  # held-out cases are scored by training/held_out_scoring.py
         "disable_tqdm": True,
         "trust_remote_code": config.trust_remote_code,  # for the reference model and vLLM
-    }
-
-
-def _algorithm(config: TrainConfig) -> dict[str, object]:
-    return {
+        # the algorithm
         "num_generations": config.rl_num_generations,
         "beta": config.rl_kl_coef,
         **{name: value for name, value in config.loss.as_trl().items() if name not in config.trl},
         "mask_truncated_completions": config.rl_mask_truncated_completions,
-    }
-
-
-def _generation(config: TrainConfig) -> dict[str, object]:
-    return {
+        # generation
         "max_completion_length": config.rl_max_new_tokens,
         "temperature": config.rl_temperature,
         "top_k": config.rl_top_k,
@@ -121,17 +59,38 @@ def _generation(config: TrainConfig) -> dict[str, object]:
         "min_p": config.rl_min_p or None,
         "repetition_penalty": config.rl_repetition_penalty,
     }
+    if config.use_vllm and config.weight_sync in (None, "nccl"):  # TRL runs vLLM: colocated, or as a server with NCCL
+        arguments |= {
+            "use_vllm": True,
+            "vllm_mode": config.vllm_mode,
+            "vllm_gpu_memory_utilization": config.vllm_memory,
+            "vllm_server_base_url": config.vllm_server_url,
+            "vllm_tensor_parallel_size": config.vllm_tensor_parallel_size,
+            "vllm_enable_sleep_mode": config.vllm_sleep_mode,
+        }
+    return arguments
 
 
-def _vllm(config: TrainConfig) -> dict[str, object]:
-    return {
-        "use_vllm": True,
-        "vllm_mode": config.vllm_mode,
-        "vllm_gpu_memory_utilization": config.vllm_memory,
-        "vllm_server_base_url": config.vllm_server_url,
-        "vllm_tensor_parallel_size": config.vllm_tensor_parallel_size,
-        "vllm_enable_sleep_mode": config.vllm_sleep_mode,
-    }
+def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
+    """Refuse sharded weights where one process must write all of them for a vLLM server.
+
+    Raises:
+        ConfigError: the weights are sharded.
+    """
+    way, sync = _sharding(arguments), config.weight_sync
+    if way and sync in ("adapter", "disk"):
+        raise ConfigError(
+            f"vllm_sync: with {way} the weights are sharded, and no process can write all of them for the server"
+            f" ({sync})\nUse --vllm-mode colocate, or --vllm-sync nccl with a server of yours, or train without {way}."
+        )
+
+
+def _sharding(arguments: GRPOConfig) -> str:
+    """What shards the weights, by `--trl` or accelerate's environment variables; empty if nothing does."""
+    plugin = arguments.deepspeed_plugin
+    if plugin is not None and plugin.zero_stage == 3:
+        return "DeepSpeed ZeRO-3"
+    return "FSDP" if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP") else ""
 
 
 LONG_COMPLETION = 1024
@@ -160,7 +119,8 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
     """TRL's configuration, with the fields of `--trl`.
 
     Raises:
-        ConfigError: a `--trl` field is unknown, has an option of its own, or has a value that TRL refuses.
+        ConfigError: a `--trl` field is unknown, has an option of its own, has a value that TRL refuses, or would round
+            the trained weights or keep the run from resuming.
     """
     for name in config.trl:
         _refuse_wrong_field(name, arguments)
@@ -168,8 +128,16 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
         made = GRPOConfig(output_dir=str(output_dir), **{**arguments, **config.trl})
     except Exception as error:
         raise _refused(error) from error
-    _refuse_rounding(made)
-    _refuse_synced_sharded_reference(made)
+    if made.use_transformers_continuous_batching and (made.bf16 or made.fp16):
+        raise ConfigError(
+            "--trl use_transformers_continuous_batching: TRL rounds the trained weights to half precision for it\n"
+            "Omit it, or add --mixed-precision no; --use-vllm generates faster."
+        )
+    if made.sync_ref_model and (way := _sharding(made)):
+        raise ConfigError(
+            f"--trl sync_ref_model: with {way} checkpoints lack the reference model: no run could resume exactly\n"
+            f"Omit it, or train without {way}."
+        )
     return made
 
 

@@ -9,7 +9,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ import torch
 
 from aitrain.engines.scopes import replaced
 from aitrain.environment.tools import Tools
+from aitrain.errors import RunFailed
 from aitrain.training.kept_rows import MicroBatch
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 
@@ -51,7 +52,24 @@ def can_warm_up(trainer: EpisodeTrainer) -> bool:
     return trainer.accelerator.device.type == "cuda" and not is_sharded
 
 
-def warm_up(trainer: EpisodeTrainer, prompt: int, completion: int) -> None:
+@contextmanager
+def explain_out_of_memory(place: Callable[[], str]) -> Iterator[None]:
+    """Turn torch's error into one that says where it was, and what to change.
+
+    Raises:
+        RunFailed: the memory was not enough.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RunFailed(
+            f"Out of memory in {place()}: {' '.join(str(error).split())[:160]}\n"
+            "Lower --batch-size (with --rl-prompts-per-step to keep the step as it is), use --peft,\n"
+            "or set --rl-kl-coef 0, which saves the reference model."
+        ) from error
+
+
+def warm_up(trainer: EpisodeTrainer, lengths: LongestShapes) -> None:
     """Run the pass; gradients, metrics and random states are as before afterwards. Every process must call this.
 
     Raises:
@@ -69,7 +87,7 @@ def warm_up(trainer: EpisodeTrainer, prompt: int, completion: int) -> None:
     try:
         with _restored_state(trainer):
             with trainer.compute_loss_context_manager():
-                loss = trainer.compute_loss(model, _inputs(trainer, prompt, completion))
+                loss = trainer.compute_loss(model, _inputs(trainer, lengths))
             trainer.accelerator.backward(loss)
     finally:
         del reserved
@@ -81,10 +99,10 @@ def warm_up(trainer: EpisodeTrainer, prompt: int, completion: int) -> None:
             torch.cuda.empty_cache()
 
 
-def _inputs(trainer: EpisodeTrainer, prompt: int, completion: int) -> MicroBatch:
+def _inputs(trainer: EpisodeTrainer, lengths: LongestShapes) -> MicroBatch:
     """A micro-batch for TRL's loss: tensors of shape (rows, tokens), no token masked."""
     device, rows = trainer.accelerator.device, trainer.args.per_device_train_batch_size
-    token = trainer.eos_token_ids[0]
+    prompt, completion, token = lengths.prompt, lengths.completion, trainer.eos_token_ids[0]
 
     def full(tokens: int, value: float, dtype: torch.dtype) -> torch.Tensor:
         return torch.full((rows, tokens), value, dtype=dtype, device=device)

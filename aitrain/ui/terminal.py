@@ -14,7 +14,8 @@ from rich.text import Text
 from aitrain.events import Evaluated, Event, Note, Phase, Step
 from aitrain.redaction import redact
 from aitrain.runs.held_out import ScoreTable, interval_texts
-from aitrain.runs.run_folder import Result, RunFolder
+from aitrain.runs.result import Result
+from aitrain.runs.run_folder import RunFolder
 from aitrain.ui.block import Block, can_be_drawn_over
 from aitrain.ui.dashboard import Dashboard, evaluated_line, number, step_line
 from aitrain.ui.duration import duration

@@ -88,7 +88,7 @@ class OddLoss(Slow):
         def training_step(self: Any, *arguments: Any, **keywords: Any) -> Any:
             loss = first(self, *arguments, **keywords)
             if os.environ.get("RANK") == "1" and self.state.global_step == 1:
-                self.finite.see_loss(loss * float("nan"))
+                self.non_finite.see_loss(loss * float("nan"))
             return loss
 
         EpisodeTrainer.training_step = training_step  # type: ignore[method-assign]

@@ -14,12 +14,15 @@ from typing import Any
 
 from aitrain.engines.batching import BatchRow
 from aitrain.engines.hf import HFEngine
+from aitrain.environment.runner import start_runner
 from aitrain.events import Event
-from aitrain.jobs.grpo import Job, part_in_peace, run
+from aitrain.jobs.grpo import run
 from aitrain.jobs.worker import exit_now
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import Completion
 from aitrain.runs.run_folder import RunFolder
+from aitrain.training.distributed import shutdown_group
+from aitrain.training.run_context import RunContext
 
 ANSWERS = ["abz", "zzzzz", "bcd", "mno", "y", "aaaaaa", "nnm", "xyab"]
 
@@ -134,7 +137,7 @@ def main(model: str, out: Path) -> None:
         folder = RunFolder(out / f"{loss}-{environment.__name__}")
         if os.environ.get("RANK", "0") == "0":
             folder.path.mkdir(parents=True)
-        run(Job(config, folder, environment(), ignore))
+        run(RunContext(config, folder, start_runner(environment(), config), ignore))
     HFEngine.sample = sample  # type: ignore[method-assign]
     for kind in (Evaluated, EvaluatedTalk):
         config = TrainConfig(
@@ -144,8 +147,8 @@ def main(model: str, out: Path) -> None:
         folder = RunFolder(out / kind.__name__)
         if os.environ.get("RANK", "0") == "0":
             folder.path.mkdir(parents=True)
-        run(Job(config, folder, kind(out / f"{kind.__name__}.calls"), ignore))
-    part_in_peace()
+        run(RunContext(config, folder, start_runner(kind(out / f"{kind.__name__}.calls"), config), ignore))
+    shutdown_group()
 
 
 if __name__ == "__main__":

@@ -20,11 +20,14 @@ import torch
 import trl.generation.vllm_generation as vllm_generation
 from transformers import AutoTokenizer
 
+from aitrain.environment.runner import start_runner
 from aitrain.events import Event
-from aitrain.jobs.grpo import Job, part_in_peace, run
+from aitrain.jobs.grpo import run
 from aitrain.jobs.worker import exit_now
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder, append_lines
+from aitrain.training.distributed import shutdown_group
+from aitrain.training.run_context import RunContext
 
 
 class Echo:
@@ -125,8 +128,8 @@ def main(model: str, out: Path) -> None:
     folder = RunFolder(out / "run")
     if os.environ.get("RANK", "0") == "0":
         folder.path.mkdir(parents=True)
-    run(Job(config, folder, Echo(), ignore))
-    part_in_peace()
+    run(RunContext(config, folder, start_runner(Echo(), config), ignore))
+    shutdown_group()
 
 
 if __name__ == "__main__":

@@ -6,23 +6,33 @@ import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
+from accelerate import Accelerator
 from rich.console import Console
 
-from aitrain import Result, Score
+from aitrain import Result, Score, TrainConfig
+from aitrain.environment.failure_count import FailureCount
+from aitrain.environment.runner import start_runner
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.episode import Rollout
+from aitrain.rollout.limits import Limits
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.training.dataset import Cases
-from aitrain.training.evaluation import recorded_before
+from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate, recorded_before
+from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.ui.summary import held_out_curve, scores, summary
 from aitrain.ui.terminal import score_table
 from tests.environments.dictionary_lookup import DictionaryLookup
 from tests.environments.vowels import Vowels
+from tests.rollout.scripted import END, Letters, Scripted
 from tests.test_old_run import OLD_RUN
 
 Train = Callable[..., Result]
@@ -104,6 +114,38 @@ def test_cases_are_known_by_their_row_where_case_idx_repeats(train: Train) -> No
     assert values["after"]["mean"] == result.score_after == 0.375
     assert values["after"]["count"] == values["change"]["count"] == 4
     assert computed(result.folder) == result_of(result)["scores"]
+
+
+def test_evaluation_needs_neither_a_trainer_nor_a_run_folder() -> None:
+    """Two samples of each case; the first of case 1 is on record."""
+    engine, recorded, written = Scripted(lambda text: "even$" if "0?" in text else "odd$"), {(1, 0): 0.5}, []
+    config = TrainConfig()
+    with closing(start_runner(EvenLength(), config)) as runner:
+        rollout = Rollout(runner, engine, ChatFormat(Letters()), Limits(9, 99), END)
+        rollouts = PolicyRollouts(rollout, Accelerator(cpu=True), 0, print, FailureCount(), nullcontext, lambda: 7)
+        with closing(rollouts):
+            plan = EvalPlan(Cases([{"prompt": f"{n}?"} for n in range(2)], range(2)), samples=2)
+            once = evaluate(rollouts, plan, EvalPhase("eval", 7, 7), written.extend)
+            again = evaluate(
+                rollouts, replace(plan, recorded={"sampled": recorded}), EvalPhase("eval", 7, 7), written.extend
+            )
+
+    assert (once.sampled, once.greedy) == ({"0": [1.0, 1.0], "1": [0.0, 0.0]}, {"0": [1.0], "1": [0.0]})
+    assert again.sampled == {"1": [0.5, 0.0], "0": [1.0, 1.0]}
+    assert [(r.eval_phase, r.row_number, r.sample, r.weight_version) for r in written[:6]] == [
+        *(("eval_sampled", row, sample, 7) for row in range(2) for sample in range(2)),
+        *(("eval_greedy", row, 0, 7) for row in range(2)),
+    ]
+    assert [(r.eval_phase, r.row_number, r.sample) for r in written[6:9]] == [
+        ("eval_sampled", 0, 0), ("eval_sampled", 0, 1), ("eval_sampled", 1, 1)
+    ]  # fmt: skip
+
+
+class EvenLength:
+    """Scores 1 for an answer of even length."""
+
+    def score_episode(self, completion: str) -> float:
+        return float(len(completion) % 2 == 0)
 
 
 def test_every_place_shows_the_intervals_of_the_result(sampled_run: Result) -> None:
@@ -221,6 +263,36 @@ def test_the_best_checkpoint_is_scored_once_more_with_new_samples(train: Train) 
     for curve in (held_out_curve(RunFolder(result.folder), rollouts), summary(result.folder, None)["held_out"]):
         found = [(point["step"], point["sampled"]["mean"]) for point in curve]
         assert found == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.3), (4, 0.4)]
+
+
+def test_a_damaged_best_checkpoint_leaves_the_last_step_as_the_model_and_says_so(
+    train: Train, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The second step is the best; its checkpoint is damaged while the last step is scored."""
+    told = iter([0.1, 0.1, 0.2, 0.2, 0.9, 0.8, 0.3, 0.3, 0.5, 0.6])
+
+    class Damages(Vowels):
+        def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+            return [{"prompt": "tell it", "case_idx": -1}]
+
+        def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+            if case_idx != -1:
+                return len(completion) % 5 / 5
+            score = next(told)
+            if score == 0.3:
+                (weights,) = tmp_path.glob("runs/*/checkpoints/checkpoint-2/model.safetensors")
+                weights.write_bytes(b"damaged")
+            return score
+
+    best = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, "save_best": True, "save_strategy": "steps"}
+    result = train(Damages(), **best)
+
+    assert (result.status, result.model_step, result.steps, result.selection_score) == ("finished", 3, 3, None)
+    assert (result.score_after, result.greedy_after) == (0.5, 0.6)
+    note = " ".join(capsys.readouterr().err.split())
+    assert "The best step, 2, is lost:" in note
+    assert "checkpoint-2 is damaged (model.safetensors has 7 bytes instead of" in note
+    assert "model/ has the weights of the last step, 3." in note
 
 
 def test_a_run_resumed_with_other_held_out_cases_chooses_among_scorings_of_those(train: Train) -> None:

@@ -32,8 +32,7 @@ from aitrain.environment.locator import find_env
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
 from aitrain.errors import AitrainError
 from aitrain.execution.processes import ProcessPool
-from aitrain.jobs import grpo as run
-from aitrain.jobs import worker
+from aitrain.jobs import grpo, worker
 from aitrain.launch import managed_server, preflight, processes
 from aitrain.launch.processes import Processes
 from aitrain.options.documentation import help_text
@@ -41,14 +40,15 @@ from aitrain.options.option import Option, options_of
 from aitrain.options.reading import resolve
 from aitrain.redaction import TELEMETRY_OFF
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training import hub, model
+from aitrain.training import hub, model, preparation
 from aitrain.training.callbacks import EvalCallback, EvalState
-from aitrain.training.evaluation import HeldOut
 from aitrain.training.model import Precision, choose_precision
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.rollout_setup import make_rollouts
+from aitrain.training.run_context import RunContext
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
+from aitrain.training.warm_up import LongestShapes
 from tests.environments.vowels import Vowels
 
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
@@ -231,18 +231,18 @@ def trainer(config: TrainConfig) -> object:
         accelerator = SimpleNamespace(is_main_process=False)
         add, arguments = hooks.callbacks.append, parts.arguments
         made = {"args": arguments, "hooks": hooks, "rollouts": None}
-        return SimpleNamespace(flat=None, add_callback=add, accelerator=accelerator, **made)
+        return SimpleNamespace(zero_variance=None, add_callback=add, accelerator=accelerator, **made)
 
     def stop(*_: Any, **__: Any) -> None:
         raise _Begun
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GRPOTrainer, "__init__", stop)
-        patch.setattr(run, "EpisodeTrainer", make)
-        patch.setattr(run, "HeldOut", lambda *given: seen_of.update(held_out=episodes(HeldOut(*given))))
-        patch.setattr(run, "load_model", lambda *_: tiny_weights())
+        patch.setattr(preparation, "EpisodeTrainer", make)
+        patch.setattr(preparation, "load_model", lambda *_: tiny_weights())
         Path("run").mkdir(exist_ok=True)
-        run.prepare(run.Job(config, RunFolder(Path("run")), Vowels(), lambda _: None), EnvRunner(Vowels(), config))
+        plan = preparation.prepare(context_of(config, Vowels())).held_out.plan
+    seen_of.update(held_out=len(plan.cases) * plan.samples)
     names = [(type(one).__name__, list(getattr(one, "trackers", ()))) for one in seen_of["callbacks"]]
     return str({**seen_of, "callbacks": names})
 
@@ -257,9 +257,9 @@ def rollouts(inputs: Any, hooks: Any) -> PolicyRollouts:
     return make_rollouts(made, inputs)
 
 
-def episodes(held_out: HeldOut) -> int:
-    """Sampled episodes of one scoring."""
-    return len(held_out._draws(0, held_out.samples))
+def context_of(config: TrainConfig, environment: Any = None) -> RunContext:
+    """The context of a run in the folder `run`, without a listener."""
+    return RunContext(config, RunFolder(Path("run")), EnvRunner(environment, config), lambda _: None)
 
 
 def watchdog(config: TrainConfig) -> object:
@@ -273,10 +273,10 @@ def warmed_up(config: TrainConfig) -> object:
     """Whether a run on a GPU begins with its longest episodes."""
     shapes: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "can_warm_up", lambda _: True)
-        patch.setattr(run, "warm_up", lambda _, *lengths: shapes.append(lengths))
-        prepared: Any = SimpleNamespace(trainer=None, longest=lambda: SimpleNamespace(prompt=3, completion=4))
-        run._warm_up(run.Job(config, RunFolder(Path("run")), None, lambda _: None), prepared)
+        patch.setattr(grpo, "can_warm_up", lambda _: True)
+        patch.setattr(grpo, "longest_shapes", lambda _: LongestShapes(3, 4))
+        patch.setattr(grpo, "warm_up", lambda _, lengths: shapes.append(lengths))
+        grpo._warm_up(context_of(config), SimpleNamespace(trainer=None, inputs=None))  # type: ignore[arg-type]
     return shapes
 
 
@@ -300,11 +300,10 @@ def saved(config: TrainConfig) -> object:
     accelerator = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
     made = SimpleNamespace(state=SimpleNamespace(global_step=1), accelerator=accelerator)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "save_size", lambda *_, **__: 0)
-        patch.setattr(run.saving, "save_model", lambda *_: written.append("model"))
-        patch.setattr(run.saving, "merge_adapter", lambda *_: written.append("merged"))
-        job = run.Job(config, RunFolder(Path("run")), None, lambda _: None)
-        run._save(job, SimpleNamespace(trainer=made, precision=CPU))  # type: ignore[arg-type]
+        patch.setattr(grpo, "save_size", lambda *_, **__: 0)
+        patch.setattr(grpo, "save_model", lambda *_: written.append("model"))
+        patch.setattr(grpo, "merge_adapter", lambda *_: written.append("merged"))
+        grpo._save(context_of(config), SimpleNamespace(trainer=made, precision=CPU))  # type: ignore[arg-type]
     return written
 
 

@@ -11,8 +11,8 @@ import pytest
 from aitrain import Result, TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.run_folder import read_lines
-from aitrain.training.dataset import Cases, DatasetSplit, PromptLimit, split
-from aitrain.training.holdout import hold_out
+from aitrain.training.dataset import Cases
+from aitrain.training.holdout import DatasetSplit, PromptLimit, hold_out, split
 from aitrain.training.model import load_tokenizer
 from tests.training.test_evaluation import result_of
 

@@ -98,7 +98,7 @@ def test_what_is_in_the_loss_is_scored_and_not_truncated_where_that_is_masked(ma
     trainer: Any = object.__new__(EpisodeTrainer)
     accelerator = SimpleNamespace(gather=lambda x: x, device=torch.device("cpu"))
     vars(trainer).update(
-        accelerator=accelerator, masks_truncated=masks, num_generations=4, flat=SimpleNamespace(),
+        accelerator=accelerator, masks_truncated=masks, num_generations=4, zero_variance=SimpleNamespace(),
         _metrics={"train": {"frac_reward_zero_std": [0.0]}},
     )  # fmt: skip
     scores, truncated = [0.5, 1.0, None, 0.0], [False, True, True, False]
@@ -112,7 +112,7 @@ def test_what_is_in_the_loss_is_scored_and_not_truncated_where_that_is_masked(ma
 
     assert output[KEPT].tolist() == kept
     assert not output[ZERO_VARIANCE]
-    assert trainer.flat.reward == 0.5
+    assert trainer.zero_variance.reward == 0.5
 
 
 # -- groups that teach nothing

@@ -242,7 +242,7 @@ def test_an_adapter_on_a_quantized_base_trains_in_float32(
     train: Train, trainers: list[EpisodeTrainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adam moves each weight by up to 1e-5 a step, which is too little for bfloat16."""
-    monkeypatch.setattr("aitrain.jobs.grpo.load_model", quantized)
+    monkeypatch.setattr("aitrain.training.preparation.load_model", quantized)
     before: dict[str, torch.Tensor] = {}
     begin = EpisodeTrainer.train
 

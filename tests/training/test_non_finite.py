@@ -61,7 +61,7 @@ def sick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., type[SickTrainer]]:
 
     def make(steps: Iterable[int], value: float = math.nan, kind: type[SickTrainer] = SickTrainer) -> type[SickTrainer]:
         made = type("Sick", (kind,), {"steps": steps, "value": value})
-        monkeypatch.setattr("aitrain.jobs.grpo.EpisodeTrainer", made)
+        monkeypatch.setattr("aitrain.training.preparation.EpisodeTrainer", made)
         return made
 
     return make

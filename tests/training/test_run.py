@@ -86,6 +86,14 @@ def test_the_result_says_what_came_out_and_lies_in_the_folder(train: Train, smal
     assert difference(result.model, small_model) > 0
 
 
+def test_the_history_of_a_result_has_the_metrics_alone_and_reading_it_back_gives_the_same(train: Train) -> None:
+    result = train(Vowels(), project_name="mine", max_steps=1)
+
+    assert "schema" not in result.history[0]
+    assert {"step", "reward", "loss"} <= result.history[0].keys()
+    assert Result.read(result.folder) == result
+
+
 def test_the_final_model_loads_with_transformers_and_has_a_card(train: Train) -> None:
     result = train(Vowels(), save_strategy="no")
 

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM
 from aitrain.events import SERVER_VARIABLE, Failed, decode
 from aitrain.launch.processes import PYTHON, WORKER
 from aitrain.options.train import TrainConfig
-from aitrain.runs.run_folder import Result, RunFolder, read_lines
+from aitrain.runs.result import Result
+from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.training.model import TINY_MODEL
 from tests.training.small_server import SmallServer
 

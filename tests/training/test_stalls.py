@@ -22,13 +22,13 @@ from aitrain.engines import colocated
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_weights import ServerWeights
-from aitrain.jobs import grpo as run
+from aitrain.jobs import grpo
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.runs import watchdog
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import look
 from aitrain.runs.watchdog import Watchdog
-from aitrain.training import checkpoints, evaluation, saving, tracking, trainer
+from aitrain.training import callbacks, evaluation, preparation, saving, tracking, trainer, trainer_checkpoint
 from aitrain.training.model import count_forward_passes
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.vllm.client import VLLMClient
@@ -100,10 +100,10 @@ Plant = Callable[[pytest.MonkeyPatch, Callable[..., Any]], None]
 
 PLACES: dict[str, tuple[Plant, str]] = {
     "build_dataset": (lambda patch, hang: patch.setattr(Words, "build_dataset", hang), "building the dataset"),
-    "tokenizer": (lambda patch, hang: patch.setattr(run, "load_tokenizer", hang), "building the dataset"),
-    "loading": (lambda patch, hang: patch.setattr(run, "load_model", hang), "loading "),
+    "tokenizer": (lambda patch, hang: patch.setattr(preparation, "load_tokenizer", hang), "building the dataset"),
+    "loading": (lambda patch, hang: patch.setattr(preparation, "load_model", hang), "loading "),
     "trainer": (lambda patch, hang: patch.setattr(trainer, "make_rollouts", hang), "preparing the trainer"),
-    "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_gathered", hang), "scoring 2 held-out cases."),
+    "evaluation": (lambda patch, hang: patch.setattr(evaluation, "_gather_scores", hang), "scoring 2 held-out cases."),
     "generate": (
         lambda patch, hang: patch.setattr(HFEngine, "sample", only_on_training(HFEngine.sample, hang)),
         "training, generating.",
@@ -112,17 +112,17 @@ PLACES: dict[str, tuple[Plant, str]] = {
         lambda patch, hang: patch.setattr(EpisodeTrainer, "compute_loss", hang),
         "training, forward and backward pass.",
     ),
-    "callback": (lambda patch, hang: patch.setattr(run.MetricsReporter, "on_step_end", hang), "training."),
+    "callback": (lambda patch, hang: patch.setattr(callbacks.MetricsReporter, "on_step_end", hang), "training."),
     "tracker": (
         lambda patch, hang: patch.setattr(Tracker, "hang", staticmethod(hang), raising=False),
         "training, reporting to tensorboard.",
     ),
     "checkpoint": (
-        lambda patch, hang: patch.setattr(checkpoints, "write_window", hang),
+        lambda patch, hang: patch.setattr(trainer_checkpoint, "write_window", hang),
         "training, saving a checkpoint after step 1.",
     ),
     "save": (lambda patch, hang: patch.setattr(saving, "publish", hang), "saving after step 1."),
-    "upload": (lambda patch, hang: patch.setattr(run, "upload_model", hang), "uploading after step 1."),
+    "upload": (lambda patch, hang: patch.setattr(grpo, "upload_model", hang), "uploading after step 1."),
 }
 
 
@@ -133,7 +133,7 @@ def test_a_run_that_hangs_says_where_and_ends(
     plant, phase = PLACES[place]
     monkeypatch.setattr(tracking, "TRACKERS", {"tensorboard": Tracker})
     monkeypatch.setattr(Tracker, "hang", staticmethod(lambda: None), raising=False)
-    monkeypatch.setattr(run, "check_hub_token", lambda config: None)
+    monkeypatch.setattr(preparation, "check_hub_token", lambda config: None)
     plant(monkeypatch, hang)
     options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1} if place == "checkpoint" else {}
 
@@ -164,7 +164,7 @@ def test_a_run_that_cannot_be_interrupted_says_so_and_its_process_is_left_to_the
         time.sleep(0.6)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "load_model", stubborn)
+    monkeypatch.setattr(preparation, "load_model", stubborn)
     with pytest.raises(RunFailed):
         train(Words())
     said = " ".join(capsys.readouterr().err.split())

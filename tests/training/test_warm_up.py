@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from aitrain import Result, RunFailed
-from aitrain.jobs import grpo as run
+from aitrain.jobs import grpo
 from aitrain.rollout.episode import Limits
 from aitrain.runs.run_folder import read_lines
 from aitrain.training import warm_up
@@ -42,7 +42,7 @@ def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         shapes.append((*inputs["prompt_ids"].shape, inputs["completion_ids"].shape[1]))
         return compute(trainer, model, inputs, *rest, **named)
 
-    monkeypatch.setattr(run, "can_warm_up", lambda trainer: True)
+    monkeypatch.setattr(grpo, "can_warm_up", lambda trainer: True)
     monkeypatch.setattr(EpisodeTrainer, "compute_loss", seen)
     return shapes
 
@@ -94,7 +94,7 @@ def test_too_little_memory_shows_before_anything_is_sampled(
 
 
 def test_on_the_cpu_there_is_none(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "warm_up", lambda *_: pytest.fail("warmed up"))
+    monkeypatch.setattr(grpo, "warm_up", lambda *_: pytest.fail("warmed up"))
 
     assert train(Words(), max_steps=1).steps == 1
 

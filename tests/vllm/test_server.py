@@ -19,7 +19,7 @@ import pytest
 from trl.generation.vllm_client import VLLMClient
 
 from aitrain.engines.colocated import set_deadline
-from aitrain.runs.run_folder import Result
+from aitrain.runs.result import Result
 from aitrain.vllm.adapter_ranks import RANKS
 from tests.vllm.test_colocated import ASKS, DEMO, check_agreement, run
 

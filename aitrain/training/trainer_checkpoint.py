@@ -1,8 +1,9 @@
-"""Writes checkpoints atomically, with everything that an exact resume needs, and restores it.
+"""What of a trainer goes into a checkpoint, and how it is restored from there.
 
-transformers and TRL write weights, optimizer, scheduler and random states. This module adds one pair of files per
-process with what they leave out: the position inside a generation window, and metrics not logged yet. Files of a
-checkpoint are unpickled with torch's `weights_only=True` only.
+runs/checkpoint.py makes the folder a checkpoint, with its manifest, and replaces and deletes it; this module fills it.
+transformers and TRL write weights, optimizer, scheduler and random states. Added here is one pair of files per process
+with what they leave out: the position inside a generation window, and metrics not logged yet. Files of a checkpoint are
+unpickled with torch's `weights_only=True` only.
 """
 
 from __future__ import annotations
@@ -22,9 +23,22 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from aitrain import activity
 from aitrain.engines.scopes import replaced
 from aitrain.errors import CannotWriteError
-from aitrain.runs.checkpoint import PREFIX, STAGING, Manifest, publish, rotate, seal
+from aitrain.runs.checkpoint import (
+    PREFIX,
+    STAGING,
+    Manifest,
+    changed,
+    checkpoints_of,
+    publish,
+    read_manifest,
+    refuse_changes,
+    rotate,
+    seal,
+    step_of,
+)
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.callbacks import EvalState
+from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.trainer import EpisodeTrainer
 
@@ -37,10 +51,10 @@ class CheckpointWriter:
     """Writes the checkpoints of one run."""
 
     folder: RunFolder
-    history: RunRecorder
-    about: Manifest
+    recorder: RunRecorder
+    manifest: Manifest
     """The manifest without what changes from one checkpoint to the next."""
-    standing: EvalState
+    eval_state: EvalState
     limit: int | None
     last: int | None = field(default=None, init=False)
 
@@ -76,16 +90,16 @@ class CheckpointWriter:
         made.mkdir(exist_ok=True)
         write_window(trainer, made)
         write_reference(trainer, made)
-        self.history.sync()
+        self.recorder.sync()
 
     def _finish(self, staging: Path, step: int) -> None:
         made = staging / f"{PREFIX}{step}"
         (made / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
-        now = replace(self.about, step=step, best=self.standing.best, owes_evaluation=self.standing.owes_evaluation)
-        seal(made, now)
+        state = self.eval_state
+        seal(made, replace(self.manifest, step=step, best=state.best, owes_evaluation=state.owes_evaluation))
         publish(made, self.folder.checkpoints / made.name)
         shutil.rmtree(staging, ignore_errors=True)
-        rotate(self.folder, self.limit, self.standing.best)
+        rotate(self.folder, self.limit, state.best)
 
 
 # -- what transformers and TRL leave out
@@ -175,6 +189,34 @@ def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
 
 def _megabytes(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"
+
+
+# -- resuming
+
+SCORED_BY = ("eval_cases", "eval_samples")
+"""Options that must be equal for two evaluations to be comparable."""
+
+
+def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
+    """Compare the run with the one that wrote the checkpoint, and return its evaluations; empty for a new run.
+
+    Raises:
+        ConfigError: it is another run, and `resume_anyway` is not set.
+    """
+    if context.checkpoint is None:
+        return EvalState()
+    before = read_manifest(context.checkpoint)
+    changes = changed(before, now, context.config)
+    if not context.config.resume_anyway:
+        refuse_changes(context.checkpoint, changes)
+    elif changes:
+        context.note(f"Resumed with changes, so without exact reproducibility: {'; '.join(changes)}")
+    best = before.best if before.best and before.best.step in map(step_of, checkpoints_of(context.folder)) else None
+    if best and any(before.config.get(name, now.config[name]) != now.config[name] for name in SCORED_BY):
+        best = None
+        if context.config.save_best:
+            context.note("--save-best compares new scores only: the held-out cases or their samples have changed.")
+    return EvalState(best, before.owes_evaluation, is_same=not changes)
 
 
 class RestoreState(TrainerCallback):  # type: ignore[misc]

@@ -1,0 +1,70 @@
+"""The result of a run: what result.json holds and `aitrain.train` returns."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aitrain.runs.held_out import ScoreTable
+from aitrain.runs.run_folder import RunFolder, read_lines, write_json
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a run. Scores are means over the held-out cases, None where there are none."""
+
+    folder: Path
+    status: str
+    """`finished`, `stopped` or `failed`."""
+    steps: int
+    """Optimizer steps."""
+    seconds: float
+    """Duration of the training, without the scoring before and after."""
+    score_before: float | None
+    score_after: float | None
+    greedy_before: float | None
+    greedy_after: float | None
+    stopped_because: str | None = None
+    model_step: int | None = None
+    """Optimizer step whose weights are in model/."""
+    selection_score: float | None = None
+    """With --save-best, the score that the step was chosen by."""
+    selection_greedy: float | None = None
+    selection_scorings: int | None = None
+    """Number of scorings that it was chosen from."""
+    scores: ScoreTable = field(default_factory=dict)
+    """The scores before and after with their intervals."""
+    eval_cases: int = 0
+    eval_samples: int = 1
+    eval_overlap: int = 0
+    """Held-out cases with the prompt of a training case."""
+    train_cases: int = 0
+    base_model: str = ""
+    environment: str = ""
+    seed: int = 0
+    vllm_restarts: int = 0
+    """How often the run's vLLM server was started again, and got the weights again."""
+
+    @property
+    def model(self) -> Path:
+        """Folder of the trained model or adapter."""
+        return RunFolder(self.folder).model
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, without the version of their format."""
+        lines = read_lines(RunFolder(self.folder).metrics)
+        return [{name: value for name, value in line.items() if name != "schema"} for line in lines]
+
+    def write(self) -> None:
+        """Write result.json."""
+        values = {name: value for name, value in asdict(self).items() if name != "folder"}
+        write_json(RunFolder(self.folder).result, {**values, "model": str(self.model.resolve())})
+
+    @classmethod
+    def read(cls, folder: Path) -> Result:
+        """Read the result of a run that has ended; fields that an older run lacks get their defaults."""
+        values = json.loads(RunFolder(folder).result.read_text(encoding="utf-8"))
+        return cls(folder, **{name: values[name] for name in cls.__dataclass_fields__ if name in values})

@@ -1,0 +1,216 @@
+"""Makes the trainer of a run, with its callbacks. Cheap checks come first, so that most errors come before a model is
+loaded."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object, set_seed
+from transformers.utils import logging as transformers_logging
+
+from aitrain import activity
+from aitrain.batch import plan_batch, schedule_cases
+from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
+from aitrain.environment.tools import Tools
+from aitrain.errors import ConfigError
+from aitrain.options.train import TrainConfig
+from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
+from aitrain.rollout.episode import refuse_tools_for_strings
+from aitrain.rollout.limits import Limits
+from aitrain.runs.checkpoint import Manifest
+from aitrain.runs.environment_source import keep_source
+from aitrain.runs.held_out import bounds_of
+from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.run_folder import write_json
+from aitrain.training.callbacks import EvalCallback, EvalState, MetricsReporter, StopCallback
+from aitrain.training.chat_templates import chat_format
+from aitrain.training.dataset import build, check_chat_template, columns, fingerprint
+from aitrain.training.diagnostics import DiagnosticsCallback, RatioAdvice
+from aitrain.training.distributed import init_processes
+from aitrain.training.evaluation import BATCH, EvalPlan
+from aitrain.training.held_out_scoring import HeldOutScoring
+from aitrain.training.holdout import DatasetSplit, PromptLimit, check_enough, prompt_limit, split
+from aitrain.training.hub import check_hub_token
+from aitrain.training.model import (
+    Precision,
+    check_vocabulary,
+    choose_precision,
+    context_length,
+    load_model,
+    load_tokenizer,
+    lora_config,
+)
+from aitrain.training.non_finite import check_weights_finite
+from aitrain.training.provenance import describe_run
+from aitrain.training.run_context import RunContext
+from aitrain.training.run_recorder import RunRecorder
+from aitrain.training.server_engine import ServedRun, server_engine_factory
+from aitrain.training.tracking import Tracking
+from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
+from aitrain.training.trainer_checkpoint import CheckpointWriter, RestoreState, resumed_eval_state
+from aitrain.training.trl_arguments import Lengths, fit_vllm, fit_warmup, grpo_arguments, grpo_config, refuse_sharded
+from aitrain.training.zero_variance import StopOnZeroVariance
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A trainer with its callbacks, and what a job needs beside it."""
+
+    inputs: TrainerInputs
+    trainer: EpisodeTrainer
+    split: DatasetSplit
+    precision: Precision
+    held_out: HeldOutScoring
+    eval_state: EvalState
+    stopper: StopCallback
+    tracking: Tracking
+
+
+def prepare(context: RunContext) -> Prepared:
+    """Load and check everything, and make the trainer. Every rank must call this.
+
+    Raises:
+        AitrainError: an option, the environment or the model cannot be used.
+    """
+    transformers_logging.disable_progress_bar()
+    context.runner.tell = context.note
+    check_methods(context.runner.environment)
+    precision = choose_precision(context.config)
+    if precision.dtype == torch.bfloat16 and not context.config.peft:
+        context.note("dtype bfloat16: small updates of such weights round to nothing; float32 keeps them.")
+    inputs, parts = _trainer_inputs(context, precision)
+    return _assemble(context, inputs, parts, precision)
+
+
+def _trainer_inputs(context: RunContext, precision: Precision) -> tuple[TrainerInputs, DatasetSplit]:
+    """What the trainer is made of, and the split that its cases are part of."""
+    config, environment = context.config, context.runner.environment
+    batch = plan_batch(config, init_processes(config, precision))
+    arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
+    refuse_sharded(arguments, config)
+    check_hub_token(config)
+
+    context.enter("building the dataset")
+    tokenizer = load_tokenizer(config)
+    set_seed(config.seed)
+    built = build(context.runner, tokenizer)
+    cases = built[0]
+    check_chat_template(cases, tokenizer)
+    check_contract(environment, columns(built))
+    chat = chat_format(tokenizer, arguments.chat_template_kwargs)
+    tools = _shown_tools(context, chat, cases[0].prompt)
+    chat = _episode_format(context, chat, tools, cases.is_chat)
+    context.stop.check()
+
+    context.enter(f"loading {config.model}")
+    model = load_model(config, precision.dtype)
+    check_weights_finite(model, config.model)
+    check_vocabulary(tokenizer, model)
+    context_tokens = context_length(config, model)
+    limit = PromptLimit(chat, prompt_limit(config, context_tokens), tools.schemas)
+    parts = split(built, config, limit, batch.prompts_per_step)
+    check_enough(parts, batch.prompts_per_step, limit.tokens)
+    for text in parts.notes(limit.tokens):
+        context.note(text)
+    if config.use_vllm:
+        is_one_turn = level_of(environment) == "score_episode" and not len(tools)
+        new_tokens = config.rl_max_new_tokens if is_one_turn else config.rl_max_episode_tokens
+        context_tokens = fit_vllm(arguments, config, _lengths(config, parts, limit, new_tokens, context_tokens))
+    limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context_tokens)
+
+    schedule = schedule_cases(config, batch, len(parts.train))
+    arguments.max_steps = schedule.steps  # all that TRL knows of the schedule
+    if schedule.filled:
+        context.note(str(schedule))
+    if note := fit_warmup(arguments):
+        context.note(note)
+    served = ServedRun(config, context.folder, lambda: context.stop.requested, context.note)
+    serve, lora = server_engine_factory(served, context_tokens), lora_config(config)
+    inputs = TrainerInputs(
+        model, tokenizer, arguments, parts.train, context.runner, chat, limits, schedule, lora, serve
+    )
+    return inputs, parts
+
+
+def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, precision: Precision) -> Prepared:
+    """The trainer, and its callbacks in the order in which they are called."""
+    config, environment = context.config, context.runner.environment
+    facts, processes = describe_run(config, environment), PartialState().num_processes
+    manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes, facts["packages"])
+    eval_state = resumed_eval_state(context, manifest)
+    recorder, tracking = RunRecorder(context.folder, context.checkpoint), Tracking(context)
+    checkpoints = CheckpointWriter(context.folder, recorder, manifest, eval_state, config.save_total_limit)
+
+    def write(records: list[RolloutRecord]) -> None:
+        tracking.see(records)
+        recorder.add_rollouts(records)
+
+    advice, bounds = RatioAdvice.of(config, inputs.arguments), bounds_of(config.rl_score_range)
+    reporter = MetricsReporter(recorder, context.progress, context.announce)
+    callbacks = [tracking, reporter, DiagnosticsCallback(context.note, advice, bounds)]
+    activity.own.enter("preparing the trainer", moves_files=True)
+    try:
+        trainer = EpisodeTrainer(inputs, TrainerHooks(write, context.note, callbacks, checkpoints.save))
+    except (ValueError, ImportError, NotImplementedError) as error:
+        raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
+
+    batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
+    plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)
+    held_out, stopper = HeldOutScoring(context, trainer, plan, recorder, tracking), StopCallback(context.stop)
+    if config.stop_when_flat is not None:
+        trainer.add_callback(StopOnZeroVariance(config.stop_when_flat, trainer.zero_variance, context.stop.end_run))
+    trainer.add_callback(stopper)
+    trainer.add_callback(EvalCallback(config, held_out.after_step, eval_state, inputs.schedule.ends_epoch))
+    if context.checkpoint is not None:
+        trainer.add_callback(RestoreState(context.checkpoint, trainer, eval_state.is_same))
+    context.progress.pids = gather_object([os.getpid()])
+    if trainer.accelerator.is_main_process:
+        write_json(context.folder.environment, facts)
+        keep_source(environment, context.folder.environment_source)
+    return Prepared(inputs, trainer, parts, precision, held_out, eval_state, stopper, tracking)
+
+
+def _lengths(
+    config: TrainConfig, parts: DatasetSplit, limit: PromptLimit, new_tokens: int | None, context_tokens: int | None
+) -> Lengths:
+    """Lengths of the longest episode. `new_tokens` limits what follows the prompt; without a limit, the environment may
+    fill the context."""
+    if new_tokens is None:
+        return Lengths(context_tokens or config.rl_max_turns * config.rl_max_new_tokens, context_tokens)
+    cases = (*parts.train, *parts.held_out)
+    whole = new_tokens + max(len(limit.chat.prompt_ids(case.prompt, limit.tools)) for case in cases)
+    return Lengths(new_tokens, min(whole, context_tokens or whole))
+
+
+def _shown_tools(context: RunContext, chat: ChatFormat, prompt: Prompt) -> Tools:
+    """The tools that the model is shown, with a note if they are JSON schemas whose calls the environment runs itself.
+    A prompt that is a string has no place for schemas."""
+    environment = context.runner.environment
+    tools, is_text = Tools.of(environment), isinstance(prompt, str)
+    if not (tools.are_only_shown or (is_text and tools.of_schemas and tools.schemas)):
+        return tools
+    is_shown = not is_text and chat.prompt_text(prompt, tools.schemas) != chat.prompt_text(prompt)
+    why = "the prompts are strings" if is_text else "the chat template has no place for them"
+    shown = "The model is shown the schemas of get_tools" if is_shown else f"get_tools is not used: {why}"
+    method = f"{type(environment).__name__}.{level_of(environment)}"
+    context.note(f"{shown}; tool calls in its answers are not run, {method} gets the answers unchanged.")
+    return tools if is_shown else Tools()
+
+
+def _episode_format(context: RunContext, chat: ChatFormat, tools: Tools, is_chat: bool) -> ChatFormat:
+    """The chat format for episodes; with several turns, one whose template is prefix-preserving.
+
+    Raises:
+        ConfigError: this model has no such template, or cannot be shown the environment's tools.
+    """
+    if not is_chat:
+        refuse_tools_for_strings(tools.schemas)
+        return chat
+    following = [] if level_of(context.runner.environment) == "score_episode" else ["user"]
+    fit = format_for_episodes(chat, [*following, "tool"] if len(tools) else following)
+    if fit is not chat:
+        context.note("This model's chat template is not prefix-preserving; TRL's training template is used.")
+    return fit

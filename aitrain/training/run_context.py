@@ -1,0 +1,98 @@
+"""What a run is given from outside: its options and folder, its environment, its listener, and requests to stop."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
+
+from aitrain import activity
+from aitrain.environment.runner import EnvRunner
+from aitrain.errors import Interrupted
+from aitrain.events import Announce, Note, Phase
+from aitrain.options.train import TrainConfig
+from aitrain.runs.heartbeat import Progress
+from aitrain.runs.run_folder import RunFolder
+
+
+@dataclass
+class StopRequest:
+    """A request to stop this process: by Ctrl-C, SIGTERM, the end of the parent process, or the run itself."""
+
+    raises_on_second: bool = False
+    """Whether a second request interrupts at once: in a notebook. A worker may get a signal from its parent and from
+    torchrun."""
+    requested: bool = False
+    reason: str | None = None
+    """Set if the run itself requested the stop."""
+
+    def request(self, *_: object) -> None:
+        """Request a stop after the current step; also a signal handler."""
+        if self.requested and self.raises_on_second:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    @contextmanager
+    def on_signals(self) -> Iterator[StopRequest]:
+        """Handle SIGINT and SIGTERM as stop requests; Python delivers signals to the main thread only."""
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        before = [(number, signal.signal(number, self.request)) for number in numbers]
+        try:
+            yield self
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+
+    def end_run(self, reason: str) -> None:
+        """Request a stop after the current step for a reason of the run itself; the first reason is kept."""
+        self.reason = self.reason or reason
+
+    def check(self) -> None:
+        """Stop now if requested; called before the first step, when there is nothing to save.
+
+        Raises:
+            Interrupted: a process was asked to stop.
+        """
+        if self.on_any_rank():
+            raise Interrupted("Stopped before the first step.")
+
+    def on_any_rank(self) -> bool:
+        """Whether any rank was asked to stop, so that all of them stop together. Every rank must call this."""
+        state, is_requested = PartialState(), self.requested or self.reason is not None
+        if state.num_processes == 1:
+            return is_requested
+        return bool(reduce(torch.tensor(int(is_requested), device=state.device), reduction="sum").item())
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """One run, as the process that calls it sees it."""
+
+    config: TrainConfig
+    folder: RunFolder
+    runner: EnvRunner
+    """Runs the environment; a run closes it at its end."""
+    announce: Announce
+    """Gets the events of the run."""
+    stop: StopRequest = field(default_factory=StopRequest)
+    checkpoint: Path | None = None
+    """The checkpoint to resume from, None for a new run."""
+    progress: Progress = field(default_factory=Progress)
+    """What status.json shows."""
+
+    def note(self, text: str) -> None:
+        """Show the user a note, which stays on the screen."""
+        self.announce(Note(text))
+
+    def enter(self, phase: str, moves_files: bool = True) -> None:
+        """Begin a phase of the run, for the screen and for the watchdog on every rank."""
+        activity.own.enter(phase, moves_files=moves_files)
+        self.announce(Phase(phase))
