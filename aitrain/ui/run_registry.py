@@ -14,7 +14,7 @@ from aitrain.runs.json_values import JsonObject, as_float
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
 from aitrain.ui.cases import case_rows, most_changed
-from aitrain.ui.episodes import EpisodePage, Found, Query, Transcript, episode, find, page_of
+from aitrain.ui.episodes import Found, Query, episode, find, page_of
 from aitrain.ui.summary import RunSummary, summary
 
 PATIENCE = 0.3
@@ -89,11 +89,11 @@ class OpenRun:
         rows = case_rows(self.rollouts)
         return {"rows": [asdict(row) for row in most_changed(rows, MOST_CASES)], "count": len(rows)}
 
-    def episodes(self, query: Query, start: int) -> EpisodePage:
+    def episodes(self, query: Query, start: int) -> JsonObject:
         """One page of the episodes that a query asks for."""
         return page_of(self.rollouts, _found(self, len(self.rollouts.entries), query), start)
 
-    def episode(self, number: int) -> Transcript | None:
+    def episode(self, number: int) -> JsonObject | None:
         """One episode, None when there is none of that number."""
         return episode(self.rollouts, number) if 0 <= number < len(self.rollouts.entries) else None
 

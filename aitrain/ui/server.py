@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 from aitrain.errors import RequestRefusedError
-from aitrain.ui.episodes import Query, Transcript
+from aitrain.runs.json_values import JsonObject
+from aitrain.ui.episodes import Query
 from aitrain.ui.page import SCRIPTS, SERVED_POLICY, STYLES, asset, served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
 
@@ -162,7 +163,7 @@ def _query(parameters: Parameters) -> Query:
     return Query(eval_phase, step, case, low, high, failure, stop, text[:1000], order)
 
 
-def _episode(registry: RunRegistry, parameters: Parameters) -> Transcript:
+def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
     number = _whole(parameters, "n")
     found = None if number is None else _run(registry, parameters).episode(number)
     if found is None:
