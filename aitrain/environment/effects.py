@@ -9,11 +9,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from types import ModuleType
 
-from aitrain.environment.abstract_values import (
-    EMPTY,
-    UNKNOWN,
-    Value,
-)
+from aitrain.environment.abstract_values import EMPTY, UNKNOWN, Value
 from aitrain.environment.state_report import StateAccess
 
 MUTATING_METHODS = {
@@ -78,9 +74,9 @@ def is_display(node: ast.expr) -> bool:
     return isinstance(node, (ast.List, ast.ListComp, ast.Tuple, ast.Set, ast.SetComp, ast.Dict, ast.DictComp))
 
 
-def is_query(arguments: list[Value]) -> bool:
+def is_query(statement: Value) -> bool:
     """Whether an SQL statement is read-only."""
-    text = arguments[0].known if arguments else UNKNOWN
+    text = statement.known
     return isinstance(text, str) and text.lstrip().lower().startswith(("select", "explain"))
 
 
