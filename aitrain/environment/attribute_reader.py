@@ -177,6 +177,17 @@ class AttributeReader(AccessLog):
             return Value(sources)
         return Value(sources, roots=container.parts, known=sample_of(container.known))
 
+    def _get_by_name(self, arguments: list[ast.expr]) -> Value:
+        """`getattr(self, ...)`."""
+        if arguments and isinstance(arguments[0], ast.Constant):
+            return self._attribute_of_self(str(arguments[0].value))
+        for name in dir(self.type):  # the name is computed: any method may be called
+            if not name.startswith("__") and name not in ("build_dataset", "build_eval_dataset", "reference"):
+                _, found = find_in_mro(self.type, name, None)
+                if is_method(found):
+                    self._refer(name, Value(known=found, receiver=SELF))
+        return Value()
+
     # -- writes
 
     def _store_attribute(self, owner: Value, name: str, value: Value, is_new: bool) -> None:
@@ -204,3 +215,12 @@ class AttributeReader(AccessLog):
         if container.known is os.environ and value.known is UNKNOWN:
             self._change_process("os.environ")
         self._change(container.roots, "item", self._depends_on(container, key, value))
+
+    def _set_by_name(self, owner: Value, arguments: list[ast.expr]) -> Value:
+        """`setattr(owner, ...)` and `delattr`."""
+        named = arguments[0].value if arguments and isinstance(arguments[0], ast.Constant) else "?"
+        if owner.is_self or owner.is_class:
+            self._store_attribute(owner, str(named), Value(), False)
+        else:
+            self._change(owner.roots, "change")
+        return Value()

@@ -17,13 +17,11 @@ from aitrain.environment.abstract_values import (
     Arguments,
     Value,
     bind_parameters,
-    find_in_mro,
     is_consumable,
     is_data_object,
     is_instance,
     is_library_object,
     is_lock,
-    is_method,
     item_of,
     merge_exact,
     merge_values,
@@ -151,24 +149,6 @@ class CallReader(AttributeReader):
             locks = is_lock(site.node.func.value, callee.receiver) if isinstance(site.node.func, ast.Attribute) else 0
             self.locks = max(0, self.locks + (locks if method == "acquire" else -locks))
         return self._method_of_state(site) if site.receiver.roots else None
-
-    def _set_by_name(self, owner: Value, arguments: list[ast.expr]) -> Value:
-        named = arguments[0].value if arguments and isinstance(arguments[0], ast.Constant) else "?"
-        if owner.is_self or owner.is_class:
-            self._store_attribute(owner, str(named), Value(), False)
-        else:
-            self._change(owner.roots, "change")
-        return Value()
-
-    def _get_by_name(self, arguments: list[ast.expr]) -> Value:
-        if arguments and isinstance(arguments[0], ast.Constant):
-            return self._attribute_of_self(str(arguments[0].value))
-        for name in dir(self.type):  # the name is computed: any method may be called
-            if not name.startswith("__") and name not in ("build_dataset", "build_eval_dataset", "reference"):
-                _, found = find_in_mro(self.type, name, None)
-                if is_method(found):
-                    self._refer(name, Value(known=found, receiver=SELF))
-        return Value()
 
     def _method_of_state(self, site: _CallSite) -> Value | None:
         """Interpret a method call on shared state."""
