@@ -21,7 +21,7 @@ from aitrain import Result, TrainConfig
 from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
 from aitrain.engines.hf_sampling import LocalSampling
 from aitrain.engines.sampling import Sampling
-from aitrain.launch.sampling_note import note_on_truncation
+from aitrain.launch.preflight import note_on_truncation
 from aitrain.rollout.stop_strings import StopStrings
 from aitrain.runs.run_folder import read_lines
 from aitrain.training.scopes import replaced
