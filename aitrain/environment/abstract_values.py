@@ -152,11 +152,6 @@ def names_self(node: ast.AST, names: Mapping[str, Value]) -> bool:
     return any(isinstance(each, ast.Name) and each.id in own for each in ast.walk(node))
 
 
-def is_super(node: ast.Call) -> bool:
-    """Whether a call is `super()`."""
-    return isinstance(node.func, ast.Name) and node.func.id == "super"
-
-
 def is_plain(value: object) -> bool:
     """Whether an object is immutable, or a module or function."""
     return isinstance(value, _PLAIN) or (isinstance(value, tuple) and all(map(is_plain, value)))
@@ -264,17 +259,14 @@ def unwrap_function(found: object) -> tuple[FunctionType | None, bool, bool]:
     return found if isinstance(found, FunctionType) else None, is_static, of_class
 
 
-def _own_parameter(name: str) -> Value:
-    return Value(frozenset({name}), exact=frozenset({name}))
-
-
 def bind_parameters(node: FunctionNode, given: Arguments) -> dict[str, Value]:
     """Values of a function's parameters; parameters of an entry point are their own sources."""
     positional = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
     rest = merge_values(given.values)
     default = Value(rest.sources, elements=rest.parts) if given.has_star or "**" in given.keywords else Value()
     every = [*positional, *(each.arg for each in node.args.kwonlyargs)]
-    names = {name: _own_parameter(name) if given.is_entry else default for name in every}
+    own = {name: Value(frozenset({name}), exact=frozenset({name})) for name in every}
+    names = own if given.is_entry else dict.fromkeys(every, default)
     names |= dict(zip(positional, given.positional, strict=False))
     names |= {name: value for name, value in given.keywords.items() if name in names}
     if node.args.vararg is not None:

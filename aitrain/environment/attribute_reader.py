@@ -22,7 +22,6 @@ from aitrain.environment.abstract_values import (
     is_data_object,
     is_method,
     is_plain,
-    is_super,
     methods_in,
     sample_of,
     static_attribute,
@@ -74,7 +73,8 @@ class AttributeReader(AccessLog):
         return Value(known=value, is_class=inspect.isclass(value) and value in self.type.__mro__[:-1])
 
     def _attribute(self, node: ast.Attribute, frame: CallFrame, is_called: bool = False, use: Use = "all") -> Value:
-        if isinstance(node.value, ast.Call) and is_super(node.value):
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id == "super":
             first = next(iter(frame.names.values()), Value())
             base = Value(is_self=first.is_self, is_class=first.is_class, after=frame.owner)
         else:

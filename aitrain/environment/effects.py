@@ -6,11 +6,9 @@ import ast
 import random
 import threading
 from contextvars import ContextVar
-from dataclasses import replace
 from types import ModuleType
 
 from aitrain.environment.abstract_values import EMPTY, UNKNOWN, Value
-from aitrain.environment.state_report import StateAccess
 
 MUTATING_METHODS = {
     "pop", "popitem", "clear", "remove", "discard", "sort", "reverse", "popleft", "rotate", "subtract", "setdefault",
@@ -93,8 +91,3 @@ def is_one_time_message(node: ast.If) -> bool:
 def _is_message(node: ast.expr) -> bool:
     name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
     return name == "print" or name.rpartition(".")[2] in LOG_METHODS
-
-
-def as_one_time_message(access: StateAccess) -> StateAccess:
-    """Mark the assignment of a one-time message's flag as equal in each call."""
-    return replace(access, depends_on=EMPTY) if access.kind == "store" else access

@@ -55,11 +55,7 @@ def shown_tool(item: ToolJson) -> Tool:
         raise InvalidToolError('the schema has no "name"\nGive it the name that the model is to call.')
     _check_schema(item, inner.get("parameters") or {})
     full = {"type": "function", **(item if inner is not item else {"function": item})}
-    return Tool(name, full, _not_run, functools.partial(_checked, {}))
-
-
-def _not_run(**_: object) -> None:
-    """Stands for the method of a schema that names none."""
+    return Tool(name, full, lambda **_: None, functools.partial(_checked, {}))
 
 
 def _check_schema(item: ToolJson, parameters: object) -> None:
@@ -107,14 +103,10 @@ def _misfit(value: object, schema: ToolJson) -> str:
     names = names if isinstance(names, list) else [names]
     if value is None and schema.get("nullable"):
         return ""
-    if names and not any(_is_of_type(value, str(name)) for name in names):
+    # a type that JSON does not have fits everything; True is no number
+    kinds = [kind for kind in map(str, names) if kind == "boolean" or kind not in _TYPES or not isinstance(value, bool)]
+    if names and not any(kind not in _TYPES or isinstance(value, _TYPES[kind]) for kind in kinds):
         return f"should be of type {' or '.join(map(str, names))}"
     options = schema.get("enum")
     is_option = not isinstance(options, list) or value in options
     return "" if is_option else f"should be one of {json.dumps(options, ensure_ascii=False)}"
-
-
-def _is_of_type(value: object, name: str) -> bool:
-    """A type that JSON does not have fits everything; True is no number."""
-    types_of = _TYPES.get(name)
-    return types_of is None or (isinstance(value, types_of) and (name == "boolean" or not isinstance(value, bool)))

@@ -28,7 +28,7 @@ from aitrain.environment.abstract_values import (
     names_self,
 )
 from aitrain.environment.access_log import CallFrame, StoredRoots, merge_states
-from aitrain.environment.effects import as_one_time_message, is_one_time_message
+from aitrain.environment.effects import is_one_time_message
 from aitrain.environment.expression_reader import ExpressionReader
 from aitrain.environment.state_report import AccessClassifier, StateReport
 from aitrain.environment.state_watch import is_users_object
@@ -156,13 +156,11 @@ class _EpisodeReader(ExpressionReader):
             self.state, frame.names, first = begin, dict(before), len(self.accesses)
             self._block(block, frame)
             ends.append((self.state, frame.names))
-            if says_once:
-                self.accesses[first:] = [as_one_time_message(access) for access in self.accesses[first:]]
-            if self.state is None:  # the call ends in this branch, so its condition matters
-                self.accesses[first:] = [
-                    replace(access, depends_on=None) if access.kind == "store" else access
-                    for access in self.accesses[first:]
-                ]
+            for number, access in enumerate(self.accesses[first:], first):
+                if access.kind == "store" and (says_once or self.state is None):
+                    # a flag is equal in each call; where the call ends in this branch, its condition matters
+                    depends_on = None if self.state is None else EMPTY
+                    self.accesses[number] = replace(access, depends_on=depends_on)
         self.conditions.pop()
         self._join(ends, before, frame)
 

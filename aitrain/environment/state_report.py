@@ -74,7 +74,8 @@ class AccessClassifier:
         place = (changes or writes)[0].place
         in_place = all(access.kind != "store" for access in writes)
         is_locked = all(access.is_locked for access in writes)
-        is_read = bool(reads) or self.unclear is not None or self._is_read_unseen(root)
+        above = [access.root[:-1] for access in self.accesses if access.root.endswith(".*")]
+        is_read = bool(reads) or self.unclear is not None or root.startswith(tuple(above))
         if not changes and not first_reads and is_read:  # classes and modules cannot be copied per call
             is_own = root.startswith("self.") and root.count(".") == 1  # attributes of helpers are not copied
             (report.scratch if is_own else report.carried)[root] = place
@@ -89,10 +90,6 @@ class AccessClassifier:
             report.shared.add(root)
         else:
             report.carried[root] = place
-
-    def _is_read_unseen(self, root: str) -> bool:
-        above = {access.root[:-1] for access in self.accesses if access.root.endswith(".*")}
-        return any(root.startswith(each) for each in above)
 
     def _is_cache(self, access: StateAccess, above: frozenset[str] = EMPTY) -> bool:
         """Whether every call writes the same value, so that their order does not matter."""
