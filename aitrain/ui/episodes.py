@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TypeVar
@@ -48,23 +47,14 @@ class Query:
     def takes(self, entry: IndexEntry, by_case_idx: bool = False) -> bool:
         """Whether an episode is asked for, but for its text; `case` names the row, or its `case_idx`."""
         return (
-            self._takes_phase(entry)
+            self.eval_phase in ("", "held-out" if entry.eval_phase else "training", entry.eval_phase)
             and self.step in (None, entry.step)
             and self.case in ("", entry.case_idx if by_case_idx else entry.case)
-            and self._takes_score(entry.score)
-            and (not self.failure or entry.failure == self.failure or (self.failure == "any" and bool(entry.failure)))
+            and (self.low is None or (entry.score is not None and entry.score >= self.low))
+            and (self.high is None or (entry.score is not None and entry.score <= self.high))
+            and self.failure in ("", entry.failure, "any" if entry.failure else "")
             and self.stop in ("", entry.stop)
         )
-
-    def _takes_phase(self, entry: IndexEntry) -> bool:
-        kind = "held-out" if entry.eval_phase else "training"
-        return self.eval_phase in ("", kind, entry.eval_phase)
-
-    def _takes_score(self, score: float | None) -> bool:
-        if self.low is None and self.high is None:
-            return True
-        low = -math.inf if self.low is None else self.low
-        return score is not None and low <= score <= (math.inf if self.high is None else self.high)
 
 
 @dataclass(frozen=True)
@@ -78,6 +68,14 @@ class Found:
 def group_of(entry: IndexEntry) -> tuple[int, str, int, str]:
     """What an episode's group is known by; of held-out cases, the samples of one case in one scoring."""
     return entry.step, entry.eval_phase, entry.group, entry.case if entry.eval_phase else ""
+
+
+def grouped(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[list[int]]:
+    """Numbers of episodes, group by group."""
+    groups: dict[tuple[int, str, int, str], list[int]] = {}
+    for number in numbers:
+        groups.setdefault(group_of(entries[number]), []).append(number)
+    return list(groups.values())
 
 
 def find(rollouts: RolloutIndex, query: Query) -> Found:
@@ -107,20 +105,17 @@ def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iter
             yield None
             return
         lowered = raw.lower()
-        if any(needle in lowered for needle in needles) and wanted in _folded(_all_text(raw)):
-            hits += 1
-            yield number
+        if any(needle in lowered for needle in needles):
+            record = RolloutRecord.from_json(parse_object(raw) or {})
+            asked, said = record.transcript()
+            parts = [text for message in (*asked, *said) for text in (message.text, *sum(message.calls, ()))]
+            if wanted in _folded("\n".join([*parts, record.error.message if record.error else ""])):
+                hits += 1
+                yield number
 
 
 def _folded(text: str) -> bytes:
     return text.encode(errors="replace").lower()
-
-
-def _all_text(raw: bytes) -> str:
-    record = RolloutRecord.from_json(parse_object(raw) or {})
-    asked, said = record.transcript()
-    parts = [text for message in (*asked, *said) for text in (message.text, *sum(message.calls, ()))]
-    return "\n".join([*parts, record.error.message if record.error else ""])
 
 
 def _sorted(entries: Sequence[IndexEntry], numbers: list[int], order: str) -> list[int]:
@@ -128,10 +123,8 @@ def _sorted(entries: Sequence[IndexEntry], numbers: list[int], order: str) -> li
         return sorted(
             numbers, key=lambda number: (entries[number].step, entries[number].eval_phase, entries[number].group)
         )
-    groups: dict[tuple[int, str, int, str], list[int]] = {}
-    for number in numbers:
-        groups.setdefault(group_of(entries[number]), []).append(number)
-    ranked = sorted(groups.values(), key=lambda group: _rank([entries[number] for number in group], order))
+    groups = grouped(entries, numbers)
+    ranked = sorted(groups, key=lambda group: _rank([entries[number] for number in group], order))
     return [number for group in ranked for number in group]
 
 

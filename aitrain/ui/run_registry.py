@@ -124,11 +124,11 @@ class RunRegistry:
         """All runs by id, the newest first where a folder of runs was given."""
         with self._lock:
             paths = list(dict.fromkeys(path for place in self.places for path in _runs_in(place)))[:MOST_RUNS]
-            taken = {run.id for run in self.opened.values()}
             for path in paths:
                 if path not in self.opened:
-                    self.opened[path] = OpenRun(_unused(path.name, taken), path)
-                    taken.add(self.opened[path].id)
+                    taken = {run.id for run in self.opened.values()}
+                    names = [path.name, *(f"{path.name} ({number})" for number in range(2, len(taken) + 2))]
+                    self.opened[path] = OpenRun(next(name for name in names if name not in taken), path)
             return {self.opened[path].id: self.opened[path] for path in paths}
 
 
@@ -145,26 +145,19 @@ def is_run(path: Path) -> bool:
     return path.is_dir() and any((path / sign).exists() for sign in SIGNS)
 
 
-def _unused(name: str, taken: set[str]) -> str:
-    numbers = (name if number == 1 else f"{name} ({number})" for number in range(1, len(taken) + 2))
-    return next(one for one in numbers if one not in taken)
-
-
 def places(words: Iterable[str], runs: Path = Path(RUNS)) -> list[Path]:
     """What a user named: paths, or names of runs in `runs`; without any, all of `runs`.
 
     Raises:
         ConfigError: there is no such thing.
     """
-    found = [_place(word, runs) for word in words] or [runs]
-    if not found[0].exists():
+    found: list[Path] = []
+    for word in words:
+        path = next((path for path in (Path(word).expanduser(), runs / word) if path.exists()), None)
+        if path is None:
+            near = did_you_mean(word, [path.name for path in runs.iterdir()] if runs.is_dir() else [])
+            raise ConfigError(f"There is no run, folder or file {word}.{near}")
+        found.append(path)
+    if not found and not runs.exists():
         raise ConfigError(f"There is no folder {runs} here: no run to show yet\nSay where runs are: aitrain view PATH")
-    return found
-
-
-def _place(word: str, runs: Path) -> Path:
-    for path in (Path(word).expanduser(), runs / word):
-        if path.exists():
-            return path
-    known = [path.name for path in runs.iterdir()] if runs.is_dir() else []
-    raise ConfigError(f"There is no run, folder or file {word}.{did_you_mean(word, known)}")
+    return found or [runs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -139,12 +139,16 @@ def show_result(result: Result, scores: ScoreTable, console: Console) -> None:
     console.print(Text(f"{result.steps} steps in {duration(result.seconds)}", style="dim"))
     if len(rewards) > 1:
         console.print(Text(f"\nreward over {result.steps} steps"))
-        ramp = ASCII if console.options.ascii_only else BLOCKS
-        for line in curve(rewards, width=min(60, console.width - 8), ramp=ramp):
-            console.print(Text(line))
+        console.print(reward_curve(rewards, console))
     console.print(Text(f"\nrun folder: {result.folder}"), soft_wrap=True)
     if (report := RunFolder(result.folder).report).exists():
         console.print(Text(f"report: {report}"), soft_wrap=True)
+
+
+def reward_curve(rewards: Sequence[float], console: Console) -> Text:
+    """The curve of the rewards, as wide as the terminal allows."""
+    ramp = ASCII if console.options.ascii_only else BLOCKS
+    return Text("\n".join(curve(rewards, min(60, console.width - 8), ramp=ramp)))
 
 
 def score_table(scores: ScoreTable) -> Text:

@@ -19,9 +19,8 @@ from aitrain.ui.dashboard import brief, number
 from aitrain.ui.duration import duration
 from aitrain.ui.episodes import Query, find, group_of, tool_name
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.plot import ASCII, BLOCKS, curve
-from aitrain.ui.summary import EpisodeCounts, RunSummary, count, summary
-from aitrain.ui.terminal import score_table
+from aitrain.ui.summary import EpisodeCounts, count, summary
+from aitrain.ui.terminal import reward_curve, score_table
 
 GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = 4
@@ -35,16 +34,11 @@ def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
     unless the query says of which."""
     entries = rollouts.entries
     if not query.eval_phase and query.step is None and not query.case:
-        query = _newest(entries)
+        phases = [entry.eval_phase for entry in entries if entry.eval_phase and not entry.eval_phase.endswith("greedy")]
+        last = max((entry.step for entry in entries), default=0)
+        query = Query(eval_phase=phases[-1]) if phases else Query(eval_phase="training", step=last)
     found = [number for number in find(rollouts, query).numbers if entries[number].score is not None]
     return sorted(found, key=lambda number: entries[number].score or 0.0)
-
-
-def _newest(entries: Sequence[IndexEntry]) -> Query:
-    held_out = [entry for entry in entries if entry.eval_phase and not entry.eval_phase.endswith("greedy")]
-    if held_out:
-        return Query(eval_phase=held_out[-1].eval_phase)
-    return Query(eval_phase="training", step=max((entry.step for entry in entries), default=0))
 
 
 # -- the run
@@ -53,10 +47,14 @@ def _newest(entries: Sequence[IndexEntry]) -> Query:
 def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator[RenderableType]:
     """What was run, what came of it, the curve, what its episodes came to."""
     found = summary(folder, rollouts)
-    yield Text.assemble(
-        (escape_controls(found["name"]), "bold"), f"  {escape_controls(found['status'])}{_extent(found)}"
-    )
-    yield Text(escape_controls(_what(found)), style="dim")
+    options, result = {row["name"]: row["value"] for row in found["options"]}, found["result"]
+    steps, seconds = result["steps"] or found["step"], result["seconds"]
+    extent = ("" if steps is None else f"  {steps:.0f} steps") + (f" in {duration(seconds)}" if seconds else "")
+    yield Text.assemble((escape_controls(found["name"]), "bold"), f"  {escape_controls(found['status'])}{extent}")
+    counts = {"cases": result["train_cases"], "held out": result["eval_cases"]}
+    parts = [options.get("model"), found["environment"].get("class")]
+    parts += [f"{count} {name}" for name, count in counts.items() if count]
+    yield Text(escape_controls(", ".join(str(part) for part in parts if part)), style="dim")
     yield Text()
     yield score_table(found["scores"])
     if chosen := found["selection"]:
@@ -65,25 +63,11 @@ def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator
     rewards = [value for value in found["curves"]["series"].get("reward", []) if value is not None]
     if len(rewards) > 1:
         yield Text(f"\nreward, {number(rewards[0])} in the first step, {number(rewards[-1])} in the last")
-        ramp = ASCII if console.options.ascii_only else BLOCKS
-        yield from map(Text, curve(rewards, min(60, console.width - 8), ramp=ramp))
+        yield reward_curve(rewards, console)
     yield Text()
     yield _counts(count(rollouts))
     command = escape_controls(f"aitrain show {shlex.quote(str(folder))}")
     yield Text(f"\nlook closer: {command} --worst, --failed, --step N, --case N", style="dim")
-
-
-def _extent(found: RunSummary) -> str:
-    steps, seconds = found["result"]["steps"] or found["step"], found["result"]["seconds"]
-    return (f"  {steps:.0f} steps" if steps is not None else "") + (f" in {duration(seconds)}" if seconds else "")
-
-
-def _what(found: RunSummary) -> str:
-    options, result = {row["name"]: row["value"] for row in found["options"]}, found["result"]
-    counts = {"cases": result["train_cases"], "held out": result["eval_cases"]}
-    parts = [options.get("model"), found["environment"].get("class")]
-    parts += [f"{count} {name}" for name, count in counts.items() if count]
-    return ", ".join(str(part) for part in parts if part)
 
 
 def _counts(counted: EpisodeCounts) -> Text:
