@@ -99,10 +99,8 @@ def _resource_lines(wanted: RunPlan) -> Iterator[str]:
     said = f"prompts of {prompt}" if prompt else f"prompts of {PROMPT} (taken for granted; --rl-max-prompt-length)"
     lengths = f"{said} and completions of {config.rl_max_episode_tokens or config.rl_max_new_tokens} tokens"
     yield _line("memory", f"about {format_bytes(need.peak)} of the {device.kind}'s{each}{free}; {lengths}")
-    parts = [
-        *need.stay.items(),
-        *((f"{name} (the largest of these counts)", size) for name, size in need.phases.items()),
-    ]
+    phases = {f"{name} (the largest of these counts)": size for name, size in need.phases.items()}
+    parts = [*need.stay.items(), *phases.items()]
     yield from (_line("", f"{format_bytes(size):>10} {name}") for name, size in parts if size >= MIB)
     if need.merging == need.peak:
         yield _line("", f"{format_bytes(need.merging):>10} at the end, while the adapter is merged")

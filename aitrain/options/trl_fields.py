@@ -143,15 +143,11 @@ def check_trl_fields(given: Mapping[str, object]) -> None:
 def trl_fields() -> dict[str, str]:
     """GRPOConfig's fields with their types, as TRL and transformers write them; none where they are not found."""
     found: dict[str, str] = {}
-    for package, file in _SOURCES:
-        for field in _fields_of(package, file):
-            found.setdefault(str(ast.unparse(field.target)), ast.unparse(field.annotation))
+    items = (item for where in _SOURCES for node in _classes_in(*where) for item in node.body)
+    for field in items:
+        if isinstance(field, ast.AnnAssign):
+            found.setdefault(ast.unparse(field.target), ast.unparse(field.annotation))
     return found
-
-
-def _fields_of(package: str, file: str) -> Iterator[ast.AnnAssign]:
-    for node in _classes_in(package, file):
-        yield from (item for item in node.body if isinstance(item, ast.AnnAssign))
 
 
 def is_trl_field(name: str) -> bool:
@@ -170,15 +166,9 @@ def _source(package: str, file: str) -> str:
     return next((path.read_text(encoding="utf-8") for path in paths if path.exists()), "")
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-    "str": (str,),
-    "None": (NoneType,),
-    "dict": (dict,),
-    "list": (list,),
-}
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "int": int, "float": (int, float), "bool": bool, "str": str, "None": NoneType, "dict": dict, "list": list,
+}  # fmt: skip
 
 
 def _has_type(annotation: str, value: object) -> bool:
