@@ -82,12 +82,9 @@ def is_one_time_message(node: ast.If) -> bool:
     """Whether a block only prints a message once: `if not self.told: print(...); self.told = True`."""
     flag = ast.unparse(node.test.operand) if isinstance(node.test, ast.UnaryOp) else ""
     sets = [each for each in node.body if isinstance(each, ast.Assign)]
-    messages = [each for each in node.body if isinstance(each, ast.Expr) and _is_message(each.value)]
+    calls = [each.value for each in node.body if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)]
+    names = [ast.unparse(call.func) for call in calls]
+    messages = [name for name in names if name == "print" or name.rpartition(".")[2] in LOG_METHODS]
     is_flag_only = [ast.unparse(target) for each in sets for target in each.targets] == [flag]
     is_constant = all(isinstance(each.value, ast.Constant) for each in sets)
     return is_flag_only and is_constant and not node.orelse and len(sets) + len(messages) == len(node.body)
-
-
-def _is_message(node: ast.expr) -> bool:
-    name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    return name == "print" or name.rpartition(".")[2] in LOG_METHODS

@@ -60,7 +60,9 @@ class Tools:
                 if tool.name in found:
                     raise InvalidToolError("two tools have this name\nRename one of them.")
             except InvalidToolError as error:
-                raise EnvironmentFailed(f"{place}: {_label(item)}: {error}") from None
+                named = function_part(item).get("name") if isinstance(item, dict) else getattr(item, "__name__", None)
+                label = short(named if isinstance(named, str) and named else repr(item))
+                raise EnvironmentFailed(f"{place}: {label}: {error}") from None
             found[tool.name] = tool
         if only_shown:
             return cls(shown=[tool.schema for tool in found.values()])
@@ -132,9 +134,3 @@ def _tool(item: object, owner: object) -> Tool:
             "neither a function or method nor a JSON schema\nList the methods themselves: [self.search]"
         )
     return tool_of_function(item)
-
-
-def _label(item: object) -> str:
-    """What a message calls it."""
-    name = function_part(item).get("name") if isinstance(item, dict) else getattr(item, "__name__", None)
-    return short(name if isinstance(name, str) and name else repr(item))

@@ -223,14 +223,12 @@ def as_markdown() -> str:
     """The table of docs/losses.md."""
     head = "| loss type | ratio for each | clip range, low and high | scores scaled by | tokens averaged | source |"
     rows = {**LOSS_TYPES, "grpo with `--rl-importance-level sequence`": GSPO}
-    lines = [head, "|---|---|---|---|---|---|", *(_row(name, kind) for name, kind in rows.items())]
+    lines = [head, "|---|---|---|---|---|---|"]
+    for name, kind in rows.items():
+        clip = "not clipped" if kind.clip is None else f"{kind.clip[0]:g}, {kind.clip[1]:g}"
+        if name == "cispo":
+            clip = f"ratio at most {CISPO_BOUND:g}"
+        extra = "".join(f"; with vLLM `{field}={value}`" for field, value in kind.trl.items())
+        title = f"`{name}`" if " " not in name else name.replace("grpo ", "`grpo` ", 1)
+        lines.append(f"| {title} | {kind.level} | {clip}{extra} | {kind.scale} | {kind.averaged} | {kind.source} |")
     return "\n".join(lines) + "\n"
-
-
-def _row(name: str, kind: LossType) -> str:
-    clip = "not clipped" if kind.clip is None else f"{kind.clip[0]:g}, {kind.clip[1]:g}"
-    if name == "cispo":
-        clip = f"ratio at most {CISPO_BOUND:g}"
-    extra = "".join(f"; with vLLM `{field}={value}`" for field, value in kind.trl.items())
-    title = f"`{name}`" if " " not in name else name.replace("grpo ", "`grpo` ", 1)
-    return f"| {title} | {kind.level} | {clip}{extra} | {kind.scale} | {kind.averaged} | {kind.source} |"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -68,10 +69,14 @@ class OpenRun:
 
     def _stamp(self) -> tuple[object, ...]:
         folder = RunFolder(self.path)
-        files = (folder.metrics, folder.result, folder.config, folder.environment)
+        stamps: list[tuple[int, int]] = []
+        for path in (folder.metrics, folder.result, folder.config, folder.environment):
+            with suppress(OSError):
+                stat = path.stat()
+                stamps.append((stat.st_size, stat.st_mtime_ns))
         status = read_object(folder.status)
         told = status.get("status"), status.get("step")
-        return (self.is_ready, len(self.rollouts.entries), str(told), *map(_size_and_time, files))
+        return (self.is_ready, len(self.rollouts.entries), str(told), *stamps)
 
     def line(self) -> JsonObject:
         """The run in a list of runs."""
@@ -102,14 +107,6 @@ class OpenRun:
 def _found(run: OpenRun, count: int, query: Query) -> Found:
     """A search is done once for all the pages of its result, unless there are more episodes by then."""
     return find(run.rollouts, query)
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return 0, 0
-    return stat.st_size, stat.st_mtime_ns
 
 
 class RunRegistry:
@@ -145,13 +142,13 @@ def is_run(path: Path) -> bool:
     return path.is_dir() and any((path / sign).exists() for sign in SIGNS)
 
 
-def places(words: Iterable[str], runs: Path = Path(RUNS)) -> list[Path]:
-    """What a user named: paths, or names of runs in `runs`; without any, all of `runs`.
+def places(words: Iterable[str]) -> list[Path]:
+    """What a user named: paths, or names of runs in runs/; without any, all of runs/.
 
     Raises:
         ConfigError: there is no such thing.
     """
-    found: list[Path] = []
+    found, runs = list[Path](), Path(RUNS)
     for word in words:
         path = next((path for path in (Path(word).expanduser(), runs / word) if path.exists()), None)
         if path is None:

@@ -106,6 +106,10 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
     run = RunFolder(folder)
     result, status = read_object(run.result), read_object(run.status)
     lines = list(read_metrics(run.metrics))
+    selection: Selection | None = None
+    if (score := as_float(result.get("selection_score"))) is not None:
+        step, scorings = as_int(result.get("model_step")), as_int(result.get("selection_scorings"))
+        selection = {"score": score, "step": step, "scorings": scorings}
     return {
         "name": folder.name,
         "status": as_text(status.get("status")) or as_text(result.get("status")) or "unknown",
@@ -116,7 +120,7 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
         "options": option_rows(run.config),
         "curves": curves(lines),
         "scores": scores(run, rollouts),
-        "selection": _selection(result),
+        "selection": selection,
         "bounds": _bounds(_options(run.config)),
         "held_out": held_out_curve(run, rollouts) if rollouts else _recorded_curve(lines, result),
         "episodes": count(rollouts) if rollouts else None,
@@ -204,14 +208,6 @@ def _ends(entries: Iterable[IndexEntry]) -> dict[str, Scoring]:
 
 def _bounds(options: JsonObject) -> Bounds | None:
     return bounds_of(options.get("rl_score_range"))
-
-
-def _selection(result: JsonObject) -> Selection | None:
-    score = as_float(result.get("selection_score"))
-    if score is None:
-        return None
-    step, scorings = as_int(result.get("model_step")), as_int(result.get("selection_scorings"))
-    return {"score": score, "step": step, "scorings": scorings}
 
 
 def _recorded_scores(result: JsonObject) -> ScoreTable:

@@ -94,7 +94,10 @@ def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[Rendera
         yield from _shown_once(records[0])
         yield from _messages(records[0].transcript()[0])
         for entry, record in zip(group, records, strict=True):
-            yield Group(_facts(entry, record), *_messages(record.transcript()[1]), *_error(record))
+            yield Group(_facts(entry, record), *_messages(record.transcript()[1]))
+            if error := record.error:
+                text = f"{error.place} {error.kind}: {error.message}"
+                yield Indented(Text(escape_controls(text.strip()), style=BAD))
         yield Text()
 
 
@@ -123,17 +126,13 @@ def _facts(entry: IndexEntry, record: RolloutRecord) -> Text:
     score = entry.score
     colour = "dim" if score is None else GOOD if score > 0.8 else BAD if score < 0.2 else MIDDLE
     facts = ["" if entry.advantage is None else f"advantage {entry.advantage:+.2f}", escape_controls(entry.stop)]
-    facts += [f"{entry.turns} turns" if entry.turns > 1 else "", f"{entry.tokens} tokens", _weights(record)]
+    facts += [f"{entry.turns} turns" if entry.turns > 1 else "", f"{entry.tokens} tokens"]
+    versions = [turn.weight_version for turn in record.turns]
+    facts += [f"weight versions {', '.join(map(str, versions))}"] if len(set(versions)) > 1 else []
     seconds = record.seconds or 0.0
     facts += [f"environment {brief(seconds)}"] if seconds >= 0.01 else []
     facts += [f"{escape_controls(name)} {value:.3g}" for name, value in record.metrics.items() if value is not None]
     return Text.assemble(("  score " + number(score), colour), ("  " + ", ".join(filter(None, facts)), "dim"))
-
-
-def _weights(record: RolloutRecord) -> str:
-    """The weight versions of the turns where they differ."""
-    versions = [turn.weight_version for turn in record.turns]
-    return f"weight versions {', '.join(map(str, versions))}" if len(set(versions)) > 1 else ""
 
 
 def _messages(messages: Iterable[TranscriptMessage]) -> Iterator[RenderableType]:
@@ -141,12 +140,6 @@ def _messages(messages: Iterable[TranscriptMessage]) -> Iterator[RenderableType]
         role = escape_controls(" ".join(filter(None, (message.role, message.name))))
         calls = "".join(f"\n-> {name}({arguments})" for name, arguments in message.calls)
         yield Indented(Text.assemble((f"{role}: ", "cyan"), escape_controls(message.text + calls)))
-
-
-def _error(record: RolloutRecord) -> Iterator[RenderableType]:
-    if error := record.error:
-        text = f"{error.place} {error.kind}: {error.message}"
-        yield Indented(Text(escape_controls(text.strip()), style=BAD))
 
 
 @dataclass(frozen=True)
