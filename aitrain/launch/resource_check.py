@@ -11,13 +11,7 @@ from aitrain.batch import BatchPlan
 from aitrain.errors import ConfigError
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.nvidia import ask_driver
-from aitrain.launch.resource_estimate import (
-    MIB,
-    DeviceMemory,
-    estimate_disk,
-    estimate_memory,
-    memory_savers,
-)
+from aitrain.launch.resource_estimate import MIB, DeviceMemory, estimate_disk, estimate_memory, memory_savers
 from aitrain.machine import free_memory, total_memory
 from aitrain.options.train import TrainConfig
 

@@ -85,11 +85,7 @@ WITHOUT_EFFECT = {name: advice for advice, names in _COMMON_ADVICE.items() for n
 COUNTS = ("generation_batch_size", "num_iterations", "steps_per_generation")
 """Fields that have to be at least 1, which TRL does not check."""
 
-_SOURCES = (
-    ("trl", "trainer/grpo_config.py"),
-    ("trl", "trainer/base_config.py"),
-    ("transformers", "training_args.py"),
-)
+_SOURCES = (("trl", "trainer/grpo_config.py"), ("trl", "trainer/base_config.py"), ("transformers", "training_args.py"))
 
 
 def check_trl_fields(given: Mapping[str, object]) -> None:

@@ -82,10 +82,7 @@ def _eval_results(result: JsonObject, found: ScoreTable) -> Iterator[EvalResult]
                     dataset_type=environment,
                     dataset_name=environment,
                     dataset_split="held-out",
-                    dataset_args={
-                        "cases": result.get("eval_cases"),
-                        "samples": as_int(result.get("eval_samples")) or 1,
-                    },
+                    dataset_args=scored,
                     metric_type="mean_score",
                     metric_name=f"held-out score, {decoding}, {when} training",
                     metric_value=round(interval["mean"], 4),

@@ -156,10 +156,7 @@ def score_table(scores: ScoreTable) -> Text:
     rows = {decoding: row for decoding, row in scores.items() if row["before"] or row["after"]}
     if not rows:
         return Text("no held-out cases were scored")
-    lines = [
-        ("held-out", "before", "after", "change"),
-        *((name, *interval_texts(row)) for name, row in rows.items()),
-    ]
+    lines = [("held-out", "before", "after", "change"), *((name, *interval_texts(row)) for name, row in rows.items())]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     head, *rest = [
         "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
