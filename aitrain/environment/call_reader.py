@@ -204,7 +204,10 @@ class CallReader(AttributeReader):
             given = given.after(replace(bound, roots=receiver.roots if receiver else EMPTY))
         elif receiver is not None and not is_static:
             if of_class:
-                given = given.after(self._class_of(receiver))
+                kind = receiver.known if inspect.isclass(receiver.known) else type(receiver.known)
+                is_environments = receiver.is_self or receiver.is_class or kind is object
+                first = Value(is_class=True, known=self.type) if is_environments else self._of_object(kind)
+                given = given.after(first)
             elif receiver.is_self:
                 given = given.after(SELF)
             elif not receiver.is_class and is_instance(receiver.known):
@@ -216,12 +219,6 @@ class CallReader(AttributeReader):
             self._note(root, "read")
             return replace(value, roots=frozenset({root}), known=self._stand_in(root, value.made))
         return value
-
-    def _class_of(self, receiver: Value) -> Value:
-        """First argument of a class method."""
-        kind = receiver.known if inspect.isclass(receiver.known) else type(receiver.known)
-        is_own = receiver.is_self or receiver.is_class or kind is object
-        return Value(is_class=True, known=self.type) if is_own else self._of_object(kind)
 
     def _call_unseen(self, callee: Value, arguments: list[Value]) -> None:
         is_own = callee.receiver is not None and callee.receiver.is_self

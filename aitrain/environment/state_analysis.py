@@ -30,7 +30,7 @@ from aitrain.environment.abstract_values import (
 from aitrain.environment.access_log import CallFrame, StoredRoots, merge_states
 from aitrain.environment.effects import is_one_time_message
 from aitrain.environment.expression_reader import ExpressionReader
-from aitrain.environment.state_report import AccessClassifier, StateReport
+from aitrain.environment.state_report import StateReport, classify_accesses
 from aitrain.environment.state_watch import is_users_object
 
 Ending = tuple[StoredRoots, dict[str, Value]]
@@ -44,7 +44,7 @@ def analyze_state(environment: object, level: str) -> StateReport:
         reader.read_episode(level)
     except RecursionError:
         reader.give_up("the source is nested too deep")
-    return AccessClassifier(reader.accesses, reader.unclear).report()
+    return classify_accesses(reader.accesses, reader.unclear)
 
 
 class _EpisodeReader(ExpressionReader):

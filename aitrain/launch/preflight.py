@@ -244,37 +244,29 @@ def _find_checkpoint(config: TrainConfig, processes: int, tell: Callable[[str], 
     if wanted is None:
         return None
     if wanted in ("auto", "latest", "true"):
-        path = _newest(RunFolder(Path(os.path.expanduser(config.output_dir)) / config.project_name), tell)
+        folder, skipped = RunFolder(Path(os.path.expanduser(config.output_dir)) / config.project_name), list[str]()
+        newest = newest_checkpoint(folder, skipped.append)
+        for why in skipped:
+            tell(why)
+        if newest is None:
+            complete = "complete " if skipped else ""
+            raise ConfigError(
+                f"resume_from_checkpoint: there is no {complete}checkpoint in {folder.checkpoints}\n"
+                + "".join(f"{why}\n" for why in skipped[:2])
+                + "Choose a run with --project-name and --output-dir, or omit this option to start a new one."
+            )
+        path = newest
     else:
-        path = _named(Path(os.path.expanduser(wanted)))
+        path = Path(os.path.expanduser(wanted))
+        if not is_named_checkpoint(path):
+            newest = newest_checkpoint(RunFolder(path), lambda why: None)
+            near = f"\nDid you mean {newest}?" if newest else ""
+            raise ConfigError(f"resume_from_checkpoint: {path} is not a checkpoint folder ({PREFIX}<step>){near}")
+        try:
+            check_whole(path)
+        except CheckpointDamagedError as damage:
+            advice = "Use --resume for the newest complete one."
+            raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}") from None
     if not config.resume_anyway:
         refuse_changes(path, changed_options(read_manifest(path), config, processes))
     return path.resolve()
-
-
-def _newest(folder: RunFolder, tell: Callable[[str], None]) -> Path:
-    skipped: list[str] = []
-    newest = newest_checkpoint(folder, skipped.append)
-    for why in skipped:
-        tell(why)
-    if newest is None:
-        raise ConfigError(
-            f"resume_from_checkpoint: there is no {'complete ' if skipped else ''}checkpoint in {folder.checkpoints}\n"
-            + "".join(f"{why}\n" for why in skipped[:2])
-            + "Choose a run with --project-name and --output-dir, or omit this option to start a new one."
-        )
-    return newest
-
-
-def _named(path: Path) -> Path:
-    if not is_named_checkpoint(path):
-        newest = newest_checkpoint(RunFolder(path), lambda why: None)
-        near = f"\nDid you mean {newest}?" if newest else ""
-        raise ConfigError(f"resume_from_checkpoint: {path} is not a checkpoint folder ({PREFIX}<step>){near}")
-    try:
-        check_whole(path)
-    except CheckpointDamagedError as why:
-        raise ConfigError(
-            f"resume_from_checkpoint: {path} is refused: {why}\nUse --resume for the newest complete one."
-        ) from None
-    return path

@@ -8,6 +8,7 @@ them: some hundred MiB on the CPU, where blocks above 32 MiB are returned to the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -184,22 +185,16 @@ def memory_savers(
     def peak(config: TrainConfig, batch: BatchPlan) -> int:
         return estimate_memory(shape, config, batch, device).peak
 
-    least = peak(config, batch) // 50
-    saved = [(flag, peak(config, batch) - peak(changed, plan)) for flag, changed, plan in _changes(config, batch)]
-    return sorted(((flag, much) for flag, much in saved if much > least), key=lambda pair: -pair[1])
-
-
-def _changes(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, TrainConfig, BatchPlan]]:
-    """Each flag that is not given yet, with the configuration and the batch that follow from it."""
+    now, saved = peak(config, batch), dict[str, int]()
     for flag, values in _flags(config, batch):
         changed = config.model_copy(update=values)
-        try:
-            yield flag, changed, plan_batch(changed, batch.processes)
-        except ConfigError:
-            continue
+        with suppress(ConfigError):  # the batch cannot be divided any more
+            saved[flag] = now - peak(changed, plan_batch(changed, batch.processes))
+    return sorted(((flag, much) for flag, much in saved.items() if much > now // 50), key=lambda pair: -pair[1])
 
 
 def _flags(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, dict[str, object]]]:
+    """Each flag that is not given yet, with the options that it sets."""
     if not config.peft:
         yield "--peft", {"peft": True}
         if config.rl_kl_coef:
