@@ -62,7 +62,7 @@ def _lines(found: Iterable[Run], width: int) -> Iterator[str]:
         age = ""  # `8s`, `3m`, `2h`, `12d`
         if run.age is not None:
             age = f"{int(run.age // 86400)}d" if run.age >= 86400 else duration(run.age).split()[0]
-        step = "/".join(str(number) for number in (run.step, run.steps) if number is not None and run.step is not None)
+        step = "" if run.step is None else f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
         yield f"{_shortened(name, room):{room}} {status} {step:>10} {kind:8} {scores:14} {age:>4}".rstrip()
 
 

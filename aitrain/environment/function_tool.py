@@ -8,7 +8,7 @@ import inspect
 import itertools
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -61,16 +61,21 @@ class FunctionSpec:
         try:
             read = self.model.model_validate({name: value for name, value in given.items() if name not in null})
         except ValidationError as error:
-            wrong = error.errors(include_url=False, include_context=False, include_input=False)
-            told = [each for each in wrong if each["type"] != "missing" or len(each["loc"]) > 1]  # see name_problems
-            by_argument = itertools.groupby(told, key=lambda each: each["loc"][0])
-            few = [each for _, group in by_argument for each in itertools.islice(group, 3)]  # of each argument
-            return {}, [*(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in few), *problems]
+            return {}, [*_problems(error), *problems]
         values = zip(self.defaults.items(), vars(read).items(), strict=True)
         is_given = read.model_fields_set
         return {
             name: value for (name, default), (field, value) in values if default is _NO_DEFAULT or field in is_given
         }, problems
+
+
+def _problems(error: ValidationError) -> Iterator[str]:
+    """At most three for each argument; what is missing is told by name_problems."""
+    wrong = error.errors(include_url=False, include_context=False, include_input=False)
+    told = (each for each in wrong if each["type"] != "missing" or len(each["loc"]) > 1)
+    for _, problems in itertools.groupby(told, key=lambda each: each["loc"][0]):
+        for each in itertools.islice(problems, 3):
+            yield f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
 
 
 @functools.lru_cache(maxsize=256)  # each episode has an object of its own, with the same methods

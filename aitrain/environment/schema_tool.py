@@ -103,10 +103,14 @@ def _misfit(value: object, schema: ToolJson) -> str:
     names = names if isinstance(names, list) else [names]
     if value is None and schema.get("nullable"):
         return ""
-    # a type that JSON does not have fits everything; True is no number
-    kinds = [kind for kind in map(str, names) if kind == "boolean" or kind not in _TYPES or not isinstance(value, bool)]
-    if names and not any(kind not in _TYPES or isinstance(value, _TYPES[kind]) for kind in kinds):
+    if names and not any(_is_of_type(value, str(name)) for name in names):
         return f"should be of type {' or '.join(map(str, names))}"
     options = schema.get("enum")
     is_option = not isinstance(options, list) or value in options
     return "" if is_option else f"should be one of {json.dumps(options, ensure_ascii=False)}"
+
+
+def _is_of_type(value: object, name: str) -> bool:
+    """A type that JSON does not have fits everything; True is no number."""
+    types_of = _TYPES.get(name)
+    return types_of is None or (isinstance(value, types_of) and (name == "boolean" or not isinstance(value, bool)))

@@ -66,7 +66,8 @@ class Dashboard:
             return [("held-out", self._held_out(width))]
         left = "" if self.phase else f"{duration(max(0.0, step.seconds_left - self._elapsed()))} left"
         count = f"{step.step}/{step.steps}"
-        columns, (done, rest) = min(40, width - len(count) - 16), ("#", "-") if ramp == ASCII else ("━", "─")
+        columns = min(40, width - len(count) - 16)
+        done, rest = ("#", "-") if ramp == ASCII else ("━", "─")
         filled = round(min(1.0, max(0.0, step.step / max(1, step.steps))) * columns)
         bar = Text.assemble((done * filled, "green"), (rest * (columns - filled), "dim"))
         return [
@@ -87,9 +88,7 @@ class Dashboard:
     def _held_out(self, width: int) -> Text:
         """The first and the last two scores of sampled completions."""
         shown = self.scores[:1] + self.scores[1:][-2:]
-        at = ["at " if one.when.startswith("step") else "" for one in shown]
-        parts = [Text(f"{number(one.sampled)} {word}{one.when}") for one, word in zip(shown, at, strict=True)]
-        return joined(parts, width)
+        return joined([Text(f"{number(one.sampled)} {_when(one)}") for one in shown], width)
 
     def _of_the_step(self, width: int) -> Iterable[tuple[str, Text]]:
         step = self.step
@@ -148,6 +147,10 @@ def number(value: float | None) -> str:
 
 def _rate(step: Step) -> list[str]:
     return [] if step.tokens_per_second is None else [f"{step.tokens_per_second:,.0f} tokens/s"]
+
+
+def _when(event: Evaluated) -> str:
+    return f"at {event.when}" if event.when.startswith("step") else event.when
 
 
 def _share(value: float | None, of: str, worrying: float = 2.0, style: str = DOUBTFUL) -> Text:

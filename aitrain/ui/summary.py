@@ -148,8 +148,8 @@ def option_rows(path: Path) -> list[OptionRow]:
     rows: list[OptionRow] = []
     for name in names:
         value, default = without_secrets(given[name]), defaults.get(name)
-        shown = {"value": _shown(value), "default": _shown(default)}
-        rows.append({"name": str(name), "is_default": value == default, **shown})  # type: ignore[typeddict-item]
+        is_default, text = value == default, _shown(value)
+        rows.append({"name": str(name), "value": text, "default": _shown(default), "is_default": is_default})
     return rows
 
 
