@@ -65,6 +65,11 @@ class EnvSession:
     """How long the environment took, over all calls."""
     failure: Failure | None = None
 
+    @property
+    def has_timed_out(self) -> bool:
+        """Whether its last call missed its deadline, and hangs unless it was in a process."""
+        return self.failure is not None and self.failure.kind == "timed_out"
+
     def note(self, outcome: Outcome[object], place: str) -> None:
         """Keep the time and the failure of a call; `place` is where it was, unless the failure says it."""
         self.seconds += outcome.seconds
@@ -213,9 +218,9 @@ class EnvRunner:
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang."""
-        kinds = [one.failure.kind if one.failure and self.processes is None else "" for one in sessions]
-        left = [one for one, kind in zip(sessions, kinds, strict=True) if kind != "timed_out"]  # a process was ended
-        await asyncio.gather(*(self.pool.call(one.session.close) for one in left if one.session is not None))
+        is_isolated = self.processes is not None  # a process that hung was ended
+        left = [one.session for one in sessions if one.session is not None and (is_isolated or not one.has_timed_out)]
+        await asyncio.gather(*(self.pool.call(session.close) for session in left))
         if self._watch is not None:
             self.policy.after_episodes(self._watch)
 

@@ -118,8 +118,9 @@ def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...], engines: int) 
                 "End what else runs on it (nvidia-smi names it), leave it out of CUDA_VISIBLE_DEVICES, or lower the"
                 " share."
             )
-    wanted, free = os.environ.get(VLLM_CACHE, ""), free_memory()
-    if not gpus and wanted.isdecimal() and free is not None and int(wanted) * engines * 1024 * MIB > free:
+    wanted = "" if gpus else os.environ.get(VLLM_CACHE, "")
+    free = free_memory() if wanted.isdecimal() else None
+    if free is not None and int(wanted) * engines * 1024 * MIB > free:
         raise ConfigError(
             f"{VLLM_CACHE}: {engines} x {wanted} GiB for vLLM's cache, and {format_bytes(free)} of memory are free\n"
             "Set it to fewer GiB, or unset it."
