@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import quote
@@ -68,11 +69,9 @@ def disable_telemetry(telemetry: bool) -> None:
 
 def secret_values() -> dict[str, str]:
     """Environment variables that hold secrets, by name; existing paths do not count."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if is_secret_name(name) and len(value) >= MIN_SECRET_LENGTH and not _is_path(value)
-    }
+    named = {name: value for name, value in os.environ.items() if is_secret_name(name)}
+    long = {name: value for name, value in named.items() if len(value) >= MIN_SECRET_LENGTH}
+    return {name: value for name, value in long.items() if not (value.startswith("/") and Path(value).exists())}
 
 
 def is_secret_name(name: str) -> bool:
@@ -119,10 +118,6 @@ def _hidden(name: str, value: object) -> object:
     return value if value is None or isinstance(value, bool) or is_count else MASK
 
 
-def _is_path(value: str) -> bool:
-    return value.startswith("/") and Path(value).exists()
-
-
 def encoded_forms(values: Iterable[str]) -> list[str]:
     """Encodings in which values may occur in a text: plain, JSON, repr, URL; longest first."""
     found = set()
@@ -133,17 +128,12 @@ def encoded_forms(values: Iterable[str]) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
+@dataclass
 class _KnownForms:
-    """Encoded forms of the current secrets, refreshed every REFRESH_SECONDS."""
+    """Encoded forms of the current secrets."""
 
-    encoded_forms: list[str]
-    until = -1.0
-
-    def fresh(self) -> list[str]:
-        if time.monotonic() > self.until:
-            self.forms = encoded_forms(secret_values().values())
-            self.until = time.monotonic() + REFRESH_SECONDS
-        return self.forms
+    forms: list[str] = field(default_factory=list)
+    until: float = -1.0
 
 
 _known = _KnownForms()
@@ -151,7 +141,10 @@ _known = _KnownForms()
 
 def redact(text: str) -> str:
     """The text with *** in place of secrets."""
-    for form in _known.fresh():
+    if time.monotonic() > _known.until:
+        _known.forms = encoded_forms(secret_values().values())
+        _known.until = time.monotonic() + REFRESH_SECONDS
+    for form in _known.forms:
         if form in text:
             text = text.replace(form, MASK)
     return text

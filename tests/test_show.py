@@ -107,7 +107,30 @@ def test_a_step_is_shown_group_by_group(run: Path) -> None:
     assert headings == ["step 1, group 0, case 0  0.250  0.750", "step 1, group 1, case 1  1.000  -"]
     assert sum("user: say" in line for line in lines) == 2
     assert sum(line.startswith("  score") for line in lines) == 4
-    assert "  score 0.250  advantage +0.50, done, 3 tokens, environment 0.50s" in lines[2]
+    assert "  score 0.250  advantage +0.50, done, 3 tokens, environment 0.50s" in lines[3]
+
+
+def test_the_row_and_the_tools_of_a_case_are_shown_once_and_cut(here: Path) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("find", f"book{EVIL}")]
+    short, long = {"word": "oak", "answer": 2}, {"text": "x" * 1000}
+    turns = [{"tokens": 3, "weight_version": version} for version in (0, 1)]
+    records = [record(1, 0, 0, 0.5, row=short, tools=tools, turns=turns), record(1, 0, 0, 0.5, row=short, tools=tools)]
+    records += [record(1, 1, 1, 0.5, row=long), record(1, 2, 2, 0.5, row={})]
+    write(here / "runs" / "mine", {"rollouts/rank0.jsonl": "".join(json.dumps(line) + "\n" for line in records)})
+    lines = shown("mine", "--step", "1").splitlines()
+    rows = [line for line in lines if line.startswith("  row: ")]
+    assert rows[0] == '  row: {"word": "oak", "answer": 2}'
+    assert rows[1].startswith('  row: {"text": "xxx')
+    assert rows[1].endswith("xxx… (1,012 characters, all of them with --json)")
+    assert len(rows) == 2
+    (named,) = (line for line in lines if line.startswith("  tools: "))
+    assert named.startswith("  tools: find, book\\x1b[2J")
+    assert ["weight versions 0, 1" in line for line in lines if line.startswith("  score")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_case_is_followed_over_the_run(run: Path) -> None:

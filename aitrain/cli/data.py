@@ -36,11 +36,17 @@ def gsm8k(
 ) -> None:
     """GSM8K's question/answer rows as prompts with a ground truth, for envs.gsm8k."""
     originals = _find(input_dir)
-    _refuse_overwriting(originals, out_dir)
+    for split, files in originals.items():
+        if (out_dir / f"{split}.jsonl").resolve() in [file.resolve() for file in files]:
+            raise ConfigError(f"out_dir: {out_dir} holds the original files, which would be overwritten")
     splits = {split: _convert_split(split, files) for split, files in originals.items()}
     for split, rows in splits.items():  # only now that all are converted: a failed conversion leaves nothing
         path = out_dir / f"{split}.jsonl"
-        _write(path, rows)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+        except OSError as error:
+            raise ConfigError(f"out_dir: cannot write {path}: {error.strerror}") from None
         typer.echo(f"{len(rows)} rows in {path}")
 
 
@@ -64,12 +70,6 @@ def _files(folder: Path, split: str) -> list[Path]:
     return [lines] if lines.is_file() else sorted(folder.glob(f"{split}-*.parquet"))
 
 
-def _refuse_overwriting(originals: Mapping[str, list[Path]], out_dir: Path) -> None:
-    for split, files in originals.items():
-        if (out_dir / f"{split}.jsonl").resolve() in [file.resolve() for file in files]:
-            raise ConfigError(f"out_dir: {out_dir} holds the original files, which would be overwritten")
-
-
 def _read(file: Path) -> Iterator[tuple[str, object]]:
     """Each row, with where it stands."""
     try:
@@ -81,16 +81,11 @@ def _read(file: Path) -> Iterator[tuple[str, object]]:
 def _read_jsonl(file: Path) -> Iterator[tuple[str, object]]:
     for number, line in enumerate(file.read_bytes().splitlines(), start=1):  # of bytes: only at real line ends
         place = f"{file}, line {number}"
-        if line.strip():
-            yield place, _parsed(place, line)
-
-
-def _parsed(place: str, line: bytes) -> object:
-    try:
-        row: object = json.loads(line)
-    except ValueError:  # of which wrong JSON and wrong UTF-8 are kinds
-        raise ConfigError(f"{place}: not a JSON object") from None
-    return row
+        try:
+            if line.strip():
+                yield place, json.loads(line)
+        except ValueError:  # of which wrong JSON and wrong UTF-8 are kinds
+            raise ConfigError(f"{place}: not a JSON object") from None
 
 
 def _read_parquet(file: Path) -> Iterator[tuple[str, object]]:
@@ -126,11 +121,3 @@ def _convert(place: str, row: object, origin: Mapping[str, object]) -> dict[str,
         "reward_model": {"style": "rule", "ground_truth": found.group(1).replace(",", "")},
         "extra_info": {**origin, "answer": answer, "question": question},
     }
-
-
-def _write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-    except OSError as error:
-        raise ConfigError(f"out_dir: cannot write {path}: {error.strerror}") from None

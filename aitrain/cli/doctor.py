@@ -46,16 +46,12 @@ def _lines(findings: Iterable[Finding], width: int) -> Iterator[str]:
         yield f"{state} {finding.name:14} {first}"
         yield from (f"{'':{INDENT}}{line}" for line in more)
         for advice in finding.advice.splitlines():
-            for index, line in enumerate(_advised(advice, width - 3)):
+            why, colon, command = advice.rpartition(": ")
+            lines = _wrapped(advice, width - 3)
+            if command.startswith("pip ") and len(advice) > width - 3 - INDENT:  # a command stays in one piece
+                lines = [*_wrapped(why + colon.strip(), width - 3), command]
+            for index, line in enumerate(lines):
                 yield f"{'':{INDENT}}{'   ' if index else '-> '}{line}"
-
-
-def _advised(text: str, width: int) -> list[str]:
-    """A command at its end stays in one piece, on a line of its own where it has to."""
-    why, colon, command = text.rpartition(": ")
-    if not command.startswith("pip ") or len(text) <= width - INDENT:
-        return _wrapped(text, width)
-    return [*_wrapped(why + colon.strip(), width), command]
 
 
 def _wrapped(text: str, width: int) -> list[str]:

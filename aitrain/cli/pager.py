@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from typing import IO
+from contextlib import suppress
 
 
 def page(pieces: Iterable[str]) -> None:
@@ -23,18 +23,11 @@ def page(pieces: Iterable[str]) -> None:
     pager = subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=variables, text=True, encoding="utf-8")
     assert pager.stdin is not None
     try:
-        _feed(pager.stdin, pieces)
+        with suppress(BrokenPipeError, KeyboardInterrupt):  # the user has seen enough
+            for piece in pieces:
+                pager.stdin.write(piece)
     finally:
         _wait(pager)
-
-
-def _feed(stdin: IO[str], pieces: Iterable[str]) -> None:
-    """Until all is written, or the user has seen enough."""
-    try:
-        for piece in pieces:
-            stdin.write(piece)
-    except (BrokenPipeError, KeyboardInterrupt):
-        pass
 
 
 def _wait(pager: subprocess.Popen[str]) -> None:

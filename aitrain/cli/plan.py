@@ -7,7 +7,7 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ from aitrain.batch import schedule_cases
 from aitrain.cli.flags import Flag, with_options
 from aitrain.cli.grpo import given_flags, plan_lines
 from aitrain.errors import AitrainError, ConfigError
-from aitrain.events import Event, Failed
+from aitrain.events import Failed
 from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.resource_check import device_memory, format_bytes, free_disk, processes_sharing
@@ -95,34 +95,21 @@ def _resource_lines(wanted: RunPlan) -> Iterator[str]:
     free = "" if device.free is None else f", {format_bytes(device.free)} free"
     yield _line("shape", str(shape))
     each = f" for each of {sharing} processes" if sharing > 1 else ""
-    yield _line("memory", f"about {format_bytes(need.peak)} of the {device.kind}'s{each}{free}; {_lengths(wanted)}")
-    yield from _parts(need.stay)
-    yield from (f"{line} (the largest of these counts)" for line in _parts(need.phases))
+    config, prompt = wanted.config, wanted.config.rl_max_prompt_length
+    said = f"prompts of {prompt}" if prompt else f"prompts of {PROMPT} (taken for granted; --rl-max-prompt-length)"
+    lengths = f"{said} and completions of {config.rl_max_episode_tokens or config.rl_max_new_tokens} tokens"
+    yield _line("memory", f"about {format_bytes(need.peak)} of the {device.kind}'s{each}{free}; {lengths}")
+    phases = {f"{name} (the largest of these counts)": size for name, size in need.phases.items()}
+    parts = [*need.stay.items(), *phases.items()]
+    yield from (_line("", f"{format_bytes(size):>10} {name}") for name, size in parts if size >= MIB)
     if need.merging == need.peak:
         yield _line("", f"{format_bytes(need.merging):>10} at the end, while the adapter is merged")
     for flag, saved in memory_savers(shape, wanted.config, wanted.batch, device)[:4]:
         yield _line("", f"{'-' + format_bytes(saved):>10} with {flag}")
-    yield _line("disk", _disk(wanted))
-
-
-def _lengths(wanted: RunPlan) -> str:
-    config = wanted.config
-    prompt = config.rl_max_prompt_length
-    said = f"prompts of {prompt}" if prompt else f"prompts of {PROMPT} (taken for granted; --rl-max-prompt-length)"
-    return f"{said} and completions of {config.rl_max_episode_tokens or config.rl_max_new_tokens} tokens"
-
-
-def _parts(parts: Mapping[str, int]) -> Iterator[str]:
-    yield from (_line("", f"{format_bytes(count):>10} {name}") for name, count in parts.items() if count >= MIB)
-
-
-def _disk(wanted: RunPlan) -> str:
-    shape = read_model_shape(wanted.config.model)
-    assert shape is not None
-    room = estimate_disk(shape, wanted.config, wanted.batch)
+    room = estimate_disk(shape, config, wanted.batch)
     rollouts = "" if room.rollouts is None else f" + rollouts at most {format_bytes(room.rollouts)}"
-    free = format_bytes(free_disk(Path(wanted.config.output_dir)))
-    return f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}{rollouts}, {free} free"
+    kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}{rollouts}"
+    yield _line("disk", f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free")
 
 
 # -- time
@@ -177,7 +164,7 @@ def _train(short: RunPlan, debug: bool) -> RunFolder:
     from aitrain.launch.processes import Processes
 
     folder = short.open_folder()
-    end = Processes(short, folder, _ignore).run()
+    end = Processes(short, folder, lambda event: None).run()  # nobody watches a measurement
     if debug:
         typer.echo(folder.log.read_text(encoding="utf-8", errors="replace"), err=True)
     if isinstance(end, Failed):
@@ -185,10 +172,6 @@ def _train(short: RunPlan, debug: bool) -> RunFolder:
         error.exit_code = end.exit_code
         raise error
     return folder
-
-
-def _ignore(event: Event) -> None:
-    """Nobody watches a measurement."""
 
 
 def _line(name: str, text: str) -> str:

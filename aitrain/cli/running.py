@@ -20,7 +20,7 @@ from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.log_tail import LogTail
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.summary import scores
-from aitrain.ui.terminal import Screen, last_line, show_result
+from aitrain.ui.terminal import Screen, last_line, on_standard_error, show_result
 
 
 def start(plan: RunPlan, verbosity: Verbosity) -> int:
@@ -31,12 +31,15 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
     """
     folder = plan.open_folder()
     report = ReportWriter(folder)
-    with _screen(folder, verbosity) as screen:
+    console = Console(quiet=True) if verbosity.quiet else on_standard_error()
+    with Screen(console, LogTail(folder.log) if verbosity.verbose else list) as screen:
         announce = report.during(screen.start())
         for note in plan.notes:
             announce(Note(note))
         end = _run(plan, folder, announce)
-        began = _began(end, folder, is_resumed=plan.folder is not None)
+        was_refused = isinstance(end, Failed) and end.exit_code != RunFailed.exit_code  # before its first step
+        has_files = plan.folder is not None or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
+        began = has_files or not was_refused
         if began:
             report.finish(screen)
     if verbosity.debug and folder.log.exists():
@@ -47,7 +50,12 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
         print(last_line(Result.read(folder.path)))
     else:
         show_result(Result.read(folder.path), scores(folder, report.rollouts), Console(highlight=False))
-    return _say_how_to_resume(end, folder)
+    if end.status != "stopped":
+        return 0
+    command = f"aitrain grpo --config {shlex.quote(str(folder.config))} --resume"
+    why = f": {end.because}" if end.because else ""
+    print(f"stopped after step {end.step} and saved{why}; go on with:\n  {command}", file=sys.stderr)
+    return 0 if end.because else 130
 
 
 def _run(plan: RunPlan, folder: RunFolder, announce: Announce) -> Failed | Ended:
@@ -66,18 +74,6 @@ def _note_end(folder: RunFolder, status: str) -> None:
         folder.write_status(status)
 
 
-def _screen(folder: RunFolder, verbosity: Verbosity) -> Screen:
-    if verbosity.quiet:
-        return Screen(Console(quiet=True))
-    return Screen(said=LogTail(folder.log)) if verbosity.verbose else Screen()
-
-
-def _began(end: Failed | Ended, folder: RunFolder, is_resumed: bool) -> bool:
-    """Whether there is something to look at: not where a run was refused before its first step."""
-    was_refused = isinstance(end, Failed) and end.exit_code != RunFailed.exit_code
-    return not was_refused or is_resumed or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
-
-
 def _failure(end: Failed, folder: RunFolder, began: bool) -> AitrainError:
     """The error to show; a run that never began leaves no folder."""
     error = AitrainError(end.message)
@@ -89,12 +85,3 @@ def _failure(end: Failed, folder: RunFolder, began: bool) -> AitrainError:
         resume = f"; --resume goes on from step {step_of(saved[0])}" if saved else ""
         error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details{resume})",)
     return error
-
-
-def _say_how_to_resume(end: Ended, folder: RunFolder) -> int:
-    if end.status != "stopped":
-        return 0
-    command = f"aitrain grpo --config {shlex.quote(str(folder.config))} --resume"
-    why = f": {end.because}" if end.because else ""
-    print(f"stopped after step {end.step} and saved{why}; go on with:\n  {command}", file=sys.stderr)
-    return 0 if end.because else 130

@@ -52,14 +52,18 @@ def runs(
 
 def _lines(found: Iterable[Run], width: int) -> Iterator[str]:
     """Of at most so many columns; a name that is too long loses its middle."""
-    names = {run: _plain(run.name) for run in found}
+    # a folder's name may hold anything that a file system takes, and the terminal would obey it
+    names = {run: "".join(letter if letter.isprintable() else "?" for letter in run.name) for run in found}
     room = min(max(4, *map(len, names.values())), max(12, width - AFTER_NAME))
     yield f"{'run':{room}} {'status':8} {'step':>10} {'':8} {'scores':14}  age"
     for run, name in names.items():
         status = typer.style(f"{run.status:8}", COLOURS.get(run.status))
         kind, scores = _scores(run)
-        age = "" if run.age is None else _coarse(run.age)
-        yield f"{_shortened(name, room):{room}} {status} {_step(run):>10} {kind:8} {scores:14} {age:>4}".rstrip()
+        age = ""  # `8s`, `3m`, `2h`, `12d`
+        if run.age is not None:
+            age = f"{int(run.age // 86400)}d" if run.age >= 86400 else duration(run.age).split()[0]
+        step = "" if run.step is None else f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
+        yield f"{_shortened(name, room):{room}} {status} {step:>10} {kind:8} {scores:14} {age:>4}".rstrip()
 
 
 def _scores(run: Run) -> tuple[str, str]:
@@ -73,22 +77,6 @@ def _scores(run: Run) -> tuple[str, str]:
 
 def _score(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _step(run: Run) -> str:
-    if run.step is None:
-        return ""
-    return f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
-
-
-def _coarse(seconds: float) -> str:
-    """`8s`, `3m`, `2h`, `12d`."""
-    return f"{int(seconds // 86400)}d" if seconds >= 86400 else duration(seconds).split()[0]
-
-
-def _plain(name: str) -> str:
-    """A folder's name may hold whatever a file system takes, and the terminal would obey it."""
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def _shortened(name: str, room: int) -> str:

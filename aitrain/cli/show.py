@@ -53,25 +53,16 @@ def show(
 ) -> int:
     """Show a run in the terminal: scores, curve, rollouts."""
     from aitrain.runs.rollout_index import RolloutIndex  # here, because help needs none of it
-
-    folder, asked = _folder(run), Asked(step, case, worst, failed, limit)
-    rollouts = RolloutIndex(folder / "rollouts")
-    rollouts.refresh()
-    numbers = [] if asked.is_overview else _numbers(rollouts, asked)
-    if as_json:
-        _print_json(folder, rollouts, None if asked.is_overview else numbers)
-        return 0
-    _print(folder, rollouts, None if asked.is_overview else numbers)
-    return 0
-
-
-def _folder(run: str) -> Path:
     from aitrain.ui.run_registry import is_run, places
 
-    (place,) = places([run])
-    if not is_run(place):
-        raise ConfigError(f"{place} is not the folder of a run\nSee what runs there are: aitrain runs {place}")
-    return place
+    (folder,) = places([run])
+    if not is_run(folder):
+        raise ConfigError(f"{folder} is not the folder of a run\nSee what runs there are: aitrain runs {folder}")
+    asked, rollouts = Asked(step, case, worst, failed, limit), RolloutIndex(folder / "rollouts")
+    rollouts.refresh()
+    numbers = None if asked.is_overview else _numbers(rollouts, asked)
+    (_print_json if as_json else _print)(folder, rollouts, numbers)
+    return 0
 
 
 def _numbers(rollouts: RolloutIndex, asked: Asked) -> list[int]:

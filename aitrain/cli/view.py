@@ -36,7 +36,8 @@ def view(
 
     with _server(RunRegistry(places(runs or [])), port) as server:
         typer.echo(f"{server.address}  (Ctrl-C ends it)")
-        if not no_browser and _has_screen():
+        has_desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        if not no_browser and has_desktop and not os.environ.get("SSH_CONNECTION"):
             webbrowser.open(server.address)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
         try:
@@ -56,10 +57,3 @@ def _server(registry: RunRegistry, port: int | None) -> PageServer:
         except OSError as error:
             why = error.strerror
     raise ConfigError(f"port: cannot listen on 127.0.0.1:{tried[-1]}: {why}\nChoose another with --port.")
-
-
-def _has_screen() -> bool:
-    """Whether a browser that is started here would be seen: not over ssh, and not without a desktop."""
-    if os.environ.get("SSH_CONNECTION"):
-        return False
-    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

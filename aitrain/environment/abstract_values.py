@@ -11,7 +11,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import FunctionType, MethodType, ModuleType
 from typing import Literal
 
@@ -58,10 +58,40 @@ class Value:
     made: type | None = None
     """The class, if it is a newly created object."""
 
+    @classmethod
+    def at(cls, root: str, known: object) -> Value:
+        """The shared state with this path."""
+        return cls(frozenset({f"={root}"}), roots=EMPTY if is_plain(known) else frozenset({root}), known=known)
+
     @property
     def parts(self) -> frozenset[str]:
         """Shared state to which its elements belong."""
         return self.roots | self.elements
+
+
+SELF = Value(is_self=True)
+"""The environment."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a function is called with."""
+
+    positional: tuple[Value, ...] = ()
+    keywords: Mapping[str, Value] = field(default_factory=dict)
+    """Values by name; `**` for a mapping of unknown names."""
+    has_star: bool = False
+    is_entry: bool = False
+    """Whether the episode enters here, so that parameters are their own sources."""
+
+    @property
+    def values(self) -> list[Value]:
+        """All of them."""
+        return [*self.positional, *self.keywords.values()]
+
+    def after(self, first: Value) -> Arguments:
+        """The same with another first argument, which a method is bound to."""
+        return replace(self, positional=(first, *self.positional))
 
 
 def merge_values(values: Iterable[Value]) -> Value:
@@ -120,11 +150,6 @@ def names_self(node: ast.AST, names: Mapping[str, Value]) -> bool:
     """Whether code refers to the environment by a name."""
     own = {name for name, value in names.items() if value.is_self}
     return any(isinstance(each, ast.Name) and each.id in own for each in ast.walk(node))
-
-
-def is_super(node: ast.Call) -> bool:
-    """Whether a call is `super()`."""
-    return isinstance(node.func, ast.Name) and node.func.id == "super"
 
 
 def is_plain(value: object) -> bool:
@@ -234,24 +259,19 @@ def unwrap_function(found: object) -> tuple[FunctionType | None, bool, bool]:
     return found if isinstance(found, FunctionType) else None, is_static, of_class
 
 
-def _own_parameter(name: str) -> Value:
-    return Value(frozenset({name}), exact=frozenset({name}))
-
-
-def bind_parameters(
-    node: FunctionNode, arguments: list[Value], keywords: dict[str, Value], binding: str
-) -> dict[str, Value]:
+def bind_parameters(node: FunctionNode, given: Arguments) -> dict[str, Value]:
     """Values of a function's parameters; parameters of an entry point are their own sources."""
     positional = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
-    rest = merge_values([*arguments, *keywords.values()])
-    default = Value(rest.sources, elements=rest.parts) if binding == "star" or "**" in keywords else Value()
+    rest = merge_values(given.values)
+    default = Value(rest.sources, elements=rest.parts) if given.has_star or "**" in given.keywords else Value()
     every = [*positional, *(each.arg for each in node.args.kwonlyargs)]
-    names = {name: _own_parameter(name) if binding == "entry" else default for name in every}
-    names |= dict(zip(positional, arguments, strict=False))
-    names |= {name: value for name, value in keywords.items() if name in names}
+    own = {name: Value(frozenset({name}), exact=frozenset({name})) for name in every}
+    names = own if given.is_entry else dict.fromkeys(every, default)
+    names |= dict(zip(positional, given.positional, strict=False))
+    names |= {name: value for name, value in given.keywords.items() if name in names}
     if node.args.vararg is not None:
-        left = merge_values(arguments[len(positional) :])
+        left = merge_values(given.positional[len(positional) :])
         names[node.args.vararg.arg] = replace(item_of(left), is_self=left.is_self)
     if node.args.kwarg is not None:
-        names[node.args.kwarg.arg] = Value(frozenset({"**"} if binding == "entry" else rest.sources))
+        names[node.args.kwarg.arg] = Value(frozenset({"**"} if given.is_entry else rest.sources))
     return names

@@ -7,15 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 
-from aitrain.environment.abstract_values import (
-    EMPTY,
-    UNKNOWN,
-    Value,
-)
-from aitrain.environment.effects import (
-    CONTAINERS,
-    PER_CALL_PARAMETERS,
-)
+from aitrain.environment.abstract_values import EMPTY, UNKNOWN, Use, Value
+from aitrain.environment.effects import CONTAINERS, PER_CALL_PARAMETERS
 from aitrain.environment.state_report import READS, StateAccess, WriteSite
 from aitrain.environment.state_watch import is_users_module, is_users_object
 
@@ -27,7 +20,6 @@ class CallFrame:
     function: FunctionType
     owner: type | None
     names: dict[str, Value]
-    of_class: bool = False
     declared_global: set[str] = field(default_factory=set)
     returned: list[tuple[Value, frozenset[str]]] = field(default_factory=list)
 
@@ -77,6 +69,9 @@ class AccessLog:
         is_fresh = root in self.state if kind in (*READS, "store") else root + "!" in self.state
         place = replace(self.place, target=root)
         self.accesses.append(StateAccess(root, kind, place, not is_fresh, self.locks > 0, depends_on))
+
+    def _read(self, root: str, use: Use) -> None:
+        self._note(root, "look" if use == "all" else "read")
 
     def _store(self, root: str, value: Value, is_new: bool) -> None:
         if root == "self.?":  # the name is computed

@@ -6,22 +6,22 @@ import ast
 import functools
 import inspect
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 
 from aitrain.environment.abstract_values import (
     APPENDS,
     EMPTY,
+    SELF,
     UNKNOWN,
+    Arguments,
     Value,
     bind_parameters,
-    find_in_mro,
     is_consumable,
     is_data_object,
     is_instance,
     is_library_object,
     is_lock,
-    is_method,
     item_of,
     merge_exact,
     merge_values,
@@ -58,8 +58,30 @@ MAX_CALLS = 2000
 MAX_DEPTH = 40
 
 
+@dataclass(frozen=True)
+class _CallSite:
+    """A call in the source, with the values of its parts."""
+
+    node: ast.Call
+    callee: Value
+    given: Arguments
+
+    @property
+    def method(self) -> str:
+        """The name after the dot, empty for other calls."""
+        return self.node.func.attr if isinstance(self.node.func, ast.Attribute) else ""
+
+    @property
+    def first(self) -> Value:
+        return self.given.positional[0] if self.given.positional else Value()
+
+    @property
+    def receiver(self) -> Value:
+        return self.callee.receiver or Value()
+
+
 class CallReader(AttributeReader):
-    """Interprets calls of user-defined functions and methods."""
+    """Interprets calls of user-defined functions and methods; ExpressionReader and EpisodeReader implement the rest."""
 
     def _block(self, statements: Sequence[ast.stmt], frame: CallFrame) -> None:
         raise NotImplementedError
@@ -67,47 +89,49 @@ class CallReader(AttributeReader):
     def _call_node(self, node: ast.Call, frame: CallFrame) -> Value:
         if isinstance(node.func, ast.Attribute):
             callee = self._attribute(node.func, frame, is_called=True, use=use_of_receiver(node.func.attr))
-            method = node.func.attr
         else:
-            callee, method = self._eval(node.func, frame), ""
-        arguments = [self._eval(argument, frame) for argument in node.args]
+            callee = self._eval(node.func, frame)
+        arguments = tuple(self._eval(argument, frame) for argument in node.args)
         keywords = {each.arg or "**": self._eval(each.value, frame) for each in node.keywords}
+        has_star = any(isinstance(argument, ast.Starred) for argument in node.args)
+        site = _CallSite(node, callee, Arguments(arguments, keywords, has_star))
         if "out" in keywords:
             self._change(keywords["out"].roots, "change")
-        special = self._special_call(node, callee, method, arguments)
+        special = self._special_call(site) or self._known_call(site)
         if special is not None:
             return special
-        if (method or getattr(callee.known, "__name__", "")) in INJECTIVE_CALLS:
-            told = [*arguments, callee.receiver or Value()]
+        if (site.method or getattr(callee.known, "__name__", "")) in INJECTIVE_CALLS:
+            told = [*arguments, site.receiver]
             return Value(merge_values(told).sources, exact=merge_exact(told))
-        has_star = any(isinstance(argument, ast.Starred) for argument in node.args)
-        return self._call(callee, arguments, keywords, binding="star" if has_star else "given")
+        return self._call(callee, site.given)
 
-    def _special_call(self, node: ast.Call, callee: Value, method: str, arguments: list[Value]) -> Value | None:
-        """Builtins that read and write attributes, and methods that change their receiver."""
-        first = arguments[0] if arguments else Value()
-        if callee.receiver is not None and callee.receiver.is_namespace:
-            if method in APPENDS | MUTATING_METHODS:
+    def _special_call(self, site: _CallSite) -> Value | None:
+        """Builtins that read and write attributes, and methods of namespaces."""
+        callee, first, written = site.callee, site.first, site.node.args
+        if site.receiver.is_namespace:
+            if site.method in APPENDS | MUTATING_METHODS:
                 self._store("self.?", Value(), False)
             return Value()
-        if method in ("__setattr__", "__delattr__"):
-            owner, rest = (first, node.args[1:]) if first.is_self else (callee.receiver or Value(), node.args)
-            return self._set_by_name(owner, rest)
-        if callee.known in (setattr, delattr):
-            return self._set_by_name(first, node.args[1:])
+        is_method = site.method in ("__setattr__", "__delattr__")
+        if is_method and not first.is_self:
+            return self._set_by_name(site.receiver, written)
+        if is_method or callee.known in (setattr, delattr):
+            return self._set_by_name(first, written[1:])
         if callee.known is getattr and first.is_self:
-            return self._get_by_name(node.args[1:])
-        if callee.known is hasattr and first.is_self and isinstance(node.args[-1], ast.Constant):
-            return self._tests_for(str(node.args[-1].value))
+            return self._get_by_name(written[1:])
+        if callee.known is hasattr and first.is_self and isinstance(written[-1], ast.Constant):
+            root = f"self.{written[-1].value!s}"
+            self._note(root, "read")
+            return Value(frozenset({f"={root}"}))
         if callee.known is vars and first.is_self:
             return Value(is_namespace=True)
         if callee.known is type and first.is_self:
             return Value(is_class=True, known=self.type)
-        return self._known_call(node, callee, method, arguments)
+        return None
 
-    def _known_call(self, node: ast.Call, callee: Value, method: str, arguments: list[Value]) -> Value | None:
+    def _known_call(self, site: _CallSite) -> Value | None:
         """Functions with process-wide effects or that change their first argument, and methods of shared state."""
-        first = arguments[0] if arguments else Value()
+        callee, first, method = site.callee, site.first, site.method
         name = getattr(callee.known, "__name__", "") if callee.receiver is None or callee.roots == EMPTY else ""
         setting = process_wide_effect(callee)
         if setting is not None:
@@ -119,58 +143,36 @@ class CallReader(AttributeReader):
             self._change(first.roots, "change")
             return item_of(first)
         if callee.known in (list, tuple, sorted, iter, reversed, enumerate, zip, filter, map, set, dict):
-            whole = merge_values(arguments)
+            whole = merge_values(site.given.positional)
             return Value(whole.sources, elements=whole.parts)
         if method in ("acquire", "release") and callee.receiver is not None:
-            locks = is_lock(node.func.value, callee.receiver) if isinstance(node.func, ast.Attribute) else 0
+            locks = is_lock(site.node.func.value, callee.receiver) if isinstance(site.node.func, ast.Attribute) else 0
             self.locks = max(0, self.locks + (locks if method == "acquire" else -locks))
-        if callee.receiver is not None and callee.receiver.roots:
-            return self._method_of_state(callee, method, arguments)
-        return None
+        return self._method_of_state(site) if site.receiver.roots else None
 
-    def _tests_for(self, name: str) -> Value:
-        """`hasattr(self, name)`."""
-        self._note(f"self.{name}", "read")
-        return Value(frozenset({f"=self.{name}"}))
-
-    def _set_by_name(self, owner: Value, arguments: list[ast.expr]) -> Value:
-        named = arguments[0].value if arguments and isinstance(arguments[0], ast.Constant) else "?"
-        if owner.is_self or owner.is_class:
-            self._store_attribute(owner, str(named), Value(), False)
-        else:
-            self._change(owner.roots, "change")
-        return Value()
-
-    def _get_by_name(self, arguments: list[ast.expr]) -> Value:
-        if arguments and isinstance(arguments[0], ast.Constant):
-            return self._attribute_of_self(str(arguments[0].value), Value(is_self=True), is_called=False)
-        for name in dir(self.type):  # the name is computed: any method may be called
-            if not name.startswith("__") and name not in ("build_dataset", "build_eval_dataset", "reference"):
-                _, found = find_in_mro(self.type, name, None)
-                if is_method(found):
-                    self._refer(name, Value(known=found, receiver=Value(is_self=True)))
-        return Value()
-
-    def _method_of_state(self, callee: Value, method: str, arguments: list[Value]) -> Value | None:
+    def _method_of_state(self, site: _CallSite) -> Value | None:
         """Interpret a method call on shared state."""
-        receiver = callee.receiver or Value()
-        whole = merge_values([receiver, *arguments])
+        receiver, method, known = site.receiver, site.method, site.callee.known
+        whole = merge_values([receiver, *site.given.positional])
         held = receiver.known
         if isinstance(held, PER_THREAD_TYPES) or is_lock(None, receiver):
             return Value()
-        follows = isinstance(callee.known, FunctionType) and is_users_file(callee.known.__code__.co_filename)
-        if follows:
+        if isinstance(known, FunctionType) and is_users_file(known.__code__.co_filename):
             return None
         if is_consumable(held) or (method in MUTATING_OBJECT_METHODS and not isinstance(held, CONTAINERS)):
             self._change(receiver.roots, "change")
         elif is_data_object(held):
-            return self._method_of_data(receiver, method, whole)
-        elif method in ("execute", "executemany", "executescript") and not is_query(arguments):
+            in_place = method.endswith("_") and not method.startswith("_")
+            if in_place or method in MUTATING_METHODS | APPENDS:
+                self._change(receiver.roots, "change")
+            is_view = in_place or method in VIEW_METHODS
+            return replace(receiver, receiver=None) if is_view else Value(whole.sources)
+        elif method in ("execute", "executemany", "executescript") and not is_query(site.first):
             self._change(receiver.roots, "change")
         elif held is not UNKNOWN and not isinstance(held, CONTAINERS) and is_library_object(held):
             return Value(whole.sources)
-        elif method == "setdefault" and len(arguments) == 2:
-            self._change(receiver.roots, "item", self._depends_on(receiver, *arguments))
+        elif method == "setdefault" and len(site.given.positional) == 2:
+            self._change(receiver.roots, "item", self._depends_on(receiver, *site.given.positional))
         elif method in APPENDS:
             self._change(receiver.roots, "append")
         elif method in MUTATING_METHODS:
@@ -178,64 +180,45 @@ class CallReader(AttributeReader):
         elif held is UNKNOWN and method not in BUILTIN_METHODS:  # it may read all state of the object
             for root in receiver.roots:
                 self._note(f"{root}.*", "read")
-        return Value(
-            whole.sources,
-            exact=receiver.exact if method in INJECTIVE_CALLS else EMPTY,
-            roots=receiver.parts if method in ITEM_METHODS else EMPTY,
-            elements=receiver.parts,
-        )
+        exact = receiver.exact if method in INJECTIVE_CALLS else EMPTY
+        roots = receiver.parts if method in ITEM_METHODS else EMPTY
+        return Value(whole.sources, exact, roots, elements=receiver.parts)
 
-    def _method_of_data(self, receiver: Value, method: str, whole: Value) -> Value:
-        """Interpret a method call on an array, a tensor or a buffer."""
-        in_place = method.endswith("_") and not method.startswith("_")
-        if in_place or method in MUTATING_METHODS | APPENDS:
-            self._change(receiver.roots, "change")
-        is_view = in_place or method in VIEW_METHODS
-        return replace(receiver, receiver=None) if is_view else Value(whole.sources)
-
-    def _call(
-        self,
-        callee: Value,
-        arguments: list[Value],
-        keywords: dict[str, Value],
-        binding: str = "given",
-    ) -> Value:
+    def _call(self, callee: Value, given: Arguments) -> Value:
         receiver = callee.receiver
-        whole = merge_values([*arguments, *keywords.values(), Value(receiver.sources) if receiver else Value()])
+        whole = merge_values([*given.values, Value(receiver.sources) if receiver else Value()])
         plain, is_static, of_class = unwrap_function(callee.known)
         if plain is None:
             call = None if inspect.isclass(callee.known) else static_attribute(callee.known, "__call__")
             if isinstance(call, FunctionType) and is_users_file(call.__code__.co_filename):
-                return self._inline(call, [callee, *arguments], keywords)  # a user-defined callable object
-            self._call_unseen(callee, [*arguments, *keywords.values()])
+                # a user-defined callable object
+                return self._inline(call, Arguments((callee, *given.positional), given.keywords))
+            self._call_unseen(callee, given.values)
             return Value(whole.sources, made=callee.known if inspect.isclass(callee.known) else None)
         is_own = receiver is not None and (receiver.is_self or receiver.is_class)
         if not is_own and not is_users_file(plain.__code__.co_filename):
-            self._escape([*arguments, *keywords.values()], plain.__name__)
+            self._escape(given.values, plain.__name__)
             return Value(whole.sources)
         if isinstance(callee.known, MethodType):
-            bind_parameters = self._of_object(callee.known.__self__)
-            arguments = [replace(bind_parameters, roots=receiver.roots if receiver else EMPTY), *arguments]
-        elif receiver is not None and not is_static and (receiver.is_self or of_class):
-            arguments = [self._bound_to(receiver, of_class), *arguments]
-        elif receiver is not None and not is_static and not receiver.is_class and is_instance(receiver.known):
-            arguments = [receiver, *arguments]
+            bound = self._of_object(callee.known.__self__)
+            given = given.after(replace(bound, roots=receiver.roots if receiver else EMPTY))
+        elif receiver is not None and not is_static:
+            if of_class:
+                kind = receiver.known if inspect.isclass(receiver.known) else type(receiver.known)
+                is_environments = receiver.is_self or receiver.is_class or kind is object
+                first = Value(is_class=True, known=self.type) if is_environments else self._of_object(kind)
+                given = given.after(first)
+            elif receiver.is_self:
+                given = given.after(SELF)
+            elif not receiver.is_class and is_instance(receiver.known):
+                given = given.after(receiver)
         owner = callee.after or (owner_of(self.type, plain) if is_own else None)
-        value = self._inline(plain, arguments, keywords, owner, binding)
+        value = self._inline(plain, given, owner)
         if isinstance(callee.known, functools._lru_cache_wrapper):  # the cache returns the same object to all calls
             root = f"{plain.__name__}()"
             self._note(root, "read")
             return replace(value, roots=frozenset({root}), known=self._stand_in(root, value.made))
         return value
-
-    def _bound_to(self, receiver: Value, of_class: bool) -> Value:
-        """First argument of a method."""
-        if not of_class:
-            return Value(is_self=True)
-        kind = receiver.known if inspect.isclass(receiver.known) else type(receiver.known)
-        if receiver.is_self or receiver.is_class or kind is object:
-            return Value(is_class=True, known=self.type)
-        return self._of_object(kind)
 
     def _call_unseen(self, callee: Value, arguments: list[Value]) -> None:
         is_own = callee.receiver is not None and callee.receiver.is_self
@@ -252,29 +235,9 @@ class CallReader(AttributeReader):
         if any(value.is_self or value.is_namespace for value in values):
             self.give_up(f"self, which {where} holds")
 
-    def _shared_defaults(self, function: FunctionType, names: dict[str, Value]) -> dict[str, Value]:
-        """Mutable parameter defaults, which all calls share."""
-        positional = function.__code__.co_varnames[: function.__code__.co_argcount]
-        defaults = dict(zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False))
-        defaults |= function.__kwdefaults__ or {}
-        shared = {}
-        for name, value in defaults.items():
-            if isinstance(value, CONTAINERS) and names.get(name) == Value():
-                root = f"{function.__name__}.{name}"
-                self._note(root, "read")
-                shared[name] = Value(frozenset({f"={root}"}), roots=frozenset({root}), known=value)
-        return shared
-
-    def _inline(
-        self,
-        function: FunctionType,
-        arguments: list[Value],
-        keywords: dict[str, Value],
-        owner: type | None = None,
-        binding: str = "given",
-    ) -> Value:
+    def _inline(self, function: FunctionType, given: Arguments, owner: type | None = None) -> Value:
         """Interpret a call of a function by its source."""
-        whole = merge_values([*arguments, *keywords.values()])
+        whole = merge_values(given.values)
         code, node = function.__code__, function_node(function)
         self.calls += 1
         if code in self.stack:
@@ -282,8 +245,11 @@ class CallReader(AttributeReader):
         if node is None or self.calls > MAX_CALLS or len(self.stack) > MAX_DEPTH:
             self.give_up(f"the source of {code.co_name}")
             return Value(whole.sources)
-        names = bind_parameters(node, arguments, keywords, binding)
-        names |= self._shared_defaults(function, names)
+        names = bind_parameters(node, given)
+        for name, value in _mutable_defaults(function).items():
+            if names.get(name) == Value():  # the default, which all calls share
+                self._note(f"{function.__name__}.{name}", "read")
+                names[name] = Value.at(f"{function.__name__}.{name}", value)
         frame = CallFrame(function, owner, names)
         before = self.place, self.locks, self.breaks
         self.place = WriteSite("", code.co_qualname, code.co_filename, code.co_firstlineno)
@@ -291,18 +257,30 @@ class CallReader(AttributeReader):
         self.stack.append(code)
         read_before = len(self.accesses)
         if isinstance(node, ast.Lambda):
-            value = self._eval(node.body, frame)
+            result = self._eval(node.body, frame)
         else:
             self._block(node.body, frame)
             if self.state is not None:
                 frame.returned.append((Value(), self.state))
             self.state = merge_states([state for _, state in frame.returned])
             values = [value for value, _ in frame.returned]
-            value = values[0] if len(values) == 1 else merge_values(values)
+            result = values[0] if len(values) == 1 else merge_values(values)
         self.stack.pop()
         self.place, self.locks, self.breaks = before
         read = {f"={access.root}" for access in self.accesses[read_before:]}
-        known = value.known if value.roots and is_users_object(value.known) else UNKNOWN
         return Value(
-            value.sources | read, value.exact, value.roots, value.elements, value.is_self, known=known, made=value.made
+            result.sources | read,
+            result.exact,
+            result.roots,
+            result.elements,
+            result.is_self,
+            known=result.known if result.roots and is_users_object(result.known) else UNKNOWN,
+            made=result.made,
         )
+
+
+def _mutable_defaults(function: FunctionType) -> dict[str, object]:
+    positional = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = dict(zip(reversed(positional), reversed(function.__defaults__ or ()), strict=False))
+    defaults |= function.__kwdefaults__ or {}
+    return {name: value for name, value in defaults.items() if isinstance(value, CONTAINERS)}

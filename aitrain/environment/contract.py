@@ -81,10 +81,7 @@ class Transcript:
     def messages(self) -> list[dict[str, Any]]:
         """The whole conversation."""
         if isinstance(self.case.prompt, str) or isinstance(self.content, str):
-            return [
-                {"role": "user", "content": self.case.prompt},
-                {"role": "assistant", "content": self.text},
-            ]
+            return [{"role": "user", "content": self.case.prompt}, {"role": "assistant", "content": self.text}]
         return [*self.case.prompt, *self.content]
 
     def words(self) -> dict[str, Any]:
@@ -148,7 +145,10 @@ def check_contract(environment: Any, columns: Iterable[str]) -> None:
     words = SCORE_WORDS if level == "score_episode" else START_WORDS
     place, columns = f"{type(environment).__name__}.{level}", set(columns)
     known = {*words, *columns}
-    for parameter in _required(getattr(environment, level)):
+    for parameter in inspect.signature(getattr(environment, level)).parameters.values():
+        takes_rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if takes_rest or parameter.default is not parameter.empty:
+            continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise EnvironmentFailed(
                 f"{place} takes {parameter.name} by position only, and is called by name: remove the `/`"
@@ -159,12 +159,6 @@ def check_contract(environment: Any, columns: Iterable[str]) -> None:
                 f"It may ask for: {', '.join(words)}\n"
                 f"and the columns that every row has: {', '.join(sorted(columns - {'prompt'})) or 'none but prompt'}"
             )
-
-
-def _required(method: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that a call must give."""
-    parameters = inspect.signature(method).parameters.values()
-    return [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.default is p.empty]
 
 
 def arguments_for(method: Callable[..., Any], words: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,13 +180,9 @@ def chosen(names: tuple[str, ...] | None, words: Mapping[str, Any]) -> dict[str,
 
 def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
     """`build_dataset` and its kin: the tokenizer by position, whatever the parameter is called, or nothing."""
-    parameters = inspect.signature(method).parameters
-    if any(_is_for_tokenizer(parameter) for parameter in list(parameters.values())[:1]):
-        return run_if_async(method(tokenizer))
+    for first in list(inspect.signature(method).parameters.values())[:1]:
+        # `limit=100`, with a default of its own kind, is no tokenizer
+        is_open = first.default is first.empty or first.default is None or first.name == "tokenizer"
+        if is_open and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+            return run_if_async(method(tokenizer))
     return run_if_async(method(**arguments_for(method, {"tokenizer": tokenizer})))
-
-
-def _is_for_tokenizer(first: inspect.Parameter) -> bool:
-    """Not one with a default of its own kind: `limit=100` is no tokenizer."""
-    is_open = first.default is first.empty or first.default is None or first.name == "tokenizer"
-    return is_open and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD)

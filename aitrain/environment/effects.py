@@ -6,15 +6,9 @@ import ast
 import random
 import threading
 from contextvars import ContextVar
-from dataclasses import replace
 from types import ModuleType
 
-from aitrain.environment.abstract_values import (
-    EMPTY,
-    UNKNOWN,
-    Value,
-)
-from aitrain.environment.state_report import StateAccess
+from aitrain.environment.abstract_values import EMPTY, UNKNOWN, Value
 
 MUTATING_METHODS = {
     "pop", "popitem", "clear", "remove", "discard", "sort", "reverse", "popleft", "rotate", "subtract", "setdefault",
@@ -78,9 +72,9 @@ def is_display(node: ast.expr) -> bool:
     return isinstance(node, (ast.List, ast.ListComp, ast.Tuple, ast.Set, ast.SetComp, ast.Dict, ast.DictComp))
 
 
-def is_query(arguments: list[Value]) -> bool:
+def is_query(statement: Value) -> bool:
     """Whether an SQL statement is read-only."""
-    text = arguments[0].known if arguments else UNKNOWN
+    text = statement.known
     return isinstance(text, str) and text.lstrip().lower().startswith(("select", "explain"))
 
 
@@ -88,17 +82,9 @@ def is_one_time_message(node: ast.If) -> bool:
     """Whether a block only prints a message once: `if not self.told: print(...); self.told = True`."""
     flag = ast.unparse(node.test.operand) if isinstance(node.test, ast.UnaryOp) else ""
     sets = [each for each in node.body if isinstance(each, ast.Assign)]
-    messages = [each for each in node.body if isinstance(each, ast.Expr) and _is_message(each.value)]
+    calls = [each.value for each in node.body if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)]
+    names = [ast.unparse(call.func) for call in calls]
+    messages = [name for name in names if name == "print" or name.rpartition(".")[2] in LOG_METHODS]
     is_flag_only = [ast.unparse(target) for each in sets for target in each.targets] == [flag]
     is_constant = all(isinstance(each.value, ast.Constant) for each in sets)
     return is_flag_only and is_constant and not node.orelse and len(sets) + len(messages) == len(node.body)
-
-
-def _is_message(node: ast.expr) -> bool:
-    name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-    return name == "print" or name.rpartition(".")[2] in LOG_METHODS
-
-
-def as_one_time_message(access: StateAccess) -> StateAccess:
-    """Mark the assignment of a one-time message's flag as equal in each call."""
-    return replace(access, depends_on=EMPTY) if access.kind == "store" else access

@@ -7,23 +7,24 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from aitrain.environment.abstract_values import (
+    EMPTY,
+    UNKNOWN,
     Use,
     Value,
     expressions,
+    is_data_object,
     item_of,
     merge_exact,
     merge_values,
 )
 from aitrain.environment.access_log import CallFrame, merge_states
 from aitrain.environment.call_reader import CallReader
+from aitrain.environment.effects import CONTAINERS, is_display
 from aitrain.environment.source_code import FunctionNode
 
 
 class ExpressionReader(CallReader):
-    """Evaluates expressions to abstract values."""
-
-    def _assign(self, target: ast.expr, value: Value, frame: CallFrame, is_new: bool) -> None:
-        raise NotImplementedError
+    """Evaluates expressions to abstract values, and assigns them."""
 
     def _all(self, nodes: Iterable[ast.AST], frame: CallFrame) -> Value:
         return merge_values([self._eval(node, frame) for node in nodes if isinstance(node, ast.expr)])
@@ -34,7 +35,7 @@ class ExpressionReader(CallReader):
             case ast.Name():
                 return self._name(node.id, frame, use)
             case ast.Attribute():
-                return self._attribute(node, frame, is_called=False, use=use)
+                return self._attribute(node, frame, use=use)
             case ast.Subscript():
                 return self._subscript(node, frame, use)
             case ast.Call():
@@ -122,3 +123,64 @@ class ExpressionReader(CallReader):
             else:
                 self._block(node.body, inner)
         self.place, self.breaks, self.at_yield = place, breaks, at_yield
+
+    # -- assignments
+
+    def _assign(self, target: ast.expr, value: Value, frame: CallFrame, is_new: bool) -> None:
+        match target:
+            case ast.Name():
+                self._assign_name(target.id, value, frame)
+            case ast.Tuple() | ast.List():
+                for each in target.elts:
+                    self._assign(each, item_of(value), frame, is_new)
+            case ast.Starred():
+                self._assign(target.value, item_of(value), frame, is_new)
+            case ast.Attribute():
+                self._store_attribute(self._eval(target.value, frame, use="none"), target.attr, value, is_new)
+            case ast.Subscript():
+                key = self._eval(target.slice, frame)
+                container = self._eval(target.value, frame, use="none")
+                self._store_item(container, key, value, target.slice)
+
+    def _assign_name(self, name: str, value: Value, frame: CallFrame) -> None:
+        if name in frame.declared_global:
+            self._note(name, "store", self._lazy_dependencies(name, value))
+            return
+        symbol = f"{name}#{len(self.computed_from)}"
+        self.computed_from[symbol] = value.sources
+        frame.names[name] = replace(value, sources=frozenset({symbol}), exact=value.exact | {symbol})
+
+    def _augment(self, node: ast.AugAssign, frame: CallFrame) -> None:
+        value = self._eval(node.value, frame)
+        before = self._eval(node.target, frame)
+        if isinstance(node.target, ast.Name) and node.target.id not in frame.declared_global:
+            if is_data_object(before.known):
+                self._change(before.roots, "change")
+            elif isinstance(before.known, CONTAINERS) or (before.known is UNKNOWN and is_display(node.value)):
+                self._change(before.roots, "append")
+            frame.names[node.target.id] = replace(before, sources=before.sources | value.sources)
+        elif isinstance(node.target, ast.Name):
+            self._note(node.target.id, "read")
+            self._note(node.target.id, "store")
+        elif isinstance(node.target, ast.Attribute):
+            self._store_attribute(self._eval(node.target.value, frame), node.target.attr, value, False)
+        else:
+            assert isinstance(node.target, ast.Subscript)
+            container = self._eval(node.target.value, frame)
+            self._change(container.roots | (before.roots if is_display(node.value) else EMPTY), "change")
+
+    def _delete(self, target: ast.expr, frame: CallFrame) -> None:
+        if isinstance(target, ast.Attribute):
+            owner = self._eval(target.value, frame)
+            if owner.is_self:
+                root = f"self.{target.attr}"
+                self._note(root, "read")
+                self._note(root, "store")
+                self.state = self.state - {root, root + "!"} if self.state is not None else None
+            else:
+                self._change(owner.roots, "change")
+        elif isinstance(target, ast.Subscript):
+            self._change(self._eval(target.value, frame).roots, "change")
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for each in target.elts:
+                self._delete(each, frame)

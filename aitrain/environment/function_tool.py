@@ -107,10 +107,12 @@ def _model(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> tuple[
     Raises:
         InvalidToolError: a hint is of a type that pydantic or JSON does not know.
     """
-    fields = {
-        f"argument_{number}": _field(parameter, hints.get(parameter.name, Any))
-        for number, parameter in enumerate(parameters)
-    }
+    fields: dict[str, Any] = {}
+    for number, parameter in enumerate(parameters):
+        name, default, hint = parameter.name, parameter.default, hints.get(parameter.name, Any)
+        has_none = default is _NO_DEFAULT or isinstance(default, FieldInfo)
+        field = Annotated[hint, Field(alias=name)] if has_none else (hint, Field(default, alias=name))
+        fields[f"argument_{number}"] = field
     try:
         model: type[BaseModel] = create_model("Arguments", __config__=ConfigDict(allow_inf_nan=False), **fields)
         return model, flatten(model.model_json_schema(schema_generator=_QuietSchema))
@@ -120,14 +122,6 @@ def _model(parameters: list[inspect.Parameter], hints: dict[str, Any]) -> tuple[
         why = short(re.split(r"\n|\. ", str(error))[0], 200)
         what = "Hint it with int, str, list[...], Literal[...], a dataclass or a pydantic model."
         raise InvalidToolError(f"its argument {parameters[0].name} cannot be described: {why}\n{what}") from None
-
-
-def _field(parameter: inspect.Parameter, hint: Any) -> Any:
-    """The field's definition, as create_model takes it."""
-    name, default = parameter.name, parameter.default
-    if default is _NO_DEFAULT or isinstance(default, FieldInfo):
-        return Annotated[hint, Field(alias=name)]
-    return hint, Field(default, alias=name)
 
 
 def _text_of_hint(hint: object) -> str:

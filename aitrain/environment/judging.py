@@ -32,12 +32,15 @@ def parse_score(returned: object, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
     value, metrics = _unpacked(returned)
     if value is None:
         return ScoreResult(None, metrics)
+    low, high = bounds
+    expected = "not a finite number" if math.isinf(low) else f"not a number from {low:g} to {high:g}"
     number = _number(value)
     if number is None:
-        return _unscored("wrong_type", f"returned {shown(returned)}, {_expected(returned, bounds)}")
+        needs_score = isinstance(returned, Mapping) and "score" not in returned
+        why = 'and a dict needs a "score"' if needs_score else expected
+        return _unscored("wrong_type", f"returned {shown(returned)}, {why}")
     if not math.isfinite(number):
-        return _unscored("not_finite", f"returned {number}, {_not_a_score(bounds)}")
-    low, high = bounds
+        return _unscored("not_finite", f"returned {number}, {expected}")
     if not low <= number <= high:
         why = f"which is not from {low:g} to {high:g} (--rl-score-range LOW,HIGH or any)"
         return _unscored("out_of_range", f"returned {number:g}, {why}")
@@ -77,17 +80,6 @@ def _as_float(value: int | float) -> float:
         return float(value)
     except OverflowError:
         return math.inf
-
-
-def _expected(returned: object, bounds: Bounds) -> str:
-    if isinstance(returned, Mapping) and "score" not in returned:
-        return 'and a dict needs a "score"'
-    return _not_a_score(bounds)
-
-
-def _not_a_score(bounds: Bounds) -> str:
-    is_any = math.isinf(bounds[0])
-    return "not a finite number" if is_any else f"not a number from {bounds[0]:g} to {bounds[1]:g}"
 
 
 def shown(value: object) -> str:

@@ -92,16 +92,21 @@ def _find_module(option: str, module: str, class_name: str | None) -> EnvSource:
     chain = module_specs(module)
     if chain:
         _refuse_library_name(option, module, chain[0])
-        _refuse_folder(option, module, chain[-1])
+        if chain[-1].origin is None:
+            folder = Path(next(iter(chain[-1].submodule_search_locations or [module])))
+            advice = _folder_advice(folder, module + ".{name}")
+            raise ConfigError(f"{option}: {module} is a folder, not a module\n{advice}")
         readable = (chain[-1].origin or "").endswith(".py")
         return EnvSource(module, Path(str(chain[-1].origin)) if readable else None, class_name, is_module=True)
     if module in bundled_modules():
-        return EnvSource(
-            f"aitrain.{module}", BUNDLED / f"{module.removeprefix('envs.')}.py", class_name, is_module=False
-        )
+        file = BUNDLED / f"{module.removeprefix('envs.')}.py"
+        return EnvSource(f"aitrain.{module}", file, class_name, is_module=False)
+    here, bundled = Path.cwd(), bundled_modules()
+    files = [*here.glob("*.py"), *here.glob("*/*.py")]
+    modules = [".".join(file.relative_to(here).with_suffix("").parts) for file in files]
     raise ConfigError(
-        f"{option}: there is no module {module} (looked in {Path.cwd()} and among the installed packages)."
-        f"{did_you_mean(module, [*_modules_here(), *bundled_modules()])}\nBundled ones: {', '.join(bundled_modules())}"
+        f"{option}: there is no module {module} (looked in {here} and among the installed packages)."
+        f"{did_you_mean(module, [*modules, *bundled])}\nBundled ones: {', '.join(bundled)}"
     )
 
 
@@ -126,12 +131,6 @@ def _down(spec: ModuleSpec, names: list[str]) -> list[ModuleSpec]:
     return chain
 
 
-def _refuse_folder(option: str, module: str, spec: ModuleSpec) -> None:
-    if spec.origin is None:
-        folder = Path(next(iter(spec.submodule_search_locations or [module])))
-        raise ConfigError(f"{option}: {module} is a folder, not a module\n{_folder_advice(folder, module + '.{name}')}")
-
-
 _NEEDED = {
     "accelerate", "aitrain", "annotated_types", "datasets", "huggingface_hub", "numpy", "peft", "pydantic", "rich",
     "safetensors", "tokenizers", "torch", "transformers", "trl", "typer", "vllm", "yaml",
@@ -149,12 +148,6 @@ def _refuse_library_name(option: str, module: str, top: ModuleSpec) -> None:
             f"{option}: {module} begins with the name of the library {top.name}, which training needs\n"
             f"Rename {top.name}, or name the file: --rl-env {file}"
         )
-
-
-def _modules_here() -> list[str]:
-    here = Path.cwd()
-    files = [*here.glob("*.py"), *here.glob("*/*.py")]
-    return [".".join(file.relative_to(here).with_suffix("").parts) for file in files]
 
 
 # -- parsing the file
@@ -176,7 +169,7 @@ def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
         return
     if name in classes:
         _check_keywords(classes[name], keywords)
-    elif name not in _names(tree) and not _has_star_import(tree):
+    elif {name, "*"}.isdisjoint(_names(tree)):
         raise ConfigError(no_such_class(source, name, list(classes)))
 
 
@@ -207,8 +200,9 @@ def _only_candidate(source: EnvSource, classes: Mapping[str, ast.ClassDef]) -> s
         raise ConfigError(several_classes(str(source.file), candidates))
     if candidates:
         return candidates[0]
-    if any(_inherits_from_elsewhere(node, classes) for node in public.values()):
-        return None
+    bases = [base for node in public.values() for base in node.bases]
+    if any(not isinstance(base, ast.Name) or base.id not in {*classes, "object"} for base in bases):
+        return None  # build_dataset may be inherited
     raise ConfigError(
         f"rl_env_class: no class in {source.file} has build_dataset (classes there: {', '.join(classes) or 'none'}).\n"
         "Write one, or name a class that is imported there with --rl-env-class."
@@ -223,10 +217,6 @@ def several_classes(place: str, names: list[str]) -> str:
     )
 
 
-def _inherits_from_elsewhere(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> bool:
-    return any(not isinstance(base, ast.Name) or base.id not in {*classes, "object"} for base in node.bases)
-
-
 def _has_method(node: ast.ClassDef, method: str, classes: Mapping[str, ast.ClassDef]) -> bool:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     if any(isinstance(item, functions) and item.name == method for item in node.body):
@@ -238,11 +228,9 @@ def _has_method(node: ast.ClassDef, method: str, classes: Mapping[str, ast.Class
 
 def _check_keywords(node: ast.ClassDef, keywords: Mapping[str, object]) -> None:
     init = next((item for item in node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
-    if init is None or node.decorator_list or init.args.kwarg or init.args.vararg:
+    if init is None or node.decorator_list or init.args.kwarg or init.args.vararg or init.args.posonlyargs[1:]:
         return  # inherited, changed by a decorator, or with *args or **kwargs: checked by the training process
     positional = [argument.arg for argument in init.args.posonlyargs + init.args.args][1:]
-    if init.args.posonlyargs[1:]:
-        return
     taken = positional + [argument.arg for argument in init.args.kwonlyargs]
     needed = positional[: len(positional) - len(init.args.defaults)]
     needed += [a.arg for a, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True) if default is None]
@@ -271,6 +259,7 @@ def refuse_keywords(name: str, keywords: Mapping[str, object], signature: tuple[
 
 
 def _names(tree: ast.Module) -> set[str]:
+    """Names that a module's top level binds; `*` for those of a star import."""
     names = set()
     for node in _top_level(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -281,11 +270,6 @@ def _names(tree: ast.Module) -> set[str]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {target.id for target in targets if isinstance(target, ast.Name)}
     return names
-
-
-def _has_star_import(tree: ast.Module) -> bool:
-    imports = [node for node in _top_level(tree) if isinstance(node, ast.ImportFrom)]
-    return any(alias.name == "*" for node in imports for alias in node.names)
 
 
 def no_such_class(source: EnvSource, name: str, classes: list[str]) -> str:

@@ -65,6 +65,11 @@ class EnvSession:
     """How long the environment took, over all calls."""
     failure: Failure | None = None
 
+    @property
+    def has_timed_out(self) -> bool:
+        """Whether its last call missed its deadline, and hangs unless it was in a process."""
+        return self.failure is not None and self.failure.kind == "timed_out"
+
     def note(self, outcome: Outcome[object], place: str) -> None:
         """Keep the time and the failure of a call; `place` is where it was, unless the failure says it."""
         self.seconds += outcome.seconds
@@ -96,17 +101,8 @@ class EnvRunner:
     @cached_property
     def policy(self) -> CallPolicy:
         """How calls run, by what they write; asked for after build_dataset, which sets attributes too."""
-        return CallPolicy(self.environment, self._level, self._by_episode, self.processes is not None, self.tell)
-
-    @cached_property
-    def _by_episode(self) -> bool:
-        """Whether an episode has several calls, between which those of others run."""
-        if self._level != "score_episode":
-            return True
-        try:
-            return len(Tools.of(self.environment)) > 0
-        except EnvironmentFailed:
-            return True  # each episode fails with it
+        by_episode = self._level != "score_episode" or _has_tools(self.environment)
+        return CallPolicy(self.environment, self._level, by_episode, self.processes is not None, self.tell)
 
     @cached_property
     def _level(self) -> str:
@@ -176,14 +172,10 @@ class EnvRunner:
         """What the environment does after a turn of the policy; an episode that fails is over."""
         if one.session is None:
             return EnvResponse(is_over=True)
-        job = partial(one.session.answer, turn)
-        return await self._call(one, job, self._place_of(turn)) or EnvResponse(is_over=True)
-
-    def _place_of(self, turn: AssistantTurn) -> str:
-        """Where a call that hangs or crashes is."""
+        place = "step" if self._level == "start" else self._level  # where a call that hangs or crashes is
         if turn.calls:
-            return f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
-        return "step" if self._level == "start" else self._level
+            place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
+        return await self._call(one, partial(one.session.answer, turn), place) or EnvResponse(is_over=True)
 
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
         """The score of each episode; None for those that failed, now or before."""
@@ -226,14 +218,11 @@ class EnvRunner:
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang."""
-        left = [one.session.close for one in sessions if one.session is not None and not self._hangs(one)]
-        await asyncio.gather(*map(self.pool.call, left))
+        is_isolated = self.processes is not None  # a process that hung was ended
+        left = [one.session for one in sessions if one.session is not None and (is_isolated or not one.has_timed_out)]
+        await asyncio.gather(*(self.pool.call(session.close) for session in left))
         if self._watch is not None:
             self.policy.after_episodes(self._watch)
-
-    def _hangs(self, one: EnvSession) -> bool:
-        """In a thread, that is: a process that hung was ended."""
-        return self.processes is None and one.failure is not None and one.failure.kind == "timed_out"
 
     # -- calls
 
@@ -263,8 +252,14 @@ class EnvRunner:
         if not self._calls:
             self._phase.enter_context(activity.own.waiting("waiting for the environment", self.pool.timeout + GRACE))
         self._calls += 1
+
+        def in_thread() -> T:
+            current_seeds.set(one.sampling)
+            with self.around():
+                return job()
+
         try:
-            outcome = await self.pool.call(partial(self._within, one, job))
+            outcome = await self.pool.call(in_thread)
         finally:
             self._calls -= 1
             if not self._calls:
@@ -272,12 +267,6 @@ class EnvRunner:
         one.note(outcome, place)
         self.on_call_end()
         return outcome.value
-
-    def _within(self, one: EnvSession, job: Callable[[], T]) -> T:
-        """Make a call as calls are made in a thread."""
-        current_seeds.set(one.sampling)
-        with self.around():
-            return job()
 
     def close(self) -> None:
         """End the threads and processes."""
@@ -287,6 +276,14 @@ class EnvRunner:
         stored = self.given.get("tokenizer")
         if isinstance(stored, StoredTokenizer):
             stored.file.unlink(missing_ok=True)
+
+
+def _has_tools(environment: object) -> bool:
+    """Whether `score_episode` is not the only call of an episode."""
+    try:
+        return len(Tools.of(environment)) > 0
+    except EnvironmentFailed:
+        return True  # each episode fails with it
 
 
 def start_runner(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> EnvRunner:

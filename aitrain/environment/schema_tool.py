@@ -55,11 +55,7 @@ def shown_tool(item: ToolJson) -> Tool:
         raise InvalidToolError('the schema has no "name"\nGive it the name that the model is to call.')
     _check_schema(item, inner.get("parameters") or {})
     full = {"type": "function", **(item if inner is not item else {"function": item})}
-    return Tool(name, full, _not_run, functools.partial(_checked, {}))
-
-
-def _not_run(**_: object) -> None:
-    """Stands for the method of a schema that names none."""
+    return Tool(name, full, lambda **_: None, functools.partial(_checked, {}))
 
 
 def _check_schema(item: ToolJson, parameters: object) -> None:

@@ -4,8 +4,9 @@ An abstract interpreter follows the methods of one episode and their helpers in 
 access to shared state: attributes of the environment, of helper objects and of classes, and global variables. Whether
 calls may run concurrently on one object follows from these accesses, see `StateReport`.
 
-This module interprets episodes and statements. Its base classes interpret expressions (`expression_reader`), calls
-(`call_reader`), and attributes and items (`attribute_reader`); `access_log` records accesses.
+This module interprets episodes and statements. Its base classes interpret expressions and assignments
+(`expression_reader`), calls (`call_reader`), and attributes and items (`attribute_reader`); `access_log` records
+accesses.
 """
 
 from __future__ import annotations
@@ -17,26 +18,23 @@ from types import FunctionType
 
 from aitrain.environment.abstract_values import (
     EMPTY,
-    UNKNOWN,
+    Arguments,
     Value,
     find_in_mro,
     imported_object,
-    is_data_object,
     is_lock,
     item_of,
     merge_scopes,
     names_self,
 )
-from aitrain.environment.access_log import CallFrame, merge_states
-from aitrain.environment.effects import (
-    CONTAINERS,
-    as_one_time_message,
-    is_display,
-    is_one_time_message,
-)
+from aitrain.environment.access_log import CallFrame, StoredRoots, merge_states
+from aitrain.environment.effects import is_one_time_message
 from aitrain.environment.expression_reader import ExpressionReader
-from aitrain.environment.state_report import AccessClassifier, StateReport
+from aitrain.environment.state_report import StateReport, classify_accesses
 from aitrain.environment.state_watch import is_users_object
+
+Ending = tuple[StoredRoots, dict[str, Value]]
+"""State and local variables at the end of one of several paths."""
 
 
 def analyze_state(environment: object, level: str) -> StateReport:
@@ -46,7 +44,7 @@ def analyze_state(environment: object, level: str) -> StateReport:
         reader.read_episode(level)
     except RecursionError:
         reader.give_up("the source is nested too deep")
-    return AccessClassifier(reader.accesses, reader.unclear).report()
+    return classify_accesses(reader.accesses, reader.unclear)
 
 
 class _EpisodeReader(ExpressionReader):
@@ -74,10 +72,7 @@ class _EpisodeReader(ExpressionReader):
             self._enter(name)
 
     def _enter(self, name: str) -> None:
-        callee = self._attribute_of_self(name, Value(is_self=True), is_called=True)
-        self._call(callee, [], {}, binding="entry")
-
-    # -- statements
+        self._call(self._attribute_of_self(name, is_called=True), Arguments(is_entry=True))
 
     def _block(self, statements: Sequence[ast.stmt], frame: CallFrame) -> None:
         for statement in statements:
@@ -88,16 +83,12 @@ class _EpisodeReader(ExpressionReader):
 
     def _statement(self, node: ast.stmt, frame: CallFrame) -> None:
         match node:
-            case ast.Expr():
-                self._eval(node.value, frame)
-            case ast.Assign():
-                value = self._eval(node.value, frame)
-                for target in node.targets:
-                    self._assign(target, value, frame, self._is_new(node.value, value))
-            case ast.AnnAssign():
+            case ast.Assign() | ast.AnnAssign():
                 if node.value is not None:
                     value = self._eval(node.value, frame)
-                    self._assign(node.target, value, frame, self._is_new(node.value, value))
+                    is_new = not value.roots and not value.is_self  # an object that the call created
+                    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                        self._assign(target, value, frame, is_new)
             case ast.AugAssign():
                 self._augment(node, frame)
             case ast.Return():
@@ -112,6 +103,15 @@ class _EpisodeReader(ExpressionReader):
                 if isinstance(node, ast.Break):
                     self.breaks[-1].append(self.state)
                 self.state = None
+            case ast.Delete():
+                for target in node.targets:
+                    self._delete(target, frame)
+            case ast.Global() | ast.Nonlocal():  # nonlocal variables belong to an interpreted function
+                frame.declared_global.update(set(node.names) - set(frame.names))
+            case ast.Import() | ast.ImportFrom():
+                for alias in node.names:
+                    name = alias.asname or alias.name.partition(".")[0]
+                    frame.names[name] = Value(known=imported_object(node, alias))
             case _:
                 self._compound(node, frame)
 
@@ -121,10 +121,9 @@ class _EpisodeReader(ExpressionReader):
                 self._if(node, frame)
             case ast.For() | ast.AsyncFor():
                 iterated = self._eval(node.iter, frame)
-                self._loop(node, frame, lambda: self._assign(node.target, item_of(iterated), frame, False), False)
+                self._loop(node, frame, lambda: self._assign(node.target, item_of(iterated), frame, False))
             case ast.While():
-                endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
-                self._loop(node, frame, lambda: self._eval(node.test, frame), endless)
+                self._loop(node, frame, lambda: self._eval(node.test, frame))
             case ast.Try() | ast.TryStar():
                 self._try(node, frame)
             case ast.With() | ast.AsyncWith():
@@ -138,42 +137,34 @@ class _EpisodeReader(ExpressionReader):
                 if names_self(node, frame.names):
                     self.give_up(f"the class {node.name}")
                 frame.names[node.name] = Value()
-            case ast.Delete():
-                for target in node.targets:
-                    self._delete(target, frame)
-            case ast.Global() | ast.Nonlocal():  # nonlocal variables belong to an interpreted function
-                frame.declared_global.update(set(node.names) - set(frame.names))
-            case ast.Import() | ast.ImportFrom():
-                self._import(node, frame)
             case _:
                 self._all(ast.iter_child_nodes(node), frame)
+
+    def _join(self, ends: list[Ending], before: dict[str, Value], frame: CallFrame) -> None:
+        """Go on after several paths; with the local variables of before, if none of them gets here."""
+        frame.names = merge_scopes([names for state, names in ends if state is not None] or [before])
+        self.state = merge_states(state for state, _ in ends)
 
     def _if(self, node: ast.If, frame: CallFrame) -> None:
         self.is_test = True
         condition = self._eval(node.test, frame)
         self.is_test = False
         self.conditions.append(condition.sources)
-        begin, ends, names, outcomes = self.state, [], frame.names, []
+        begin, before, ends = self.state, frame.names, list[Ending]()
         says_once = is_one_time_message(node)
         for block in (node.body, node.orelse):
-            self.state, first, frame.names = begin, len(self.accesses), dict(names)
+            self.state, frame.names, first = begin, dict(before), len(self.accesses)
             self._block(block, frame)
-            if says_once:
-                self.accesses[first:] = [as_one_time_message(access) for access in self.accesses[first:]]
-            ends.append(self.state)
-            outcomes += [frame.names] if self.state is not None else []
-            if self.state is None:  # the call ends in this branch, so its condition matters
-                self.accesses[first:] = [
-                    replace(access, depends_on=None) if access.kind == "store" else access
-                    for access in self.accesses[first:]
-                ]
+            ends.append((self.state, frame.names))
+            for number, access in enumerate(self.accesses[first:], first):
+                if access.kind == "store" and (says_once or self.state is None):
+                    # a flag is equal in each call; where the call ends in this branch, its condition matters
+                    depends_on = None if self.state is None else EMPTY
+                    self.accesses[number] = replace(access, depends_on=depends_on)
         self.conditions.pop()
-        frame.names = merge_scopes(outcomes or [names])
-        self.state = merge_states(ends)
+        self._join(ends, before, frame)
 
-    def _loop(
-        self, node: ast.For | ast.AsyncFor | ast.While, frame: CallFrame, head: Callable[[], object], endless: bool
-    ) -> None:
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While, frame: CallFrame, head: Callable[[], object]) -> None:
         self.breaks, self.loops = [*self.breaks, []], self.loops + 1
         begin, before = self.state, dict(frame.names)
         for _ in range(2 if self.loops == 1 else 1):  # the second pass sees the results of the first
@@ -184,26 +175,28 @@ class _EpisodeReader(ExpressionReader):
             self._block(node.body, frame)
             self.conditions.pop()
             frame.names = merge_scopes([before, frame.names])
-        self.state = None if endless else after_head if isinstance(node, ast.While) else begin
+        if isinstance(node, ast.While):
+            is_endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
+            self.state = None if is_endless else after_head
+        else:
+            self.state = begin
         self._block(node.orelse, frame)
         self.loops -= 1
         *self.breaks, broken = self.breaks
         self.state = merge_states([self.state, *broken])
 
     def _try(self, node: ast.Try | ast.TryStar, frame: CallFrame) -> None:
-        begin, ends, before, outcomes = self.state, [], dict(frame.names), []
+        begin, before = self.state, dict(frame.names)
         self._block(node.body, frame)
         self._block(node.orelse, frame)
-        ends.append(self.state)
-        outcomes += [frame.names] if self.state is not None else []
+        ends = [(self.state, frame.names)]
         interrupted = merge_scopes([before, frame.names])
         for handler in node.handlers:
             self.state, frame.names = begin, {**interrupted, **({handler.name: Value()} if handler.name else {})}
             self._block(handler.body, frame)
-            ends.append(self.state)
-            outcomes += [frame.names] if self.state is not None else []
-        frame.names = merge_scopes(outcomes or [before])
-        after, self.state = merge_states(ends), begin
+            ends.append((self.state, frame.names))
+        self._join(ends, before, frame)
+        after, self.state = self.state, begin
         self._block(node.finalbody, frame)
         gained = (self.state or EMPTY) - (begin or EMPTY)
         self.state = None if after is None or self.state is None else after | gained
@@ -224,22 +217,20 @@ class _EpisodeReader(ExpressionReader):
         """Result of a user-defined context manager; its exit is interpreted immediately."""
         if not (manager.is_self or is_users_object(manager.known)):
             return manager
-        entered = manager
+        entered, kind = manager, self.type if manager.is_self else type(manager.known)
         for name in ("__enter__", "__aenter__", "__exit__", "__aexit__"):
-            kind = self.type if manager.is_self else type(manager.known)
             _, method = find_in_mro(kind, name, None)
-            if isinstance(method, FunctionType):
-                if "exit" in name:
-                    with self._conditional():
-                        self._inline(method, [manager], {}, owner=kind)
-                else:
-                    entered = self._inline(method, [manager], {}, owner=kind)
+            if isinstance(method, FunctionType) and "exit" in name:
+                with self._conditional():
+                    self._inline(method, Arguments((manager,)), kind)
+            elif isinstance(method, FunctionType):
+                entered = self._inline(method, Arguments((manager,)), kind)
         return entered
 
     def _match(self, node: ast.Match, frame: CallFrame) -> None:
         subject = self._eval(node.subject, frame)
         self.conditions.append(subject.sources)
-        begin, ends, is_exhaustive, before, outcomes = self.state, [], False, dict(frame.names), []
+        begin, before, ends, is_exhaustive = self.state, dict(frame.names), list[Ending](), False
         for case in node.cases:
             self.state, frame.names = begin, dict(before)
             for part in ast.walk(case.pattern):
@@ -249,70 +240,7 @@ class _EpisodeReader(ExpressionReader):
             if case.guard is not None:
                 self._eval(case.guard, frame)
             self._block(case.body, frame)
-            ends.append(self.state)
-            outcomes += [frame.names] if self.state is not None else []
+            ends.append((self.state, frame.names))
             is_exhaustive |= case.guard is None and isinstance(case.pattern, ast.MatchAs) and not case.pattern.pattern
         self.conditions.pop()
-        frame.names = merge_scopes(outcomes if is_exhaustive and outcomes else [*outcomes, before])
-        self.state = merge_states(ends if is_exhaustive else [*ends, begin])
-
-    def _import(self, node: ast.Import | ast.ImportFrom, frame: CallFrame) -> None:
-        for alias in node.names:
-            frame.names[alias.asname or alias.name.partition(".")[0]] = Value(known=imported_object(node, alias))
-
-    # -- assignments
-
-    def _assign(self, target: ast.expr, value: Value, frame: CallFrame, is_new: bool) -> None:
-        match target:
-            case ast.Name():
-                self._assign_name(target.id, value, frame)
-            case ast.Tuple() | ast.List():
-                for each in target.elts:
-                    self._assign(each, item_of(value), frame, is_new)
-            case ast.Starred():
-                self._assign(target.value, item_of(value), frame, is_new)
-            case ast.Attribute():
-                self._store_attribute(self._eval(target.value, frame, use="none"), target.attr, value, is_new)
-            case ast.Subscript():
-                key = self._eval(target.slice, frame)
-                container = self._eval(target.value, frame, use="none")
-                self._store_item(container, key, value, target.slice)
-
-    def _augment(self, node: ast.AugAssign, frame: CallFrame) -> None:
-        value = self._eval(node.value, frame)
-        before = self._eval(node.target, frame)
-        if isinstance(node.target, ast.Name) and node.target.id not in frame.declared_global:
-            if is_data_object(before.known):
-                self._change(before.roots, "change")
-            elif isinstance(before.known, CONTAINERS) or (before.known is UNKNOWN and is_display(node.value)):
-                self._change(before.roots, "append")
-            frame.names[node.target.id] = replace(before, sources=before.sources | value.sources)
-        elif isinstance(node.target, ast.Name):
-            self._note(node.target.id, "read")
-            self._note(node.target.id, "store")
-        elif isinstance(node.target, ast.Attribute):
-            self._store_attribute(self._eval(node.target.value, frame), node.target.attr, value, False)
-        else:
-            assert isinstance(node.target, ast.Subscript)
-            container = self._eval(node.target.value, frame)
-            self._change(container.roots | (before.roots if is_display(node.value) else EMPTY), "change")
-
-    def _delete(self, target: ast.expr, frame: CallFrame) -> None:
-        if isinstance(target, ast.Attribute):
-            owner = self._eval(target.value, frame)
-            if owner.is_self:
-                root = f"self.{target.attr}"
-                self._note(root, "read")
-                self._note(root, "store")
-                self.state = self.state - {root, root + "!"} if self.state is not None else None
-            else:
-                self._change(owner.roots, "change")
-        elif isinstance(target, ast.Subscript):
-            self._change(self._eval(target.value, frame).roots, "change")
-        elif isinstance(target, (ast.Tuple, ast.List)):
-            for each in target.elts:
-                self._delete(each, frame)
-
-    def _is_new(self, node: ast.expr, value: Value) -> bool:
-        """Whether a value is an object that the call created."""
-        return not value.roots and not value.is_self
+        self._join(ends if is_exhaustive else [*ends, (begin, before)], before, frame)

@@ -52,53 +52,46 @@ class StateAccess:
 READS = ("read", "look")
 
 
-@dataclass
-class AccessClassifier:
-    """Decides for each written root whether concurrent calls may share it."""
+def classify_accesses(accesses: list[StateAccess], unclear: WriteSite | None) -> StateReport:
+    """Decide for each written root whether concurrent calls may share it."""
+    report = StateReport(unclear=unclear)
+    for root in dict.fromkeys(access.root for access in accesses if access.kind not in READS):
+        _classify(root, accesses, report)
+    return report
 
-    accesses: list[StateAccess]
-    unclear: WriteSite | None
 
-    def report(self) -> StateReport:
-        """Classify all accesses."""
-        report = StateReport(unclear=self.unclear)
-        for root in dict.fromkeys(access.root for access in self.accesses if access.kind not in READS):
-            self._classify(root, [access for access in self.accesses if access.root == root], report)
-        return report
+def _classify(root: str, every: list[StateAccess], report: StateReport) -> None:
+    accesses = [access for access in every if access.root == root]
+    writes = [access for access in accesses if access.kind not in READS]
+    reads = [access for access in accesses if access.kind in READS]
+    changes = [access for access in writes if access.kind != "store" and access.is_first]
+    first_reads = [access for access in reads if access.is_first]
+    place = (changes or writes)[0].place
+    in_place = all(access.kind != "store" for access in writes)
+    is_locked = all(access.is_locked for access in writes)
+    above = [access.root[:-1] for access in every if access.root.endswith(".*")]
+    is_read = bool(reads) or report.unclear is not None or root.startswith(tuple(above))
+    if not changes and not first_reads and is_read:  # classes and modules cannot be copied per call
+        is_own = root.startswith("self.") and root.count(".") == 1  # attributes of helpers are not copied
+        (report.scratch if is_own else report.carried)[root] = place
+    elif not is_read and not any(access.kind == "change" for access in changes):
+        report.shared.add(root)  # a log
+    elif is_locked and (in_place or all(read.is_locked for read in reads)):
+        report.shared.add(root)
+        report.guarded |= set() if in_place else {root}
+    elif all(_is_cache(access, every) for access in writes) and not (
+        any(access.kind == "item" for access in writes) and any(read.kind == "look" for read in reads)
+    ):
+        report.shared.add(root)
+    else:
+        report.carried[root] = place
 
-    def _classify(self, root: str, accesses: list[StateAccess], report: StateReport) -> None:
-        writes = [access for access in accesses if access.kind not in READS]
-        reads = [access for access in accesses if access.kind in READS]
-        changes = [access for access in writes if access.kind != "store" and access.is_first]
-        first_reads = [access for access in reads if access.is_first]
-        place = (changes or writes)[0].place
-        in_place = all(access.kind != "store" for access in writes)
-        is_locked = all(access.is_locked for access in writes)
-        is_read = bool(reads) or self.unclear is not None or self._is_read_unseen(root)
-        if not changes and not first_reads and is_read:  # classes and modules cannot be copied per call
-            is_own = root.startswith("self.") and root.count(".") == 1  # attributes of helpers are not copied
-            (report.scratch if is_own else report.carried)[root] = place
-        elif not is_read and not any(access.kind == "change" for access in changes):
-            report.shared.add(root)  # a log
-        elif is_locked and (in_place or all(read.is_locked for read in reads)):
-            report.shared.add(root)
-            report.guarded |= set() if in_place else {root}
-        elif all(self._is_cache(access) for access in writes) and not (
-            any(access.kind == "item" for access in writes) and any(read.kind == "look" for read in reads)
-        ):
-            report.shared.add(root)
-        else:
-            report.carried[root] = place
 
-    def _is_read_unseen(self, root: str) -> bool:
-        above = {access.root[:-1] for access in self.accesses if access.root.endswith(".*")}
-        return any(root.startswith(each) for each in above)
-
-    def _is_cache(self, access: StateAccess, above: frozenset[str] = EMPTY) -> bool:
-        """Whether every call writes the same value, so that their order does not matter."""
-        if access.depends_on is None or not all(source.startswith("=") for source in access.depends_on):
-            return False
-        above |= {access.root}
-        used = {source[1:] for source in access.depends_on}
-        writes = [each for each in self.accesses if each.kind not in READS and each.root in used - {access.root}]
-        return all(each.root not in above and self._is_cache(each, above) for each in writes)
+def _is_cache(access: StateAccess, every: list[StateAccess], above: frozenset[str] = EMPTY) -> bool:
+    """Whether every call writes the same value, so that their order does not matter."""
+    if access.depends_on is None or not all(source.startswith("=") for source in access.depends_on):
+        return False
+    above |= {access.root}
+    used = {source[1:] for source in access.depends_on}
+    writes = [each for each in every if each.kind not in READS and each.root in used - {access.root}]
+    return all(each.root not in above and _is_cache(each, every, above) for each in writes)

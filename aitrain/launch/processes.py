@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TextIO
 
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
@@ -69,7 +70,9 @@ class Processes:
             stack.enter_context(self._watched())
             self.child = self._start(log)
             try:
-                self._listen(self.child)
+                for line in self.child.stdout or ():  # until every process has closed the pipe
+                    if (event := decode(line)) is not None:
+                        self._hear(event)
             finally:
                 self._end(self.child)
         return self.last or self._died_silently(self.child.returncode)
@@ -120,14 +123,6 @@ class Processes:
         activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
         return {**defaults, **os.environ, **gpus, **server, **activity}
 
-    def _listen(self, child: subprocess.Popen[str]) -> None:
-        """Handle events until every process has closed the pipe."""
-        assert child.stdout is not None
-        for line in child.stdout:
-            event = decode(line)
-            if event is not None:
-                self._hear(event)
-
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
             self.pids[event.rank] = event.pid
@@ -154,14 +149,8 @@ class Processes:
         """End the run if it makes no progress."""
         count = self.plan.batch.processes
         self.activity = shared = SharedMemory(count)
-        self.watchdog = Watchdog(
-            self.plan.config.stall_timeout,
-            count,
-            lambda rank: read(shared.memory, rank),
-            self._on_stall,
-            self.pids,
-            self._waits,
-        )
+        seconds, look = self.plan.config.stall_timeout, partial(read, shared.memory)
+        self.watchdog = Watchdog(seconds, count, look, self._on_stall, self.pids, self._waits)
         try:
             with self.watchdog:
                 yield
@@ -205,9 +194,8 @@ class Processes:
         if self.stops > 1:
             self._kill()
             return
-        threading.Thread(
-            target=self.announce, args=[Phase(STOPPING)], daemon=True
-        ).start()  # which may be at it already
+        # in a thread, as this one may be announcing an event already
+        threading.Thread(target=self.announce, args=[Phase(STOPPING)], daemon=True).start()
         for pid in self.pids.values() or ({self.child.pid} if self.child else set()):
             _send(pid, signal.SIGTERM)
 
@@ -243,7 +231,5 @@ def _mask_logs(folder: RunFolder) -> None:
 
 
 def _send(pid: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass

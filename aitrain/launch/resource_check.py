@@ -10,15 +10,8 @@ from pathlib import Path
 from aitrain.batch import BatchPlan
 from aitrain.errors import ConfigError
 from aitrain.launch.model_shape import ModelShape, read_model_shape
-from aitrain.launch.nvidia import Gpu, ask_driver
-from aitrain.launch.resource_estimate import (
-    MIB,
-    DeviceMemory,
-    MemoryEstimate,
-    estimate_disk,
-    estimate_memory,
-    memory_savers,
-)
+from aitrain.launch.nvidia import ask_driver
+from aitrain.launch.resource_estimate import MIB, DeviceMemory, estimate_disk, estimate_memory, memory_savers
 from aitrain.machine import free_memory, total_memory
 from aitrain.options.train import TrainConfig
 
@@ -61,8 +54,23 @@ def check_resources(config: TrainConfig, batch: BatchPlan, gpus: Sequence[str]) 
         return ()
     device = device_memory(gpus)
     memory, sharing = estimate_memory(shape, config, batch, device), processes_sharing(batch, device)
-    _refuse_weights(config, memory, device, sharing)
-    return (*_tight_memory(shape, config, batch, device), *_tight_disk(shape, config, batch))
+    if device.free is not None and memory.stay["weights"] * sharing > device.free:
+        each = f" for each of {sharing} processes" if sharing > 1 else ""
+        raise ConfigError(
+            f"model: the weights of {config.model} alone need {format_bytes(memory.stay['weights'])}{each}, and the"
+            f" {device.kind} has {format_bytes(device.free)} free\n"
+            "Take a smaller model, or one with fewer bytes a weight: --dtype bfloat16 --peft."
+        )
+    warnings = []
+    if device.free is not None and memory.peak * sharing > TIGHT * device.free:
+        helpful = memory_savers(shape, config, batch, device)[:SHOWN]
+        way_out = "; ".join(f"{flag} saves {format_bytes(saved)}" for flag, saved in helpful)
+        each = f" x {sharing} processes" if sharing > 1 else ""
+        warnings.append(
+            f"Memory may run out: with the longest episodes about {format_bytes(memory.peak)}{each} are needed,"
+            f" {format_bytes(device.free)} are free{f'. {way_out}' if way_out else ''} (aitrain plan shows more)."
+        )
+    return (*warnings, *_tight_disk(shape, config, batch))
 
 
 def processes_sharing(batch: BatchPlan, device: DeviceMemory) -> int:
@@ -74,30 +82,6 @@ def format_bytes(count: float) -> str:
     """`312 MiB`, `21.4 GiB`."""
     tenths = round(count) * 10 // (1024 * MIB)  # whole numbers, which may be as large as anybody types
     return f"{round(count) // MIB:,} MiB" if count < 1024 * MIB else f"{tenths // 10:,}.{tenths % 10} GiB"
-
-
-def _refuse_weights(config: TrainConfig, memory: MemoryEstimate, device: DeviceMemory, sharing: int) -> None:
-    weights = memory.stay["weights"]
-    if device.free is not None and weights * sharing > device.free:
-        each = f" for each of {sharing} processes" if sharing > 1 else ""
-        raise ConfigError(
-            f"model: the weights of {config.model} alone need {format_bytes(weights)}{each}, and the {device.kind}"
-            f" has {format_bytes(device.free)} free\n"
-            "Take a smaller model, or one with fewer bytes a weight: --dtype bfloat16 --peft."
-        )
-
-
-def _tight_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Iterator[str]:
-    peak, sharing = estimate_memory(shape, config, batch, device).peak, processes_sharing(batch, device)
-    if device.free is None or peak * sharing <= TIGHT * device.free:
-        return
-    helpful = memory_savers(shape, config, batch, device)[:SHOWN]
-    way_out = "; ".join(f"{flag} saves {format_bytes(saved)}" for flag, saved in helpful)
-    each = f" x {sharing} processes" if sharing > 1 else ""
-    yield (
-        f"Memory may run out: with the longest episodes about {format_bytes(peak)}{each} are needed,"
-        f" {format_bytes(device.free)} are free{f'. {way_out}' if way_out else ''} (aitrain plan shows more)."
-    )
 
 
 def _tight_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> Iterator[str]:
@@ -124,30 +108,19 @@ def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...], engines: int) 
     Raises:
         ConfigError: there is too little memory.
     """
-    if not gpus:
-        _check_main_memory(engines)
-        return
-    driver = ask_driver()
-    known = {gpu.index: gpu for gpu in driver.gpus} if driver else {}
-    for name in gpus:
-        if name in known:
-            _check_gpu(known[name], config.vllm_memory)
-
-
-def _check_gpu(gpu: Gpu, share: float) -> None:
-    """Skips GPUs that share the system's memory, whose driver does not tell it."""
-    if gpu.total is None or gpu.free is None or gpu.free >= share * gpu.total:
-        return
-    raise ConfigError(
-        f"vllm_gpu_memory_utilization: {share:g} of GPU {gpu.index} is {share * gpu.total / 1024:.1f} GiB, and"
-        f" {gpu.free / 1024:.1f} of its {gpu.total / 1024:.1f} GiB are free\n"
-        "End what else runs on it (nvidia-smi names it), leave it out of CUDA_VISIBLE_DEVICES, or lower the share."
-    )
-
-
-def _check_main_memory(engines: int) -> None:
-    wanted, free = os.environ.get(VLLM_CACHE, ""), free_memory()
-    if wanted.isdecimal() and free is not None and int(wanted) * engines * 1024 * MIB > free:
+    driver = ask_driver() if gpus else None
+    for gpu in driver.gpus if driver else ():  # one that shares the system's memory does not tell its own
+        if gpu.index in gpus and gpu.total and gpu.free is not None and gpu.free < config.vllm_memory * gpu.total:
+            share = config.vllm_memory
+            raise ConfigError(
+                f"vllm_gpu_memory_utilization: {share:g} of GPU {gpu.index} is {share * gpu.total / 1024:.1f} GiB, and"
+                f" {gpu.free / 1024:.1f} of its {gpu.total / 1024:.1f} GiB are free\n"
+                "End what else runs on it (nvidia-smi names it), leave it out of CUDA_VISIBLE_DEVICES, or lower the"
+                " share."
+            )
+    wanted = "" if gpus else os.environ.get(VLLM_CACHE, "")
+    free = free_memory() if wanted.isdecimal() else None
+    if free is not None and int(wanted) * engines * 1024 * MIB > free:
         raise ConfigError(
             f"{VLLM_CACHE}: {engines} x {wanted} GiB for vLLM's cache, and {format_bytes(free)} of memory are free\n"
             "Set it to fewer GiB, or unset it."

@@ -8,6 +8,7 @@ them: some hundred MiB on the CPU, where blocks above 32 MiB are returned to the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -143,36 +144,22 @@ class _Sizes:
         return self.config.rl_max_episode_tokens or self.config.rl_max_new_tokens
 
     @property
-    def layer(self) -> int:
-        """Values for one token that a layer keeps for its backward pass: around the norms, of attention, of the MLP."""
-        shape = self.shape
-        return 6 * shape.hidden + 3 * shape.heads * shape.head_dim + 4 * shape.intermediate
-
-    @property
     def training_pass(self) -> int:
-        """Activations of one micro-batch, and the logits of its completions."""
-        rows, length = self.batch.micro_batch, self.prompt + self.completion
-        tokens, layers = rows * length, self.shape.layers
-        backward = 2 * (self.shape.intermediate + self.shape.hidden)
-        if self.config.disable_gradient_checkpointing:
-            kept = layers * self.layer + backward
-        else:
-            kept = layers * self.shape.hidden + self.layer + backward
-        bytes_kept = tokens * kept * self.computed
+        """Activations of one micro-batch, TRL's tile of logits, and gradients of embedding and head to be added up."""
+        shape, rows, length = self.shape, self.batch.micro_batch, self.prompt + self.completion
+        # values for one token that a layer keeps for its backward pass: around the norms, of attention, of the MLP
+        layer = 6 * shape.hidden + 3 * shape.heads * shape.head_dim + 4 * shape.intermediate
+        whole_layers = shape.layers if self.config.disable_gradient_checkpointing else 1
+        inputs = 0 if self.config.disable_gradient_checkpointing else shape.layers * shape.hidden
+        kept = whole_layers * layer + inputs + 2 * (shape.intermediate + shape.hidden)
+        activations = rows * length * kept * self.computed
         if self.config.attn_implementation == "eager":
-            scores = 3 * rows * self.shape.heads * length**2 * self.computed
-            bytes_kept += scores * (layers if self.config.disable_gradient_checkpointing else 1)
-        return bytes_kept + self.head
-
-    @property
-    def head(self) -> int:
-        """TRL's tile of logits, and the gradients of embedding and head before they are added up."""
-        vocabulary, rows = self.shape.vocabulary, self.batch.micro_batch
+            activations += 3 * rows * shape.heads * length**2 * self.computed * whole_layers
         if self.on_gpu:
             tile = min(rows * self.completion, TILE[0]) * TILE[1] * self.computed
         else:
-            tile = min(rows * (self.prompt + self.completion), TILE[0]) * min(vocabulary, TILE[1]) * 4 * CPU_TILES
-        return tile + (0 if self.config.peft else 2 * vocabulary * self.shape.hidden * 4)
+            tile = min(rows * length, TILE[0]) * min(shape.vocabulary, TILE[1]) * 4 * CPU_TILES
+        return activations + tile + (0 if self.config.peft else 2 * shape.vocabulary * shape.hidden * 4)
 
     @property
     def generation(self) -> int:
@@ -198,22 +185,16 @@ def memory_savers(
     def peak(config: TrainConfig, batch: BatchPlan) -> int:
         return estimate_memory(shape, config, batch, device).peak
 
-    least = peak(config, batch) // 50
-    saved = [(flag, peak(config, batch) - peak(changed, plan)) for flag, changed, plan in _changes(config, batch)]
-    return sorted(((flag, much) for flag, much in saved if much > least), key=lambda pair: -pair[1])
-
-
-def _changes(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, TrainConfig, BatchPlan]]:
-    """Each flag that is not given yet, with the configuration and the batch that follow from it."""
+    now, saved = peak(config, batch), dict[str, int]()
     for flag, values in _flags(config, batch):
         changed = config.model_copy(update=values)
-        try:
-            yield flag, changed, plan_batch(changed, batch.processes)
-        except ConfigError:
-            continue
+        with suppress(ConfigError):  # the batch cannot be divided any more
+            saved[flag] = now - peak(changed, plan_batch(changed, batch.processes))
+    return sorted(((flag, much) for flag, much in saved.items() if much > now // 50), key=lambda pair: -pair[1])
 
 
 def _flags(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, dict[str, object]]]:
+    """Each flag that is not given yet, with the options that it sets."""
     if not config.peft:
         yield "--peft", {"peft": True}
         if config.rl_kl_coef:
@@ -266,19 +247,12 @@ def estimate_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> D
     merged = shape.weights * sizes.width if config.peft and config.merge_adapter else 0
     one = 0 if config.save_strategy == "no" else trained + sizes.optimizer
     reference = sizes.weights if one and config.trl.get("sync_ref_model") else 0
-    return DiskEstimate(trained + merged, (one + reference) * _kept(config), _rollouts(config, batch))
-
-
-def _kept(config: TrainConfig) -> int:
     if config.save_total_limit is not None:
-        return config.save_total_limit + 1
-    if config.save_strategy == "steps" and config.max_steps is not None:
-        return max(1, config.max_steps // config.save_steps)
-    return config.epochs
-
-
-def _rollouts(config: TrainConfig, batch: BatchPlan) -> int | None:
-    if config.max_steps is None:
-        return None
-    tokens = 2 * (config.rl_max_episode_tokens or config.rl_max_new_tokens)
-    return config.max_steps * batch.completions_per_step * (tokens * LETTERS + RECORD)
+        kept = config.save_total_limit + 1
+    elif config.save_strategy == "steps" and config.max_steps is not None:
+        kept = max(1, config.max_steps // config.save_steps)
+    else:
+        kept = config.epochs
+    record = 2 * sizes.completion * LETTERS + RECORD
+    rollouts = None if config.max_steps is None else config.max_steps * batch.completions_per_step * record
+    return DiskEstimate(trained + merged, (one + reference) * kept, rollouts)

@@ -14,14 +14,11 @@ def help_text(job: type[Options], width: int = 80) -> str:
     for section in sections_of(job):
         lines += ["", f"{section.section}:"]
         for option in options_of(job):
-            lines += _help_entry(option, width) if option.section == section.section else []
+            if option.section == section.section:
+                text = f"{option.description} [{option.shown_default}]"
+                lines.append(f"  {option.flag}{'' if option.is_switch else f' {option.placeholder}'}")
+                lines += textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
     return "\n".join(lines[1:])
-
-
-def _help_entry(option: Option, width: int) -> list[str]:
-    value = "" if option.is_switch else f" {option.placeholder}"
-    text = f"{option.description} [{option.shown_default}]"
-    return [f"  {option.flag}{value}", *textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)]
 
 
 def options_page(job: type[Options]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from pydantic_core import ErrorDetails
 
@@ -33,16 +32,13 @@ def invalid_value(error: ErrorDetails) -> str:
     """What the value of an option must be, and what was given."""
     if error["type"] == "value_error":  # raised by a validator of value_types
         return str(error["ctx"]["error"])
-    keys = "its keys " if len(error["loc"]) > 1 else ""
-    message = f"{keys}must be {_expected(error)}, not {shown(error['input'])}"
+    keys, context = "its keys " if len(error["loc"]) > 1 else "", dict[str, object](error.get("ctx", {}))
+    for key, value in context.items():
+        if isinstance(value, float) and value.is_integer():  # `above 0.0` reads badly
+            context[key] = int(value)
+    expected = _EXPECTED.get(error["type"], error["msg"]).format(**context)
+    message = f"{keys}must be {expected}, not {shown(error['input'])}"
     if error["type"] == "literal_error":
         near = did_you_mean(str(error["input"]), re.findall("'(.+?)'", error["ctx"]["expected"]))
         message += f".{near}" if near else ""
     return message
-
-
-def _expected(error: ErrorDetails) -> str:
-    """Bounds come as floats: `above 0.0` reads badly."""
-    context: Mapping[str, object] = error.get("ctx", {})
-    whole = {key: int(value) for key, value in context.items() if isinstance(value, float) and value.is_integer()}
-    return _EXPECTED.get(error["type"], error["msg"]).format(**{**context, **whole})

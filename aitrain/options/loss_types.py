@@ -119,14 +119,12 @@ class LossSettings:
 
     def __str__(self) -> str:
         scaled = "not scaled" if self.scale == "none" else f"scaled by the {self.scale}'s standard deviation"
-        return f"{self.loss_type}, a ratio for each {self.level}{self._clipped()}, scores {scaled}"
-
-    def _clipped(self) -> str:
-        if LOSS_TYPES[self.loss_type].clip is None:
-            return ""
+        clipped = f" clipped between {1 - self.low:g} and {1 + self.high:g}"
         if self.loss_type == "cispo":
-            return f" of at most {self.high:g}"
-        return f" clipped between {1 - self.low:g} and {1 + self.high:g}"
+            clipped = f" of at most {self.high:g}"
+        elif LOSS_TYPES[self.loss_type].clip is None:
+            clipped = ""
+        return f"{self.loss_type}, a ratio for each {self.level}{clipped}, scores {scaled}"
 
 
 def settle(options: LossOptions) -> LossSettings:
@@ -159,7 +157,9 @@ def _text(value: object) -> str | None:
 
 def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
     """Rules about the loss: whether each is broken, and the message. Read it up to the first broken one."""
-    yield from _given_twice(options)
+    for name, option in OPTION_OF.items():
+        both = name in options.trl and getattr(options, option) is not None
+        yield both, f"{option}: also given as --trl {name}: give one of them"
     yield from _wrong_fields(options)
     loss, level = options.rl_loss_type, settle(options).level
     yield (
@@ -183,12 +183,6 @@ def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
         f"--trl vllm_importance_sampling_mode: vespo multiplies the ratios of tokens, and {mode} has one a completion\n"
         "Leave it out, or give token_truncate or token_mask.",
     )
-
-
-def _given_twice(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    for name, option in OPTION_OF.items():
-        both = name in options.trl and getattr(options, option) is not None
-        yield both, f"{option}: also given as --trl {name}: give one of them"
 
 
 _CHOICES: dict[str, tuple[str | bool, ...]] = {
@@ -229,14 +223,12 @@ def as_markdown() -> str:
     """The table of docs/losses.md."""
     head = "| loss type | ratio for each | clip range, low and high | scores scaled by | tokens averaged | source |"
     rows = {**LOSS_TYPES, "grpo with `--rl-importance-level sequence`": GSPO}
-    lines = [head, "|---|---|---|---|---|---|", *(_row(name, kind) for name, kind in rows.items())]
+    lines = [head, "|---|---|---|---|---|---|"]
+    for name, kind in rows.items():
+        clip = "not clipped" if kind.clip is None else f"{kind.clip[0]:g}, {kind.clip[1]:g}"
+        if name == "cispo":
+            clip = f"ratio at most {CISPO_BOUND:g}"
+        extra = "".join(f"; with vLLM `{field}={value}`" for field, value in kind.trl.items())
+        title = f"`{name}`" if " " not in name else name.replace("grpo ", "`grpo` ", 1)
+        lines.append(f"| {title} | {kind.level} | {clip}{extra} | {kind.scale} | {kind.averaged} | {kind.source} |")
     return "\n".join(lines) + "\n"
-
-
-def _row(name: str, kind: LossType) -> str:
-    clip = "not clipped" if kind.clip is None else f"{kind.clip[0]:g}, {kind.clip[1]:g}"
-    if name == "cispo":
-        clip = f"ratio at most {CISPO_BOUND:g}"
-    extra = "".join(f"; with vLLM `{field}={value}`" for field, value in kind.trl.items())
-    title = f"`{name}`" if " " not in name else name.replace("grpo ", "`grpo` ", 1)
-    return f"| {title} | {kind.level} | {clip}{extra} | {kind.scale} | {kind.averaged} | {kind.source} |"

@@ -84,6 +84,7 @@ def _option(name: str, field: FieldInfo, section: str, described: dict[str, str]
 
 
 _JSON = "JSON object"
+_BOUNDS = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at most"), (Lt, "lt", "below"))
 
 
 def _without_none(annotation: object, metadata: Iterable[object]) -> tuple[object, list[object]]:
@@ -103,11 +104,6 @@ def _bounds(metadata: Iterable[object]) -> Iterator[str]:
             yield from _bounds(bound.metadata)
         elif isinstance(bound, Interval):
             yield from _bounds(bound)
-        elif isinstance(bound, Ge):
-            yield f", at least {bound.ge}"
-        elif isinstance(bound, Gt):
-            yield f", above {bound.gt}"
-        elif isinstance(bound, Le):
-            yield f", at most {bound.le}"
-        elif isinstance(bound, Lt):
-            yield f", below {bound.lt}"
+        for kind, name, text in _BOUNDS:
+            if isinstance(bound, kind):
+                yield f", {text} {getattr(bound, name)}"

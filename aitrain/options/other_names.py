@@ -52,19 +52,52 @@ SAME_AS = {
 }
 """Option by foreign name, with its value where the name implies one."""
 
-_CHECKPOINTING = "Gradient checkpointing is on by default. Use --disable-gradient-checkpointing to turn it off."
-_DATASET = "The environment builds its dataset: leave it out, or pass it to the environment with --rl-env-config."
-_HELD_OUT = "Held-out cases are set by --eval-cases, or come from the environment's build_eval_dataset."
-_REWARD = "The environment scores the completions: set --rl-env."
-_LORA = "aitrain does not have this setting of the adapter: leave it out."
 _TRAINERS = "It belongs to another trainer of AITraining: leave it out."
 _SWEEP = "aitrain has no sweeps: start one run for each setting."
-_WANDB = "Use --log wandb and wandb's own environment variables."
-_QUANTIZATION = "aitrain quantizes with --quantization int4 or int8 only: leave it out."
 _SAMPLES = "Sample completions are recorded in rollouts/ in any case: leave it out."
 _INFERENCE = "aitrain grpo only trains: leave it out."
 
-ADVICE = {
+_COMMON_ADVICE = {
+    "The environment builds its dataset: leave it out, or pass it to the environment with --rl-env-config.": (
+        "data_path", "train_split", "text_column", "prompt_text_column", "rejected_text_column", "image_column",
+        "column_mapping", "runtime_mapping", "auto_convert_dataset", "use_sharegpt_mapping",
+        "sharegpt_mapping_enabled", "conversation_extension", "map_eos_token", "save_processed_data", "dataset_name",
+        "dataset_config", "dataset_train_split", "dataset_streaming", "datasets", "streaming",
+    ),
+    "Held-out cases are set by --eval-cases, or come from the environment's build_eval_dataset.": (
+        "valid_split", "use_enhanced_eval", "eval_dataset_path", "eval_benchmark", "dataset_test_split",
+        "test_split_size",
+    ),
+    "Return metrics from the environment: aitrain.Score(score, metrics={...}).": ("eval_metrics", "custom_metrics"),
+    "Use --rl-loss-type.": ("custom_loss", "custom_loss_weights"),
+    "Use --chat-template.": ("chat_format", "suggested_chat_template"),
+    _SWEEP: ("post_trial_script", "use_sweep"),
+    "The environment scores the completions: set --rl-env.": (
+        "rl_reward_fn", "rl_reward_model_path", "rl_reward_weights", "rl_multi_objective", "reward_funcs",
+        "reward_model_name_or_path",
+    ),
+    _TRAINERS: (
+        "dpo_beta", "token_weights", "teacher_model", "teacher_prompt_template", "student_prompt_template",
+        "use_distillation", "rl_gamma", "rl_gae_lambda", "rl_value_loss_coef", "rl_value_clip_range", "rl_chunk_size",
+        "rl_optimize_device_cache", "use_forward_backward", "manual_optimizer_control",
+    ),
+    "Use --save-strategy steps and --save-steps.": ("manual_checkpoint_control", "save_state_every_n_steps"),
+    _INFERENCE: ("deploy", "inference"),
+    "Gradient checkpointing is on by default. Use --disable-gradient-checkpointing to turn it off.": (
+        "gradient_checkpointing", "use_gradient_checkpointing",
+    ),
+    "Use --trl model_init_kwargs='{revision: VALUE}'.": ("model_revision", "revision"),
+    "aitrain does not have this setting of the adapter: leave it out.": (
+        "lora_target_parameters", "lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora", "bias",
+        "modules_to_save", "layers_to_transform", "layers_pattern", "init_lora_weights", "loftq_config",
+    ),
+    "aitrain quantizes with --quantization int4 or int8 only: leave it out.": (
+        "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage",
+    ),
+}  # fmt: skip
+"""Advice that is the same for several foreign names."""
+
+ADVICE = {name: advice for advice, names in _COMMON_ADVICE.items() for name in names} | {
     # AITraining
     "token": "Tokens are read from HF_TOKEN or the hub login only: a flag would show them to everyone on the machine.",
     "wandb_token": "Tokens are read from WANDB_API_KEY or `wandb login` only.",
@@ -78,108 +111,32 @@ ADVICE = {
     "unsloth": "aitrain trains with TRL as it is: leave it out.",
     "padding": "Prompts are always padded on the left, as generation needs: leave it out.",
     "auto_find_batch_size": "A smaller batch would break the groups: set --batch-size.",
-    "data_path": _DATASET,
-    "train_split": _DATASET,
     "max_samples": "Use --max-steps, or let the environment build a smaller dataset.",
-    "valid_split": _HELD_OUT,
-    "use_enhanced_eval": _HELD_OUT,
-    "eval_metrics": "Return metrics from the environment: aitrain.Score(score, metrics={...}).",
-    "custom_metrics": "Return metrics from the environment: aitrain.Score(score, metrics={...}).",
-    "eval_dataset_path": _HELD_OUT,
     "eval_batch_size": "Held-out cases are scored in batches of --batch-size: leave it out.",
     "eval_save_predictions": "Held-out completions are recorded in rollouts/ in any case: leave it out.",
-    "eval_benchmark": _HELD_OUT,
-    "custom_loss": "Use --rl-loss-type.",
-    "custom_loss_weights": "Use --rl-loss-type.",
     "model_ref": "The reference model is the initial model: leave it out.",
     "packing": "GRPO trains on whole completions: leave it out.",
     "block_size": "Use --rl-max-prompt-length and --rl-max-new-tokens.",
     "add_eos_token": "Completions keep the token that ended them: leave it out.",
     "response_only_loss": "Only tokens that the policy sampled are in the loss: leave it out.",
     "apply_chat_template": "Prompts that are messages get the chat template, texts do not: leave it out.",
-    "chat_format": "Use --chat-template.",
-    "suggested_chat_template": "Use --chat-template.",
-    "post_trial_script": _SWEEP,
-    "use_sweep": _SWEEP,
     "wandb_visualizer": "Use aitrain view for a run's page.",
-    "wandb_run_id": _WANDB,
-    "rl_reward_fn": _REWARD,
-    "rl_reward_model_path": _REWARD,
-    "rl_reward_weights": _REWARD,
-    "rl_multi_objective": _REWARD,
-    "text_column": _DATASET,
-    "prompt_text_column": _DATASET,
-    "rejected_text_column": _DATASET,
-    "image_column": _DATASET,
-    "column_mapping": _DATASET,
-    "runtime_mapping": _DATASET,
-    "auto_convert_dataset": _DATASET,
-    "use_sharegpt_mapping": _DATASET,
-    "sharegpt_mapping_enabled": _DATASET,
-    "conversation_extension": _DATASET,
-    "map_eos_token": _DATASET,
-    "save_processed_data": _DATASET,
-    "dpo_beta": _TRAINERS,
-    "token_weights": _TRAINERS,
-    "teacher_model": _TRAINERS,
-    "teacher_prompt_template": _TRAINERS,
-    "student_prompt_template": _TRAINERS,
-    "use_distillation": _TRAINERS,
-    "rl_gamma": _TRAINERS,
-    "rl_gae_lambda": _TRAINERS,
-    "rl_value_loss_coef": _TRAINERS,
-    "rl_value_clip_range": _TRAINERS,
+    "wandb_run_id": "Use --log wandb and wandb's own environment variables.",
     "rl_num_ppo_epochs": "Use --trl num_iterations=VALUE.",
-    "rl_chunk_size": _TRAINERS,
     "rl_mini_batch_size": "Use --batch-size.",
-    "rl_optimize_device_cache": _TRAINERS,
-    "use_forward_backward": _TRAINERS,
-    "manual_optimizer_control": _TRAINERS,
     "optimizer_step_frequency": "Use --gradient-accumulation.",
     "grad_clip_value": "Use --max-grad-norm.",
-    "manual_checkpoint_control": "Use --save-strategy steps and --save-steps.",
-    "save_state_every_n_steps": "Use --save-strategy steps and --save-steps.",
     "load_state_from": "Use --resume-from-checkpoint.",
-    "deploy": _INFERENCE,
-    "inference": _INFERENCE,
     "interactive": "aitrain asks nothing: leave it out.",
     # TRL
-    "gradient_checkpointing": _CHECKPOINTING,
     "warmup_steps": "Use --warmup-ratio, a share of the steps.",
-    "model_revision": "Use --trl model_init_kwargs='{revision: VALUE}'.",
-    "reward_funcs": _REWARD,
-    "reward_model_name_or_path": _REWARD,
-    "dataset_name": _DATASET,
-    "dataset_config": _DATASET,
-    "dataset_train_split": _DATASET,
-    "dataset_test_split": _HELD_OUT,
-    "dataset_streaming": _DATASET,
-    "datasets": _DATASET,
-    "streaming": _DATASET,
-    "test_split_size": _HELD_OUT,
-    "lora_target_parameters": _LORA,
-    "lora_modules_to_save": _LORA,
-    "lora_task_type": _LORA,
-    "use_rslora": _LORA,
-    "use_dora": _LORA,
-    "bnb_4bit_quant_type": _QUANTIZATION,
-    "use_bnb_nested_quant": _QUANTIZATION,
-    "bnb_4bit_quant_storage": _QUANTIZATION,
     "ignore_bias_buffers": "aitrain sets it by itself: leave it out.",
     # Unsloth
-    "use_gradient_checkpointing": _CHECKPOINTING,
     "full_finetuning": "All weights are trained unless --peft is given: leave it out.",
     "load_in_16bit": "Use --dtype bfloat16 with --peft.",
     "device_map": "Each process uses one GPU: leave it out, and set --num-processes.",
     "rope_scaling": "Use --trl model_init_kwargs='{rope_scaling: {...}}'.",
-    "revision": "Use --trl model_init_kwargs='{revision: VALUE}'.",
     "float8_kv_cache": "aitrain does not have this setting of vLLM: leave it out.",
-    "bias": _LORA,
-    "modules_to_save": _LORA,
-    "layers_to_transform": _LORA,
-    "layers_pattern": _LORA,
-    "init_lora_weights": _LORA,
-    "loftq_config": _LORA,
 }
 """What to do about a foreign name that no option corresponds to."""
 

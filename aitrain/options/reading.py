@@ -51,20 +51,17 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
     except OSError as error:
         raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config: {path}{_yaml_error(error)}") from None
+        why = " is not a YAML text"
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            what = " ".join(filter(None, (error.context, error.problem)))
+            why = f", line {error.problem_mark.line + 1}: {what}"
+        raise ConfigError(f"--config: {path}{why}") from None
     if not isinstance(loaded, dict):
         raise ConfigError(f"--config: {path} must hold one option a line, like `lr: 1e-5`")
     for key in map(str, loaded):
         if key not in job.model_fields:
             raise ConfigError(unknown_option(key, job.model_fields, f" (in {path})"))
     return {str(key): value for key, value in loaded.items()}
-
-
-def _yaml_error(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        what = " ".join(filter(None, (error.context, error.problem)))
-        return f", line {error.problem_mark.line + 1}: {what}"
-    return " is not a YAML text"
 
 
 def _key_and_value(text: str) -> tuple[str, object]:

@@ -13,7 +13,7 @@ def json_schema(job: type[Options]) -> Schema:
     """The schema: every option with its description, default and values, and no other key."""
     build(job)
     made = job.model_json_schema()["properties"]
-    properties = {name: _property(made[name], descriptions(job)[name]) for name in option_names(job)}
+    properties = {name: {"description": descriptions(job)[name], **_property(made[name])} for name in option_names(job)}
     return {
         "$schema": DRAFT,
         "title": f"Options of {job.__name__}",
@@ -23,15 +23,10 @@ def json_schema(job: type[Options]) -> Schema:
     }
 
 
-def _property(made: Schema, description: str) -> Schema:
-    """pydantic's schema of a field, with our description for its title, and blank text refused as in a file."""
+def _property(made: Schema) -> Schema:
+    """pydantic's schema of a field without its title, and with blank text refused as in a file."""
     stated = {key: value for key, value in made.items() if key not in ("title", "description")}
-    choices = stated.get("anyOf")
-    if isinstance(choices, list):
-        stated["anyOf"] = [_not_blank(choice) for choice in choices]
-    return {"description": description, **_not_blank(stated)}
-
-
-def _not_blank(made: Schema) -> Schema:
-    is_free_text = made.get("type") == "string" and made.keys().isdisjoint({"enum", "pattern"})
-    return {**made, "pattern": r"\S"} if is_free_text else made
+    if isinstance(choices := stated.get("anyOf"), list):
+        stated["anyOf"] = [_property(choice) for choice in choices]
+    is_free_text = stated.get("type") == "string" and stated.keys().isdisjoint({"enum", "pattern"})
+    return {**stated, "pattern": r"\S"} if is_free_text else stated

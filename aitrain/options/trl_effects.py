@@ -40,9 +40,8 @@ def check_trl_effects(config: TrainConfig) -> None:
 
 
 def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
-    given = [name for name, value in config.trl.items() if value is not None and value is not False]
     yield from ((name, WITHOUT_EFFECT[name]) for name in config.trl if name in WITHOUT_EFFECT)
-    for name in given:
+    for name in [name for name, value in config.trl.items() if value is not None and value is not False]:
         if name.startswith("vllm_") and not config.use_vllm:
             yield name, "add --use-vllm, or leave it out"
         if name in OF_GENERATE and config.use_vllm:
@@ -51,23 +50,12 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
             yield name, "it is for --vllm-sync nccl: use --vllm-server-url, or leave it out"
         if name == "vllm_model_impl" and config.vllm_mode == "server":
             yield name, "it is for --vllm-mode colocate; a server of yours takes --model-impl"
-    yield from _of_loading(config)
-    yield from _of_continuous_batching(config)
-
-
-def _of_loading(config: TrainConfig) -> Iterator[tuple[str, str]]:
     given = config.trl_table("model_init_kwargs")
     if given and config.use_vllm:
-        yield (
-            "model_init_kwargs",
-            "it would not reach vLLM: give a folder with the model as it should be",
-        )
+        yield "model_init_kwargs", "it would not reach vLLM: give a folder with the model as it should be"
     for key in given:
         if key in OPTION_FOR_LOADING:
             yield f"model_init_kwargs: {key}", f"use {OPTION_FOR_LOADING[key]}"
-
-
-def _of_continuous_batching(config: TrainConfig) -> Iterator[tuple[str, str]]:
     name = "use_transformers_continuous_batching"
     flags = [*config.history_sampling, *(["--rl-min-p"] if config.rl_min_p else [])]
     if config.trl.get(name) and flags:

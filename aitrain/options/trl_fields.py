@@ -12,61 +12,62 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.loss_types import OPTION_OF
 from aitrain.packages import installed
 
+_SAME_NAME = (
+    "ddp_timeout", "eval_strategy", "logging_steps", "max_grad_norm", "max_steps", "output_dir", "save_steps",
+    "save_strategy", "save_total_limit", "seed", "trust_remote_code", "use_vllm", "vllm_gpu_memory_utilization",
+    "vllm_mode", "vllm_tensor_parallel_size", "weight_decay",
+)  # fmt: skip
 OPTION_OF_FIELD = {
+    **dict(zip(_SAME_NAME, _SAME_NAME, strict=True)),
+    **OPTION_OF,
     "beta": "rl_kl_coef",
     "bf16": "mixed_precision",
-    "ddp_timeout": "ddp_timeout",
     "epsilon": "rl_clip_range",
-    **OPTION_OF,
-    "eval_strategy": "eval_strategy",
     "fp16": "mixed_precision",
     "gradient_accumulation_steps": "gradient_accumulation",
     "gradient_checkpointing": "disable_gradient_checkpointing",
     "learning_rate": "lr",
-    "logging_steps": "logging_steps",
     "loss_type": "rl_loss_type",
     "lr_scheduler_type": "scheduler",
     "mask_truncated_completions": "rl_mask_truncated_completions",
     "max_completion_length": "rl_max_new_tokens",
-    "max_grad_norm": "max_grad_norm",
-    "max_steps": "max_steps",
     "min_p": "rl_min_p",
     "num_generations": "rl_num_generations",
     "num_train_epochs": "epochs",
     "optim": "optimizer",
-    "output_dir": "output_dir",
     "per_device_train_batch_size": "batch_size",
     "repetition_penalty": "rl_repetition_penalty",
     "report_to": "log",
     "run_name": "project_name",
-    "save_steps": "save_steps",
-    "save_strategy": "save_strategy",
-    "save_total_limit": "save_total_limit",
-    "seed": "seed",
     "temperature": "rl_temperature",
     "top_k": "rl_top_k",
     "top_p": "rl_top_p",
-    "trust_remote_code": "trust_remote_code",
-    "use_vllm": "use_vllm",
     "vllm_enable_sleep_mode": "vllm_sleep_mode",
-    "vllm_gpu_memory_utilization": "vllm_gpu_memory_utilization",
-    "vllm_mode": "vllm_mode",
     "vllm_server_base_url": "vllm_server_url",
-    "vllm_tensor_parallel_size": "vllm_tensor_parallel_size",
     "warmup_steps": "warmup_ratio",
-    "weight_decay": "weight_decay",
 }
 """Fields that follow from an option. tests/test_preflight.py keeps it equal to what is handed to TRL."""
 
 SET_BY_AITRAIN = ("ddp_find_unused_parameters", "disable_tqdm", "use_cpu")
 """Fields that aitrain sets by itself."""
 
-_EVALUATION = "held-out cases are scored by aitrain: use --eval-cases, --eval-strategy and --eval-steps"
-_UPLOAD = "model/ is uploaded by aitrain, at the end: use --push-to-hub, --repo-id and --hub-private"
-_BEST = "use --save-best"
-_UNUSED = "GRPO does not use it: leave it out"
+_COMMON_ADVICE = {
+    "use --save-best": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
+    "model/ is uploaded by aitrain, at the end: use --push-to-hub, --repo-id and --hub-private": (
+        "push_to_hub", "hub_model_id", "hub_private_repo", "hub_strategy", "hub_always_push", "hub_revision",
+    ),
+    "held-out cases are scored by aitrain: use --eval-cases, --eval-strategy and --eval-steps": (
+        "do_eval", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps", "eval_do_concat_batches",
+        "eval_use_gather_object", "batch_eval_metrics", "include_for_metrics", "num_generations_eval",
+        "per_device_eval_batch_size", "prediction_loss_only",
+    ),
+    "GRPO does not use it: leave it out": (
+        "do_train", "do_predict", "label_names", "label_smoothing_factor", "length_column_name",
+        "train_sampling_strategy",
+    ),
+}  # fmt: skip
 
-WITHOUT_EFFECT = {
+WITHOUT_EFFECT = {name: advice for advice, names in _COMMON_ADVICE.items() for name in names} | {
     "generation_kwargs": (
         "use --rl-min-p, --rl-stop, --rl-min-new-tokens, --rl-repetition-penalty,\n"
         "--rl-presence-penalty and --rl-frequency-penalty, which mean the same on every engine"
@@ -77,45 +78,14 @@ WITHOUT_EFFECT = {
     ),
     "max_tool_calling_iterations": "use --rl-max-turns",
     "resume_from_checkpoint": "use --resume or --resume-from-checkpoint",
-    "load_best_model_at_end": _BEST,
-    "metric_for_best_model": _BEST,
-    "greater_is_better": _BEST,
-    "push_to_hub": _UPLOAD,
-    "hub_model_id": _UPLOAD,
-    "hub_private_repo": _UPLOAD,
-    "hub_strategy": _UPLOAD,
-    "hub_always_push": _UPLOAD,
-    "hub_revision": _UPLOAD,
     "hub_token": "tokens are taken from HF_TOKEN or the hub login only",
-    "do_eval": _EVALUATION,
-    "eval_steps": _EVALUATION,
-    "eval_delay": _EVALUATION,
-    "eval_on_start": _EVALUATION,
-    "eval_accumulation_steps": _EVALUATION,
-    "eval_do_concat_batches": _EVALUATION,
-    "eval_use_gather_object": _EVALUATION,
-    "batch_eval_metrics": _EVALUATION,
-    "include_for_metrics": _EVALUATION,
-    "num_generations_eval": _EVALUATION,
-    "per_device_eval_batch_size": _EVALUATION,
-    "prediction_loss_only": _EVALUATION,
-    "do_train": _UNUSED,
-    "do_predict": _UNUSED,
-    "label_names": _UNUSED,
-    "label_smoothing_factor": _UNUSED,
-    "length_column_name": _UNUSED,
-    "train_sampling_strategy": _UNUSED,
 }
 """Fields that would change nothing in a run, and what to use in their place."""
 
 COUNTS = ("generation_batch_size", "num_iterations", "steps_per_generation")
 """Fields that have to be at least 1, which TRL does not check."""
 
-_SOURCES = (
-    ("trl", "trainer/grpo_config.py"),
-    ("trl", "trainer/base_config.py"),
-    ("transformers", "training_args.py"),
-)
+_SOURCES = (("trl", "trainer/grpo_config.py"), ("trl", "trainer/base_config.py"), ("transformers", "training_args.py"))
 
 
 def check_trl_fields(given: Mapping[str, object]) -> None:
@@ -143,15 +113,11 @@ def check_trl_fields(given: Mapping[str, object]) -> None:
 def trl_fields() -> dict[str, str]:
     """GRPOConfig's fields with their types, as TRL and transformers write them; none where they are not found."""
     found: dict[str, str] = {}
-    for package, file in _SOURCES:
-        for field in _fields_of(package, file):
-            found.setdefault(str(ast.unparse(field.target)), ast.unparse(field.annotation))
+    items = (item for where in _SOURCES for node in _classes_in(*where) for item in node.body)
+    for field in items:
+        if isinstance(field, ast.AnnAssign):
+            found.setdefault(ast.unparse(field.target), ast.unparse(field.annotation))
     return found
-
-
-def _fields_of(package: str, file: str) -> Iterator[ast.AnnAssign]:
-    for node in _classes_in(package, file):
-        yield from (item for item in node.body if isinstance(item, ast.AnnAssign))
 
 
 def is_trl_field(name: str) -> bool:
@@ -170,15 +136,9 @@ def _source(package: str, file: str) -> str:
     return next((path.read_text(encoding="utf-8") for path in paths if path.exists()), "")
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-    "str": (str,),
-    "None": (NoneType,),
-    "dict": (dict,),
-    "list": (list,),
-}
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "int": int, "float": (int, float), "bool": bool, "str": str, "None": NoneType, "dict": dict, "list": list,
+}  # fmt: skip
 
 
 def _has_type(annotation: str, value: object) -> bool:

@@ -41,7 +41,14 @@ def read_json_object(value: object) -> object:
     where = ""
     if isinstance(value, str):
         where = f" (in {value[1:]})" if value.startswith("@") else ""
-        value = _parsed(_read_text(Path(os.path.expanduser(value[1:]))) if where else value, where)
+        if where:
+            path = Path(os.path.expanduser(value[1:]))
+            try:
+                value = path.read_text(encoding="utf-8-sig")
+            except (OSError, UnicodeDecodeError) as error:
+                why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+                raise ValueError(f"names a file that cannot be read: {path}: {why}") from None
+        value = _parsed(value, where)
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"must be a JSON object like {_EXAMPLE}, not {_json_kind(value)}{where}")
     return _writable(value)
@@ -60,14 +67,6 @@ def _parsed(text: str, where: str) -> object:
     if parsed is None:
         raise ValueError(f"must be a JSON object like {_EXAMPLE}, not null{where}")
     return parsed
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ValueError(f"names a file that cannot be read: {path}: {why}") from None
 
 
 def _json_kind(value: object) -> str:
@@ -92,26 +91,22 @@ def _read_table(value: object) -> object:
 
 
 def _read_names(value: object) -> object:
-    """A list of names, joined with commas."""
+    """A list of names or numbers, joined with commas."""
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _read_texts(value: object) -> object:
     """One text, or several as a JSON list."""
     if isinstance(value, str):
-        value = _parsed_list(value) if value.startswith("[") else [value]
+        try:
+            value = json.loads(value) if value.startswith("[") else [value]
+        except ValueError:
+            value = [value]
     if value is None:
         return None
     if not (isinstance(value, (list, tuple)) and value and all(isinstance(text, str) and text for text in value)):
         raise ValueError(f"must be a text, or a list of texts that are not empty, not {shown(value)}")
     return list(value)
-
-
-def _parsed_list(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return [text]
 
 
 def _read_address(value: str) -> str:
@@ -136,11 +131,6 @@ def _read_trackers(value: str) -> str:
 
 
 ANY_SCORE = "any"
-
-
-def _read_score_range(value: object) -> object:
-    """YAML and Python may give a pair of numbers: [-1, 1]."""
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _checked_score_range(value: str) -> str:
@@ -194,7 +184,7 @@ Trackers = Annotated[
 ]
 ScoreRange = Annotated[
     str,
-    BeforeValidator(_read_score_range),
+    BeforeValidator(_read_names),  # a pair of numbers: [-1, 1]
     AfterValidator(_checked_score_range),
     WithJsonSchema(
         {

@@ -50,7 +50,9 @@ def source_of(kind: type) -> list[SourceFile]:
     """The source that a class is defined in, within the limits: its own file first, then the rest of its package."""
     file = class_file(kind)
     if file is None:
-        text = source_without_secrets(_typed_in(kind))
+        functions = (value for value in vars(kind).values() if inspect.isfunction(value))
+        cells = ("".join(linecache.getlines(function.__code__.co_filename)) for function in functions)
+        text = source_without_secrets(next(filter(None, cells), ""))  # of the notebook cell that holds the class
         return [{"name": f"{kind.__name__}.py", "text": text}] if 0 < len(text) <= LONGEST_FILE else []
     is_in_package = bool(getattr(sys.modules.get(kind.__module__), "__package__", "")) and _is_package(file.parent)
     if not is_in_package:
@@ -93,10 +95,3 @@ def _modules(package: Path) -> Iterator[Path]:
 
 def _is_package(folder: Path) -> bool:
     return (folder / "__init__.py").is_file() and not folder.is_symlink()
-
-
-def _typed_in(kind: type) -> str:
-    """The notebook cell that holds a class, empty where nothing remembers it."""
-    functions = (value for value in vars(kind).values() if inspect.isfunction(value))
-    cells = ("".join(linecache.getlines(function.__code__.co_filename)) for function in functions)
-    return next(filter(None, cells), "")

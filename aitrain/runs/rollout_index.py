@@ -62,6 +62,10 @@ class _File:
     done: int = 0
     """Bytes that were read; the rest is new, or a line that is not whole yet."""
 
+    def is_another(self, stat: os.stat_result | None) -> bool:
+        """Whether the path does not lead to this file any more."""
+        return stat is None or (stat.st_dev, stat.st_ino) != self.identity or stat.st_size < self.done
+
 
 @dataclass
 class RolloutIndex:
@@ -79,8 +83,10 @@ class RolloutIndex:
     def refresh(self) -> None:
         """Read what was written since the last time; all of it again where a file was written anew."""
         with self._lock:
-            found = {path: path.stat() for path in self._paths()}
-            if any(_is_another(file, found.get(file.path)) for file in self.files):
+            candidates = [self.path] if self.path.is_file() else sorted(self.path.glob("*.jsonl"))
+            # plain files only: a link could lead anywhere
+            found = {path: path.stat() for path in candidates if path.is_file() and not path.is_symlink()}
+            if any(file.is_another(found.get(file.path)) for file in self.files):
                 self.entries, self.prompts, self.damaged, self.files = [], {}, 0, []
             known = {file.path for file in self.files}
             for path, stat in found.items():
@@ -89,11 +95,6 @@ class RolloutIndex:
             for number, file in enumerate(self.files):
                 self._read_on(number, file)
 
-    def _paths(self) -> list[Path]:
-        """Plain files only: a link could lead anywhere."""
-        candidates = [self.path] if self.path.is_file() else sorted(self.path.glob("*.jsonl"))
-        return [path for path in candidates if path.is_file() and not path.is_symlink()]
-
     def _read_on(self, number: int, file: _File) -> None:
         with file.path.open("rb") as stream:
             stream.seek(file.done)
@@ -101,15 +102,13 @@ class RolloutIndex:
                 file.done = end
                 values = parse_object(line)
                 if values is not None:
-                    self._add(entry_of(values, (number, start, end - start)), values.get("prompt"))
+                    entry = entry_of(values, (number, start, end - start))
+                    self.entries.append(entry)
+                    key = (entry.is_held_out, entry.case)
+                    if key not in self.prompts:
+                        self.prompts[key] = prompt_excerpt(values.get("prompt"))
                 elif line.strip() or end - start >= LONGEST_LINE:
                     self.damaged += 1
-
-    def _add(self, entry: IndexEntry, prompt: object) -> None:
-        self.entries.append(entry)
-        key = (entry.is_held_out, entry.case)
-        if key not in self.prompts:
-            self.prompts[key] = prompt_excerpt(prompt)
 
     def record(self, entry: IndexEntry) -> RolloutRecord:
         """The whole record, read from its file; all defaults when the file is not what it was."""
@@ -134,10 +133,6 @@ class RolloutIndex:
                 stream.close()
 
 
-def _is_another(file: _File, stat: os.stat_result | None) -> bool:
-    return stat is None or (stat.st_dev, stat.st_ino) != file.identity or stat.st_size < file.done
-
-
 def whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
     """(line, where it starts, where the next one does) for each line that ends; too long a one comes empty."""
     start = stream.tell()
@@ -146,19 +141,13 @@ def whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
         if not line.endswith(b"\n"):
             if len(line) < LONGEST_LINE:
                 return
-            line, end = b"", end + _skip_line(stream)
+            line, piece = b"", stream.readline(2**20)
+            end += len(piece)
+            while piece and not piece.endswith(b"\n"):
+                piece = stream.readline(2**20)
+                end += len(piece)
         yield line, start, end
         start = end
-
-
-def _skip_line(stream: BinaryIO) -> int:
-    """To the end of the line; returns how many bytes that were."""
-    skipped = 0
-    while piece := stream.readline(2**20):
-        skipped += len(piece)
-        if piece.endswith(b"\n"):
-            break
-    return skipped
 
 
 def entry_of(values: JsonObject, place: tuple[int, int, int]) -> IndexEntry:

@@ -113,7 +113,8 @@ class RolloutRecord:
     def from_json(cls, values: JsonObject) -> RolloutRecord:
         """Read a record of this or of the earlier format; what is missing or of a wrong type gets its default."""
         get = upgraded(values).get
-        prompt, messages, completion = _prompt(get("prompt")), get("messages"), as_text(get("completion"))
+        asked, messages, completion = get("prompt"), get("messages"), as_text(get("completion"))
+        prompt: Prompt = as_objects(asked) if isinstance(asked, list) else as_text(asked)
         return cls(
             schema=as_int(get("schema")) or 0,
             step=as_int(get("step")) or 0,
@@ -199,10 +200,6 @@ def _column(value: object) -> object:
     column = to_jsonable(value)
     length = len(json.dumps(column, ensure_ascii=False))
     return column if length <= LONGEST_COLUMN else f"(left out: {length:,} characters)"
-
-
-def _prompt(value: object) -> Prompt:
-    return as_objects(value) if isinstance(value, list) else as_text(value)
 
 
 def _conversation(prompt: Prompt, completion: str) -> list[JsonObject]:

@@ -208,11 +208,16 @@ def _make_unused(wanted: Path) -> Path:
 
 
 def write_text(path: Path, text: str, durable: bool = True) -> None:
+    """Write a text file, see `write_bytes`."""
+    write_bytes(path, text.encode("utf-8"), durable)
+
+
+def write_bytes(path: Path, content: bytes, durable: bool = True) -> None:
     """Replace a file atomically. `durable` also makes it survive a power cut."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             if durable:
                 os.fsync(file.fileno())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from aitrain.errors import ConfigError
@@ -69,7 +71,10 @@ def look(path: Path) -> Run:
         return Run(path.name, str(path), "foreign")
     status, result = read_object(folder.status), read_object(folder.result)
     rewards = list(_ends(folder.metrics))
-    step = as_int(status.get("step"))
+    step, age = as_int(status.get("step")), silence(status)
+    if age is None:
+        with suppress(OSError):
+            age = silence({"heartbeat": path.stat().st_mtime})
     return Run(
         name=path.name,
         path=str(path),
@@ -80,7 +85,7 @@ def look(path: Path) -> Run:
         score_after=as_float(result.get("score_after")),
         reward_first=rewards[0] if rewards else None,
         reward_last=rewards[-1] if rewards else None,
-        age=_age(status, folder),
+        age=age,
         pid=as_int(status.get("pid")),
         host=status["host"] if isinstance(status.get("host"), str) else None,
     )
@@ -98,15 +103,6 @@ def _state(status: JsonObject) -> str:
     return "stalled" if stalls_at is not None and time.time() > stalls_at + SILENCE else "running"
 
 
-def _age(status: JsonObject, folder: RunFolder) -> float | None:
-    if (age := silence(status)) is not None:
-        return age
-    try:
-        return silence({"heartbeat": folder.path.stat().st_mtime})
-    except OSError:
-        return None
-
-
 def _ends(metrics: Path) -> Iterator[float]:
     """The first and the last reward; a file of a long run is not read in whole."""
     try:
@@ -116,14 +112,6 @@ def _ends(metrics: Path) -> Iterator[float]:
             last = file.read(TAIL)
     except OSError:
         return
-    for lines in (first.splitlines(), reversed(last.splitlines())):
-        yield from _first_reward(lines)
-
-
-def _first_reward(lines: Iterable[bytes]) -> Iterator[float]:
-    for line in lines:
-        values = parse_object(line)
-        reward = None if values is None else MetricsLine.from_json(values).reward
-        if reward is not None:
-            yield reward
-            return
+    for lines in (first.splitlines(), last.splitlines()[::-1]):
+        rewards = (MetricsLine.from_json(parse_object(line) or {}).reward for line in lines)
+        yield from islice((reward for reward in rewards if reward is not None), 1)

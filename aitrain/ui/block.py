@@ -21,7 +21,9 @@ class Block:
     def draw(self, lines: Sequence[Text]) -> None:
         """Replace the lines on the screen; lines that the terminal is too low for are left out."""
         lines = lines[: max(1, self.console.height - 1)]
-        self._write(self._erasing() + self._rendered(lines))
+        with self.console.capture() as captured:
+            self.console.print(Text("\n").join(lines), end="", no_wrap=True, overflow="crop")
+        self._write(self._erasing() + captured.get())
         self.drawn = [line.cell_len for line in lines]
 
     def print_above(self, text: Text) -> None:
@@ -47,11 +49,6 @@ class Block:
         width = max(1, self.console.width)
         rows = sum(max(1, -(-length // width)) for length in self.drawn)
         return (f"\x1b[{rows - 1}A" if rows > 1 else "") + "\r\x1b[J"
-
-    def _rendered(self, lines: Sequence[Text]) -> str:
-        with self.console.capture() as captured:
-            self.console.print(Text("\n").join(lines), end="", no_wrap=True, overflow="crop")
-        return captured.get()
 
     def _write(self, text: str) -> None:
         """Write in one piece, so that nothing flickers."""

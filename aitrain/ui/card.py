@@ -73,6 +73,7 @@ def _eval_results(result: JsonObject, found: ScoreTable) -> Iterator[EvalResult]
     from huggingface_hub.repocard_data import EvalResult
 
     environment = escape_controls(str(result.get("environment")))
+    scored = {"cases": result.get("eval_cases"), "samples": as_int(result.get("eval_samples")) or 1}
     for decoding, row in found.items():
         for when, interval in (("before", row["before"]), ("after", row["after"])):
             if interval is not None:
@@ -81,10 +82,7 @@ def _eval_results(result: JsonObject, found: ScoreTable) -> Iterator[EvalResult]
                     dataset_type=environment,
                     dataset_name=environment,
                     dataset_split="held-out",
-                    dataset_args={
-                        "cases": result.get("eval_cases"),
-                        "samples": as_int(result.get("eval_samples")) or 1,
-                    },
+                    dataset_args=scored,
                     metric_type="mean_score",
                     metric_name=f"held-out score, {decoding}, {when} training",
                     metric_value=round(interval["mean"], 4),
@@ -111,7 +109,12 @@ def _sections(folder: RunFolder, config: TrainConfig, result: JsonObject, found:
         merged = ", `merged/` holds base and adapter as one model" if config.merge_adapter else ""
         yield f"The LoRA adapter lies here{merged}."
     yield _scores(found, result)
-    yield from _curve(folder)
+    rewards = [value for value in curves(read_metrics(folder.metrics))["series"].get("reward", []) if value is not None]
+    if (folder.model / PICTURE).exists():
+        yield f"![Reward over the steps of the training]({PICTURE})"
+    elif len(rewards) > 1:
+        yield "Reward over the steps of the training:"
+        yield fenced("\n".join(curve(rewards)))
     yield "## How it was made"
     yield table([("", ""), *_facts(config, result, made)])
     yield _again(config, made)
@@ -120,16 +123,12 @@ def _sections(folder: RunFolder, config: TrainConfig, result: JsonObject, found:
 def _scores(found: ScoreTable, result: JsonObject) -> str:
     samples = as_int(result.get("eval_samples")) or 1
     each = f", {samples} samples each" if samples > 1 else ""
-    rows: list[tuple[str, ...]] = [
-        (f"held-out score, {result.get('eval_cases')} cases{each}", "before", "after", "change")
-    ]
-    for name, row in found.items():
-        if row["before"] or row["after"]:
-            rows.append((name, *interval_texts(row)))
-    if len(rows) == 1:
+    rows = [(name, *interval_texts(row)) for name, row in found.items() if row["before"] or row["after"]]
+    if not rows:
         return "No held-out cases were scored."
+    head = (f"held-out score, {result.get('eval_cases')} cases{each}", "before", "after", "change")
     notes = "In brackets: 95% intervals over the held-out cases."
-    return "\n\n".join([table(rows), " ".join([notes, *_about_scores(result)])])
+    return "\n\n".join([table([head, *rows]), " ".join([notes, *_about_scores(result)])])
 
 
 def _about_scores(result: JsonObject) -> Iterator[str]:
@@ -142,15 +141,6 @@ def _about_scores(result: JsonObject) -> Iterator[str]:
         )
     if result.get("eval_overlap"):
         yield f"{result['eval_overlap']} of the held-out cases have the same prompt as a training case."
-
-
-def _curve(folder: RunFolder) -> Iterator[str]:
-    rewards = [value for value in curves(read_metrics(folder.metrics))["series"].get("reward", []) if value is not None]
-    if (folder.model / PICTURE).exists():
-        yield f"![Reward over the steps of the training]({PICTURE})"
-    elif len(rewards) > 1:
-        yield "Reward over the steps of the training:"
-        yield fenced("\n".join(curve(rewards)))
 
 
 def _facts(config: TrainConfig, result: JsonObject, made: JsonObject) -> Iterator[tuple[str, str]]:

@@ -52,7 +52,9 @@ class Dashboard:
     def lines(self, width: int, ascii_only: bool = False) -> list[Text]:
         """At most eight lines, none wider than `width` columns."""
         ramp, width = ASCII if ascii_only else BLOCKS, min(width, WIDEST)
-        named = [*self._of_the_run(width - LABEL, ramp), *self._of_the_step(width - LABEL), self._now()]
+        elapsed = self._elapsed()
+        now = f"{self.phase}  {duration(elapsed)}" if self.phase and elapsed >= PATIENCE else self.phase
+        named = [*self._of_the_run(width - LABEL, ramp), *self._of_the_step(width - LABEL), ("now", Text(now))]
         lines = [Text(f"{name:<{LABEL}}", style="dim") + line for name, line in named if line.plain]
         for line in lines:
             line.truncate(width, overflow="crop")
@@ -64,7 +66,10 @@ class Dashboard:
             return [("held-out", self._held_out(width))]
         left = "" if self.phase else f"{duration(max(0.0, step.seconds_left - self._elapsed()))} left"
         count = f"{step.step}/{step.steps}"
-        bar = _bar(step.step / max(1, step.steps), min(40, width - len(count) - 16), ramp)
+        columns = min(40, width - len(count) - 16)
+        done, rest = ("#", "-") if ramp == ASCII else ("━", "─")
+        filled = round(min(1.0, max(0.0, step.step / max(1, step.steps))) * columns)
+        bar = Text.assemble((done * filled, "green"), (rest * (columns - filled), "dim"))
         return [
             ("step", joined([Text(count, "bold"), bar, Text(left)], width)),
             ("reward", self._reward(width, ramp)),
@@ -97,10 +102,6 @@ class Dashboard:
         whole = seconds.pop("step", None)
         yield "speed", joined(map(Text, [*_rate(step), *([] if whole is None else [f"{brief(whole)} a step"])]), width)
         yield "", joined([Text(f"{name} {brief(seconds[name])}") for name in PARTS if name in seconds], width)
-
-    def _now(self) -> tuple[str, Text]:
-        elapsed = self._elapsed()
-        return "now", Text(f"{self.phase}  {duration(elapsed)}" if self.phase and elapsed >= PATIENCE else self.phase)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.since
@@ -156,9 +157,3 @@ def _share(value: float | None, of: str, worrying: float = 2.0, style: str = DOU
     if value is None:
         return Text()
     return Text(f"{value:.0%} {of}", style if value >= worrying else "")
-
-
-def _bar(share: float, width: int, ramp: str) -> Text:
-    done, left = ("#", "-") if ramp == ASCII else ("━", "─")
-    filled = round(min(1.0, max(0.0, share)) * width)
-    return Text.assemble((done * filled, "green"), (left * (width - filled), "dim"))

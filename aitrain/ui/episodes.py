@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import NotRequired, TypedDict
+from itertools import islice
+from typing import TypeVar
 
-from aitrain.runs.json_values import parse_object
+from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex, excerpt, prompt_excerpt
-from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
+from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord, TranscriptMessage
+
+Item = TypeVar("Item")
+
+FACTS = (
+    "step", "eval_phase", "group", "case", "case_idx", "score", "advantage", "stop", "failure", "turns", "tokens",
+)  # fmt: skip
+"""What a page knows each episode by, as the index has it."""
 
 ORDERS = ("training", "lowest", "highest", "mixed", "longest")
 """How groups are sorted: as they were made, by mean score, by how much their scores differ, by tokens."""
@@ -40,23 +47,14 @@ class Query:
     def takes(self, entry: IndexEntry, by_case_idx: bool = False) -> bool:
         """Whether an episode is asked for, but for its text; `case` names the row, or its `case_idx`."""
         return (
-            self._takes_phase(entry)
+            self.eval_phase in ("", "held-out" if entry.eval_phase else "training", entry.eval_phase)
             and self.step in (None, entry.step)
             and self.case in ("", entry.case_idx if by_case_idx else entry.case)
-            and self._takes_score(entry.score)
-            and (not self.failure or entry.failure == self.failure or (self.failure == "any" and bool(entry.failure)))
+            and (self.low is None or (entry.score is not None and entry.score >= self.low))
+            and (self.high is None or (entry.score is not None and entry.score <= self.high))
+            and self.failure in ("", entry.failure, "any" if entry.failure else "")
             and self.stop in ("", entry.stop)
         )
-
-    def _takes_phase(self, entry: IndexEntry) -> bool:
-        kind = "held-out" if entry.eval_phase else "training"
-        return self.eval_phase in ("", kind, entry.eval_phase)
-
-    def _takes_score(self, score: float | None) -> bool:
-        if self.low is None and self.high is None:
-            return True
-        low = -math.inf if self.low is None else self.low
-        return score is not None and low <= score <= (math.inf if self.high is None else self.high)
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,14 @@ class Found:
 def group_of(entry: IndexEntry) -> tuple[int, str, int, str]:
     """What an episode's group is known by; of held-out cases, the samples of one case in one scoring."""
     return entry.step, entry.eval_phase, entry.group, entry.case if entry.eval_phase else ""
+
+
+def grouped(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[list[int]]:
+    """Numbers of episodes, group by group."""
+    groups: dict[tuple[int, str, int, str], list[int]] = {}
+    for number in numbers:
+        groups.setdefault(group_of(entries[number]), []).append(number)
+    return list(groups.values())
 
 
 def find(rollouts: RolloutIndex, query: Query) -> Found:
@@ -99,20 +105,17 @@ def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iter
             yield None
             return
         lowered = raw.lower()
-        if any(needle in lowered for needle in needles) and wanted in _folded(_all_text(raw)):
-            hits += 1
-            yield number
+        if any(needle in lowered for needle in needles):
+            record = RolloutRecord.from_json(parse_object(raw) or {})
+            asked, said = record.transcript()
+            parts = [text for message in (*asked, *said) for text in (message.text, *sum(message.calls, ()))]
+            if wanted in _folded("\n".join([*parts, record.error.message if record.error else ""])):
+                hits += 1
+                yield number
 
 
 def _folded(text: str) -> bytes:
     return text.encode(errors="replace").lower()
-
-
-def _all_text(raw: bytes) -> str:
-    record = RolloutRecord.from_json(parse_object(raw) or {})
-    asked, said = record.transcript()
-    parts = [text for message in (*asked, *said) for text in (message.text, *sum(message.calls, ()))]
-    return "\n".join([*parts, record.error.message if record.error else ""])
 
 
 def _sorted(entries: Sequence[IndexEntry], numbers: list[int], order: str) -> list[int]:
@@ -120,10 +123,8 @@ def _sorted(entries: Sequence[IndexEntry], numbers: list[int], order: str) -> li
         return sorted(
             numbers, key=lambda number: (entries[number].step, entries[number].eval_phase, entries[number].group)
         )
-    groups: dict[tuple[int, str, int, str], list[int]] = {}
-    for number in numbers:
-        groups.setdefault(group_of(entries[number]), []).append(number)
-    ranked = sorted(groups.values(), key=lambda group: _rank([entries[number] for number in group], order))
+    groups = grouped(entries, numbers)
+    ranked = sorted(groups, key=lambda group: _rank([entries[number] for number in group], order))
     return [number for group in ranked for number in group]
 
 
@@ -140,81 +141,28 @@ def _rank(group: list[IndexEntry], order: str) -> tuple[bool, float]:
 # -- one page of a list
 
 
-class EpisodeFacts(TypedDict):
-    """What the page knows an episode by: its number `n` among all of the run, and the facts of its index entry."""
-
-    n: int
-    step: int
-    eval_phase: str
-    group: int
-    case: str
-    case_idx: str
-    score: float | None
-    advantage: float | None
-    stop: str
-    failure: str
-    turns: int
-    tokens: int
-
-
-class EpisodeRow(EpisodeFacts):
-    """An episode in a list, with the beginning of its prompt and of its last answer."""
-
-    prompt: str
-    answer: str
-
-
-class EpisodePage(TypedDict):
-    """Some rows of a list, how many the list has, and where the next page starts."""
-
-    rows: list[EpisodeRow]
-    total: int
-    next: int | None
-    is_complete: bool
-
-
-def page_of(rollouts: RolloutIndex, found: Found, start: int, size: int = 48) -> EpisodePage:
+def page_of(rollouts: RolloutIndex, found: Found, start: int, size: int = 48) -> JsonObject:
     """The rows from `start` on, whole groups where they are not huge, and where the next page starts."""
     entries, numbers = rollouts.entries, found.numbers
     end = min(len(numbers), start + size)
-    while start < end < min(len(numbers), start + 4 * size) and _are_together(entries, numbers[end - 1 : end + 1]):
+    most = min(len(numbers), start + 4 * size)
+    while start < end < most and group_of(entries[numbers[end - 1]]) == group_of(entries[numbers[end]]):
         end += 1
     return {
-        "rows": [_row(rollouts, number) for number in numbers[start:end]],
+        "rows": [_row(number, entries[number], rollouts.record(entries[number])) for number in numbers[start:end]],
         "total": len(numbers),
         "next": end if end < len(numbers) else None,
         "is_complete": found.is_complete,
     }
 
 
-def _are_together(entries: Sequence[IndexEntry], two: Sequence[int]) -> bool:
-    return group_of(entries[two[0]]) == group_of(entries[two[1]])
-
-
-def _row(rollouts: RolloutIndex, number: int) -> EpisodeRow:
-    entry = rollouts.entries[number]
-    record = rollouts.record(entry)
-    return {
-        **_facts(entry, number),
-        "prompt": prompt_excerpt(record.prompt),
-        "answer": excerpt(record.completion),
-    }
-
-
-def _facts(entry: IndexEntry, number: int) -> EpisodeFacts:
+def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
+    """An episode in a list, by its number among all of the run, with the beginnings of its prompt and its answer."""
     return {
         "n": number,
-        "step": entry.step,
-        "eval_phase": entry.eval_phase,
-        "group": entry.group,
-        "case": entry.case,
-        "case_idx": entry.case_idx,
-        "score": entry.score,
-        "advantage": entry.advantage,
-        "stop": entry.stop,
-        "failure": entry.failure,
-        "turns": entry.turns,
-        "tokens": entry.tokens,
+        **{name: getattr(entry, name) for name in FACTS},
+        "prompt": prompt_excerpt(record.prompt),
+        "answer": excerpt(record.completion),
     }
 
 
@@ -232,65 +180,67 @@ class Limit:
 
 WHOLE = Limit(2_000_000, 20_000, 1_000)
 """More than this of one episode no browser should be given."""
+MOST_ITEMS = 100
+"""Metrics, columns of the row, tools, and tool calls of a message that a page gets."""
 
 
-class MessageView(TypedDict):
-    """A message of a transcript; `length` where its text is cut, `calls` as [tool, arguments]."""
+def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonObject:
+    """An episode with its case's row, its tools and all that was said.
 
-    role: str
-    text: str
-    length: NotRequired[int]
-    name: NotRequired[str]
-    calls: NotRequired[list[list[str]]]
-
-
-class Skipped(TypedDict):
-    """How many messages are left out of a transcript, after how many."""
-
-    after: int
-    count: int
-
-
-class Transcript(EpisodeRow):
-    """An episode with all that was said."""
-
-    asked: list[MessageView]
-    said: list[MessageView]
-    skipped: Skipped | None
-    error: dict[str, str]
-    metrics: dict[str, float | None]
-    seconds: float | None
-    seed: str
-
-
-def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> Transcript:
-    """An episode with all that was said; `skipped` messages are left out after the first ones."""
+    A text that is longer than the limit is cut, and has its whole `length`; `skipped` messages are left out after the
+    first ones.
+    """
     entry = rollouts.entries[number]
     record = rollouts.record(entry)
     asked, said = record.transcript()
+    answers = _views(said, record.turns, limit.text)
     left_out = max(0, len(said) - limit.first - limit.last)
-    kept = [*said[: limit.first], *said[len(said) - limit.last :]] if left_out else said
-    error = asdict(record.error) if record.error else {}
     return {
-        **_facts(entry, number),
-        "asked": [_view(message, limit.text) for message in asked[: limit.first]],
-        "said": [_view(message, limit.text) for message in kept],
+        **_row(number, entry, record),
+        "row": [{"name": name[:200], **_cut(_as_shown(value), limit.text)} for name, value in _first(record.row)],
+        "columns": len(record.row),
+        "tools": [{"name": tool_name(tool)[:200], **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
+        "asked": _views(asked[: limit.first], (), limit.text),
+        "said": [*answers[: limit.first], *answers[len(answers) - limit.last :]] if left_out else answers,
         "skipped": {"after": limit.first, "count": left_out} if left_out else None,
-        "answer": excerpt(record.completion),
-        "prompt": prompt_excerpt(record.prompt),
-        "error": {name: text[: limit.text] for name, text in error.items()},
-        "metrics": {name[:200]: value for name, value in list(record.metrics.items())[:100]},
+        "weight_version": record.weight_version,
+        "error": {name: text[: limit.text] for name, text in asdict(record.error).items()} if record.error else {},
+        "metrics": {name[:200]: value for name, value in _first(record.metrics)},
         "seconds": record.seconds,
         "seed": "" if record.seed is None else str(record.seed),
     }
 
 
-def _view(message: TranscriptMessage, most: int) -> MessageView:
-    shown: MessageView = {"role": message.role, "text": message.text[:most]}
-    if len(message.text) > most:
-        shown["length"] = len(message.text)
-    if message.name:
-        shown["name"] = message.name
-    if message.calls:
-        shown["calls"] = [[name[:200], arguments[:most]] for name, arguments in message.calls[:100]]
-    return shown
+def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn], most: int) -> list[JsonObject]:
+    """Messages as a page shows them; those of the policy with their weight version where the turns differ in it."""
+    versions = iter([turn.weight_version for turn in turns] if len({turn.weight_version for turn in turns}) > 1 else [])
+    views: list[JsonObject] = []
+    for message in messages:
+        view: JsonObject = {"role": message.role, **_cut(message.text, most)}
+        if message.name:
+            view["name"] = message.name
+        if message.calls:
+            view["calls"] = [[name[:200], arguments[:most]] for name, arguments in message.calls[:MOST_ITEMS]]
+        if message.role == "assistant" and (version := next(versions, None)) is not None:
+            view["weight_version"] = version
+        views.append(view)
+    return views
+
+
+def _cut(text: str, most: int) -> JsonObject:
+    return {"text": text[:most]} | ({"length": len(text)} if len(text) > most else {})
+
+
+def _first(values: Mapping[str, Item]) -> list[tuple[str, Item]]:
+    return list(islice(values.items(), MOST_ITEMS))
+
+
+def _as_shown(value: object) -> str:
+    """Text as it is; other values as JSON, on one line where it is short."""
+    line = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return line if isinstance(value, str) or len(line) <= 80 else json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def tool_name(schema: JsonObject) -> str:
+    """The name in a tool's schema, empty without one."""
+    return as_text(as_object(schema.get("function", schema)).get("name"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,7 @@ from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.cases import case_rows, most_changed
-from aitrain.ui.episodes import Limit, MessageView, episode
+from aitrain.ui.episodes import Limit, episode
 from aitrain.ui.page import self_contained
 from aitrain.ui.reward_plot import draw_curve
 from aitrain.ui.sampling import choose
@@ -23,6 +24,7 @@ EVERY = 180.0
 MOST_CASES = 2_000
 IN_THE_PAGE = Limit(20_000, 120, 30)
 """How much of one episode the page holds; the rest is in the rollout files."""
+SHARED = ("asked", "row", "tools")
 
 
 @dataclass
@@ -76,20 +78,18 @@ class _Periodic:
 
 
 def page_data(folder: RunFolder, rollouts: RolloutIndex) -> JsonObject:
-    """All that report.html shows. Prompts are kept once, as the episodes of a group share theirs."""
-    transcripts = [episode(rollouts, number, IN_THE_PAGE) for number in choose(rollouts.entries)]
+    """All that report.html shows. What the episodes of a group have in common is in `shared` once."""
     rows = case_rows(rollouts)
-    prompts: dict[str, tuple[int, list[MessageView]]] = {}
-    episodes: list[JsonObject] = []
-    for one in transcripts:
-        number, _ = prompts.setdefault(repr(one["asked"]), (len(prompts), one["asked"]))
-        episodes.append({**one, "asked": number})
+    shared: dict[str, int] = {}
+    episodes = [episode(rollouts, number, IN_THE_PAGE) for number in choose(rollouts.entries)]
+    for one in episodes:
+        one |= {name: shared.setdefault(json.dumps(one[name]), len(shared)) for name in SHARED}
     return {
         "summary": summary(folder.path, rollouts),
         "cases": [asdict(row) for row in most_changed(rows, MOST_CASES)],
         "case_count": len(rows),
         "source": read_source(folder.environment_source),
         "episodes": episodes,
-        "prompts": [asked for _, asked in prompts.values()],
+        "shared": [json.loads(text) for text in shared],
         "written": time.time(),
     }

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.rollout_index import RolloutIndex
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder, write_bytes
 from aitrain.ui.summary import curves, held_out_curve
 
 WINDOW = 20
@@ -27,7 +25,12 @@ def draw_curve(folder: RunFolder, rollouts: RolloutIndex) -> Path | None:
 
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    _draw(axes, drawn["step"], rewards)
+    values = [float("nan") if value is None else value for value in rewards]
+    half = max(1, len(values) // WINDOW // 2)
+    windows = [[v for v in values[max(0, n - half) : n + half + 1] if v == v] for n in range(len(values))]
+    smooth = [sum(window) / len(window) if window else float("nan") for window in windows]
+    axes.plot(drawn["step"], values, color="#2f6fde", alpha=0.3, linewidth=1)
+    axes.plot(drawn["step"], smooth, color="#2f6fde", linewidth=2, label="reward")
     held_out = [
         (point["step"], point["sampled"]["mean"]) for point in held_out_curve(folder, rollouts) if point["sampled"]
     ]
@@ -38,27 +41,7 @@ def draw_curve(folder: RunFolder, rollouts: RolloutIndex) -> Path | None:
         axes.set_ylim(-0.02, 1.02)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
-    return _save(figure, folder.path / "reward.png")
-
-
-def _draw(axes: Any, steps: list[int], rewards: list[float | None]) -> None:
-    values = [float("nan") if value is None else value for value in rewards]
-    half = max(1, len(values) // WINDOW // 2)
-    windows = [[v for v in values[max(0, n - half) : n + half + 1] if v == v] for n in range(len(values))]
-    smooth = [sum(window) / len(window) if window else float("nan") for window in windows]
-    axes.plot(steps, values, color="#2f6fde", alpha=0.3, linewidth=1)
-    axes.plot(steps, smooth, color="#2f6fde", linewidth=2, label="reward")
-
-
-def _save(figure: Any, path: Path) -> Path:
-    """Beside and renamed, as everything in a run folder."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        figure.savefig(name, format="png", dpi=160)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return path
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=160)
+    write_bytes(folder.path / "reward.png", picture.getvalue(), durable=False)
+    return folder.path / "reward.png"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,7 @@ from aitrain.runs.json_values import JsonObject, as_float
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
 from aitrain.ui.cases import case_rows, most_changed
-from aitrain.ui.episodes import EpisodePage, Found, Query, Transcript, episode, find, page_of
+from aitrain.ui.episodes import Found, Query, episode, find, page_of
 from aitrain.ui.summary import RunSummary, summary
 
 PATIENCE = 0.3
@@ -68,10 +69,14 @@ class OpenRun:
 
     def _stamp(self) -> tuple[object, ...]:
         folder = RunFolder(self.path)
-        files = (folder.metrics, folder.result, folder.config, folder.environment)
+        stamps: list[tuple[int, int]] = []
+        for path in (folder.metrics, folder.result, folder.config, folder.environment):
+            with suppress(OSError):
+                stat = path.stat()
+                stamps.append((stat.st_size, stat.st_mtime_ns))
         status = read_object(folder.status)
         told = status.get("status"), status.get("step")
-        return (self.is_ready, len(self.rollouts.entries), str(told), *map(_size_and_time, files))
+        return (self.is_ready, len(self.rollouts.entries), str(told), *stamps)
 
     def line(self) -> JsonObject:
         """The run in a list of runs."""
@@ -89,11 +94,11 @@ class OpenRun:
         rows = case_rows(self.rollouts)
         return {"rows": [asdict(row) for row in most_changed(rows, MOST_CASES)], "count": len(rows)}
 
-    def episodes(self, query: Query, start: int) -> EpisodePage:
+    def episodes(self, query: Query, start: int) -> JsonObject:
         """One page of the episodes that a query asks for."""
         return page_of(self.rollouts, _found(self, len(self.rollouts.entries), query), start)
 
-    def episode(self, number: int) -> Transcript | None:
+    def episode(self, number: int) -> JsonObject | None:
         """One episode, None when there is none of that number."""
         return episode(self.rollouts, number) if 0 <= number < len(self.rollouts.entries) else None
 
@@ -102,14 +107,6 @@ class OpenRun:
 def _found(run: OpenRun, count: int, query: Query) -> Found:
     """A search is done once for all the pages of its result, unless there are more episodes by then."""
     return find(run.rollouts, query)
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return 0, 0
-    return stat.st_size, stat.st_mtime_ns
 
 
 class RunRegistry:
@@ -124,11 +121,11 @@ class RunRegistry:
         """All runs by id, the newest first where a folder of runs was given."""
         with self._lock:
             paths = list(dict.fromkeys(path for place in self.places for path in _runs_in(place)))[:MOST_RUNS]
-            taken = {run.id for run in self.opened.values()}
             for path in paths:
                 if path not in self.opened:
-                    self.opened[path] = OpenRun(_unused(path.name, taken), path)
-                    taken.add(self.opened[path].id)
+                    taken = {run.id for run in self.opened.values()}
+                    names = [path.name, *(f"{path.name} ({number})" for number in range(2, len(taken) + 2))]
+                    self.opened[path] = OpenRun(next(name for name in names if name not in taken), path)
             return {self.opened[path].id: self.opened[path] for path in paths}
 
 
@@ -145,26 +142,19 @@ def is_run(path: Path) -> bool:
     return path.is_dir() and any((path / sign).exists() for sign in SIGNS)
 
 
-def _unused(name: str, taken: set[str]) -> str:
-    numbers = (name if number == 1 else f"{name} ({number})" for number in range(1, len(taken) + 2))
-    return next(one for one in numbers if one not in taken)
-
-
-def places(words: Iterable[str], runs: Path = Path(RUNS)) -> list[Path]:
-    """What a user named: paths, or names of runs in `runs`; without any, all of `runs`.
+def places(words: Iterable[str]) -> list[Path]:
+    """What a user named: paths, or names of runs in runs/; without any, all of runs/.
 
     Raises:
         ConfigError: there is no such thing.
     """
-    found = [_place(word, runs) for word in words] or [runs]
-    if not found[0].exists():
+    found, runs = list[Path](), Path(RUNS)
+    for word in words:
+        path = next((path for path in (Path(word).expanduser(), runs / word) if path.exists()), None)
+        if path is None:
+            near = did_you_mean(word, [path.name for path in runs.iterdir()] if runs.is_dir() else [])
+            raise ConfigError(f"There is no run, folder or file {word}.{near}")
+        found.append(path)
+    if not found and not runs.exists():
         raise ConfigError(f"There is no folder {runs} here: no run to show yet\nSay where runs are: aitrain view PATH")
-    return found
-
-
-def _place(word: str, runs: Path) -> Path:
-    for path in (Path(word).expanduser(), runs / word):
-        if path.exists():
-            return path
-    known = [path.name for path in runs.iterdir()] if runs.is_dir() else []
-    raise ConfigError(f"There is no run, folder or file {word}.{did_you_mean(word, known)}")
+    return found or [runs]

@@ -12,7 +12,7 @@ from itertools import chain
 from statistics import fmean, pvariance
 
 from aitrain.runs.rollout_index import IndexEntry
-from aitrain.ui.episodes import group_of
+from aitrain.ui.episodes import grouped
 
 MOST_EPISODES = 2_000
 MOST_BYTES = 8_000_000
@@ -27,20 +27,13 @@ def choose(entries: Sequence[IndexEntry]) -> list[int]:
     """Numbers of the chosen episodes, in the order in which they were made."""
     chosen: set[int] = set()
     room = MOST_BYTES
-    for group in chain.from_iterable(_wishes(_groups(entries), entries)):
+    for group in chain.from_iterable(_wishes(grouped(entries, range(len(entries))), entries)):
         new = [number for number in group if number not in chosen]
         size = sum(min(entries[number].length, LARGEST) for number in new)
         if size <= room and len(chosen) + len(new) <= MOST_EPISODES:
             chosen.update(new)
             room -= size
     return sorted(chosen)
-
-
-def _groups(entries: Sequence[IndexEntry]) -> list[Group]:
-    groups: dict[object, Group] = {}
-    for number, entry in enumerate(entries):
-        groups.setdefault(group_of(entry), []).append(number)
-    return list(groups.values())
 
 
 def _wishes(groups: list[Group], entries: Sequence[IndexEntry]) -> Iterator[Iterable[Group]]:

@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
 from aitrain.errors import RequestRefusedError
-from aitrain.ui.episodes import Query, Transcript
+from aitrain.runs.json_values import JsonObject
+from aitrain.ui.episodes import Query
 from aitrain.ui.page import SCRIPTS, SERVED_POLICY, STYLES, asset, served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
 
@@ -75,7 +76,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _check_who_asks(self) -> None:
         hosts = self.headers.get_all("Host", [])
-        if len(hosts) != 1 or _host_of(f"//{hosts[0]}") not in HOSTS:
+        try:
+            is_ours = len(hosts) == 1 and urlsplit(f"//{hosts[0]}").hostname in HOSTS
+        except ValueError:
+            is_ours = False
+        if not is_ours:
             raise RequestRefusedError(HTTPStatus.MISDIRECTED_REQUEST, "Ask for 127.0.0.1 or localhost.")
         origin = self.headers.get("Origin")
         if origin is not None and origin != f"http://{hosts[0]}":
@@ -108,13 +113,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: the terminal is the user's."""
 
 
-def _host_of(address: str) -> str | None:
-    try:
-        return urlsplit(address).hostname
-    except ValueError:
-        return None
-
-
 def _as_json(values: object) -> bytes:
     return json.dumps(values, allow_nan=False).encode()
 
@@ -137,10 +135,10 @@ def _run(registry: RunRegistry, parameters: Parameters) -> OpenRun:
     return run
 
 
-def _whole(parameters: Parameters, name: str, default: int | None = None) -> int | None:
+def _whole(parameters: Parameters, name: str) -> int | None:
     text = parameters.get(name, "")
     if not text:
-        return default
+        return None
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise RequestRefusedError(HTTPStatus.BAD_REQUEST, f"{name} must be a whole number.")
     return int(text)
@@ -155,14 +153,13 @@ def _share(parameters: Parameters, name: str) -> float | None:
 
 
 def _query(parameters: Parameters) -> Query:
-    step = _whole(parameters, "step")
+    names = ("eval_phase", "case", "failure", "stop", "text", "order")
+    texts = {name: parameters.get(name, "")[:1000] for name in names}
     low, high = _share(parameters, "low"), _share(parameters, "high")
-    eval_phase, case, failure = (parameters.get(name, "") for name in ("eval_phase", "case", "failure"))
-    stop, text, order = (parameters.get(name, "") for name in ("stop", "text", "order"))
-    return Query(eval_phase, step, case, low, high, failure, stop, text[:1000], order)
+    return Query(step=_whole(parameters, "step"), low=low, high=high, **texts)
 
 
-def _episode(registry: RunRegistry, parameters: Parameters) -> Transcript:
+def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
     number = _whole(parameters, "n")
     found = None if number is None else _run(registry, parameters).episode(number)
     if found is None:
@@ -176,7 +173,7 @@ ANSWERS: dict[str, Callable[[RunRegistry, Parameters], object]] = {
     "/api/source": lambda registry, parameters: _run(registry, parameters).source(),
     "/api/cases": lambda registry, parameters: _run(registry, parameters).cases(),
     "/api/episodes": lambda registry, parameters: _run(registry, parameters).episodes(
-        _query(parameters), _whole(parameters, "start", 0) or 0
+        _query(parameters), _whole(parameters, "start") or 0
     ),
     "/api/episode": _episode,
 }

@@ -25,24 +25,14 @@ from aitrain.runs.held_out import (
     recorded_table,
 )
 from aitrain.runs.intervals import Bounds, of_mean
-from aitrain.runs.json_values import JsonObject, as_float, as_int
+from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_object
 
 POINTS = 1_000
 """Most points of a curve; of a longer run, neighbouring steps are averaged."""
-
-
-class ResultCounts(TypedDict):
-    """What of result.json a page shows as it is."""
-
-    steps: int | None
-    seconds: float | None
-    eval_cases: int | None
-    eval_samples: int | None
-    eval_overlap: int | None
-    train_cases: int | None
+COUNTS = ("steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases")
 
 
 class OptionRow(TypedDict):
@@ -98,7 +88,8 @@ class RunSummary(TypedDict):
     status: str
     step: float | None
     heartbeat: float | None
-    result: ResultCounts
+    result: dict[str, float | None]
+    """Some numbers of result.json as they are."""
     environment: JsonObject
     options: list[OptionRow]
     curves: Curves
@@ -115,31 +106,24 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
     run = RunFolder(folder)
     result, status = read_object(run.result), read_object(run.status)
     lines = list(read_metrics(run.metrics))
+    selection: Selection | None = None
+    if (score := as_float(result.get("selection_score"))) is not None:
+        step, scorings = as_int(result.get("model_step")), as_int(result.get("selection_scorings"))
+        selection = {"score": score, "step": step, "scorings": scorings}
     return {
         "name": folder.name,
-        "status": _text(status.get("status")) or _text(result.get("status")) or "unknown",
+        "status": as_text(status.get("status")) or as_text(result.get("status")) or "unknown",
         "step": as_float(status.get("step")) or max((line.step for line in lines), default=None),
         "heartbeat": as_float(status.get("heartbeat")),
-        "result": _result_counts(result),
+        "result": {"seconds": as_float(result.get("seconds")), **{name: as_int(result.get(name)) for name in COUNTS}},
         "environment": read_object(run.environment),
         "options": option_rows(run.config),
         "curves": curves(lines),
         "scores": scores(run, rollouts),
-        "selection": _selection(result),
+        "selection": selection,
         "bounds": _bounds(_options(run.config)),
         "held_out": held_out_curve(run, rollouts) if rollouts else _recorded_curve(lines, result),
         "episodes": count(rollouts) if rollouts else None,
-    }
-
-
-def _result_counts(result: JsonObject) -> ResultCounts:
-    return {
-        "steps": as_int(result.get("steps")),
-        "seconds": as_float(result.get("seconds")),
-        "eval_cases": as_int(result.get("eval_cases")),
-        "eval_samples": as_int(result.get("eval_samples")),
-        "eval_overlap": as_int(result.get("eval_overlap")),
-        "train_cases": as_int(result.get("train_cases")),
     }
 
 
@@ -160,21 +144,17 @@ def option_rows(path: Path) -> list[OptionRow]:
     given = _options(path)
     fields = TrainConfig.model_fields
     names = [*(name for name in fields if name in given), *(name for name in given if name not in fields)]
-    return [_option_row(str(name), without_secrets(given[name])) for name in names]
-
-
-def _option_row(name: str, value: object) -> OptionRow:
-    field = TrainConfig.model_fields.get(name)
-    default = field.get_default(call_default_factory=True) if field else None
-    return {"name": name, "value": _shown(value), "default": _shown(default), "is_default": value == default}
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
+    rows: list[OptionRow] = []
+    for name in names:
+        value, default = without_secrets(given[name]), defaults.get(name)
+        is_default, text = value == default, _shown(value)
+        rows.append({"name": str(name), "value": text, "default": _shown(default), "is_default": is_default})
+    return rows
 
 
 def _shown(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
 
 
 # -- curves
@@ -228,14 +208,6 @@ def _ends(entries: Iterable[IndexEntry]) -> dict[str, Scoring]:
 
 def _bounds(options: JsonObject) -> Bounds | None:
     return bounds_of(options.get("rl_score_range"))
-
-
-def _selection(result: JsonObject) -> Selection | None:
-    score = as_float(result.get("selection_score"))
-    if score is None:
-        return None
-    step, scorings = as_int(result.get("model_step")), as_int(result.get("selection_scorings"))
-    return {"score": score, "step": step, "scorings": scorings}
 
 
 def _recorded_scores(result: JsonObject) -> ScoreTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -140,12 +140,16 @@ def show_result(result: Result, scores: ScoreTable, console: Console) -> None:
     console.print(Text(f"{result.steps} steps in {duration(result.seconds)}", style="dim"))
     if len(rewards) > 1:
         console.print(Text(f"\nreward over {result.steps} steps"))
-        ramp = ASCII if console.options.ascii_only else BLOCKS
-        for line in curve(rewards, width=min(60, console.width - 8), ramp=ramp):
-            console.print(Text(line))
+        console.print(reward_curve(rewards, console))
     console.print(Text(f"\nrun folder: {result.folder}"), soft_wrap=True)
     if (report := RunFolder(result.folder).report).exists():
         console.print(Text(f"report: {report}"), soft_wrap=True)
+
+
+def reward_curve(rewards: Sequence[float], console: Console) -> Text:
+    """The curve of the rewards, as wide as the terminal allows."""
+    ramp = ASCII if console.options.ascii_only else BLOCKS
+    return Text("\n".join(curve(rewards, min(60, console.width - 8), ramp=ramp)))
 
 
 def score_table(scores: ScoreTable) -> Text:
@@ -153,10 +157,7 @@ def score_table(scores: ScoreTable) -> Text:
     rows = {decoding: row for decoding, row in scores.items() if row["before"] or row["after"]}
     if not rows:
         return Text("no held-out cases were scored")
-    lines = [
-        ("held-out", "before", "after", "change"),
-        *((name, *interval_texts(row)) for name, row in rows.items()),
-    ]
+    lines = [("held-out", "before", "after", "change"), *((name, *interval_texts(row)) for name, row in rows.items())]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     head, *rest = [
         "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines

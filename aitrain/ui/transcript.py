@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -13,17 +14,19 @@ from rich.padding import Padding
 from rich.text import Text
 
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
+from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
 from aitrain.ui.dashboard import brief, number
 from aitrain.ui.duration import duration
-from aitrain.ui.episodes import MessageView, Query, Transcript, episode, find, group_of
+from aitrain.ui.episodes import Query, find, group_of, tool_name
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.ui.plot import ASCII, BLOCKS, curve
-from aitrain.ui.summary import EpisodeCounts, RunSummary, count, summary
-from aitrain.ui.terminal import score_table
+from aitrain.ui.summary import EpisodeCounts, count, summary
+from aitrain.ui.terminal import reward_curve, score_table
 
 GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = 4
 """Columns before what was said."""
+LONGEST_ROW = 300
+"""Characters of a case's row that are shown."""
 
 
 def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
@@ -31,16 +34,11 @@ def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
     unless the query says of which."""
     entries = rollouts.entries
     if not query.eval_phase and query.step is None and not query.case:
-        query = _newest(entries)
+        phases = [entry.eval_phase for entry in entries if entry.eval_phase and not entry.eval_phase.endswith("greedy")]
+        last = max((entry.step for entry in entries), default=0)
+        query = Query(eval_phase=phases[-1]) if phases else Query(eval_phase="training", step=last)
     found = [number for number in find(rollouts, query).numbers if entries[number].score is not None]
     return sorted(found, key=lambda number: entries[number].score or 0.0)
-
-
-def _newest(entries: Sequence[IndexEntry]) -> Query:
-    held_out = [entry for entry in entries if entry.eval_phase and not entry.eval_phase.endswith("greedy")]
-    if held_out:
-        return Query(eval_phase=held_out[-1].eval_phase)
-    return Query(eval_phase="training", step=max((entry.step for entry in entries), default=0))
 
 
 # -- the run
@@ -49,10 +47,14 @@ def _newest(entries: Sequence[IndexEntry]) -> Query:
 def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator[RenderableType]:
     """What was run, what came of it, the curve, what its episodes came to."""
     found = summary(folder, rollouts)
-    yield Text.assemble(
-        (escape_controls(found["name"]), "bold"), f"  {escape_controls(found['status'])}{_extent(found)}"
-    )
-    yield Text(escape_controls(_what(found)), style="dim")
+    options, result = {row["name"]: row["value"] for row in found["options"]}, found["result"]
+    steps, seconds = result["steps"] or found["step"], result["seconds"]
+    extent = ("" if steps is None else f"  {steps:.0f} steps") + (f" in {duration(seconds)}" if seconds else "")
+    yield Text.assemble((escape_controls(found["name"]), "bold"), f"  {escape_controls(found['status'])}{extent}")
+    counts = {"cases": result["train_cases"], "held out": result["eval_cases"]}
+    parts = [options.get("model"), found["environment"].get("class")]
+    parts += [f"{count} {name}" for name, count in counts.items() if count]
+    yield Text(escape_controls(", ".join(str(part) for part in parts if part)), style="dim")
     yield Text()
     yield score_table(found["scores"])
     if chosen := found["selection"]:
@@ -61,25 +63,11 @@ def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator
     rewards = [value for value in found["curves"]["series"].get("reward", []) if value is not None]
     if len(rewards) > 1:
         yield Text(f"\nreward, {number(rewards[0])} in the first step, {number(rewards[-1])} in the last")
-        ramp = ASCII if console.options.ascii_only else BLOCKS
-        yield from map(Text, curve(rewards, min(60, console.width - 8), ramp=ramp))
+        yield reward_curve(rewards, console)
     yield Text()
     yield _counts(count(rollouts))
     command = escape_controls(f"aitrain show {shlex.quote(str(folder))}")
     yield Text(f"\nlook closer: {command} --worst, --failed, --step N, --case N", style="dim")
-
-
-def _extent(found: RunSummary) -> str:
-    steps, seconds = found["result"]["steps"] or found["step"], found["result"]["seconds"]
-    return (f"  {steps:.0f} steps" if steps is not None else "") + (f" in {duration(seconds)}" if seconds else "")
-
-
-def _what(found: RunSummary) -> str:
-    options, result = {row["name"]: row["value"] for row in found["options"]}, found["result"]
-    counts = {"cases": result["train_cases"], "held out": result["eval_cases"]}
-    parts = [options.get("model"), found["environment"].get("class")]
-    parts += [f"{count} {name}" for name, count in counts.items() if count]
-    return ", ".join(str(part) for part in parts if part)
 
 
 def _counts(counted: EpisodeCounts) -> Text:
@@ -98,48 +86,60 @@ def _counts(counted: EpisodeCounts) -> Text:
 
 def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[RenderableType]:
     """Group by group, where they lie side by side: what was asked once, then all that was answered."""
-    for _, together in groupby(numbers, key=lambda number: group_of(rollouts.entries[number])):
-        told = [episode(rollouts, number) for number in together]
-        yield _heading(told)
-        yield from _messages(told[0]["asked"])
-        for one in told:
-            yield Group(_facts(one), *_messages(one["said"]), *_error(one))
+    entries = [rollouts.entries[number] for number in numbers]
+    for _, together in groupby(entries, key=group_of):
+        group = list(together)
+        records = [rollouts.record(entry) for entry in group]
+        yield _heading(group)
+        yield from _shown_once(records[0])
+        yield from _messages(records[0].transcript()[0])
+        for entry, record in zip(group, records, strict=True):
+            yield Group(_facts(entry, record), *_messages(record.transcript()[1]))
+            if error := record.error:
+                text = f"{error.place} {error.kind}: {error.message}"
+                yield Indented(Text(escape_controls(text.strip()), style=BAD))
         yield Text()
 
 
-def _heading(told: list[Transcript]) -> Text:
-    first = told[0]
-    what = escape_controls(first["eval_phase"]).replace("_", ", ") or f"group {first['group']}"
-    scores = "  ".join(number(one["score"]) for one in told) if len(told) > 1 else ""
-    named = f" (case_idx {escape_controls(first['case_idx'])})" if first["case_idx"] != first["case"] else ""
+def _heading(group: list[IndexEntry]) -> Text:
+    first = group[0]
+    what = escape_controls(first.eval_phase).replace("_", ", ") or f"group {first.group}"
+    scores = "  ".join(number(entry.score) for entry in group) if len(group) > 1 else ""
+    named = f" (case_idx {escape_controls(first.case_idx)})" if first.case_idx != first.case else ""
     return Text.assemble(
-        (f"step {first['step']}, {what}, case {escape_controls(first['case'])}{named}", "bold"), f"  {scores}"
+        (f"step {first.step}, {what}, case {escape_controls(first.case)}{named}", "bold"), f"  {scores}"
     )
 
 
-def _facts(one: Transcript) -> Text:
-    score = one["score"]
+def _shown_once(record: RolloutRecord) -> Iterator[RenderableType]:
+    """The case's row and the names of the tools, each on one line."""
+    row = json.dumps(record.row, ensure_ascii=False)
+    if len(row) > LONGEST_ROW:
+        row = f"{row[:LONGEST_ROW]}… ({len(row):,} characters, all of them with --json)"
+    tools = ", ".join(map(tool_name, record.tools))
+    for name, text in (("row", row if record.row else ""), ("tools", tools)):
+        if text:
+            yield Text(f"  {name}: {escape_controls(text)}", style="dim")
+
+
+def _facts(entry: IndexEntry, record: RolloutRecord) -> Text:
+    score = entry.score
     colour = "dim" if score is None else GOOD if score > 0.8 else BAD if score < 0.2 else MIDDLE
-    facts = ["" if one["advantage"] is None else f"advantage {one['advantage']:+.2f}", escape_controls(one["stop"])]
-    facts += [f"{one['turns']} turns" if one["turns"] > 1 else "", f"{one['tokens']} tokens"]
-    seconds = one["seconds"] or 0.0
+    facts = ["" if entry.advantage is None else f"advantage {entry.advantage:+.2f}", escape_controls(entry.stop)]
+    facts += [f"{entry.turns} turns" if entry.turns > 1 else "", f"{entry.tokens} tokens"]
+    versions = [turn.weight_version for turn in record.turns]
+    facts += [f"weight versions {', '.join(map(str, versions))}"] if len(set(versions)) > 1 else []
+    seconds = record.seconds or 0.0
     facts += [f"environment {brief(seconds)}"] if seconds >= 0.01 else []
-    facts += [f"{escape_controls(name)} {value:.3g}" for name, value in one["metrics"].items() if value is not None]
+    facts += [f"{escape_controls(name)} {value:.3g}" for name, value in record.metrics.items() if value is not None]
     return Text.assemble(("  score " + number(score), colour), ("  " + ", ".join(filter(None, facts)), "dim"))
 
 
-def _messages(messages: list[MessageView]) -> Iterator[RenderableType]:
+def _messages(messages: Iterable[TranscriptMessage]) -> Iterator[RenderableType]:
     for message in messages:
-        role = escape_controls(" ".join(filter(None, (message["role"], message.get("name", "")))))
-        calls = "".join(f"\n-> {name}({arguments})" for name, arguments in message.get("calls", ()))
-        text = Text.assemble((f"{role}: ", "cyan"), escape_controls(message["text"] + calls))
-        yield Indented(text)
-
-
-def _error(one: Transcript) -> Iterator[RenderableType]:
-    if error := one["error"]:
-        text = f"{error['place']} {error['kind']}: {error['message']}"
-        yield Indented(Text(escape_controls(text.strip()), style=BAD))
+        role = escape_controls(" ".join(filter(None, (message.role, message.name))))
+        calls = "".join(f"\n-> {name}({arguments})" for name, arguments in message.calls)
+        yield Indented(Text.assemble((f"{role}: ", "cyan"), escape_controls(message.text + calls)))
 
 
 @dataclass(frozen=True)

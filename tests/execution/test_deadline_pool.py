@@ -26,6 +26,7 @@ from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.processes import ProcessPool
 from aitrain.execution.task import Outcome, paused, remaining
+from tests.execution.waiting import eventually
 
 LONG = 30.0
 """A deadline that nothing here should come near."""
@@ -48,15 +49,6 @@ def over() -> Iterator[threading.Event]:
 
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if re.fullmatch(r"environment-\d+", thread.name)]
-
-
-def eventually(is_so: Callable[[], object], seconds: float = 20.0) -> bool:
-    until = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def one(pool: DeadlinePool, job: Callable[[], Any]) -> Outcome:

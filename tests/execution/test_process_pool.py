@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from aitrain.execution.async_calls import shared_loop
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.processes import SERVER_GONE, ProcessPool, WorkerLease
 from tests.conftest import CallerPool
+from tests.execution.waiting import eventually
 
 LONG = 30.0
 """A deadline that nothing here should come near."""
@@ -150,15 +151,6 @@ def processes() -> Iterator[ProcessPool]:
     one = ProcessPool.start(Environment())
     yield one
     one.close()
-
-
-def eventually(is_so: Callable[[], object], seconds: float = 20.0) -> bool:
-    until = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def is_alive(pid: int) -> bool:

@@ -23,7 +23,7 @@ from aitrain.engines.comparable_logprobs import LogprobShift, SampledRow, padded
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
-from aitrain.launch.sampling_note import note_on_truncation
+from aitrain.launch.preflight import note_on_truncation
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.rollout.stop_strings import StopStrings

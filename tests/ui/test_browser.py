@@ -349,6 +349,46 @@ def test_hostile_output_is_shown_as_text(where: str, tmp_path: Path, visit: Call
     assert tab.page.evaluate("document.querySelectorAll('#app script, img, iframe, svg, base').length") == 0
 
 
+@pytest.mark.parametrize("where", ["report", "view"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_row_and_the_tools_of_a_case_open_in_its_transcript(
+    where: str, scheme: str, tmp_path: Path, visit: Callable[..., Tab], serve: Serve
+) -> None:
+    tool = {"type": "function", "function": {"name": HARM[0], "description": HARM[1]}}
+    row = {"answer": 4, HARM[0]: HARM[1], "text": "x" * 30_000, **{f"column {number}": number for number in range(120)}}
+    records = [record(case_idx=case, group=case, row={**row, "answer": case}, tools=[tool]) for case in (0, 1)]
+    address = reported(tmp_path / "run", records)
+    tab = visit(address if where == "report" else serve(tmp_path / "run").address, color_scheme=scheme)
+    tab.page.locator("#rollouts .episode").nth(1).click()
+    tab.page.wait_for_selector("#rollouts .transcript")
+    opened = tab.page.locator("#rollouts .transcript details")
+    assert tab.texts("#rollouts .transcript summary") == ["Case row (123 columns)", "Tools (1)"]
+    assert not opened.nth(0).locator("dl").is_visible()
+    for number in range(2):
+        opened.nth(number).locator("summary").click()
+    names, texts = (opened.nth(0).locator(f"{tag}").all_inner_texts() for tag in ("dt", "dd"))
+    assert (names[:2], texts[:2]) == (["answer", HARM[0]], ["1", HARM[1]])
+    assert "Show more (" in texts[2]
+    assert opened.nth(0).locator("> .note").inner_text() == "23 more are in the rollout file."
+    assert json.loads(opened.nth(1).locator("dd").inner_text()) == tool
+    assert "weight version" in tab.texts("#rollouts .transcript .fact dt")
+    colours = "getComputedStyle(document.querySelector('#rollouts .transcript dd')).color"
+    assert tab.page.evaluate(colours) == {"light": "rgb(27, 30, 35)", "dark": "rgb(231, 233, 236)"}[scheme]
+    assert tab.page.evaluate("window.__pwned") is None
+    assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_turns_of_different_weights_say_which(tmp_path: Path, visit: Callable[..., Tab]) -> None:
+    messages = [{"role": role, "content": "?"} for role in ("user", "assistant", "user", "assistant")]
+    turns = [{"tokens": 2, "weight_version": version} for version in (3, 4)]
+    tab = visit(reported(tmp_path / "run", [record(messages=messages, turns=turns)]))
+    tab.page.locator("#rollouts .episode").click()
+    tab.page.wait_for_selector("#rollouts .transcript")
+    speakers = tab.texts("#rollouts .message.model .speaker")
+    assert speakers == ["Model, turn 1, weight version 3", "Model, turn 2, weight version 4"]
+    assert "weight version" not in tab.texts("#rollouts .fact dt")
+
+
 def test_the_source_of_the_environment_is_shown_with_its_own_file_open(sums: Tab) -> None:
     assert sums.texts("#environment summary") == ["arithmetic.py"]
     assert "class Arithmetic" in sums.texts("#environment details[open] .text")[0]

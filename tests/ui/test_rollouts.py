@@ -14,7 +14,7 @@ from aitrain.runs.json_values import as_text
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.ui.cases import case_rows
-from aitrain.ui.episodes import Query, episode, find, page_of
+from aitrain.ui.episodes import Limit, Query, episode, find, page_of
 from aitrain.ui.sampling import MOST_BYTES, MOST_EPISODES, choose
 from tests.ui.conftest import record, said, write_run
 
@@ -121,6 +121,27 @@ def test_fields_of_a_wrong_type_are_taken_for_missing(wrong: Any, tmp_path: Path
     assert (entry.step, entry.score, entry.advantage, entry.case) == (0, None, None, "4")
     json.dumps(episode(rollouts, 0), allow_nan=False)
     json.dumps(page_of(rollouts, find(rollouts, Query()), 0), allow_nan=False)
+
+
+def test_an_episode_has_its_row_its_tools_and_the_weight_versions_of_its_turns(tmp_path: Path) -> None:
+    row = {"answer": 2, "hints": ["carry"] * 40, "text": "x" * 50}
+    tool = {"type": "function", "function": {"name": "add"}}
+    messages = [{"role": role, "content": "?"} for role in ("user", "assistant", "user", "assistant")]
+    turns = [{"tokens": 2, "weight_version": version} for version in (3, 4)]
+    records = [
+        record(row=row, tools=[tool], messages=messages, turns=turns),
+        record(row={str(n): n for n in range(200)}),
+    ]
+    rollouts = read(write_run(tmp_path, records))
+    shown = episode(rollouts, 0, Limit(40, 10, 10))
+    assert shown["row"][0] == {"name": "answer", "text": "2"}
+    assert shown["row"][1]["text"].startswith('[\n  "carry",\n  "carry"')
+    assert shown["row"][2] == {"name": "text", "text": "x" * 40, "length": 50}
+    assert shown["tools"][0]["name"] == "add"
+    assert [message.get("weight_version") for message in shown["said"]] == [3, None, 4]
+    many = episode(rollouts, 1)
+    assert (len(many["row"]), many["columns"], many["tools"]) == (100, 200, [])
+    assert "weight_version" not in many["said"][0]
 
 
 def test_links_in_a_rollouts_folder_are_not_followed(tmp_path: Path) -> None:

@@ -57,12 +57,22 @@ function transcript(episode) {
       fact("ended", stopped(episode.stop)),
       fact("turns", count(episode.turns)),
       fact("tokens", count(episode.tokens)),
+      episode.said.every((message) => message.weight_version === undefined) && fact("weight version", count(episode.weight_version)),
       episode.seconds !== null && fact("environment", seconds(episode.seconds)),
       Object.entries(episode.metrics).map(([name, value]) => fact(isolated(name), short(value))),
     ),
+    fold(`Case row (${plural(episode.columns, "column")})`, episode.row, episode.columns - episode.row.length),
+    fold(`Tools (${count(episode.tools.length)})`, episode.tools),
     episode.failure && failure(episode),
     conversation(episode),
   );
+}
+
+/** Named texts, shown when they are opened; `left` more are not in the page. */
+function fold(title, items, left = 0) {
+  if (!items.length) return null;
+  const lines = items.map(({ name, text, length }) => [el("dt", {}, isolated(name)), el("dd", {}, longText(text, length, 600))]);
+  return el("details", { class: "fold" }, el("summary", {}, title), el("dl", {}, lines), left > 0 && note(`${count(left)} more are in the rollout file.`));
 }
 
 function failure(episode) {
@@ -82,7 +92,8 @@ function conversation(episode) {
   let turn = 0;
   const asked = episode.asked.map((message) => [message, message.role === "system" ? "System" : message.role === "user" ? "Prompt" : message.role, "asked"]);
   const said = episode.said.map((message) => {
-    if (message.role === "assistant") return [message, `Model${episode.turns > 1 ? `, turn ${count((turn += 1))}` : ""}`, "model"];
+    const version = message.weight_version === undefined ? "" : `, weight version ${count(message.weight_version)}`;
+    if (message.role === "assistant") return [message, `Model${episode.turns > 1 ? `, turn ${count((turn += 1))}` : ""}${version}`, "model"];
     if (message.role === "tool") return [message, "Tool result", "tool"];
     return [message, message.role === "user" ? "Environment" : `Environment, as ${message.role || "unknown"}`, "environment"];
   });
