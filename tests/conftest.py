@@ -17,6 +17,7 @@ import pytest
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
 
+gc.disable()  # until all is imported, see pytest_collection_finish
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain nothing on the small model
 
@@ -39,6 +40,7 @@ def pytest_collection_finish() -> None:
     """Leave what the tests have imported out of garbage collections: one takes as long as a run of three steps."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
