@@ -75,8 +75,8 @@ class DeadlinePool:
         try:
             outcome: Outcome[T] = await future
         except BaseException:
-            exchange.send_all()
-            self.cancel(task)
+            if not exchange.withdraw(task):
+                self.cancel(task)
             raise
         return outcome
 
@@ -222,17 +222,24 @@ class _LoopExchange:
         self._enqueue = enqueue
         self._leaving: dict[Task[Any], asyncio.Future[Any]] = {}
         self._arrived: deque[tuple[asyncio.Future[Any], Outcome[Any]]] = deque()
-        self._is_waking = False
+        self._is_waking = self._is_sending = False
 
     def send(self, task: Task[T], future: asyncio.Future[Outcome[T]]) -> None:
         """Enqueue the task at the end of this iteration; the future gets the error if that cannot be done."""
-        if not self._leaving:
-            self.loop.call_soon(self.send_all)
+        if not self._is_sending:
+            self._is_sending = True
+            self.loop.call_soon(self._send_all)
         self._leaving[task] = future
 
-    def send_all(self) -> None:
-        """Enqueue the tasks that have not been yet."""
-        leaving, self._leaving = self._leaving, {}
+    def withdraw(self, task: Task[Any]) -> bool:
+        """Drop a task that has not been enqueued; returns whether it was one."""
+        return self._leaving.pop(task, None) is not None
+
+    def _send_all(self) -> None:
+        self._is_sending = False
+        leaving = {task: future for task, future in self._leaving.items() if not future.cancelled()}
+        for task in leaving:
+            del self._leaving[task]
         try:
             self._enqueue(list(leaving))
         except RuntimeError as error:

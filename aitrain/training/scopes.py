@@ -23,11 +23,7 @@ def replaced(owner: object, attributes: Mapping[str, object]) -> Iterator[None]:
 @contextmanager
 def frozen_heap() -> Iterator[None]:
     """Garbage collections leave out what exists now: many episodes at a time cause many of them, and to look at all of
-    torch and transformers each time takes as long as the episodes themselves. No-op in a process that has frozen its
-    heap itself."""
-    if gc.get_freeze_count():
-        yield
-        return
+    torch and transformers each time takes as long as the episodes themselves."""
     gc.collect()
     gc.freeze()
     try:
