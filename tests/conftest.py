@@ -17,7 +17,6 @@ import pytest
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
 
-gc.disable()  # until all is imported, see pytest_collection_finish
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain nothing on the small model
 
@@ -37,8 +36,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
+def pytest_sessionstart() -> None:
+    """Search nothing for garbage while the tests are imported, which makes a million objects that stay."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Leave what the tests have imported out of garbage collections: one takes as long as a run of three steps."""
+    """Leave these objects out of later collections: one of all of them takes as long as a run of three steps."""
     gc.collect()
     gc.freeze()
     gc.enable()
