@@ -49,8 +49,12 @@ def free_memory() -> int | None:
 
 
 def _system_memory() -> tuple[int, int] | None:
-    """Total and available memory, without the limits of containers, which psutil does not know."""
-    import psutil  # takes a quarter of the time of `aitrain --help`
+    """Total and available memory, without the limits of containers."""
+    lines = dict(line.split(":", 1) for line in _read(PROC / "meminfo").splitlines() if ":" in line)
+    found = [lines.get(name, "").split() for name in ("MemTotal", "MemAvailable")]
+    if all(parts and parts[0].isdecimal() for parts in found):
+        return int(found[0][0]) * 1024, int(found[1][0]) * 1024
+    import psutil  # here, as it takes a sixth of the time of `aitrain plan`: for systems without these two lines
 
     try:
         with warnings.catch_warnings(action="ignore"):  # of a kernel that leaves out figures we do not read

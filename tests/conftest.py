@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import subprocess
@@ -22,8 +23,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain not
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SLOW_FILES = (
-    "test_processes.py", "test_docs.py", "test_demo.py", "test_failures.py", "test_resources.py", "test_page.py",
-    "test_parity.py", "test_served_run.py", "test_run.py", "test_resume.py", "test_benchmarks.py", "test_rollout.py",
+    "test_processes.py", "test_docs.py", "test_demo.py", "test_failures.py", "test_resources.py", "test_parity.py",
+    "test_served_run.py", "test_page.py", "test_run.py", "test_resume.py", "test_benchmarks.py", "test_redaction.py",
+    "test_non_finite.py", "test_rollout.py", "test_browser.py", "test_card.py", "test_equal_calls.py",
 )  # fmt: skip
 """Files that take longest, the longest first. They start first: one that starts last leaves the other cores idle."""
 
@@ -32,6 +34,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the files for `--dist loadfile --no-loadscope-reorder`; the order within a file stays."""
     rank = {name: place for place, name in enumerate(SLOW_FILES)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_sessionstart() -> None:
+    """Search nothing for garbage while the tests are imported, which makes a million objects that stay."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Leave these objects out of later collections: one of all of them takes as long as a run of three steps."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

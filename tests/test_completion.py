@@ -22,6 +22,8 @@ def answer(shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("_AITRAIN_COMPLETE", f"complete_{shell}")
     monkeypatch.setattr(sys, "argv", ["aitrain"])
+    for command in ("grpo", "plan"):  # made again, as in a process of its own: only some shells are told the help
+        monkeypatch.delitem(sys.modules, f"aitrain.cli.{command}", raising=False)
     with pytest.raises(SystemExit) as ended:
         main.main()
     printed = capsys.readouterr().out

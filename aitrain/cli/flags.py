@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
+from aitrain.cli.completion import VARIABLE
 from aitrain.options.option import Option, options_of
 from aitrain.options.section import Options
 
+BASH = "complete_bash"
 Command = Callable[..., int]
 Flag = str | bool | list[str] | None
 """What Typer makes of a flag; None where it is not given."""
@@ -31,9 +34,11 @@ def with_options(job: type[Options]) -> Callable[[Command], Command]:
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """Values stay text: the job's class checks them, whether they come from a flag, a file or Python."""
+    """Values stay text: the job's class checks them, whether they come from a flag, a file or Python. Only shells
+    that show help beside a completion read it, as each command has its own help page."""
     flags = f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag
-    info = typer.Option(flags, help=option.description, autocompletion=lambda: list(option.choices))
+    description = option.description if os.environ.get(VARIABLE, BASH) != BASH else None
+    info = typer.Option(flags, help=description, autocompletion=lambda: list(option.choices))
     kind: object = bool | None if option.is_switch else list[str] | None if option.name == "trl" else str | None
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, info]

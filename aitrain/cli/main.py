@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 import aitrain
 from aitrain.cli import completion
@@ -20,7 +20,6 @@ from aitrain.errors import AitrainError, did_you_mean
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
-    from typer.core import TyperOption
     from typer.models import OptionInfo
 
 COMMANDS = {
@@ -61,9 +60,22 @@ def load_command(name: str) -> Command:
         if not isinstance(command, typer.Typer):
             function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
             command.command(name)(function)
-        return typer.main.get_command(command)
+        built = typer.main.get_command(command)
     finally:
         gc.enable()
+    for parameter in built.params:
+        if isinstance(parameter, TyperOption):
+            parameter.__class__ = LazyOption
+    return built
+
+
+class LazyOption(TyperOption):
+    """An option that is not given has nothing to convert; Typer would let pydantic build a converter for it first."""
+
+    def process_value(self, ctx: Context, value: object) -> object:
+        """Convert the value, if there is one, and call the callback."""
+        is_absent = value is None and not (self.required or self.multiple or self.callback)
+        return None if is_absent else super().process_value(ctx, value)
 
 
 app = typer.Typer(

@@ -12,12 +12,12 @@ import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from traceback import StackSummary
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aitrain import activity
 from aitrain.execution.async_calls import run_if_async
@@ -41,7 +41,7 @@ class DeadlinePool:
         """Threads of abandoned calls that are still running."""
         self.last_hang = ""
         """The user's line that the last call to hang is at."""
-        self._inbox: _LoopInbox | None = None
+        self._exchange: _LoopExchange | None = None
         self._numbers = itertools.count(1)
         self._queue: queue.SimpleQueue[Task[object] | None] = queue.SimpleQueue()
         self._lock = threading.RLock()  # of all that follows, and of the tasks' clocks
@@ -59,29 +59,26 @@ class DeadlinePool:
             RuntimeError: the system has no thread at all.
         """
         task = Task(job, on_done, self.timeout, self._lock, self._deadlines.set_deadline)
-        with self._lock:
-            self._unfinished += 1
-            try:
-                self._start_threads()
-            except BaseException:
-                self._unfinished -= 1
-                raise
-            self._queue.put(task)
+        self._enqueue([task])
         return task
 
     async def call(self, job: Callable[[], T]) -> Outcome[T]:
         """The outcome of `job`, awaited on the running event loop; a call whose awaiting task is cancelled is
         abandoned."""
         loop = asyncio.get_running_loop()
-        if self._inbox is None or self._inbox.loop is not loop:
-            self._inbox = _LoopInbox(loop)
-        future: asyncio.Future[Outcome[T]] = loop.create_future()
-        task = self.submit(job, partial(self._inbox.deliver, future))
+        if self._exchange is None or self._exchange.loop is not loop:
+            self._exchange = _LoopExchange(loop, self._enqueue)
+        exchange, future = self._exchange, loop.create_future()
+        on_done = partial(exchange.deliver, future)
+        task: Task[T] = Task(job, on_done, self.timeout, self._lock, self._deadlines.set_deadline)
+        exchange.send(task, future)
         try:
-            return await future
+            outcome: Outcome[T] = await future
         except BaseException:
-            self.cancel(task)
+            if not exchange.withdraw(task):
+                self.cancel(task)
             raise
+        return outcome
 
     def cancel(self, task: Task[object], failure: Failure = CANCELLED) -> None:
         """Abandon a call, unless it has ended."""
@@ -107,6 +104,24 @@ class DeadlinePool:
 
     # -- threads
 
+    def _enqueue(self, tasks: Sequence[Task[Any]]) -> None:
+        """Let free threads make these calls.
+
+        Raises:
+            RuntimeError: the system has no thread at all.
+        """
+        with self._lock:
+            self._unfinished += len(tasks)
+            try:
+                self._start_threads()
+            except BaseException:
+                self._unfinished -= len(tasks)
+                for task in tasks:
+                    task.finish(Outcome(failure=NO_THREAD))
+                raise
+            for task in tasks:
+                self._queue.put(task)
+
     def _start_threads(self) -> None:
         """Start the threads that the unfinished calls need.
 
@@ -115,7 +130,7 @@ class DeadlinePool:
         """
         if self.timeout < math.inf:
             self._deadlines.start()
-        if len(self._threads) < min(self.max_threads, self._unfinished):
+        while len(self._threads) < min(self.max_threads, self._unfinished):
             name = f"environment-{next(self._numbers)}"
             thread = threading.Thread(target=self._work, args=(self._queue,), name=name, daemon=True)
             try:
@@ -194,17 +209,47 @@ class DeadlinePool:
         return tasks
 
 
-class _LoopInbox:
-    """Outcomes on their way to an event loop; those that arrive together wake it once."""
+class _LoopExchange:
+    """Calls on their way from an event loop to the threads, and outcomes on their way back.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    Calls of one iteration of the loop leave together at its end: each thread that waits for the interpreter's lock
+    meanwhile would take it whenever the loop's thread releases it for a moment. Outcomes that arrive together wake the
+    loop once.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, enqueue: Callable[[Sequence[Task[Any]]], None]) -> None:
         self.loop = loop
-        self._arrived: deque[Callable[[], None]] = deque()
-        self._is_waking = False
+        self._enqueue = enqueue
+        self._leaving: dict[Task[Any], asyncio.Future[Any]] = {}
+        self._arrived: deque[tuple[asyncio.Future[Any], Outcome[Any]]] = deque()
+        self._is_waking = self._is_sending = False
+
+    def send(self, task: Task[T], future: asyncio.Future[Outcome[T]]) -> None:
+        """Enqueue the task at the end of this iteration; the future gets the error if that cannot be done."""
+        if not self._is_sending:
+            self._is_sending = True
+            self.loop.call_soon(self._send_all)
+        self._leaving[task] = future
+
+    def withdraw(self, task: Task[Any]) -> bool:
+        """Drop a task that has not been enqueued; returns whether it was one."""
+        return self._leaving.pop(task, None) is not None
+
+    def _send_all(self) -> None:
+        self._is_sending = False
+        leaving = {task: future for task, future in self._leaving.items() if not future.cancelled()}
+        for task in leaving:
+            del self._leaving[task]
+        try:
+            self._enqueue(list(leaving))
+        except RuntimeError as error:
+            for future in leaving.values():
+                if not future.done():
+                    future.set_exception(error)
 
     def deliver(self, future: asyncio.Future[Outcome[T]], task: Task[T]) -> None:
         """Resolve the future with the task's outcome; called in any thread."""
-        self._arrived.append(partial(_resolve, future, task.outcome))
+        self._arrived.append((future, task.outcome))
         if not self._is_waking:
             self._is_waking = True
             with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
@@ -213,12 +258,9 @@ class _LoopInbox:
     def _resolve_all(self) -> None:
         self._is_waking = False
         while self._arrived:
-            self._arrived.popleft()()
-
-
-def _resolve(future: asyncio.Future[Outcome[T]], outcome: Outcome[T]) -> None:
-    if not future.done():
-        future.set_result(outcome)
+            future, outcome = self._arrived.popleft()
+            if not future.done():
+                future.set_result(outcome)
 
 
 def _execute(task: Task[T]) -> Outcome[T]:

@@ -93,6 +93,7 @@ def option_names(job: type[Options]) -> tuple[str, ...]:
 
 
 @cache
+@cache
 def descriptions(job: type[Options]) -> dict[str, str]:
     """The docstring of each option."""
     return {name: text for section in sections_of(job) for name, text in field_docstrings(section).items()}

@@ -37,7 +37,7 @@ class Tokenizer(Protocol):
 
     @property
     def pad_token_id(self) -> int | None: ...
-    def __call__(self, text: str, *, add_special_tokens: bool) -> Any: ...
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
     def apply_chat_template(self, conversation: list[Message], **options: Any) -> Any: ...
     def decode(self, token_ids: list[int], **options: bool) -> Any: ...
 
@@ -178,8 +178,7 @@ class ChatFormat:
         )
 
     def _ids(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-        return ids
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     # -- and back
 
@@ -203,7 +202,7 @@ class ChatFormat:
         """The completion without the token that ended it and the padding after that; padding that ended nothing was
         sampled by the policy."""
         length = len(ids)
-        while length and ids[length - 1] == self.tokenizer.pad_token_id and ids[length - 1] not in eos_ids:
+        while length and ids[length - 1] not in eos_ids and ids[length - 1] == self.tokenizer.pad_token_id:
             length -= 1
         return ids[: length - 1] if length and ids[length - 1] in eos_ids else ids
 

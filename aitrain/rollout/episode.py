@@ -153,8 +153,8 @@ class Rollout:
     def _read(self, episode: Episode) -> AssistantTurn:
         """The last completion as a message of the conversation, and as the environment gets it."""
         reset, trajectory = episode.session.reset, episode.trajectory
-        ids = trajectory.last_completion
-        before = trajectory.context[: -len(ids) or None]
+        start = trajectory.turns[-1].start
+        before, ids = trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:]
         answer = self.chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
         episode.messages.append(answer.message)
         return answer.turn

@@ -58,8 +58,3 @@ class Trajectory:
     def turn_starts(self) -> list[int]:
         """Where in `ids` each completion begins."""
         return [turn.start for turn in self.turns]
-
-    @property
-    def last_completion(self) -> list[int]:
-        """Token ids from the beginning of the last completion on."""
-        return self.ids[self.turns[-1].start :] if self.turns else []

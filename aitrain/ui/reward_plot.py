@@ -16,11 +16,15 @@ WINDOW = 20
 
 
 def draw_curve(folder: RunFolder, rollouts: RolloutIndex) -> Path | None:
-    """Reward and held-out score over the steps; None without matplotlib, and without two steps."""
+    """Reward and held-out score over the steps; None without matplotlib, and without two steps. A picture that is newer
+    than the metrics and the result is kept."""
     drawn = curves(read_metrics(folder.metrics))
     rewards = drawn["series"].get("reward")
     if find_spec("matplotlib") is None or rewards is None or len(rewards) < 2:
         return None
+    picture = folder.path / "reward.png"
+    if _is_newer(picture, folder.metrics, folder.result):
+        return picture
     from matplotlib.figure import Figure  # here, because it is an extra; without pyplot, which keeps state and windows
 
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
@@ -41,7 +45,14 @@ def draw_curve(folder: RunFolder, rollouts: RolloutIndex) -> Path | None:
         axes.set_ylim(-0.02, 1.02)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
-    picture = BytesIO()
-    figure.savefig(picture, format="png", dpi=160)
-    write_bytes(folder.path / "reward.png", picture.getvalue(), durable=False)
-    return folder.path / "reward.png"
+    image = BytesIO()
+    figure.savefig(image, format="png", dpi=160)
+    write_bytes(picture, image.getvalue(), durable=False)
+    return picture
+
+
+def _is_newer(picture: Path, *others: Path) -> bool:
+    try:
+        return all(picture.stat().st_mtime_ns > other.stat().st_mtime_ns for other in others)
+    except FileNotFoundError:
+        return False

@@ -815,6 +815,36 @@ def test_more_calls_than_threads_are_awaited_in_their_order(make_pool: Any) -> N
     assert asyncio.run(main())[-1].value == 511, "on another loop, too"
 
 
+def test_calls_of_one_iteration_of_the_loop_are_enqueued_together(
+    make_pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, together = make_pool(4), list[int]()
+    enqueue = pool._enqueue
+    monkeypatch.setattr(pool, "_enqueue", lambda tasks: together.append(len(tasks)) or enqueue(tasks))
+
+    async def main() -> None:
+        await asyncio.gather(*[pool.call(lambda: 1) for _ in range(64)])
+        await pool.call(lambda: 1)
+
+    asyncio.run(main())
+    assert together == [64, 1]
+
+
+def test_a_call_that_is_cancelled_before_it_is_enqueued_never_runs(make_pool: Any) -> None:
+    pool, ran = make_pool(4), list[int]()
+
+    async def main() -> None:
+        call = asyncio.ensure_future(pool.call(lambda: ran.append(1)))
+        asyncio.get_running_loop().call_soon(call.cancel)  # after its first step, in the same iteration
+        await asyncio.gather(call, return_exceptions=True)
+        assert call.cancelled()
+        assert (await pool.call(lambda: 2)).value == 2
+
+    asyncio.run(main())
+    assert ran == []
+    assert pool.abandoned == 0
+
+
 def test_an_awaited_call_that_hangs_fails_while_the_loop_goes_on(make_pool: Any, over: threading.Event) -> None:
     pool = make_pool(2, timeout=0.2)
 

@@ -24,8 +24,8 @@ class Letters:
 
     pad_token_id = 0
 
-    def __call__(self, text: str, *, add_special_tokens: bool = False) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) for letter in text]}
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        return [ord(letter) for letter in text]
 
     def decode(self, token_ids: list[int], **_: bool) -> str:
         return "".join(map(chr, token_ids))

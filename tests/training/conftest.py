@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,19 @@ from safetensors.torch import load_file
 
 import aitrain
 from aitrain import Result, TrainConfig
+from aitrain.training import scopes
+from aitrain.ui import card, report_writer
 
 torch.set_num_threads(1)  # threads that wait for each other gain nothing on the small model
+
+
+@pytest.fixture(autouse=True)
+def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thirds of a short run in this process would go to its heap, which is frozen already (tests/conftest.py),
+    and on drawing reward.png. Tests of these take them back: test_scopes.py and test_card.py."""
+    monkeypatch.setattr(scopes, "gc", SimpleNamespace(collect=int, freeze=int, unfreeze=int))
+    monkeypatch.setattr(card, "draw_curve", lambda *_: None)
+    monkeypatch.setattr(report_writer, "draw_curve", lambda *_: None)
 
 
 @pytest.fixture

@@ -19,10 +19,17 @@ from aitrain.options.reading import as_command
 from aitrain.runs.run_folder import RunFolder
 from aitrain.ui import card as cards
 from aitrain.ui.card import escaped, fenced
+from aitrain.ui.reward_plot import draw_curve
 from tests.conftest import Run, write
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def pictures(only_training: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the reward, as in a run of a user."""
+    monkeypatch.setattr(cards, "draw_curve", draw_curve)
 
 
 class Numbers:
