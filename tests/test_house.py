@@ -22,11 +22,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "aitrain"
 
 MODULE_LINES, CLASS_LINES, ANY_PER_1000_LINES = 400, 200, 12
-EXCESS_LINES_OF_MODULES = 186
-EXCESS_LINES_OF_CLASSES = 596
-SHARED_CLASS_NAMES = 1
-EXCESS_ANY = 2.4
-"""How far the package is above these limits today. These four may fall and never rise; at 0 they go."""
 
 HEAVY = {"torch", "transformers", "peft", "datasets", "trl", "accelerate", "vllm", "numpy", "safetensors", "tokenizers"}
 NO_NAMES = {"utils", "util", "common", "helpers", "helper", "core", "base", "manager", "misc"}
@@ -134,20 +129,17 @@ def test_no_file_holds_a_path_of_one_machine_or_a_secret() -> None:
 
 def test_modules_are_short() -> None:
     lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in sources()}
-    long = {file.name: length - MODULE_LINES for file, length in lengths.items() if length > MODULE_LINES}
-    assert sum(long.values()) <= EXCESS_LINES_OF_MODULES, long
+    assert not {file.name: length for file, length in lengths.items() if length > MODULE_LINES}
 
 
 def test_classes_are_short() -> None:
     lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in classes()}
-    long = {name: length - CLASS_LINES for name, length in lengths.items() if length > CLASS_LINES}
-    assert sum(long.values()) <= EXCESS_LINES_OF_CLASSES, long
+    assert not {name: length for name, length in lengths.items() if length > CLASS_LINES}
 
 
 def test_no_two_public_classes_have_the_same_name() -> None:
     counts = Counter(node.name for node in classes() if not node.name.startswith("_"))
-    shared = {name: count for name, count in counts.items() if count > 1}
-    assert len(shared) <= SHARED_CLASS_NAMES, shared
+    assert not {name: count for name, count in counts.items() if count > 1}
 
 
 def test_few_types_are_any() -> None:
@@ -155,7 +147,7 @@ def test_few_types_are_any() -> None:
     found = {str(file.relative_to(ROOT)): len(re.findall(r"\bAny\b", text)) for file, text in texts.items()}
     lines = sum(len(text.splitlines()) for text in texts.values())
     most = dict(sorted(found.items(), key=lambda pair: -pair[1])[:10])
-    assert sum(found.values()) * 1000 / lines <= ANY_PER_1000_LINES + EXCESS_ANY, most
+    assert sum(found.values()) * 1000 / lines <= ANY_PER_1000_LINES, most
 
 
 def test_every_public_name_of_the_package_has_a_docstring() -> None:
