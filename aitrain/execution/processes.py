@@ -263,10 +263,10 @@ class _Worker:
 
     def read_dump(self) -> str:
         """The stacks that it writes when it gets DUMP_SIGNAL."""
-        poll, text, patience = select.poll(), b"", 500
+        poll, text, patience = select.poll(), b"", 2000
         poll.register(self._dump, select.POLLIN)
         while poll.poll(patience) and (part := self._dump.read(65536)):
-            text, patience = text + part, 10
+            text, patience = text + part, 50
         return text.decode("ascii", "replace")
 
     def close(self) -> None:
