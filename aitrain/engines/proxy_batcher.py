@@ -27,6 +27,7 @@ from aitrain.engines.row_sampling import seeded_rows
 from aitrain.engines.sampling import Completer
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
+from aitrain.errors import RunFailed, ServerRefusedError, ServerTimeoutError
 from aitrain.execution.task import is_abandoned, paused
 
 SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
@@ -123,6 +124,8 @@ class ProxyBatcher:
             with activity.own.doing("generating for the environment"):
                 for _, alike in groupby(sorted(calls, key=_kind), key=_kind):
                     await self._answer_alike(list(alike))
+        except Exception as error:  # settings that cannot be read; later calls are served
+            _fail(calls, error)
         except BaseException:  # Ctrl+C, or the end of the session
             _refuse(calls)
             raise
@@ -145,13 +148,16 @@ class ProxyBatcher:
             await self._answer(shared, functools.partial(self._together, settings))
 
     async def _answer(self, calls: list[_Call], work: Callable[[list[_Call]], Awaitable[Sequence[object]]]) -> None:
-        """Where several fail together, each half is tried again: only the one at fault fails, and all fit in memory."""
+        """Where several fail together, each half is tried again: only the one at fault fails, and all fit in memory. An
+        engine that is gone is not tried again, as each try would wait for it for minutes."""
         try:
             results = await work(calls)
         except Exception as error:
+            is_gone = isinstance(error, RunFailed) and not isinstance(error, (ServerRefusedError, ServerTimeoutError))
+            if is_gone or len(calls) == 1:
+                _fail(calls, error)
+                return
             results = []
-            if len(calls) == 1:
-                calls[0].answers.put((None, error))
         for call, result in zip(calls, results, strict=False):
             call.answers.put((result, None))
         if not results and len(calls) > 1:
@@ -251,9 +257,13 @@ def _kind(call: _Call) -> str:
 
 
 def _refuse(calls: list[_Call]) -> None:
+    _fail(calls, _over())
+
+
+def _fail(calls: list[_Call], error: Exception) -> None:
     """Those that have their answer read no second one."""
     for call in calls:
-        call.answers.put((None, _over()))
+        call.answers.put((None, error))
 
 
 def _over() -> RuntimeError:

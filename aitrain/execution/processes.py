@@ -24,9 +24,9 @@ from aitrain.execution.fork_server import DUMP_SIGNAL, Request, answer_call, for
 from aitrain.execution.message_socket import MessageSocket
 from aitrain.execution.stacks import stack_of_dump
 from aitrain.execution.task import on_cancel, paused
+from aitrain.machine import allow_open_files
 
 SERVER_GONE = Failure("crashed", "crashed: the process that starts environment processes is gone")
-OPEN_FILES = 8192
 
 
 class ProcessPool:
@@ -45,7 +45,7 @@ class ProcessPool:
     @classmethod
     def start(cls, environment: object, close: Sequence[int] = ()) -> ProcessPool:
         """Fork the server; it closes these file descriptors, which must not be kept open by anybody else."""
-        _allow_many_files()
+        allow_open_files()  # two for each process
         ours, theirs = socket.socketpair()
         # the system watches the thread that forks: the server would end with one that is not the main one
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
@@ -156,16 +156,6 @@ class ProcessPool:
             raise CallFailed(SERVER_GONE)
         result: object = pickle.loads(answer)
         return result
-
-
-def _allow_many_files() -> None:
-    """Two for each process: 512 episodes at a time are more than most systems allow unasked."""
-    import resource  # not on Windows, which has no fork either
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class WorkerLease:
