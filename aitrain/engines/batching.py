@@ -1,4 +1,5 @@
-"""Engines that generate one batch at a time: rounds, in which every live episode gets its next completion."""
+"""Base class of engines that generate one batch at a time: rounds, in which every live episode gets its next
+completion."""
 
 from __future__ import annotations
 

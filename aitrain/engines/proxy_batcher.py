@@ -1,4 +1,4 @@
-"""Calls of `model.generate` from many threads, gathered into few generations.
+"""Gathers `model.generate` calls from many threads into few batches.
 
 An environment that generates with the policy itself gets a `ModelProxy` in its place. The thread of the event loop
 alone touches the model.

@@ -1,4 +1,4 @@
-"""Completions from a vLLM server that knows nothing of training: token ids in; token ids and log-probabilities out.
+"""The engine of a stock vLLM server: token ids in; token ids and log-probabilities out.
 
 Each rank sends its own requests. Rank 0 loads the policy's weights as files: an adapter alone, or all weights.
 

@@ -1,6 +1,6 @@
-"""The environment's side of one episode: what it says after each answer, and what the episode is worth.
+"""Sessions: the environment's side of one episode, from its start to its score.
 
-A dialogue lives where the environment's code runs, which may be another process: plain data goes in and comes out.
+A session lives where the environment's code runs, which may be another process: plain data goes in and comes out.
 """
 
 from __future__ import annotations

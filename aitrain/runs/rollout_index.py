@@ -1,4 +1,4 @@
-"""The rollout files of a run, of any size: an index of all episodes, and each one read where it lies.
+"""An index of the rollout files of a run, of any size: what a page filters by, and where each record is.
 
 Files are read as they are: a last line that is still being written waits for the next look, a line that is no record is
 counted as damaged, and bytes that are no UTF-8 are shown as replacement characters.

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, or the same page with its parts served beside it.
+"""The HTML page: one file with everything in it, or the same page with its parts served separately.
 
 What a model or an environment said is never HTML: it is in the page as JSON in which no tag can be written, and the
 scripts set it as text only. The policy in the page forbids any request and any script but the page's own.

@@ -1,4 +1,4 @@
-"""The page on 127.0.0.1: the same as report.html, but of whatever run, as it is now, with all of its rollouts.
+"""The page server on 127.0.0.1: the page of report.html for any run, up to date and with all rollouts.
 
 Who may ask: a browser on this machine, or at the other end of a forwarded port, that calls us by a name of this machine
 (a page of another site whose name was made to lead here does not), from no other page than ours. What may be asked for:
