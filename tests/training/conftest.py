@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import aitrain
 from aitrain import Result, TrainConfig
-from aitrain.training import scopes
+from aitrain.engines import scopes
 from aitrain.ui import card, report_writer
 
 torch.set_num_threads(1)  # threads that wait for each other gain nothing on the small model

@@ -6,9 +6,9 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from aitrain.training.scopes import frozen_heap
 
-from aitrain.training import scopes
+from aitrain.engines import scopes
+from aitrain.engines.scopes import frozen_heap
 
 
 @pytest.fixture(autouse=True)
