@@ -32,17 +32,17 @@ def rehearse(
     """Play the replies, one a turn, tool calls in the `<tool_call>` form; then score."""
     case = case or Case(0, [{"role": "user", "content": "?"}], {"prompt": "?"})
     dialogue = session_for(environment)
-    opening = dialogue.open(case.words(seed))
+    opening = dialogue.open(case.arguments(seed))
     moves: list[EnvResponse] = []
     messages: list[dict[str, Any]] = []
     for written in replies:
         text, calls = read_calls(written) if opening.runs_tools else (written, [])
         messages.append({"role": "assistant", "content": text})
-        moves.append(dialogue.answer(AssistantTurn(text, tuple(calls))))
+        moves.append(dialogue.respond(AssistantTurn(text, tuple(calls))))
         messages.extend(moves[-1].messages)
         if moves[-1].is_over:
             break
     content = messages if case.is_chat else "".join(message["content"] for message in messages)
-    scored = dialogue.score({**Transcript(case, content).words(), **dict.fromkeys(given)})
+    scored = dialogue.score({**Transcript(case, content).arguments(), **dict.fromkeys(given)})
     dialogue.close()
     return Rehearsed(scored, opening, moves)

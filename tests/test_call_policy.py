@@ -71,7 +71,7 @@ def scored(environment: Any, batches: int = 1, **options: Any) -> tuple[list[flo
     cases = [Case(number, "?", {"prompt": "?"}) for number in range(EPISODES)]
     scores: list[float | None] = []
     with closing(start_runner(environment, TrainConfig(**options))) as runner:
-        runner.tell = told.append
+        runner.notify = told.append
         runner.offer("a model", "a tokenizer")
         for _ in range(batches):
             plays = runner_calls.open_sessions(runner, cases, range(EPISODES))
@@ -296,7 +296,7 @@ def test_a_write_that_shows_later_has_its_batch_scored_again(meter: Meter) -> No
     told: list[str] = []
     cases = [Case(number, "?", {"prompt": "?"}) for number in range(EPISODES)]
     found = []
-    with closing(EnvRunner(environment, TrainConfig(), tell=told.append)) as runner:
+    with closing(EnvRunner(environment, TrainConfig(), notify=told.append)) as runner:
         runner.offer("a model", "a tokenizer")
         for number in range(3):
             plays = runner_calls.open_sessions(runner, cases, range(EPISODES))
@@ -413,7 +413,7 @@ def played(environment: Any, isolation: str) -> tuple[list[float | None], list[s
     cases = [Case(number, [{"role": "user", "content": "?"}], {"prompt": "?"}) for number in range(EPISODES)]
     found: list[float | None] = []
     with closing(start_runner(environment, TrainConfig(rl_env_isolation=isolation, rl_env_workers=EPISODES))) as runner:
-        runner.tell = told.append
+        runner.notify = told.append
         for _ in range(2):
             plays = runner_calls.open_sessions(runner, cases, range(EPISODES))
             calls: Sequence[AssistantTurn] = [

@@ -10,7 +10,7 @@ import pytest
 
 from aitrain import EnvironmentFailed
 from aitrain.environment.contract import (
-    SCORE_WORDS,
+    SCORE_ARGUMENTS,
     Case,
     Transcript,
     arguments_for,
@@ -31,21 +31,21 @@ CHAT = Transcript(Case(7, QUESTION, {"prompt": QUESTION, "answer": 85}), ANSWER)
 
 def test_a_string_prompt_is_answered_with_a_string() -> None:
     assert not TEXT.case.is_chat
-    assert TEXT.words()["completion"] == " 85"
-    assert TEXT.words()["prompt"] == "38 + 47 ="
-    assert TEXT.words()["messages"] == [{"role": "user", "content": "38 + 47 ="}, *ANSWER]
+    assert TEXT.arguments()["completion"] == " 85"
+    assert TEXT.arguments()["prompt"] == "38 + 47 ="
+    assert TEXT.arguments()["messages"] == [{"role": "user", "content": "38 + 47 ="}, *ANSWER]
 
 
 def test_a_chat_prompt_is_answered_with_one_message() -> None:
     assert CHAT.case.is_chat
-    assert CHAT.words()["completion"] == ANSWER
-    assert CHAT.words()["prompt"] == QUESTION
-    assert CHAT.words()["messages"] == [*QUESTION, *ANSWER]
+    assert CHAT.arguments()["completion"] == ANSWER
+    assert CHAT.arguments()["prompt"] == QUESTION
+    assert CHAT.arguments()["messages"] == [*QUESTION, *ANSWER]
 
 
 @pytest.mark.parametrize("completion", [TEXT, CHAT])
 def test_either_way_there_is_the_answer_as_text_the_row_and_its_columns(completion: Transcript) -> None:
-    words = completion.words()
+    words = completion.arguments()
 
     assert words["text"] == " 85"
     assert words["case_idx"] == 7
@@ -58,8 +58,8 @@ def test_a_message_without_text_is_an_empty_text() -> None:
 
 
 def test_our_words_win_over_a_column_of_the_same_name_which_the_row_still_has() -> None:
-    assert TEXT.words()["text"] == " 85"
-    assert TEXT.words()["case"]["text"] == "a column"
+    assert TEXT.arguments()["text"] == " 85"
+    assert TEXT.arguments()["case"]["text"] == "a column"
 
 
 class Methods:
@@ -82,8 +82,8 @@ class Methods:
     [
         ("aitraining", {"model", "tokenizer", "completion", "case_idx"}),
         ("columns", {"completion", "answer"}),
-        ("everything", {*SCORE_WORDS, "answer"}),
-        ("some_and_everything", {*SCORE_WORDS, "answer"}),
+        ("everything", {*SCORE_ARGUMENTS, "answer"}),
+        ("some_and_everything", {*SCORE_ARGUMENTS, "answer"}),
         ("optional", {"text"}),
         ("keyword_only", {"text", "case"}),
         ("nothing", set()),
@@ -93,7 +93,7 @@ class Methods:
     ],
 )
 def test_a_method_gets_the_words_that_it_names_and_no_others(method: str, names: set[str]) -> None:
-    words = {**TEXT.words(), "model": "a model", "tokenizer": "a tokenizer"}
+    words = {**TEXT.arguments(), "model": "a model", "tokenizer": "a tokenizer"}
 
     given = arguments_for(getattr(Methods(), method), words)
 
@@ -127,8 +127,8 @@ def test_a_parameter_that_nobody_knows_is_refused_with_those_that_there_are() ->
         check_contract(environment(lambda self, completion, case_id: 1.0), ["prompt", "city", "answer"])
 
     assert str(caught.value).splitlines() == [
-        "Hotel.score_episode asks for case_id, which is not known. Did you mean case_idx?",
-        "It may ask for: model, tokenizer, completion, case_idx, prompt, case, messages, text",
+        "Hotel.score_episode has an unknown parameter, case_id. Did you mean case_idx?",
+        "It may have: model, tokenizer, completion, case_idx, prompt, case, messages, text",
         "and the columns that every row has: answer, city",
     ]
 

@@ -151,8 +151,8 @@ def test_what_a_generator_holds_is_let_go_of_when_the_episode_is_closed() -> Non
             return 1.0
 
     dialogue = session_for(Holding())
-    dialogue.open(CASE.words(0))
-    dialogue.answer(AssistantTurn("a"))
+    dialogue.open(CASE.arguments(0))
+    dialogue.respond(AssistantTurn("a"))
     assert held
     dialogue.close()
     assert not held
@@ -367,11 +367,11 @@ def test_an_async_generator_is_refused_because_it_cannot_return_a_score() -> Non
 
 def test_episode_and_start_may_ask_for_what_there_is_before_an_answer() -> None:
     check_contract(Guess(), {"prompt", "word"})
-    with pytest.raises(EnvironmentFailed, match=r"Guess\.episode asks for word, which is not known"):
+    with pytest.raises(EnvironmentFailed, match=r"Guess\.episode has an unknown parameter, word"):
         check_contract(Guess(), {"prompt"})
 
     class Late(Rows):
         def start(self, completion: str) -> None: ...
 
-    with pytest.raises(EnvironmentFailed, match="asks for completion, which is not known"):
+    with pytest.raises(EnvironmentFailed, match="has an unknown parameter, completion"):
         check_contract(Late(), {"prompt"})

@@ -144,8 +144,8 @@ def test_a_module_in_a_folder_named_like_a_library_is_refused_and_its_file_is_ta
 
 
 NOT_FOUND: list[tuple[dict[str, str], list[str]]] = [
-    ({}, ["rl_env: which environment?", "--rl-env path/to/file.py:Class", "envs.arithmetic"]),
-    ({"rl_env": ":Env"}, ["rl_env: which environment?"]),
+    ({}, ["rl_env: no environment is given", "--rl-env path/to/file.py:Class", "envs.arithmetic"]),
+    ({"rl_env": ":Env"}, ["rl_env: no environment is given"]),
     ({"rl_env": "hotle.py:Env"}, ["rl_env: there is no file hotle.py", "Did you mean hotel.py?"]),
     ({"rl_env": "~nobody_has_this_name/x.py"}, ["rl_env: there is no file"]),
     ({"rl_env": "x" * 5000 + ".py"}, ["rl_env: there is no file"]),

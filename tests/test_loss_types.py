@@ -75,9 +75,9 @@ def test_what_is_given_wins_over_the_loss_type(options: dict[str, Any], expected
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rl_loss_type": "luspo", "rl_importance_level": "token"}, "rl_importance_level: luspo weighs whole"),
+        ({"rl_loss_type": "luspo", "rl_importance_level": "token"}, "rl_importance_level: luspo needs one ratio"),
         ({"rl_loss_type": "luspo", "trl": {"importance_sampling_level": "token"}}, "rl_importance_level: luspo"),
-        ({"rl_loss_type": "vespo", "rl_importance_level": "sequence"}, "rl_importance_level: vespo forms"),
+        ({"rl_loss_type": "vespo", "rl_importance_level": "sequence"}, "rl_importance_level: vespo computes"),
         ({"rl_loss_type": "cispo", "rl_clip_range_high": 0.28}, "rl_clip_range_high: for cispo"),
         ({"rl_loss_type": "cispo", "trl": {"epsilon_high": 0.2}}, "rl_clip_range_high: for cispo"),
         ({"rl_scale_rewards": "none", "trl": {"scale_rewards": "none"}}, "also given as --trl scale_rewards"),

@@ -248,7 +248,7 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"rl_temprature": 1}, ["unknown option rl_temprature. Did you mean rl_temperature?"]),
     ({"rl_env": "a.py", "rl_env_module": "b"}, ["rl_env and rl_env_module both name an environment"]),
     ({"rl_env": "a.py:A", "rl_env_class": "B"}, ["name two classes"]),
-    ({"rl_env_class": "A"}, ["rl_env_class: A in which module? Add --rl-env-module"]),
+    ({"rl_env_class": "A"}, ["rl_env_class: the module of A is missing: add --rl-env-module"]),
     ({"vllm_server_url": "http://x:1"}, ["vllm_server_url", "--use-vllm", "--vllm-mode server"]),
     ({"vllm_server_url": "x:1", "use_vllm": True, "vllm_mode": "server"},
      ["vllm_server_url: must be an address like http://127.0.0.1:8000, not x:1"]),

@@ -288,8 +288,8 @@ SERVER = {**VLLM, "vllm_mode": "server"}
         (SERVER, "vllm_model_impl", "transformers", "--vllm-mode colocate"),
         (VLLM, "model_init_kwargs", {"revision": "x"}, "would not reach vLLM"),
         ({}, "model_init_kwargs", {"dtype": "bfloat16"}, "Use --dtype"),
-        ({"rl_stop": "x"}, "use_transformers_continuous_batching", True, "cannot do --rl-stop"),
-        ({"rl_min_p": 0.1}, "use_transformers_continuous_batching", True, "cannot do --rl-min-p"),
+        ({"rl_stop": "x"}, "use_transformers_continuous_batching", True, "does not support --rl-stop"),
+        ({"rl_min_p": 0.1}, "use_transformers_continuous_batching", True, "does not support --rl-min-p"),
     ],
 )
 def test_a_field_of_trl_that_would_change_nothing_is_refused_with_what_to_use(

@@ -111,7 +111,7 @@ def test_what_a_call_changes_in_its_row_is_seen_by_no_other_call(environment: An
 def test_prompt_and_row_of_one_call_are_still_the_same_object() -> None:
     case = Case(3, (one := row())["prompt"], one)
 
-    words = copy_arguments(Transcript(case, ANSWER).words())
+    words = copy_arguments(Transcript(case, ANSWER).arguments())
 
     assert words["case"]["prompt"] is words["prompt"]
     assert words["prompt"] is not case.prompt

@@ -361,7 +361,7 @@ def test_of_each_kind_of_failure_the_first_is_told_once() -> None:
 
 
 def test_three_batches_in_a_row_without_a_score_end_the_run() -> None:
-    count = FailureCount(told={"raised"})
+    count = FailureCount(reported={"raised"})
     for scores in (0, 0, 5, 0, 0):
         count.after_batch(scores, failures=4, episodes=8)
 
@@ -370,7 +370,7 @@ def test_three_batches_in_a_row_without_a_score_end_the_run() -> None:
 
 
 def test_three_batches_in_a_row_with_too_many_failures_end_the_run() -> None:
-    count = FailureCount(most=0.5)
+    count = FailureCount(max_failed=0.5)
     for failures in (5, 5, 4, 5, 5):  # exactly half is not too many
         count.after_batch(8 - failures, failures, episodes=8)
 
@@ -397,7 +397,7 @@ def test_batches_that_an_environment_leaves_unscored_on_purpose_do_not_end_the_r
 
 
 def test_a_run_too_short_for_patience_is_no_success_when_nothing_was_scored() -> None:
-    count = FailureCount(told={"raised"})
+    count = FailureCount(reported={"raised"})
     count.after_batch(0, failures=4, episodes=8)
 
     with pytest.raises(EnvironmentFailed, match="failed on every episode of the whole run"):
@@ -409,7 +409,7 @@ def test_the_first_thread_that_hangs_is_told_once() -> None:
     notes = [count.after_abandoned(threads, list) for threads in (0, 2, 3, 0, 63)]
 
     assert [note is not None for note in notes] == [False, True, False, False, False]
-    assert "its thread was abandoned and runs on" in str(notes[1])
+    assert "its thread was abandoned and keeps running" in str(notes[1])
 
 
 def test_64_threads_that_hang_end_the_run_with_the_line_and_the_advice_to_use_processes() -> None:

@@ -126,7 +126,7 @@ def given(hint: Any, value: Any) -> Any:
         kept.append(it)
 
     tool.__annotations__ = {"it": hint}
-    answer, is_wrong = Tools.of(Owner(tool)).answer(ToolCall("tool", {"it": value}))
+    answer, is_wrong = Tools.of(Owner(tool)).run(ToolCall("tool", {"it": value}))
     return answer if is_wrong else kept[0]
 
 
@@ -134,13 +134,13 @@ def returned(value: Any) -> str:
     def tool() -> Any:
         return value
 
-    answer, is_wrong = Tools.of(Owner(tool)).answer(ToolCall("tool", {}))
+    answer, is_wrong = Tools.of(Owner(tool)).run(ToolCall("tool", {}))
     assert not is_wrong
     return answer
 
 
 def answer_of(owner: Any, name: str, /, **arguments: Any) -> tuple[str, bool]:
-    return Tools.of(owner).answer(ToolCall(name, arguments))
+    return Tools.of(owner).run(ToolCall(name, arguments))
 
 
 def refusal(owner: Any) -> str:
@@ -336,7 +336,7 @@ def test_a_megabyte_is_read_and_answered_in_a_moment(text: str) -> None:
     tools, start = Tools.of(Hotels()), time.process_time()
 
     _, calls = read_calls(text)
-    answers = [tools.answer(call) for call in calls]
+    answers = [tools.run(call) for call in calls]
 
     assert time.process_time() - start < 2
     assert all(is_wrong and len(answer) <= MAX_ERROR for answer, is_wrong in answers)
@@ -683,7 +683,7 @@ def test_methods_functions_and_callable_objects_with_a_name_are_tools(tool: Any,
 
     assert function["description"] == about
     assert function["parameters"]["properties"] == {"it": {"type": "integer"}}
-    assert tools.answer(ToolCall(function["name"], {"it": "3"})) == ("3", False)
+    assert tools.run(ToolCall(function["name"], {"it": "3"})) == ("3", False)
 
 
 def positional(a: int, /) -> None: ...
@@ -723,10 +723,10 @@ class ManyPositional:
         (of_a_function, "of_a_function: its argument call cannot be described: Cannot generate"),
         (unresolved(), "tool: the hints of its arguments cannot be read: NameError: name 'Local' is not defined\n"),
         (in_words, "in_words: the hints of its arguments cannot be read: SyntaxError"),
-        (lambda it: it, "<lambda>: it has no name that a model could call\nWrite it as"),
-        (functools.partial(add, 1), "it has no name that a model could call"),
-        (Kinds(), "it has no name that a model could call"),
-        (unittest.mock.Mock(), "it has no name that a model could call"),
+        (lambda it: it, "<lambda>: it has no name to call it by\nWrite it as"),
+        (functools.partial(add, 1), "it has no name to call it by"),
+        (Kinds(), "it has no name to call it by"),
+        (unittest.mock.Mock(), "it has no name to call it by"),
         (Kinds, "Kinds: neither a function or method nor a JSON schema\nList the methods themselves"),
         (Guest, "Guest: neither a function"),
         ("search_hotels", "'search_hotels': neither a function"),
@@ -873,14 +873,14 @@ def test_a_wrong_call_is_answered_with_what_is_wrong(name: str, arguments: dict[
 def test_a_call_that_could_not_be_read_is_answered_with_its_problem() -> None:
     (call,) = read_calls(tagged('{"name": "search_hotels", "arguments": {'))[1]
 
-    answer, is_wrong = Tools.of(Hotels()).answer(call)
+    answer, is_wrong = Tools.of(Hotels()).run(call)
 
     assert is_wrong
     assert answer.startswith("error: the call is not valid JSON: Expecting property name")
 
 
 def test_a_call_without_tools_says_that_there_are_none() -> None:
-    assert Tools().answer(ToolCall("a", {})) == ("error: there is no tool a. Tools: none", True)
+    assert Tools().run(ToolCall("a", {})) == ("error: there is no tool a. Tools: none", True)
 
 
 @pytest.mark.parametrize(
@@ -908,7 +908,7 @@ def test_only_what_is_listed_can_be_called(name: str) -> None:
     ids=lambda call: str(call.name)[:20],
 )
 def test_a_call_of_wrong_types_is_a_wrong_call(call: ToolCall) -> None:
-    answer, is_wrong = Tools.of(Hotels()).answer(call)
+    answer, is_wrong = Tools.of(Hotels()).run(call)
 
     assert is_wrong
     assert answer.startswith("error: ")
@@ -962,7 +962,7 @@ def test_a_tool_that_changes_its_arguments_does_not_change_the_call() -> None:
         other.append(1)
 
     call = ToolCall("tool", {"it": {"x": 1}, "other": []})
-    Tools.of(Owner(tool)).answer(call)
+    Tools.of(Owner(tool)).run(call)
     assert call.arguments == {"it": {"x": 1}, "other": []}
 
 
@@ -983,7 +983,7 @@ def test_tools_of_two_episodes_are_apart() -> None:
     first, second = Hotels(), Hotels()
     tools = Tools.of(first), Tools.of(second)
 
-    tools[1].answer(ToolCall("book_hotel", {"name": "Inn", "nights": 1}))
+    tools[1].run(ToolCall("book_hotel", {"name": "Inn", "nights": 1}))
 
     assert (len(first.booked), len(second.booked)) == (0, 1)
     assert tools[0].schemas == tools[1].schemas
@@ -1098,7 +1098,7 @@ def test_a_schema_is_passed_on_unchanged_in_the_full_form(schema: Any) -> None:
     tools = Tools.of(WithSchema(schema))
 
     assert tools.schemas == [{"type": "function", "function": INNER}]
-    assert tools.answer(ToolCall("search", {"city": "Bern", "n": 2})) == ('["Bern", {"n": 2}]', False)
+    assert tools.run(ToolCall("search", {"city": "Bern", "n": 2})) == ('["Bern", {"n": 2}]', False)
 
 
 @pytest.mark.parametrize(
@@ -1186,5 +1186,5 @@ def test_a_schema_without_a_method_beside_tools_that_have_one_is_refused(name: s
         def get_tools(self) -> list[Any]:
             return [INNER, {"name": name}]
 
-    assert f"{name}: the schema names no method of Mixed, as others do" in refusal(Mixed())
+    assert f"{name}: the schema names no method of Mixed, but other schemas do" in refusal(Mixed())
     assert "names no method" in refusal(Owner(WithSchema().narrow, {"name": name}))

@@ -23,13 +23,13 @@ class BatchRow:
 
     prompt_ids: list[int]
     begun: int = 0
-    """Tokens at the end of the prompt that belong to the completion: an earlier round generated them."""
+    """Number of tokens at the end of the prompt that belong to the completion: an earlier round generated them."""
     seed: SampleSeed | None = None
 
 
 @dataclass(eq=False)
 class _Waiting:
-    """A request, and what was generated for it so far."""
+    """A request, and the tokens that were generated for it so far."""
 
     request: GenerationRequest
     result: asyncio.Future[Completion]
@@ -48,14 +48,14 @@ class _Waiting:
 
 
 Largest = Callable[[int, int], tuple[int, int]]
-"""The largest numbers of rows and tokens over the ranks that share an engine; each of them must call it."""
+"""Returns the largest numbers of rows and tokens over the ranks that share an engine; a collective call."""
 
 
 class BatchingEngine(ABC):
     """Generates a batch when every live episode waits for it; on several ranks together if they share the engine.
 
-    No row is generated beyond the context, which some models cannot do. If the longest row leaves less room than
-    another one has, that one gets the rest of its completion in the next round.
+    No row is generated beyond the context, which some models do not support. A padded batch stops where its longest row
+    reaches the context; shorter rows continue in the next round.
     """
 
     weight_version: int | None = None
@@ -76,16 +76,16 @@ class BatchingEngine(ABC):
 
     @property
     def is_padded(self) -> bool:
-        """Whether all rows are padded to the longest one, whose room is then that of all."""
+        """Whether all rows are padded to the longest one, which then limits the new tokens of all."""
         return True
 
     @property
     def is_shared(self) -> bool:
-        """Whether several ranks generate together, and a rank that does not would make the others wait."""
+        """Whether several ranks generate together, so that each must take part in every generation."""
         return self._largest is not None
 
     def load_weights(self, version: int) -> None:
-        """Generate with the policy's weights, which have done this many optimizer steps. Every rank must call this."""
+        """Load the policy's weights; `version` is their number of optimizer steps. Every rank must call this."""
         self.weight_version = version
 
     @abstractmethod
@@ -109,7 +109,7 @@ class BatchingEngine(ABC):
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """Episodes that are played together. At its end this rank has taken part in all rounds of the other ranks."""
+        """Context of episodes that are played together; it ends when the episodes of all ranks have ended."""
         self._live, self._waiting, self._changed = episodes, [], asyncio.Event()
         rounds = asyncio.ensure_future(self._rounds())
         try:
@@ -151,10 +151,10 @@ class BatchingEngine(ABC):
         count, max_tokens = self.agree(len(waiting), max_tokens)
         if not count:
             return False
-        made_up = [BatchRow([self.end.eos_ids[0]], seed=SampleSeed(0))] * (count - len(waiting))
+        filler = [BatchRow([self.end.eos_ids[0]], seed=SampleSeed(0))] * (count - len(waiting))
         decoding = waiting[0].request.decoding if waiting else Decoding.TRAINING
         with self.clock.running("generate"), activity.own.doing("generating"):
-            completions = self.sample([one.row for one in waiting] + made_up, max_tokens, decoding)
+            completions = self.sample([one.row for one in waiting] + filler, max_tokens, decoding)
         if len(completions) < count:
             raise RunFailed(f"The engine returned {len(completions)} completions of {count}.\nSee train.log.")
         for one, completion in zip(waiting, completions, strict=False):
@@ -175,7 +175,6 @@ class BatchingEngine(ABC):
 
 
 def seeds_of(rows: Sequence[BatchRow]) -> list[SampleSeed]:
-    """The seeds of all rows; empty if one has none. Ranks that share an engine exchange theirs in a collective call, so
-    all of them have seeds or none has."""
+    """The seeds of all rows; empty if one has none, as ranks that share an engine gather the seeds of all rows."""
     seeds = [row.seed for row in rows if row.seed is not None]
     return seeds if len(seeds) == len(rows) else []

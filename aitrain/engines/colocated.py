@@ -43,19 +43,19 @@ from aitrain.rollout.engine import Completion, Decoding
 from aitrain.rollout.limits import EndOfTurn
 
 DEADLINE = 600.0
-"""Seconds until a server must have answered. TRL tries six times."""
+"""Seconds for one attempt of a request to a server; TRL makes six."""
 
 T = TypeVar("T")
 Weights = Iterator[tuple[str, torch.Tensor]]
 
 
 def set_deadline(session: Any, seconds: float = DEADLINE) -> None:
-    """For each try of every request of a `requests.Session`: TRL sets none."""
+    """Set a timeout for every attempt of a `requests.Session`, as TRL sets none."""
     session.request = partial(session.request, timeout=seconds)
 
 
 def _ticking(step: Callable[[], T]) -> Callable[[], T]:
-    """One step of the engine, a token for each of its sequences, is progress."""
+    """Count each step of vLLM's engine as progress."""
 
     def tick_and_step() -> T:
         activity.tick()
@@ -65,15 +65,15 @@ def _ticking(step: Callable[[], T]) -> Callable[[], T]:
 
 
 class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no types
-    """TRL's vLLM, started in the trainer's number format; it never writes to the weights that it hands over."""
+    """TRL's vLLM, started in the trainer's number format, and synced without a change of the trainer's weights."""
 
     def __init__(self, *arguments: Any, run_seed: int, **options: Any) -> None:
         self.run_seed = run_seed
         super().__init__(*arguments, **options)
 
     def _init_vllm(self) -> None:
-        """In the number format that the trainer computes in: vLLM would take float32 weights for bfloat16, and the
-        probabilities that it says would not be those that the trainer sees."""
+        """Start vLLM in the number format that the trainer computes in: by default vLLM casts float32 weights to
+        bfloat16, and its log-probabilities would differ from the trainer's."""
         if self.mode != "colocate" or not hasattr(vllm_generation, "LLM"):
             with activity.own.doing("connecting to vLLM's server"):
                 super()._init_vllm()
@@ -101,8 +101,8 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
         return bool(self.accelerator.device.type == "cpu")
 
     def _iter_named_params(self) -> Weights:
-        """With LoRA, base plus adapter, added up on the way. TRL merges the adapter into the base and subtracts it
-        again, which moves a base in bfloat16 by 2 percent in a hundred times."""
+        """All weights; with LoRA, the sum of base and adapter. TRL would merge and unmerge the adapter in the base,
+        which changes a bfloat16 base by 2 percent in a hundred syncs."""
         model = self.accelerator.unwrap_model(self.model)
         if isinstance(model, PeftModel) and not _is_sharded(self):
             yield from merged_weights(model)
@@ -110,7 +110,7 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
             yield from super()._iter_named_params()
 
     def sync_weights(self) -> None:
-        """Hand the weights over. On the CPU vLLM has repacked its own, so that it must load them like a checkpoint."""
+        """Sync the weights. On the CPU vLLM repacks its weights, so it must load the new ones like a checkpoint."""
         with activity.own.doing("weight sync"):
             self._sync_weights()
 
@@ -129,9 +129,9 @@ def _is_sharded(generation: VLLMGeneration) -> bool:
 
 
 class ColocatedEngine(BatchingEngine):
-    """Generates with TRL's vLLM, which gets the policy's weights whenever their version has changed.
+    """Generates with TRL's vLLM, which gets the policy's weights when their version has changed.
 
-    A colocated vLLM samples each prompt with its seed. TRL's client of a server cannot pass seeds on.
+    A colocated vLLM samples each prompt with its seed; TRL's client of a server does not support seeds.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class ColocatedEngine(BatchingEngine):
 
     @property
     def is_padded(self) -> bool:
-        """A server refuses a limit that the longest prompt leaves no room for; vLLM in this process stops in time."""
+        """A server refuses a token limit that exceeds the context for one prompt; a colocated vLLM stops there."""
         return bool(self._generation.mode == "server")
 
     def load_weights(self, version: int) -> None:
@@ -184,7 +184,7 @@ class ColocatedEngine(BatchingEngine):
         return [(row, [first for first, *_ in values]) for row, values in zip(ids, logprobs, strict=True)]
 
     def _seeds_of_all(self, seeds: list[int]) -> list[int]:
-        """Of the prompts of all ranks that share this vLLM, in TRL's order."""
+        """Seeds of the prompts of all ranks that share this vLLM, in TRL's order."""
         generation = self._generation
         if generation.tensor_parallel_size == 1:
             return seeds
@@ -200,7 +200,7 @@ class _SeededLLM:
         self._llm, self._seeds = llm, seeds
 
     def generate(self, prompts: list[Any], sampling_params: Any, **options: Any) -> Any:
-        """As the engine does it."""
+        """`LLM.generate` with a seed for each prompt."""
         each = [copy.copy(sampling_params) for _ in prompts]
         for parameters, seed in zip(each, self._seeds, strict=True):
             parameters.seed = seed

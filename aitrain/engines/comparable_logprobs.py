@@ -1,10 +1,10 @@
 """Corrects an engine's log-probabilities under truncated sampling, so that they compare with the trainer's.
 
 vLLM's log-probabilities are those of the distribution that it samples from: after penalties, temperature and
-truncation, normalized over the tokens that are left. The trainer's are log_softmax(logits / temperature) over all
-tokens. Their difference is the log of the probability of the tokens that are left, not a difference of weights, and the
-product over an answer's tokens would scale its gradient. So the trainer computes that term with its own logits and adds
-it to the engine's log-probabilities: with equal weights the importance ratio is 1.
+truncation, normalized over the tokens that are kept. The trainer's are log_softmax(logits / temperature) over all
+tokens. With equal weights they differ by the log of the probability of the kept tokens, and the product over a
+completion's tokens would scale its gradient. So the trainer computes that term with its own logits and adds it to the
+engine's log-probabilities: with equal weights the importance ratio is then 1.
 
 Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
@@ -26,12 +26,12 @@ from aitrain.engines.hf_sampling import token_counts
 from aitrain.engines.sampling import Sampling
 
 POSITIONS = 64
-"""Tokens whose logits exist at a time: 64 of a vocabulary of 150,000 are 38 MB."""
+"""Tokens whose logits are computed at a time: 64 for a vocabulary of 150,000 are 38 MB."""
 
 
 @dataclass(frozen=True)
 class SampledRow:
-    """A prompt, what follows it, and which of these tokens were sampled, in answers that begin at `answers`."""
+    """Token ids of an episode; `mask` is 1 for sampled tokens, `answers` has the start index of each completion."""
 
     prompt: list[int]
     ids: list[int]
@@ -39,11 +39,11 @@ class SampledRow:
     answers: list[int]
 
     def sampled(self) -> list[int]:
-        """Places of the sampled tokens."""
+        """Indices of the sampled tokens."""
         return [place for place, is_sampled in enumerate(self.mask) if is_sampled]
 
     def context(self, place: int) -> tuple[list[int], list[int]]:
-        """What came before a sampled token: everything, and of its own answer."""
+        """Token ids before a sampled token: of the whole episode, and of its own completion."""
         begin = max(start for start in self.answers if start <= place)
         return self.prompt + self.ids[:place], self.ids[begin:place]
 
@@ -52,14 +52,15 @@ class SampledRow:
 class LogprobShift:
     """Computes, for rows of one micro-batch, log p - log q of each sampled token: p over all tokens, q as sampled.
 
-    It stands in for TRL's function of hidden states and head, so that sharded weights are gathered as TRL does it.
+    It replaces TRL's function of hidden states and head for one forward pass, so that sharded weights are gathered as
+    TRL does it.
     """
 
     sampling: Sampling
     eos_ids: Sequence[int]
     rows: Sequence[SampledRow]
     shifts: list[list[float]] = field(default_factory=list)
-    """One value a token of each row, 0 where it was not sampled."""
+    """For each row, one value per token, 0 if it was not sampled."""
 
     def apply(
         self,
@@ -69,7 +70,7 @@ class LogprobShift:
         labels: torch.Tensor,
         *settings: Any,
     ) -> tuple[torch.Tensor, None, None, None, None]:
-        """`hidden`: (positions, width), see `_first_positions`; the results are not used."""
+        """Compute `shifts`. `hidden`: (positions, width), see `_first_positions`; the return value is not used."""
         _temperature, _chunk_size, softcap, scale, _outputs = settings
 
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
@@ -83,7 +84,7 @@ class LogprobShift:
         return torch.zeros(len(hidden), device=hidden.device), None, None, None, None
 
     def _first_positions(self, count: int) -> list[int]:
-        """Where the first token after each prompt is predicted, in rows as `padded` makes them: TRL hands over the
+        """Position that predicts the first token after each prompt, in rows as `padded` makes them: TRL passes the
         positions of all tokens but each row's first one, on a GPU without the padding."""
         lengths = [len(row.prompt) + len(row.ids) - 1 for row in self.rows]
         rooms = lengths if count == sum(lengths) else [max(lengths)] * len(lengths)
@@ -113,8 +114,10 @@ class LogprobShift:
 
 
 def padded(rows: Sequence[SampledRow], pad: int, device: Any) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Token ids and attention mask of rows, and how many tokens are scored: all but the first. They are padded on
-    the right, so that each token has the position that it has without padding."""
+    """Token ids and attention mask of rows, and the number of tokens that get log-probabilities: all but the first.
+
+    Rows are padded on the right, so that padding does not change the positions of tokens.
+    """
     width = max(len(row.prompt) + len(row.ids) for row in rows)
     ids, mask = [], []
     for row in rows:

@@ -19,7 +19,7 @@ from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.errors import RunFailed
 
 CHUNK_PROMPTS, CHUNK_TOKENS = 64, 200_000
-"""Maximum prompts and prompt tokens of one request, which then has a few megabytes."""
+"""Maximum prompts and prompt tokens of one request, which is then a few megabytes large."""
 
 Places = list[int]
 """Indices of a request's prompts in their batch."""
@@ -38,8 +38,10 @@ class CompletionRequest:
     """Number of most likely tokens whose log-probabilities are returned, at each position."""
 
     def body(self, model: str, cache_salt: str, eos_ids: Sequence[int]) -> dict[str, Any]:
-        """Its fields, also those that would else come from the model's generation_config.json. Requests of another
-        `cache_salt` share no cached prefixes."""
+        """Fields of the request, including all for which the server would use the model's generation_config.json.
+
+        Requests share cached prefixes only if they have the same `cache_salt`.
+        """
         sampling = self.sampling
         seeded = {"prompt": self.prompts[:1], "n": len(self.prompts), "seed": self.seed}
         return {
@@ -54,7 +56,7 @@ class CompletionRequest:
             **sampling.vllm_extras(eos_ids, self.max_tokens),
             "logprobs": self.top_logprobs,
             "return_token_ids": True,
-            "return_tokens_as_token_ids": True,  # or it would decode each of them
+            "return_tokens_as_token_ids": True,  # otherwise the server decodes each token
             "cache_salt": cache_salt,
             **({} if self.seed is None else seeded),
         }
@@ -63,15 +65,15 @@ class CompletionRequest:
         """Token ids and log-probabilities for each prompt, from a response of the server at `url`.
 
         Raises:
-            RunFailed: they are not what was requested.
+            RunFailed: the response does not fit the request.
         """
         choices = _in_order(response)
         if [choice["prompt_token_ids"] for choice in choices] != list(self.prompts):
-            raise RunFailed(f"The vLLM server at {url} answers other prompts than it was given.")
+            raise RunFailed(f"The vLLM server at {url} completed other prompts than those of the request.")
         cut = [len(choice["token_ids"]) for choice in choices if choice.get("finish_reason") == "length"]
         if cut and max(cut) < self.max_tokens:  # the max_new_tokens of its model's generation_config.json
             raise RunFailed(
-                f"The vLLM server at {url} cuts answers at {max(cut)} tokens, and {self.max_tokens} were asked for.\n"
+                f"The vLLM server at {url} cuts completions at {max(cut)} tokens instead of {self.max_tokens}.\n"
                 "Start it with --generation-config vllm: its model's own settings limit them otherwise."
             )
         sampled = [(choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in choices]
@@ -94,12 +96,13 @@ def _in_order(response: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def room(prompt: list[int], max_tokens: int, context: int | None) -> int:
-    """`max_tokens`, or less: the server refuses what could become longer than its context."""
+    """`max_tokens`, or fewer if the context is shorter: the server refuses requests that could exceed it."""
     return max(1, max_tokens if context is None else min(max_tokens, context - len(prompt)))
 
 
 def split_batch(batch: CompletionBatch, context: int | None) -> list[tuple[Places, CompletionRequest]]:
-    """As few requests as possible: with seeds one for the completions of a prompt that have consecutive seeds."""
+    """Split a batch into as few requests as possible; with seeds, completions of one prompt with consecutive seeds form
+    a request."""
     limits = [room(prompt, batch.max_tokens, context) for prompt in batch.prompts]
     seeds = batch.seeds if batch.sampling.temperature > 0 else None
     chunks = _chunks(batch.prompts, limits) if seeds is None else _seeded_chunks(batch.prompts, seeds)
@@ -133,7 +136,7 @@ def _chunks(prompts: list[list[int]], limits: list[int]) -> list[Places]:
 
 
 def _seeded_chunks(prompts: list[list[int]], seeds: list[int]) -> list[Places]:
-    """Neighbours with the same prompt and consecutive seeds."""
+    """Adjacent prompts that are equal and have consecutive seeds."""
     chunks: list[Places] = []
     for place, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
         last = chunks[-1] if chunks else []

@@ -2,10 +2,10 @@
 
 Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 
-    model._prepare_generation_config(config, **arguments)       called: the settings that `generate` comes to
-    GenerationConfig._get_default_generation_params()           called: what a setting is when nobody sets it
+    model._prepare_generation_config(config, **arguments)       called: the settings that `generate` resolves
+    GenerationConfig._get_default_generation_params()           called: default of each setting
     GenerationMixin._prepare_attention_mask_for_generation      done the same way: the mask of a call without one
-    GenerationMixin._prepare_generated_length                   done the same way: how long its completions may be
+    GenerationMixin._prepare_generated_length                   done the same way: maximum length of its completions
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ ENGINE_SETTINGS = {
     "num_return_sequences", "eos_token_id", "pad_token_id", "bos_token_id",
     "use_cache", "disable_compile", "transformers_version", "_from_model_config",
 }  # fmt: skip
-"""What an engine does as well as the model, or need not know."""
+"""Settings that an engine supports, or can ignore."""
 
 SHARED_SETTINGS = ENGINE_SETTINGS | {
     "min_new_tokens", "typical_p", "epsilon_cutoff", "eta_cutoff", "suppress_tokens",
     "renormalize_logits", "remove_invalid_values",
 }  # fmt: skip
-"""What does the same to a row whatever other rows there are and however far it is padded. Calls with any other setting
-(beams, n-grams, ...) do not share a batch."""
+"""Settings whose effect on a row is independent of the other rows and of padding. Calls with any other setting (beams,
+n-grams, ...) do not share a batch."""
 
 
 @dataclass(frozen=True, eq=False)
 class GenerateRequest:
-    """A call of `generate` with ids, a mask, a generation config and plain values; those of one kind may share a
+    """A call of `generate` with ids, a mask, a generation config and plain values; calls of the same `kind` may share a
     batch."""
 
     ids: torch.Tensor
@@ -50,7 +50,7 @@ class GenerateRequest:
 
     @classmethod
     def of(cls, args: Sequence[object], kwargs: Mapping[str, object]) -> GenerateRequest | None:
-        """The request of these arguments; None if there is anything else among them."""
+        """The request with these arguments of `generate`; None if one of them is of another kind."""
         given = dict(zip(("inputs", "generation_config"), args, strict=False)) | dict(kwargs)
         if len(given) < len(args) + len(kwargs) or ("inputs" in given and "input_ids" in given):
             return None
@@ -73,8 +73,8 @@ class GenerateRequest:
         return self.ids.shape[1]
 
     def widened(self, width: int) -> torch.Tensor:
-        """The ids, padded on the left with what they begin with: nobody attends to it, and a repetition penalty, which
-        knows no mask, sees no new token."""
+        """The ids, padded on the left with each row's first token, which attention masks out, and which is no new token
+        for a repetition penalty."""
         return torch.cat([self.ids[:, :1].expand(-1, width - self.width), self.ids], dim=1)
 
     def with_limit(self, tokens: int) -> dict[str, object]:
@@ -94,7 +94,7 @@ def _is_plain(value: object) -> bool:
 
 
 class GenerateSettings:
-    """What `generate` makes of the arguments of one kind of request."""
+    """The settings that `generate` resolves from the arguments of one kind of request."""
 
     def __init__(self, model: PreTrainedModel, request: GenerateRequest) -> None:
         self._config, rest = model._prepare_generation_config(request.config, **request.rest)
@@ -111,7 +111,7 @@ class GenerateSettings:
 
     @classmethod
     def of(cls, model: PreTrainedModel, request: GenerateRequest) -> GenerateSettings | None:
-        """The settings; None if they are wrong, which `generate` itself explains."""
+        """The settings; None if they are invalid, for which `generate` itself raises the error."""
         try:
             return cls(model, request)
         except Exception:
@@ -122,7 +122,7 @@ class GenerateSettings:
         return self._is_shared and self.limit(request) > 0
 
     def limit(self, request: GenerateRequest) -> int:
-        """Most new tokens of each of its completions."""
+        """Maximum new tokens of each of its completions."""
         if self._config.max_new_tokens is not None:
             return int(self._config.max_new_tokens)
         if self._has_length or self._context is None:
@@ -140,7 +140,7 @@ class GenerateSettings:
         return pad(mask, (width - request.width, 0))
 
     def arguments(self, requests: list[GenerateRequest]) -> dict[str, object]:
-        """One `generate` for all requests, padded on the left to the widest."""
+        """Arguments of one `generate` for all requests, padded on the left to the widest."""
         width = max(request.width for request in requests)
         return {
             "input_ids": torch.cat([request.widened(width) for request in requests]),
@@ -149,7 +149,7 @@ class GenerateSettings:
         }
 
     def batch(self, requests: list[GenerateRequest], seeds: list[int] | None) -> CompletionBatch:
-        """The same for an engine; `seeds`: one for each completion."""
+        """All requests as a batch of an engine; `seeds`: one for each completion."""
         prompts = [
             ids[mask.bool()].tolist()
             for request in requests
@@ -167,7 +167,7 @@ class GenerateSettings:
         return Sampling(temperature, config.top_k or 0, config.top_p or 1.0, config.min_p or 0.0, penalty)
 
     def lengths(self, generated: torch.Tensor) -> list[int]:
-        """How long each completion is, with the token that ends it."""
+        """Length of each completion, including the token that ends it."""
         is_end = torch.isin(generated, torch.tensor(self.ends, dtype=generated.dtype, device=generated.device))
         until_end = is_end.int().argmax(dim=1) + 1
         lengths: list[int] = until_end.masked_fill(~is_end.any(dim=1), generated.shape[1]).tolist()
@@ -176,7 +176,7 @@ class GenerateSettings:
     def results(
         self, requests: list[GenerateRequest], generated: torch.Tensor, lengths: list[int]
     ) -> list[torch.Tensor]:
-        """For each request its own rows of `generated`, as wide as if it had come alone, after its prompts."""
+        """For each request, its prompts followed by its rows of `generated`, as wide as if it had been alone."""
         results, first = [], 0
         for request in requests:
             rows = slice(first, first + len(request.ids) * self.rows)
@@ -188,7 +188,7 @@ class GenerateSettings:
 
 
 def _unusual(config: GenerationConfig) -> set[str]:
-    """The settings that are not what they are when nobody sets them."""
+    """Names of the settings that differ from their defaults."""
     usual = vars(GenerationConfig()) | GenerationConfig._get_default_generation_params()
     return {name for name, value in vars(config).items() if name in usual and (value or None) != (usual[name] or None)}
 

@@ -33,7 +33,7 @@ class HFModel:
     unwrapped: Callable[[], AbstractContextManager[PreTrainedModel]] | None = None
     """Prepares a model that is wrapped or sharded for one generation; None: `model` generates as it is."""
     device: torch.device | None = None
-    """Where the token ids go; None: where the model is."""
+    """Device of the token ids; None: that of the model."""
     pad_to_multiple_of: int | None = None
     cache_implementation: str | None = None
     continuous_batching: ContinuousBatchingConfig | None = None
@@ -100,7 +100,7 @@ class HFEngine(BatchingEngine):
         return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
     def _seeded(self, model: PreTrainedModel, rows: list[BatchRow], decoding: Decoding) -> AbstractContextManager[None]:
-        """Each row is sampled with its own seed only if the decoding says so: training draws what TRL draws."""
+        """Context in which each row is sampled with its own seed; no-op in training, which samples as TRL does."""
         seeds = seeds_of(rows)
         if not seeds or decoding is not Decoding.SEEDED or self.policy.continuous_batching is not None:
             return nullcontext()

@@ -21,12 +21,12 @@ from aitrain.engines.sampling import Sampling
 from aitrain.rollout.limits import EndOfTurn
 
 TOKENS = ("eos_token_id", "pad_token_id", "bos_token_id")
-"""What stays of a model's own generation_config."""
+"""The settings of a model's generation_config that are kept."""
 
 
 @contextmanager
 def own_defaults_only(model: PreTrainedModel) -> Iterator[None]:
-    """While this lasts, the model's generation_config names its special tokens and nothing else."""
+    """Context in which the model's generation_config has its special tokens only."""
     innermost = model.get_base_model() if hasattr(model, "get_base_model") else model
     before = innermost.generation_config
     innermost.generation_config = GenerationConfig(**{name: getattr(before, name) for name in TOKENS})
@@ -38,16 +38,16 @@ def own_defaults_only(model: PreTrainedModel) -> Iterator[None]:
 
 @dataclass
 class HFSampling:
-    """What transformers' `generate` is given for one batch of prompts beside its generation configuration."""
+    """Logits processor and stopping criterion of transformers' `generate` for one batch of prompts."""
 
     sampling: Sampling
     end: EndOfTurn
     rows: Sequence[BatchRow]
     lengths: dict[int, int] = field(default_factory=dict)
-    """New tokens of the rows that a stop string has ended."""
+    """Number of new tokens of each row that a stop string has ended."""
 
     def arguments(self) -> dict[str, object]:
-        """Arguments of `generate`."""
+        """Arguments of `generate`, beside the generation configuration."""
         given: dict[str, object] = {}
         if self.sampling.needs_processor:
             given["logits_processor"] = [_Processor(self)]
@@ -62,13 +62,13 @@ class HFSampling:
         return [ids[: end[0] + 1] if end else ids for ids, end in zip(answers, ends, strict=True)]
 
     def answer(self, row: int, generated: list[int]) -> list[int]:
-        """All of a row's answer, with what earlier calls have generated of it."""
+        """A row's whole completion, including the tokens that earlier rounds generated."""
         prompt = self.rows[row].prompt_ids
         return prompt[len(prompt) - self.rows[row].begun :] + generated
 
 
 class _Processor(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
-    """Logits as `Sampling` wants them before the temperature.
+    """Applies those options of `Sampling` that come before the temperature.
 
     transformers' own repetition penalty also counts padding, its own min_p comes after top_p, and it has no presence
     and frequency penalties.
@@ -102,7 +102,7 @@ class _Processor(LogitsProcessor):  # type: ignore[misc]  # transformers has no 
             self._seen, self._counts = token_counts(pairs, scores)
 
     def _count(self, new: torch.Tensor) -> None:
-        """Take the newest tokens into account; behind the end of a row it does not matter."""
+        """Count the newest tokens; counts of rows that have ended are not used."""
         self._counted += new.shape[1]
         self._seen.scatter_(-1, new, True)
         self._counts.scatter_add_(-1, new, torch.ones_like(new, dtype=self._counts.dtype))
@@ -111,14 +111,14 @@ class _Processor(LogitsProcessor):  # type: ignore[misc]  # transformers has no 
 def token_counts(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]], like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each pair of context and answer so far: which tokens the context has (the answer included), and how often
-    the answer has each; as large as `like`, shape (pairs, vocabulary)."""
+    """For each pair of context (completion included) and completion: the tokens of the context (bool), and the count of
+    each token in the completion; shape (pairs, vocabulary), like `like`."""
     seen = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
     counts = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
     for row, (context, answer) in enumerate(pairs):
         seen[row, torch.tensor(context, dtype=torch.long, device=like.device)] = True
-        said = torch.tensor(answer, dtype=torch.long, device=like.device)
-        counts[row].scatter_add_(0, said, torch.ones_like(said, dtype=torch.float32))
+        tokens = torch.tensor(answer, dtype=torch.long, device=like.device)
+        counts[row].scatter_add_(0, tokens, torch.ones_like(tokens, dtype=torch.float32))
     return seen, counts
 
 

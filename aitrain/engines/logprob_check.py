@@ -18,19 +18,19 @@ from aitrain.errors import RunFailed
 
 TEXTS = ("1 2 3 4 5", "Question: What is 7 * 8?\nAnswer:", "def add(a, b):", "The weights of a model")
 TOKENS = 16
-"""That the server answers each of them with, at most."""
+"""Maximum tokens of the server's completion of each text."""
 BOUND = 0.2
-"""Most that the log-probabilities of the answers may differ on average. Rounding to bfloat16 makes up to about 0.05,
-float32 less than 0.001; another model's differ by more than this, which no training makes up for."""
+"""Maximum mean difference of the log-probabilities of sampled tokens. Rounding to bfloat16 causes up to about 0.05,
+float32 less than 0.001; those of another model differ by more than this."""
 
 EVERY = 10
-"""Loads from one comparison to the next, once it was seen that the server follows the policy."""
+"""Loads between two comparisons, after the first one that passed."""
 CLEAR = 2.0
-"""How many times the rounding noise the policy must have moved before it is asked whether the server has, too."""
+"""Factor by which the policy's log-probabilities must have changed beyond the rounding noise before a comparison."""
 LEAST_NOISE = 1e-5
-"""Of log-probabilities, in float32."""
+"""Minimum rounding noise of log-probabilities, in float32."""
 FOLLOWED = 0.5
-"""Share of the policy's movement that the server must have made at least: 1 where it has the weights, 0 where not."""
+"""Minimum share of the policy's change that the server must show: 1 if it has the weights, 0 if not."""
 
 
 Place = tuple[int, int]
@@ -39,41 +39,40 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Probe:
-    """Log-probabilities of the same tokens at one moment, by the trainer's model and by the server."""
+    """Log-probabilities of the same tokens with one weight version, of the trainer's model and of the server."""
 
     own: dict[Place, float]
     served: dict[Place, float]
     loads: int
-    """How often weights had been loaded."""
+    """Number of loads of weights until then."""
 
 
 @dataclass
 class LogprobCheck:
-    """What a server is asked when it was given weights: the first time whether it has the same model, later whether it
-    follows the policy as that changes."""
+    """Compares a server with the trainer's model after loads of weights: at the first load, whether both have the same
+    model; later, whether the server's log-probabilities change with the policy's."""
 
     model: Any
     prompts: list[list[int]]
-    tell: Callable[[str], None] | None = None
-    """Who hears of a server that does not have the same model; None: that ends the run."""
+    notify: Callable[[str], None] | None = None
+    """Gets the message about a server that does not have the same model; None: the run ends with it."""
     _rows: list[list[int]] = field(default_factory=list, init=False)
-    """The prompts and what the server answered the first time."""
+    """The prompts, each followed by the server's completion at the first load."""
     _last: Probe | None = field(default=None, init=False)
     _noise: float = field(default=math.inf, init=False)
-    """What rounding makes of a log-probability, as a root of the mean square: the least that was seen, as weights that
-    did not arrive make it more."""
+    """Rounding noise of log-probabilities (root mean square): the smallest seen, as missing weights increase it."""
     _follows: bool = field(default=False, init=False)
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any, tell: Callable[[str], None] | None = None) -> LogprobCheck:
-        """With a few short prompts."""
-        return cls(model, [tokenizer(text)["input_ids"] for text in TEXTS], tell)
+    def of(cls, model: Any, tokenizer: Any, notify: Callable[[str], None] | None = None) -> LogprobCheck:
+        """A check with a few short prompts."""
+        return cls(model, [tokenizer(text)["input_ids"] for text in TEXTS], notify)
 
     async def compare(self, engine: VLLMServerEngine) -> None:
-        """Compare the two after a load, if it is time to.
+        """Compare server and model after a load, if a comparison is due.
 
         Raises:
-            RunFailed: they are not the same model, or the weights did not arrive.
+            RunFailed: the server has another model, or did not get the weights.
         """
         if self._last is None:
             await self._compare_models(engine)
@@ -89,11 +88,11 @@ class LogprobCheck:
             return
         message = (
             f"The vLLM server at {engine.url} does not have this run's weights: its log-probabilities differ"
-            f" from the trainer's by {gap:.2f} on average, after they were handed over.\n{_advice(engine)}"
+            f" from the trainer's by {gap:.2f} on average after the weight sync.\n{_advice(engine)}"
         )
-        if self.tell is None:
+        if self.notify is None:
             raise RunFailed(message)
-        self.tell(message)
+        self.notify(message)
 
     async def difference(self, engine: VLLMServerEngine) -> float:
         """Mean absolute difference between the log-probabilities of sampled tokens, the server's and the model's."""
@@ -102,12 +101,12 @@ class LogprobCheck:
         self._rows = [prompt + answer.ids for prompt, answer in zip(self.prompts, answers, strict=True)]
         own = self._logprobs()
         sampled = torch.tensor([token for answer in answers for token in answer.ids])
-        said = torch.tensor([value for answer in answers for value in answer.logprobs or ()])
-        return float((own.gather(-1, sampled[:, None])[:, 0] - said).abs().mean())
+        served = torch.tensor([value for answer in answers for value in answer.logprobs or ()])
+        return float((own.gather(-1, sampled[:, None])[:, 0] - served).abs().mean())
 
     async def _first_probe(self, engine: VLLMServerEngine) -> Probe:
-        """What later ones are compared with: the base where the server still has it, so that the adapter of a resumed
-        run is looked for at once; else the weights as they are."""
+        """The probe that the next one is compared with: of the base if the server has it, so that the adapter of a
+        resumed run is checked at once; else of the present weights."""
         if not isinstance(engine.weights.sync, AdapterSync):
             return await self._probe(engine, self._logprobs())
         return await self._probe(engine, self._logprobs(self.model.disable_adapter()), of_base=True)
@@ -115,7 +114,7 @@ class LogprobCheck:
     # -- later
 
     async def _compare_movement(self, engine: VLLMServerEngine, last: Probe) -> None:
-        """Only once the policy has moved clearly: before that, one that was not handed over looks the same."""
+        """Compare the changes since the last probe, if the policy's is larger than the rounding noise."""
         logprobs = self._logprobs()
         if not _rms(_differences(_at(logprobs, last.own), last.own)) > CLEAR * self._noise:
             return
@@ -124,35 +123,35 @@ class LogprobCheck:
         share = float(followed @ moved / (moved @ moved))
         if not share >= FOLLOWED:
             raise RunFailed(
-                f"The vLLM server at {engine.url} does not generate with the weights that it was given: the"
+                f"The vLLM server at {engine.url} does not generate with the weights that it was sent: the"
                 f" trainer's log-probabilities have changed by {_rms(moved):.2g},"
                 f" the server's by {max(share, 0.0):.0%} of that.\n"
-                f"{_advice_to_a_server_that_stays(engine)}"
+                f"{_advice_for_stale_weights(engine)}"
             )
         self._last, self._follows = now, True
 
     async def _probe(self, engine: VLLMServerEngine, logprobs: torch.Tensor, of_base: bool = False) -> Probe:
-        """`logprobs`: the model's own, of shape (contexts, vocabulary)."""
+        """Probe model and server; `logprobs` are the model's, shape (contexts, vocabulary)."""
         contexts = [
             row[:length]
             for prompt, row in zip(self.prompts, self._rows, strict=True)
             for length in range(len(prompt), len(row))
         ]
         likeliest = await engine.top_logprobs(contexts, of_base)
-        said = {(number, token): value for number, said in enumerate(likeliest) for token, value in said.items()}
-        own = _at(logprobs, said)
-        self._noise = min(self._noise, max(_rms(_differences(own, said)), LEAST_NOISE))
-        return Probe(own, said, engine.weights.loads)
+        served = {(number, token): value for number, tokens in enumerate(likeliest) for token, value in tokens.items()}
+        own = _at(logprobs, served)
+        self._noise = min(self._noise, max(_rms(_differences(own, served)), LEAST_NOISE))
+        return Probe(own, served, engine.weights.loads)
 
     @torch.no_grad()
     def _logprobs(self, variant: AbstractContextManager[Any] | None = None) -> torch.Tensor:
-        """The model's own, of every token at each place of the answers, without dropout: (places, vocabulary)."""
+        """The model's log-probabilities for the completions, without dropout, shape (positions, vocabulary)."""
         was_training = self.model.training
         self.model.eval()
         ids = pad_sequence([torch.tensor(row) for row in self._rows], batch_first=True).to(self.model.device)
         try:
             with variant or nullcontext():
-                logits = self.model(ids).logits  # padding comes after the tokens, which do not see it
+                logits = self.model(ids).logits  # causal attention: padding on the right has no effect
         finally:
             self.model.train(was_training)
         answers = [
@@ -167,7 +166,7 @@ def _at(logprobs: torch.Tensor, places: Iterable[Place]) -> dict[Place, float]:
 
 
 def _differences(values: dict[Place, float], others: dict[Place, float]) -> torch.Tensor:
-    """Where both have one."""
+    """Differences at the places that both have."""
     return torch.tensor([values[place] - others[place] for place in sorted(values.keys() & others.keys())])
 
 
@@ -177,11 +176,11 @@ def _rms(values: torch.Tensor) -> float:
 
 def _advice(engine: VLLMServerEngine) -> str:
     if isinstance(engine.weights.sync, AdapterSync):
-        return "Only the adapter is handed over: restart the server with the very base that is trained (--model)."
-    return "Does the server read the same files as the trainer, and is nobody else handing it weights?"
+        return "Only the adapter is synced: restart the server with the same base model as the run (--model)."
+    return "Check that the server reads the same files as the trainer, and that no other run syncs weights to it."
 
 
-def _advice_to_a_server_that_stays(engine: VLLMServerEngine) -> str:
+def _advice_for_stale_weights(engine: VLLMServerEngine) -> str:
     if isinstance(engine.weights.sync, AdapterSync):
-        return "It loads the adapter and does not use it: try --vllm-sync disk, which hands over all weights."
-    return "It reloads the files and keeps what it had: restart it, or use --vllm-mode colocate."
+        return "It loads the adapter and does not use it: try --vllm-sync disk, which syncs all weights."
+    return "It reloads the files and keeps its old weights: restart it, or use --vllm-mode colocate."

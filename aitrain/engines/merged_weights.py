@@ -12,9 +12,9 @@ from peft.tuners.lora import LoraLayer
 
 @torch.no_grad()
 def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """All weights under the base's own names, once where two share one; those with an adapter plus what it adds.
+    """(name, tensor) of all weights, with the base's names; shared ones once, those with an adapter merged.
 
-    The base is read and not written: to merge in place and take out again wears it down.
+    The base is not written, as merging and unmerging in place accumulates rounding errors.
     """
     if not isinstance(model, PeftModel):
         yield from model.named_parameters()
@@ -31,7 +31,7 @@ def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _delta(layer: Any) -> torch.Tensor | None:
-    """What the active adapters add to a layer's weight, of the weight's shape; None: nothing."""
+    """Sum of the active adapters' updates of a layer's weight, in its shape; None if there is none."""
     known = [name for name in layer.active_adapters if name in layer.lora_A or name in layer.lora_embedding_A]
     deltas = [layer.get_delta_weight(name) for name in known]
     return torch.stack(deltas).sum(dim=0) if deltas else None

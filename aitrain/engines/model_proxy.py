@@ -13,10 +13,10 @@ Ask = Callable[[str, tuple[object, ...], dict[str, object]], Any]
 
 
 class ModelProxy:
-    """Passes for the model: `generate` and calls go through the batcher, in evaluation mode and without gradients,
-    anything else (also setting an attribute) to the model itself.
+    """Behaves like the model: `generate` and calls go through the batcher, in evaluation mode and without gradients;
+    other attributes are read and set on the model itself.
 
-    `to`, `eval`, `train` and the like change nothing.
+    `to`, `eval`, `train` and the like do nothing.
     """
 
     __slots__ = ("_ask", "_model")
@@ -26,17 +26,17 @@ class ModelProxy:
         object.__setattr__(self, "_model", model)
 
     def generate(self, *args: object, **kwargs: object) -> Any:
-        """The model's own, as if it were called alone; what is sampled follows from the episode's seed."""
+        """The model's `generate`, with the result of a separate call; it samples with the episode's seed."""
         return self._ask("generate", args, kwargs)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """The model's own, without gradients."""
+        """The model's forward pass, without gradients."""
         return self._ask("__call__", args, kwargs)
 
     forward = __call__
 
     def to(self, *args: object, **kwargs: object) -> ModelProxy:
-        """Itself, unchanged."""
+        """Do nothing; returns the proxy."""
         return self
 
     eval = train = requires_grad_ = cuda = cpu = float = half = bfloat16 = to

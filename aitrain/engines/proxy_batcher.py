@@ -1,7 +1,7 @@
 """Gathers `model.generate` calls from many threads into few batches.
 
-An environment that generates with the policy itself gets a `ModelProxy` in its place. The thread of the event loop
-alone touches the model.
+An environment that generates with the policy gets a `ModelProxy` instead of the model. Only the thread of the event
+loop uses the model.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from aitrain.errors import RunFailed, ServerRefusedError, ServerTimeoutError
 from aitrain.execution.task import is_abandoned, paused
 
 SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
-"""Seconds; the first one before it is known how long a generation takes: 64 threads need 20 milliseconds to call."""
+"""Seconds to wait for further calls; the first one until the duration of a generation is known."""
 
 
 class ProxyBatcher:
-    """Answers the calls of a `ModelProxy`, those with the same settings together."""
+    """Runs the calls of a `ModelProxy`, those with the same settings in one batch."""
 
     def __init__(self, model: PreTrainedModel, pad_token_id: int, engine: Completer | None = None) -> None:
-        """`engine` generates where its sampling is what the call asks for; None: the model always does."""
+        """`engine` generates for the calls whose settings it supports; None: the model generates for all."""
         self.policy = ModelProxy(self.ask, model)
         self._model, self._pad, self._engine = model, pad_token_id, engine
         self._thread = threading.get_ident()
@@ -47,11 +47,11 @@ class ProxyBatcher:
         self._window = FIRST_WINDOW
 
     def ask(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        """What this method of the model returns: at once in the thread of the event loop, which may wait for nobody.
+        """Call a method of the model; in the thread of the event loop, which must not wait, it runs at once.
 
         Raises:
             RuntimeError: the calling task was abandoned, or calls are not served now, as the model may be training.
-            Exception: whatever the method raises.
+            Exception: what the method raises.
         """
         is_generate, seeds = method == "generate", current_seeds.get()
         seed = seeds.next_call() if is_generate and seeds is not None else None
@@ -62,7 +62,7 @@ class ProxyBatcher:
         if session is None or is_abandoned():
             raise _over()
         session.calls.put(call)
-        if session.is_over:  # perhaps nobody saw it
+        if session.is_over:  # it may have ended before the call was put
             _refuse(session.arrivals())
         session.wake()
         with paused():
@@ -75,8 +75,8 @@ class ProxyBatcher:
 
     @asynccontextmanager
     async def serving_calls(self, running: Callable[[], int]) -> AsyncIterator[None]:
-        """While this lasts, calls of other threads are served, of which `running` could make one; those that still wait
-        at its end are refused."""
+        """Context in which calls of other threads are served; `running` returns the number of threads that may call.
+        Calls that still wait at its end are refused."""
         session = _Session(asyncio.get_running_loop())
         self._thread, self._idle_since, self._session = threading.get_ident(), time.monotonic(), session
         server = asyncio.ensure_future(self._serve_calls(session, running))
@@ -99,7 +99,7 @@ class ProxyBatcher:
             if due:
                 session.waiting = [call for call in session.waiting if call not in due]
                 await self._serve(due)
-                await asyncio.sleep(0)  # their threads go on, and may call again or end
+                await asyncio.sleep(0)  # their threads continue, and may call again or end
                 continue
             rest = max(0.0, self._window_end(session.waiting) - time.monotonic()) if session.waiting else None
             with suppress(TimeoutError):
@@ -107,15 +107,15 @@ class ProxyBatcher:
                     await session.changed.wait()
 
     def _due(self, waiting: list[_Call], running: int) -> list[_Call]:
-        """What cannot share a batch; and when nobody else can come, or the window is over, everything."""
+        """The calls that cannot share a batch; all calls if no other thread can call, or the window is over."""
         alone = [call for call in waiting if call.request is None]
         if alone or not waiting:
             return alone
         return waiting if len(waiting) >= running or time.monotonic() >= self._window_end(waiting) else []
 
     def _window_end(self, waiting: list[_Call]) -> float:
-        """The model stands idle for half as long as it generates, which costs at most half as much again; a batch of
-        one costs a whole generation."""
+        """Time until which to wait for further calls: half the duration of the last generation, so that waiting adds at
+        most half of the time, while a separate generation would add all of it."""
         return max(waiting[0].arrived, self._idle_since) + self._window
 
     async def _serve(self, calls: list[_Call]) -> None:
@@ -131,13 +131,13 @@ class ProxyBatcher:
             raise
         self._idle_since = time.monotonic()
         if calls[0].request is not None:
-            took = 0.0 if came_alone else self._idle_since - start  # nobody else came: wait less the next time
+            took = 0.0 if came_alone else self._idle_since - start  # no further call came: wait less the next time
             self._window = max(SHORTEST_WINDOW, took / 2)
 
     # -- how
 
     async def _answer_alike(self, calls: list[_Call]) -> None:
-        """Answer calls of one kind."""
+        """Run calls of one kind."""
         first = calls[0].request
         settings = first and GenerateSettings.of(self._model, first)
         shared = [call for call in calls if settings and call.request and settings.allow(call.request)]
@@ -148,8 +148,8 @@ class ProxyBatcher:
             await self._answer(shared, functools.partial(self._together, settings))
 
     async def _answer(self, calls: list[_Call], work: Callable[[list[_Call]], Awaitable[Sequence[object]]]) -> None:
-        """Where several fail together, each half is tried again: only the one at fault fails, and all fit in memory. An
-        engine that is gone is not tried again, as each try would wait for it for minutes."""
+        """Run calls together; if that fails, each half again, so that only a faulty call fails, and memory suffices. An
+        engine that is gone is not tried again: each try would wait for it for minutes."""
         try:
             results = await work(calls)
         except Exception as error:
@@ -195,19 +195,19 @@ class ProxyBatcher:
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """A method of the model that a thread waits for; without a request it is called by itself, as given."""
+    """A call of a model's method, for which a thread waits; without a `request` it is not batched."""
 
     method: str
     args: tuple[object, ...]
     kwargs: dict[str, object]
     request: GenerateRequest | None
     seed: int | None = None
-    """What its rows are sampled with; None: the engine's own random numbers."""
+    """Seed of the sampling of its rows; None: the engine's own random numbers."""
     arrived: float = field(default_factory=time.monotonic)
     answers: queue.SimpleQueue[tuple[object, Exception | None]] = field(default_factory=queue.SimpleQueue)
 
     def answer(self) -> object:
-        """Wait for it."""
+        """Wait for the result."""
         result, error = self.answers.get()
         if error is not None:
             raise error
@@ -215,7 +215,7 @@ class _Call:
 
 
 class _Session:
-    """A time in which calls are served."""
+    """A period in which calls are served."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
@@ -239,8 +239,7 @@ class _Session:
 
 
 def _seeds(calls: list[_Call], rows: int) -> list[SampleSeed | None]:
-    """What each row of a batch of these calls is sampled with. Each call has a share of the rows: one call all of them,
-    several as many as they have prompts, times the completions of each prompt."""
+    """Seed of each row of a batch of these calls, whose rows are divided over the calls in proportion to prompts."""
     prompts = [1 if call.request is None else len(call.request.ids) for call in calls]
     each = rows // sum(prompts)
     counts = [count * each for count in prompts[:-1]]
@@ -261,10 +260,10 @@ def _refuse(calls: list[_Call]) -> None:
 
 
 def _fail(calls: list[_Call], error: Exception) -> None:
-    """Those that have their answer read no second one."""
+    """Put an error as answer of each call; a call that has its answer ignores it."""
     for call in calls:
         call.answers.put((None, error))
 
 
 def _over() -> RuntimeError:
-    return RuntimeError("the model was asked for something after the episode had ended")
+    return RuntimeError("the model was called after the episode had ended")

@@ -7,7 +7,7 @@ from accelerate import Accelerator
 
 
 def largest_over_ranks(accelerator: Accelerator, rows: int, max_tokens: int) -> tuple[int, int]:
-    """The largest numbers of rows and tokens over all ranks, each of which must call this."""
-    wanted = torch.tensor([[rows, max_tokens]], device=accelerator.device)
-    rows, max_tokens = accelerator.gather(wanted).max(dim=0).values.tolist()
+    """The largest numbers of rows and tokens over all ranks. Every rank must call this."""
+    own = torch.tensor([[rows, max_tokens]], device=accelerator.device)
+    rows, max_tokens = accelerator.gather(own).max(dim=0).values.tolist()
     return rows, max_tokens

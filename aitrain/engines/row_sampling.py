@@ -1,6 +1,6 @@
 """transformers' `generate` with a seed for each row: a row's tokens depend neither on its neighbours nor on its place.
 
-The random numbers of a token follow from its row's seed and its position alone (Gumbel-max: the token with the highest
+The random numbers of a token depend only on its row's seed and its position (Gumbel-max: the token with the highest
 log-probability plus Gumbel noise is a sample of the distribution).
 
 Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
@@ -30,9 +30,9 @@ Rows = Callable[[int], Sequence[SampleSeed | None]]
 
 @contextmanager
 def seeded_rows(model: Any, rows: Rows) -> Iterator[None]:
-    """While this lasts, `model.generate` samples each row by itself; afterwards torch's generators are as before.
+    """Context in which `model.generate` samples each row with its own seed; torch's generators are restored afterwards.
 
-    Greedy decoding and beam search stay what they are.
+    Greedy decoding and beam search are unchanged.
     """
     policy = model.get_base_model() if isinstance(model, PeftModel) else model
     make = policy._get_logits_processor
@@ -52,14 +52,14 @@ def seeded_rows(model: Any, rows: Rows) -> Iterator[None]:
 
 
 class RowSampler(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
-    """Draws a token for each row, and leaves nothing else to draw."""
+    """Samples a token for each row, and masks all others, so that `generate` takes it."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows, self._step = rows, 0
         self._draws: Sequence[SampleSeed | None] = ()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """`scores`: logits of shape (rows, vocabulary). Those that are NaN are left for `generate` to refuse."""
+        """`scores`: logits of shape (rows, vocabulary); returned unchanged if one is NaN, which `generate` refuses."""
         if self._step == 0:
             self._draws = self._rows(len(scores))
             self._generator = torch.Generator(scores.device)

@@ -8,8 +8,8 @@ From a token's logits to its probability, in vLLM's order, on every engine:
     4. min_p: tokens below that share of the most likely one's probability are cut off
     5. top_k, then top_p over what top_k leaves; softmax over the tokens that are left
 
-A stop string ends an answer with the token that completes it, once there are more than `min_new_tokens` tokens. All
-tokens of it stay in the answer.
+A stop string ends a completion of more than `min_new_tokens` tokens with the token that completes it. All of its tokens
+stay in the completion.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """The options of one run that decide how a token is sampled."""
+    """The sampling options of one run."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -43,7 +43,7 @@ class Sampling:
 
     @classmethod
     def of(cls, config: TrainConfig) -> Sampling:
-        """As the configuration has them."""
+        """The sampling options of a configuration."""
         return cls(
             config.rl_temperature,
             config.rl_top_k,
@@ -58,7 +58,7 @@ class Sampling:
 
     @property
     def greedy(self) -> Sampling:
-        """The same penalties and stops; the likeliest token, as vLLM takes it."""
+        """The same penalties and stop strings with greedy decoding, in vLLM's notation."""
         return replace(self, temperature=0.0, top_k=0, top_p=1.0)
 
     @property
@@ -69,16 +69,16 @@ class Sampling:
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether a probability depends on which tokens came before, beside what the model makes of them."""
+        """Whether there are penalties, which need the counts of earlier tokens."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def needs_processor(self) -> bool:
-        """Whether transformers' own top_k and top_p do not make the distribution."""
+        """Whether the distribution needs more than transformers' temperature, top_k and top_p."""
         return self.min_p > 0.0 or self.counts_tokens or self.min_new_tokens > 0
 
     def stop_strings(self, tokenizer: Any) -> StopStrings | None:
-        """What ends an answer beside tokens; None: nothing does."""
+        """The stop strings; None if there are none."""
         return StopStrings(tokenizer, self.stop, self.min_new_tokens) if self.stop else None
 
     def vllm_extras(self, eos_ids: Sequence[int], limit: int) -> dict[str, Any]:
@@ -100,15 +100,15 @@ class Sampling:
     # -- the distribution. Logits are float32, shape (rows, vocabulary), and not changed in place.
 
     def penalized(self, logits: Tensor, seen: Tensor, counts: Tensor) -> Tensor:
-        """Logits less the penalties: `seen` (bool) are the tokens of the context, `counts` how often the answer has
-        each token; both as large as the logits."""
+        """Logits with the penalties applied: `seen` (bool) marks the tokens of the context, `counts` are the counts of
+        each token in the completion; both in the shape of the logits."""
         if self.repetition_penalty != 1.0:
             penalty = torch.where(logits > 0, 1 / self.repetition_penalty, self.repetition_penalty)
             logits = torch.where(seen, logits * penalty, logits)
         return logits - self.frequency_penalty * counts - self.presence_penalty * (counts > 0)
 
     def without_ends(self, logits: Tensor, lengths: Tensor, eos_ids: Sequence[int]) -> Tensor:
-        """Logits with -inf for what ends an answer, in rows whose answer is shorter than `min_new_tokens`."""
+        """Logits with -inf for the eos tokens, in rows whose completion is shorter than `min_new_tokens`."""
         masked = logits.clone()
         masked[:, list(eos_ids)] = -math.inf
         return torch.where((lengths < self.min_new_tokens)[:, None], masked, logits)
@@ -121,7 +121,7 @@ class Sampling:
         return logits.masked_fill(logits < bound, -math.inf)
 
     def is_kept(self, scaled: Tensor) -> Tensor:
-        """Which tokens top_k and top_p leave, given logits after all that comes before them."""
+        """Mask of the tokens that top_k and top_p keep, given logits after penalties, temperature and min_p."""
         kept = scaled > -math.inf
         if 0 < self.top_k < scaled.shape[-1]:
             kept &= scaled >= scaled.topk(self.top_k, dim=-1).values[:, -1:]
@@ -135,8 +135,7 @@ class Sampling:
     def logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Log-probabilities of sampled tokens, shape (rows,), given logits after penalties and `without_ends`.
 
-        A sampled token is always among those that are left: at the edge of a cut, where rounding decides, the engine
-        may have kept what these logits would cut off.
+        A sampled token always counts as kept: at the edge of a cut, rounding may decide differently in the engine.
         """
         scaled = self.cut_by_min_p(logits) / self.temperature
         kept = self.is_kept(scaled).scatter(-1, tokens[:, None], True)

@@ -22,8 +22,10 @@ def replaced(owner: object, attributes: Mapping[str, object]) -> Iterator[None]:
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Garbage collections leave out what exists now: many episodes at a time cause many of them, and to look at all of
-    torch and transformers each time takes as long as the episodes themselves."""
+    """Context in which garbage collections skip the objects that existed before it.
+
+    Concurrent episodes cause many collections; scanning torch and transformers each time takes as long as the episodes.
+    """
     gc.collect()
     gc.freeze()
     try:

@@ -48,7 +48,7 @@ SALT = uuid.uuid4().hex
 
 @dataclass
 class VLLMServerEngine:
-    """A vLLM server as an engine, which answers each request by itself."""
+    """A vLLM server as an engine; requests are independent of each other."""
 
     weights: ServerWeights
     base_model: str
@@ -64,10 +64,10 @@ class VLLMServerEngine:
     """Called after each load of weights, by the process that loads them."""
     clock: RolloutClock = field(default_factory=RolloutClock)
     weight_version: int | None = field(default=None, init=False)
-    """Optimizer steps that the loaded weights have done; None: none were loaded, or the policy has others now."""
+    """Optimizer steps of the loaded weights; None if none were loaded, or the policy's have changed since."""
     last_bytes: int = field(default=0, init=False)
     last_seconds: float = field(default=0.0, init=False)
-    """Size of the weights that this process loaded last, and the time that it took."""
+    """Size and duration of the last load of weights by this process."""
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2), init=False)
     """For requests, each of which is an open file. One that waits for its slot has not checked the weights yet, as the
     server may restart meanwhile."""
@@ -79,14 +79,14 @@ class VLLMServerEngine:
 
     @property
     def restarts(self) -> int:
-        """How often the server had lost the policy's weights."""
+        """Number of times that the server had lost the policy's weights."""
         return self.weights.restarts
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion.
 
         Raises:
-            RunFailed: the server is gone for good, takes too long, or refuses.
+            RunFailed: the server does not come back, exceeds the deadline, or refuses the request.
         """
         sampling = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
         seed = None if request.seed is None else request.seed.request_seed
@@ -99,13 +99,13 @@ class VLLMServerEngine:
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """Nothing to prepare: the server answers each request by itself."""
+        """Context of episodes that are played together; no-op, as requests are independent of each other."""
         with activity.own.waiting("generating", 0.0):
             yield lambda: None
 
     async def generate_batch(self, batch: CompletionBatch) -> list[Completion]:
-        """One completion for each prompt, all by the same weights. If the server restarts meanwhile, all are sampled
-        again, as keeping those that were complete would favor short ones.
+        """One completion for each prompt, all with the same weights. If the server restarts meanwhile, all are sampled
+        again, as keeping the finished ones would favor short completions.
 
         Raises:
             RunFailed: as for `generate`.
@@ -119,7 +119,7 @@ class VLLMServerEngine:
         async def attempt() -> list[Completion]:
             parts = await run_all(complete(request) for _, request in requests)
             if not await self.weights.are_loaded():
-                raise ServerGoneError("it was restarted while it answered")
+                raise ServerGoneError("it was restarted during the request")
             completions: dict[int, Completion] = {}
             for (places, _), part in zip(requests, parts, strict=True):
                 completions.update(zip(places, part, strict=True))
@@ -159,7 +159,7 @@ class VLLMServerEngine:
         ]
 
     async def _post(self, request: CompletionRequest, of_base: bool = False) -> dict[str, Any]:
-        """The server's response. It refuses an adapter that it does not have any more."""
+        """The server's response; ServerGoneError if it has lost the policy, whose adapter it then refuses."""
         weights = self.weights
         model = self.base_model if of_base or weights.policy is None else weights.policy
         body = request.body(model, f"{SALT}-{weights.version}", self.end.eos_ids)
@@ -178,7 +178,7 @@ class VLLMServerEngine:
         Every rank must call this.
 
         Raises:
-            ServerFailed: the server is gone for good, or does not take them.
+            ServerFailed: the server does not come back, or refuses the weights.
         """
         if self.weight_version == version:
             return
@@ -194,7 +194,7 @@ class VLLMServerEngine:
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Ends when all ranks have ended it, and raises a failure of one rank on all. Every rank must enter it.
+        """Context that ends on all ranks together, and raises a failure of one rank on all. Every rank must enter it.
 
         Raises:
             ServerFailed: a rank failed.

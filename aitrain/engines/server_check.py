@@ -22,7 +22,7 @@ class ServerNeeds:
     """What a run needs of a server."""
 
     model: str
-    """As in `--model`, or the server's name for it."""
+    """Name or folder, as in `--model`, or the server's name of it."""
     context: int
     """Maximum tokens of prompt and completion."""
     rank: int | None
@@ -48,14 +48,14 @@ class ServerModel:
     name: str
     context: int
     is_on_cpu: bool = False
-    """False also if the server does not tell."""
+    """False also if unknown."""
 
 
 def check_server(url: str, needs: ServerNeeds) -> ServerModel:
-    """The server's model, if it can be trained with.
+    """Check that a server can be trained with; returns its model.
 
     Raises:
-        ConfigError: there is none, or it lacks something; with the command that starts one.
+        ConfigError: no server answers, or it lacks something; the message has the command that starts one.
     """
     with closing(EventLoop()) as loop:
         return loop.run(_check(VLLMClient(url, deadline=CHECK_SECONDS), needs))
@@ -72,7 +72,7 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
     except ServerTimeoutError:
         lack = f"did not answer within {CHECK_SECONDS:.0f} seconds"
     except (RunFailed, KeyError, TypeError) as error:
-        lack = f"does not answer like one ({type(error).__name__}: {error})"
+        lack = f"does not answer like a vLLM server ({type(error).__name__}: {error})"
     finally:
         await client.close()
     if lack:
@@ -82,7 +82,7 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
 
 
 def check_for_nccl(url: str, model: str) -> None:
-    """Whether there is a server for TRL's own way, which looks for one for minutes.
+    """Check that a server answers, before TRL's client, which waits for it for minutes.
 
     Raises:
         ConfigError: no server answers.
@@ -107,18 +107,18 @@ async def _lack(client: VLLMClient, base: ServerModel | None, needs: ServerNeeds
     """What is missing, as part of a sentence; empty if nothing is."""
     if base is None:
         names = ", ".join(str(card["id"]) for card in (await client.get("/v1/models"))["data"])
-        return f"has {names}, and we train {needs.model}"
+        return f"serves {names}, but the run trains {needs.model}"
     if base.context < needs.context:
-        return f"takes {base.context} tokens of prompt and answer, and we need {needs.context}"
+        return f"takes {base.context} tokens of prompt and completion, but the run needs {needs.context}"
     if lack := await _lacks_sync(client, needs):
         return lack
     if await _has_raw_logprobs(client, base):
-        return "gives log-probabilities before temperature and top-p, which training cannot correct with"
+        return "returns log-probabilities before temperature and top-p, which training cannot use"
     return ""
 
 
 async def _details(client: VLLMClient) -> dict[str, Any]:
-    """Its configuration, which it tells in its development mode only."""
+    """The server's configuration; empty unless it is in its development mode."""
     try:
         details: dict[str, Any] = (await client.get("/server_info?config_format=json"))["vllm_config"]
     except ServerRefusedError:
@@ -134,10 +134,10 @@ def _lack_in(details: dict[str, Any], needs: ServerNeeds) -> str:
     """What is missing in its configuration, as part of a sentence; empty if nothing is."""
     rank = (details.get("lora_config") or {}).get("max_lora_rank")
     if needs.rank and rank is not None and rank < needs.rank:
-        return f"takes adapters of rank {rank} at most, and we train one of rank {needs.rank}"
+        return f"takes adapters of rank {rank} at most, but the run trains one of rank {needs.rank}"
     extension = (details.get("parallel_config") or {}).get("worker_extension_cls")
     if needs.is_on_cpu and not needs.rank and not extension:
-        return "runs on the CPU and lacks what it needs there to be handed weights"
+        return "runs on the CPU and lacks the worker extension that loads weights there"
     return ""
 
 
@@ -146,7 +146,7 @@ async def _lacks_sync(client: VLLMClient, needs: ServerNeeds) -> str:
     if needs.rank is None:
         return "" if version else "is not in its development mode"
     if version.startswith(LOADED):
-        return f"has no base any more: a run has handed it other weights ({version})"
+        return f"has lost its base weights: another run has loaded its own ({version})"
     nothing = {"lora_name": "policy", "lora_path": "/nonexistent"}
     try:
         await client.post("/v1/load_lora_adapter", nothing)
@@ -158,7 +158,7 @@ async def _lacks_sync(client: VLLMClient, needs: ServerNeeds) -> str:
 
 
 async def _version_of(client: VLLMClient) -> str:
-    """The server's weight version, which it tells in its development mode only; empty if it does not."""
+    """The server's weight version; empty unless it is in its development mode."""
     try:
         return await weight_version_of(client)
     except ServerRefusedError:
@@ -166,7 +166,7 @@ async def _version_of(client: VLLMClient) -> str:
 
 
 async def _has_raw_logprobs(client: VLLMClient, base: ServerModel) -> bool:
-    """Where only the likeliest token may be drawn, it is certain; before that it was not."""
+    """Whether log-probabilities are those before truncation: with top_k 1, processed ones are 0."""
     body = {"model": base.name, "prompt": [[n] for n in range(1, 9)], "max_tokens": 1, "logprobs": 0}
     response = await client.post("/v1/completions", body | {"temperature": 1.0, "top_k": 1})
     return any(choice["logprobs"]["token_logprobs"][0] < -1e-3 for choice in response["choices"])

@@ -17,48 +17,48 @@ from aitrain.vllm.client import VLLMClient
 T = TypeVar("T")
 
 POLL_SECONDS = 1.0
-"""Between two checks whether the server is back."""
+"""Seconds between two checks whether the server is back."""
 
 ATTEMPTS = 3
-"""How often the same thing is tried, if the server dies of it or meanwhile."""
+"""Attempts of the same request, if the server dies during it."""
 
 
 @dataclass
 class ServerWeights:
-    """Sends requests to a server that has the policy's weights: one that dies is waited for, and gets them again."""
+    """Sends requests to a server that has the policy's weights; waits for a server that dies, and loads them again."""
 
     client: VLLMClient
     sync: WeightSync
     restart_timeout: float = 600.0
     """Seconds to wait for a server that is gone."""
     give_up_reason: Callable[[], str] = lambda: ""
-    """Why a server that is gone will not come back, empty while it may; called while waiting for it."""
+    """Called while waiting for a server: the reason to give up, empty to continue."""
     version: WeightVersion | None = field(default=None, init=False)
     """The weights that the server should have; None: those that it was started with."""
     restarts: int = field(default=0, init=False)
-    """How often the server had lost the policy's weights."""
+    """Number of times that the server had lost the policy's weights."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     """Held by the one request that checks the server; all others wait for it."""
     _came_back: float = field(default=-math.inf, init=False)
-    """When a server that was gone answered again."""
+    """Time when a server that was gone answered again."""
     _last_check: float = field(default=-math.inf, init=False)
-    """When the server was seen to have the weights."""
+    """Time of the last check that found the weights."""
 
     @property
     def loads(self) -> int:
-        """How often weights were loaded, restarts not counted."""
+        """Number of loads of weights, without those after restarts."""
         return 0 if self.version is None else self.version.load
 
     @property
     def policy(self) -> str | None:
-        """What requests call the policy; None: what they call the model that the server was started with."""
+        """The policy's model name in requests; None for that of the model that the server was started with."""
         return None if self.version is None else self.sync.model_name(self.version)
 
     async def load(self, version: WeightVersion) -> None:
         """Load weights that were written, while no other request is sent.
 
         Raises:
-            RunFailed: the server is gone for good, or does not take them.
+            RunFailed: the server does not come back, or refuses them.
         """
 
         async def attempt() -> None:
@@ -70,11 +70,11 @@ class ServerWeights:
         self.version = version
 
     async def request(self, attempt: Callable[[], Awaitable[T]], max_age: float = 0.0) -> T:
-        """The result of `attempt`, which sends requests. Before each try the server is checked for the weights, unless
-        that was done in the last `max_age` seconds.
+        """The result of `attempt`, which sends requests. Before each attempt the server is checked for the weights,
+        unless that was done in the last `max_age` seconds.
 
         Raises:
-            RunFailed: the server is gone for good, or fails each time.
+            RunFailed: the server does not come back, or fails in each attempt.
         """
 
         async def with_weights() -> T:
@@ -104,7 +104,7 @@ class ServerWeights:
                 cause = str(gone)
             self._last_check = -math.inf
             await self._wait_until_up(cause)
-        raise RunFailed(f"The vLLM server at {self.client.url} failed {ATTEMPTS} times at the same thing: {cause}")
+        raise RunFailed(f"The vLLM server at {self.client.url} failed {ATTEMPTS} times at the same request: {cause}")
 
     async def _wait_until_up(self, cause: str) -> None:
         failed = time.monotonic()
@@ -118,7 +118,7 @@ class ServerWeights:
                 if time.monotonic() > failed + self.restart_timeout:
                     raise RunFailed(
                         f"The vLLM server at {self.client.url} is gone, and was not back within"
-                        f" {self.restart_timeout:.0f} seconds: {cause}\nIts log says why."
+                        f" {self.restart_timeout:.0f} seconds: {cause}\nSee its log for the reason."
                     )
                 await asyncio.sleep(POLL_SECONDS)
             self._came_back = time.monotonic()

@@ -17,8 +17,10 @@ class WorkerExtension:
 
 
 def renew_tied_head(model: Any) -> None:
-    """On the CPU vLLM keeps a repacked copy of the output layer. Where that is the embedding, reloading the embedding
-    forgets the copy: a vLLM 0.31 that was handed new weights would go on with the old output layer."""
+    """Repack the output layer of a model with tied embeddings after a reload of weights.
+
+    On the CPU, vLLM 0.31 keeps a repacked copy of the output layer, which a reload of the embedding does not update.
+    """
     if not getattr(model.config, "tie_word_embeddings", False):
         return
     model.lm_head.weight = model.model.embed_tokens.weight

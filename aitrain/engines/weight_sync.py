@@ -27,10 +27,10 @@ TRIES = 3
 """Attempts to lock the folder of the weights."""
 
 PAUSE_SECONDS = 1.0
-"""Between these attempts."""
+"""Seconds between these attempts."""
 
 IN_MEMORY = "aitrain-weights-"
-"""What folders of weights in memory are called."""
+"""Prefix of the names of folders of weights in memory."""
 
 ADAPTER = "policy-"
 """Prefix of the names of adapters, followed by the weight version."""
@@ -41,8 +41,8 @@ LOADED = "aitrain-"
 
 @dataclass(frozen=True)
 class WeightVersion:
-    """Weights that a server loads, by their name: the optimizer steps that they had done, and the number of loads until
-    then, as weights may change without a step."""
+    """Name of weights that a server loads: their optimizer steps, and the number of the load, as weights may change
+    without a step."""
 
     step: int
     load: int
@@ -55,7 +55,7 @@ class WeightSync(Protocol):
     """How weights get to the server."""
 
     def write(self, version: WeightVersion) -> int:
-        """Write the present weights to files, from one process; returns their size in bytes."""
+        """Write the policy's weights to files, from one process; returns their size in bytes."""
 
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
         """Make the server use the weights that were written. Several processes may call this at the same time."""
@@ -72,14 +72,14 @@ class WeightSync(Protocol):
         """
 
     def model_name(self, version: WeightVersion) -> str | None:
-        """What requests call the policy; None: the name of the model that the server was started with."""
+        """The policy's model name in requests; None for that of the model that the server was started with."""
 
     def close(self) -> None:
         """Remove the files."""
 
 
 class _Files:
-    """A folder of our own with the weights of the last push, which is gone when the process is."""
+    """The run's folder with the last weights that were written; removed when the process ends."""
 
     def __init__(self, model: Any, folder: Path) -> None:
         self.model = model
@@ -91,15 +91,15 @@ class _Files:
         if self._removal is not None:
             self._removal()
 
-    def _take(self) -> None:
-        """Make the folder, and lock it for as long as this process lives."""
+    def _lock_folder(self) -> None:
+        """Make the folder, and lock it until this process ends."""
         for _ in range(TRIES):
             self.folder.mkdir(parents=True, exist_ok=True)
             if (lock := _locked(self.folder)) is not None:
                 self._removal = weakref.finalize(self, _remove, self.folder, lock)
                 return
-            time.sleep(PAUSE_SECONDS)  # another run may just be looking whether it is an orphan
-        raise RunFailed(f"Another process writes weights to {self.folder}: is this run running twice?")
+            time.sleep(PAUSE_SECONDS)  # another run may hold the lock to check whether the folder is an orphan
+        raise RunFailed(f"Another process writes weights to {self.folder}: is the run started twice?")
 
     def path(self, version: WeightVersion) -> Path:
         """Directory of these weights."""
@@ -107,9 +107,9 @@ class _Files:
 
     @contextmanager
     def _writing(self, version: WeightVersion) -> Iterator[Path]:
-        """A new folder, complete or not there, in the place of the one before: the disk may not hold two."""
+        """A new folder, which gets its name when it is complete; the one before is removed first, to save space."""
         if self._removal is None:
-            self._take()
+            self._lock_folder()
         for before in self.folder.iterdir():
             shutil.rmtree(before, ignore_errors=True)
         partial_folder = self.folder / "partial"
@@ -122,14 +122,13 @@ class _Files:
 
 
 class AdapterSync(_Files):
-    """The adapter alone, under a new name each time, for a server that has the base and never changes it.
+    """Syncs the adapter alone, with a new name each time, to a server that has the base model.
 
-    An adapter that vLLM loaded with `load_inplace` is read from disk again at every step of its engine, so the one
-    before is unloaded instead.
+    The adapter before is unloaded; with `load_inplace`, vLLM would read it from disk at every step of its engine.
     """
 
     def write(self, version: WeightVersion) -> int:
-        """adapter_model.safetensors and adapter_config.json."""
+        """Write adapter_model.safetensors and adapter_config.json; returns their size in bytes."""
         with self._writing(version) as folder:
             weights = get_peft_model_state_dict(self.model, save_embedding_layers=False)
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
@@ -173,17 +172,17 @@ class AdapterSync(_Files):
 
 
 class DiskSync(_Files):
-    """All weights, for a server in its development mode that reads them over its own."""
+    """Syncs all weights, to a server in its development mode, which replaces its own."""
 
     def __init__(self, model: Any, folder: Path, dtype: torch.dtype | None = None, renews: bool = False) -> None:
         super().__init__(model, folder)
         self._renews = renews
-        """Whether the server is on the CPU and its output layer has to be set again: see tied_head.py."""
+        """Whether the server is on the CPU and its output layer must be repacked: see tied_head.py."""
         self._dtype = dtype
         """Data type of the files; None: that of the model."""
 
     def write(self, version: WeightVersion) -> int:
-        """As `save_pretrained` writes a model, with the adapter in it if there is one."""
+        """Write the files of `save_pretrained`, with a merged adapter; returns their size in bytes."""
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         with self._writing(version) as folder, _no_progress_bar():
             base.save_pretrained(folder, state_dict=self._weights())
@@ -194,7 +193,7 @@ class DiskSync(_Files):
         return {name: weight.detach().to(dtype=self._dtype or weight.dtype) for name, weight in pairs}
 
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
-        """Let the server read the files, and name what it has."""
+        """Have the server read the files and set its weight version."""
         where = {"weights_path": str(self.path(version))}
         await client.post("/collective_rpc", {"method": "reload_weights", "kwargs": where})
         if self._renews:
@@ -202,18 +201,18 @@ class DiskSync(_Files):
         await client.post("/update_weight_version", {"new_version": self._name(version)})
 
     async def unload(self, client: VLLMClient) -> bool:
-        """Nothing can be removed; returns whether a run has loaded weights."""
+        """Returns whether a run has loaded weights; the server's own cannot be removed."""
         return (await weight_version_of(client)).startswith(LOADED)
 
     async def has_version(self, client: VLLMClient, version: WeightVersion) -> bool:
-        """Whether these weights were the last to be loaded."""
+        """Whether these weights were the last that were loaded."""
         loaded = await weight_version_of(client)
         if loaded.startswith(LOADED) and loaded != self._name(version):
             raise _shared(client)
         return loaded == self._name(version)
 
     def model_name(self, version: WeightVersion) -> None:
-        """The server's model itself has the weights."""
+        """None: the weights are those of the server's own model."""
 
     def _name(self, version: WeightVersion) -> str:
         """The server's weight version: the run and the version."""
@@ -222,7 +221,7 @@ class DiskSync(_Files):
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """At every step it would be a new one."""
+    """Context without transformers' progress bar, which would appear at every step."""
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -239,8 +238,8 @@ async def weight_version_of(client: VLLMClient) -> str:
 
 def _shared(client: VLLMClient) -> RunFailed:
     return RunFailed(
-        f"Another run hands its weights to the vLLM server at {client.url}, and it has one policy at a time.\n"
-        "Give each run a server of its own; without --vllm-server-url aitrain starts one."
+        f"Another run syncs its weights to the vLLM server at {client.url}, which has one policy at a time.\n"
+        "Give each run its own server; without --vllm-server-url aitrain starts one."
     )
 
 
@@ -253,9 +252,9 @@ def roomy_folder(run_folder: Path, needed: int, memory: Path = Path("/dev/shm"))
 
 
 def remove_orphans(memory: Path) -> None:
-    """Weights whose process was killed: nobody holds the lock on their folder."""
+    """Remove folders of weights that no process holds the lock of, as their process was killed."""
     for folder in memory.glob(f"{IN_MEMORY}*"):
-        with suppress(PermissionError):  # somebody else's
+        with suppress(PermissionError):  # another user's
             lock = _locked(folder)
             if lock is not None:
                 _remove(folder, lock)

@@ -98,7 +98,7 @@ class CallPolicy:
     level: str
     by_episode: bool
     in_processes: bool
-    tell: Notify
+    notify: Notify
     is_serial: bool = False
     """Whether calls run one at a time, in the order of their cases."""
     plan: CopyPlan | None = None
@@ -144,7 +144,7 @@ class CallPolicy:
             self._run_serially(place, f"; the environment cannot be copied for each call: {problem}")
             return
         self.plan = plan
-        self.tell(
+        self.notify(
             f"{_described(place)}, and calls run concurrently.\n"
             "Each call therefore gets a copy of the environment, and does not see the changes of others. A copy costs\n"
             "microseconds; with local variables none is needed."
@@ -152,7 +152,7 @@ class CallPolicy:
 
     def _run_serially(self, place: WriteSite, why: str = "", again: str = "") -> None:
         self.is_serial, self.is_known, self.plan = True, True, None
-        self.tell(
+        self.notify(
             f"{_described(place)}, and other calls may read it{why}.\n"
             f"Calls therefore run one after another, and a batch takes the sum of their times.{again}\n"
             "To run them concurrently, keep the data of a call in local variables, and read and write\n"
@@ -166,7 +166,7 @@ class CallPolicy:
         plan = CopyPlan(own | _self_references(self.environment), _names(report.guarded))
         problem = plan.problem_with(self.environment)
         if problem is not None:
-            self.tell(
+            self.notify(
                 f"{_described(place)}, and concurrent episodes share it,\n"
                 f"because the environment cannot be copied: {problem}.\n"
                 "Keep the data of an episode in local variables, or let `start` return an object for each episode."
@@ -174,7 +174,7 @@ class CallPolicy:
             return
         self.plan = plan
         if report.carried or report.scratch:
-            self.tell(
+            self.notify(
                 f"{_described(place)}, and episodes run concurrently.\n"
                 "Each episode therefore gets a copy of the environment as build_dataset left it, and does not see the\n"
                 "changes of others. To share a value, read and write it only inside `with self.lock:` (a\n"

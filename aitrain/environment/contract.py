@@ -17,16 +17,16 @@ Prompt = str | list[dict[str, Any]]
 """What a case asks: a string, or chat messages."""
 
 LEVELS = ("score_episode", "episode", "start")
-"""What plays an episode with the model: an environment has one of them."""
+"""Methods that play an episode; an environment has exactly one of them."""
 
-SCORE_WORDS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text")
-"""What `score_episode` may ask for by name, beside the columns of the dataset."""
+SCORE_ARGUMENTS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text")
+"""Parameters that `score_episode` may have, beside the columns of the dataset."""
 
-MODEL_WORDS = ("model", "tokenizer")
-"""Of those, what belongs to the policy: every call is given the object itself, and of everything else a copy."""
+MODEL_ARGUMENTS = ("model", "tokenizer")
+"""Arguments that are passed to every call as they are; all others are copied for each call."""
 
-START_WORDS = ("case_idx", "seed", "prompt", "case")
-"""What `episode` and `start` may ask for by name, beside the columns of the dataset."""
+START_ARGUMENTS = ("case_idx", "seed", "prompt", "case")
+"""Parameters that `episode` and `start` may have, beside the columns of the dataset."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the dataset. `case_idx` is what the environment knows it by, which several rows may have in common;
-    `number` is the row's own: its place in the dataset, where held-out rows are numbered on from the last one."""
+    """One row of the dataset.
+
+    `case_idx` is the environment's name for it, not necessarily unique. `number` is unique: the row's index in the
+    dataset; the rows of `build_eval_dataset` are numbered after those of the dataset.
+    """
 
     case_idx: Any
     prompt: Prompt
@@ -52,18 +55,18 @@ class Case:
         """Whether the prompt is chat messages."""
         return not isinstance(self.prompt, str)
 
-    def words(self, seed: int) -> dict[str, Any]:
-        """Everything that `episode` and `start` may ask for; our words win over a column of the same name."""
+    def arguments(self, seed: int) -> dict[str, Any]:
+        """All arguments for `episode` and `start`; a column with one of our names is not passed."""
         ours = {"case_idx": self.case_idx, "seed": seed, "prompt": self.prompt, "case": dict(self.row)}
         return {**self.row, **ours}
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """The model's answers to a case, as the environment is shown them.
+    """The conversation of one case, as `score_episode` gets it.
 
-    `content` is a string for string prompts; for chat prompts it is the messages after the prompt, which is one of the
-    assistant's where there are no tools.
+    `content` is a string for a string prompt, else the messages after the prompt: a single one of the assistant if
+    there are no tools.
     """
 
     case: Case
@@ -71,7 +74,7 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """The last answer as a string, whatever the prompt is."""
+        """The last answer as a string, for string and chat prompts."""
         if isinstance(self.content, str):
             return self.content
         own = [message for message in self.content if message.get("role") == "assistant"]
@@ -84,8 +87,8 @@ class Transcript:
             return [{"role": "user", "content": self.case.prompt}, {"role": "assistant", "content": self.text}]
         return [*self.case.prompt, *self.content]
 
-    def words(self) -> dict[str, Any]:
-        """Everything of it that `score_episode` may ask for; our words win over a column of the same name."""
+    def arguments(self) -> dict[str, Any]:
+        """All arguments for `score_episode` but model and tokenizer; a column with one of our names is not passed."""
         return {
             **self.case.row,
             "completion": self.content,
@@ -111,15 +114,15 @@ def level_of(environment: object) -> str:
             "(or, for several turns, `episode` or `start`, see docs/environments.md)"
         )
     if len(found) > 1:
-        raise EnvironmentFailed(f"{name} has both {found[0]} and {found[1]}: which of them plays? Remove one.")
+        raise EnvironmentFailed(f"{name} has both {found[0]} and {found[1]}: remove one of them")
     return found[0]
 
 
 def check_methods(environment: object) -> None:
-    """Refuse an environment that lacks a method; this needs neither a dataset nor a model.
+    """Check that the environment has the methods it needs, without building a dataset.
 
     Raises:
-        EnvironmentFailed: it does, or has one that cannot be played with.
+        EnvironmentFailed: a method is missing, or `episode` is async.
     """
     if not callable(getattr(environment, "build_dataset", None)):
         raise EnvironmentFailed(
@@ -129,22 +132,22 @@ def check_methods(environment: object) -> None:
     method = getattr(environment, level)
     if level == "episode" and (inspect.isasyncgenfunction(method) or inspect.iscoroutinefunction(method)):
         raise EnvironmentFailed(
-            f"{type(environment).__name__}.episode is async, and Python lets no async generator return a score\n"
+            f"{type(environment).__name__}.episode is async, but an async generator cannot return a score\n"
             "Write it with `def`, or use `start`, whose methods may be async."
         )
 
 
 def check_contract(environment: Any, columns: Iterable[str]) -> None:
-    """Refuse what cannot be trained on, knowing the columns that every row of its dataset has.
+    """Check the environment's methods and their parameters; `columns` are those that every row of its dataset has.
 
     Raises:
-        EnvironmentFailed: a method is missing, or asks for something that there is not.
+        EnvironmentFailed: a method is missing, or has a required parameter that is neither known nor a column.
     """
     check_methods(environment)
     level = level_of(environment)
-    words = SCORE_WORDS if level == "score_episode" else START_WORDS
+    arguments = SCORE_ARGUMENTS if level == "score_episode" else START_ARGUMENTS
     place, columns = f"{type(environment).__name__}.{level}", set(columns)
-    known = {*words, *columns}
+    known = {*arguments, *columns}
     for parameter in inspect.signature(getattr(environment, level)).parameters.values():
         takes_rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if takes_rest or parameter.default is not parameter.empty:
@@ -155,33 +158,33 @@ def check_contract(environment: Any, columns: Iterable[str]) -> None:
             )
         if parameter.name not in known:
             raise EnvironmentFailed(
-                f"{place} asks for {parameter.name}, which is not known.{did_you_mean(parameter.name, known)}\n"
-                f"It may ask for: {', '.join(words)}\n"
+                f"{place} has an unknown parameter, {parameter.name}.{did_you_mean(parameter.name, known)}\n"
+                f"It may have: {', '.join(arguments)}\n"
                 f"and the columns that every row has: {', '.join(sorted(columns - {'prompt'})) or 'none but prompt'}"
             )
 
 
-def arguments_for(method: Callable[..., Any], words: Mapping[str, Any]) -> dict[str, Any]:
-    """Of all the words, those that the method names; all of them when it takes `**kwargs`."""
-    return chosen(named_by(method), words)
+def arguments_for(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments whose names are parameters of the method; all of them if it takes `**kwargs`."""
+    return chosen(named_by(method), arguments)
 
 
 def named_by(method: Callable[..., Any]) -> tuple[str, ...] | None:
-    """The parameters that a method names; None: it takes all there are."""
+    """Names of a method's parameters; None if it takes `**kwargs`."""
     parameters = inspect.signature(method).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return None if takes_all else tuple(parameters)
 
 
-def chosen(names: tuple[str, ...] | None, words: Mapping[str, Any]) -> dict[str, Any]:
-    """Of all the words, those with these names."""
-    return dict(words) if names is None else {name: words[name] for name in names if name in words}
+def chosen(names: tuple[str, ...] | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with these names; all of them for None."""
+    return dict(arguments) if names is None else {name: arguments[name] for name in names if name in arguments}
 
 
 def call_with_tokenizer(method: Callable[..., Any], tokenizer: object) -> Any:
-    """`build_dataset` and its kin: the tokenizer by position, whatever the parameter is called, or nothing."""
+    """Call `build_dataset` or `build_eval_dataset`, with the tokenizer as first argument if it takes one."""
     for first in list(inspect.signature(method).parameters.values())[:1]:
-        # `limit=100`, with a default of its own kind, is no tokenizer
+        # a parameter with another default, such as `limit=100`, is not for the tokenizer
         is_open = first.default is first.empty or first.default is None or first.name == "tokenizer"
         if is_open and first.kind not in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
             return run_if_async(method(tokenizer))

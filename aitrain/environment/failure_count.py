@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from aitrain.errors import EnvironmentFailed
 
 PATIENCE = 3
-"""Batches in a row with too many failures, after which a run is given up."""
+"""Consecutive batches with too many failures that end a run."""
 
 ABANDONED_LIMIT = 64
-"""Threads of calls that hang, over all processes, at which a run is given up: they hold memory, locks and cores."""
+"""Threads of hanging calls, over all processes, that end a run: they hold memory, locks and cores."""
 
 
 @dataclass
 class FailureCount:
-    """Failures over a whole run: what to tell the user once, and when to give up."""
+    """Counts failures over a whole run: reports each kind once, and ends a run with too many."""
 
-    most: float = 1.0
+    max_failed: float = 1.0
     """Share of a batch that may fail (rl_max_failed)."""
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     batches: int = 0
     scored: int = 0
     empty_batches: int = 0
@@ -28,37 +28,37 @@ class FailureCount:
     has_noted_abandoned: bool = False
 
     def first_of_each(self, failures: Sequence[tuple[str, str]]) -> list[str]:
-        """Of (kind, message) pairs, the messages of kinds that have not been told in this run."""
-        news = {kind: message for kind, message in reversed(failures) if kind not in self.told}
-        self.told |= set(news)
+        """Messages of the (kind, message) pairs whose kind has not been reported in this run."""
+        news = {kind: message for kind, message in reversed(failures) if kind not in self.reported}
+        self.reported |= set(news)
         return list(news.values())
 
     def after_batch(self, scores: int, failures: int, episodes: int) -> None:
-        """Note a batch, counted over all processes.
+        """Count a batch, with the sums over all processes.
 
         Raises:
-            EnvironmentFailed: nothing could be scored, or too much failed, for the third batch in a row.
+            EnvironmentFailed: no episode was scored, or too many failed, in PATIENCE consecutive batches.
         """
         self.batches += 1
         self.scored += scores
-        self.bad_batches = self.bad_batches + 1 if failures > self.most * episodes else 0
+        self.bad_batches = self.bad_batches + 1 if failures > self.max_failed * episodes else 0
         is_empty = not scores and (failures or not self.scored)
         self.empty_batches = self.empty_batches + 1 if is_empty else 0
         if self.empty_batches >= PATIENCE:
             raise EnvironmentFailed(self._nothing_to_learn_from(f"{PATIENCE} batches in a row"))
         if self.bad_batches >= PATIENCE:
             raise EnvironmentFailed(
-                f"More than {self.most:.0%} of the episodes failed in {PATIENCE} batches in a row (--rl-max-failed),"
-                f" {failures} of {episodes} in the last one.\n"
+                f"More than {self.max_failed:.0%} of the episodes failed in {PATIENCE} batches in a row"
+                f" (--rl-max-failed), {failures} of {episodes} in the last one.\n"
                 "The first failure of each kind is shown above; all of them are in rollouts/."
             )
 
     def after_abandoned(self, threads: int, hangs_at: Callable[[], Sequence[str]]) -> str | None:
-        """Note how many threads of abandoned calls run on, counted over all processes; the first time that there are
-        some, returns what to tell the user. `hangs_at` gives the lines that calls hang at, one of each process.
+        """Check the number of threads of abandoned calls, over all processes; returns a note for the user the first
+        time that there are any. `hangs_at` returns the line of the last hanging call, one for each process.
 
         Raises:
-            EnvironmentFailed: they are ABANDONED_LIMIT.
+            EnvironmentFailed: there are at least ABANDONED_LIMIT.
         """
         if threads >= ABANDONED_LIMIT:
             line = next((line for line in hangs_at() if line), "at an unknown line")
@@ -71,21 +71,21 @@ class FailureCount:
             return None
         self.has_noted_abandoned = True
         return (
-            "A call to the environment hangs: its thread was abandoned and runs on. The run ends at"
+            "A call to the environment hangs: its thread was abandoned and keeps running. The run ends at"
             f" {ABANDONED_LIMIT} such threads; --rl-env-isolation process ends calls that hang."
         )
 
     def after_run(self) -> None:
-        """A run in which nothing was scored has learned nothing.
+        """Check that the run has scored an episode.
 
         Raises:
-            EnvironmentFailed: it is one.
+            EnvironmentFailed: it has not, so that nothing was learned.
         """
         if self.batches and not self.scored:
             raise EnvironmentFailed(self._nothing_to_learn_from("the whole run"))
 
     def _nothing_to_learn_from(self, where: str) -> str:
-        if self.told:
+        if self.reported:
             return (
                 f"The environment failed on every episode of {where}: there is nothing to learn from.\n"
                 "The first failure is shown above; all of them are in rollouts/."

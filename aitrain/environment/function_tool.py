@@ -31,7 +31,7 @@ def tool_of_function(function: _Function) -> Tool:
     """
     name = getattr(function, "__name__", None)
     if not isinstance(name, str) or not name.isidentifier():
-        raise InvalidToolError("it has no name that a model could call\nWrite it as a method or a function, with def.")
+        raise InvalidToolError("it has no name to call it by\nWrite it as a method or a function, with def.")
     source = function.__func__ if inspect.ismethod(function) else function
     describe = describe_function if inspect.isfunction(source) else describe_function.__wrapped__
     known = describe(source, inspect.ismethod(function))
@@ -48,13 +48,13 @@ class FunctionSpec:
     defaults: dict[str, object]
     """Python's default of each parameter, or `inspect.Parameter.empty`."""
     model: type[BaseModel]
-    """Its fields are in the order of the parameters. They are called by number, as a parameter may be called like an
-    attribute of BaseModel; their aliases are the names."""
+    """Fields in the order of the parameters, named by number, as a parameter's name may be an attribute of BaseModel;
+    their aliases are the parameters' names."""
 
     def read(self, given: ToolJson) -> tuple[ToolJson, list[str]]:
-        """Keyword arguments for the function, and what is wrong with the arguments that the model gave.
+        """Keyword arguments for the function, and the problems of the arguments that the model gave.
 
-        Arguments that are left out are left to Python's default; so is null where that is None, whatever the hint.
+        An argument that is missing gets Python's default; so does null if that default is None, for every hint.
         """
         problems = name_problems(given, self.parameters["required"], self.defaults)
         null = {name for name, value in given.items() if value is None and self.defaults.get(name, "") is None}
@@ -70,15 +70,15 @@ class FunctionSpec:
 
 
 def _problems(error: ValidationError) -> Iterator[str]:
-    """At most three for each argument; what is missing is told by name_problems."""
+    """At most three problems for each argument; missing arguments are reported by name_problems."""
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
-    told = (each for each in wrong if each["type"] != "missing" or len(each["loc"]) > 1)
-    for _, problems in itertools.groupby(told, key=lambda each: each["loc"][0]):
+    reported = (each for each in wrong if each["type"] != "missing" or len(each["loc"]) > 1)
+    for _, problems in itertools.groupby(reported, key=lambda each: each["loc"][0]):
         for each in itertools.islice(problems, 3):
             yield f"{'.'.join(map(str, each['loc']))}: {each['msg']}"
 
 
-@functools.lru_cache(maxsize=256)  # each episode has an object of its own, with the same methods
+@functools.lru_cache(maxsize=256)  # the objects of different episodes have the same methods
 def describe_function(source: _Function, is_bound: bool) -> FunctionSpec:
     """Read a function's signature, hints and docstring; `is_bound`: its first parameter is `self`."""
     parameters = _parameters(source, is_bound)
@@ -96,7 +96,7 @@ def describe_function(source: _Function, is_bound: bool) -> FunctionSpec:
 
 
 class _QuietSchema(GenerateJsonSchema):
-    """Does not show a default that JSON cannot hold, and does not warn of it."""
+    """Leaves out defaults that JSON cannot hold, without a warning."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012  # as pydantic has it
 
@@ -139,7 +139,7 @@ def _text_of_hint(hint: object) -> str:
 
 
 def _callee(source: _Function) -> _Function:
-    """The function that is called in the end: it has the hints and the docstring."""
+    """The function under partials and callable objects, which has the hints and the docstring."""
     if isinstance(source, functools.partial):
         return _callee(source.func)
     is_function = inspect.isroutine(source) or hasattr(source, "__wrapped__")
@@ -154,12 +154,12 @@ _NOT_NAMED = {
 
 
 def _parameters(source: _Function, is_bound: bool) -> list[inspect.Parameter]:
-    """What a call may give: not the `self` of a method, nor what a functools.partial gives already."""
+    """Parameters that a call may give: without `self`, and without those that a functools.partial has bound."""
     is_partial = isinstance(source, functools.partial)
     try:
         found = list(inspect.signature(source, follow_wrapped=not is_partial).parameters.values())
     except (TypeError, ValueError):
-        raise InvalidToolError("Python does not tell its arguments\nCall it from a function of your own.") from None
+        raise InvalidToolError("Python knows no signature of it\nCall it from a function of your own.") from None
     given = source.keywords if isinstance(source, functools.partial) else {}
     has_self = is_bound and found and found[0].kind is not inspect.Parameter.VAR_POSITIONAL
     found = [parameter for parameter in found[bool(has_self) :] if parameter.name not in given]
@@ -170,8 +170,10 @@ def _parameters(source: _Function, is_bound: bool) -> list[inspect.Parameter]:
 
 
 def _hints(source: _Function, parameters: list[inspect.Parameter]) -> dict[str, Any]:
-    """Of the arguments only: what is returned may be hinted with what is not imported. A pydantic Field that is a
-    default becomes part of the hint."""
+    """Hints of the parameters, with a default that is a pydantic Field as part of its hint.
+
+    The return hint is not evaluated, as it may name what is not imported.
+    """
     callee, defaults = _callee(source), {parameter.name: parameter.default for parameter in parameters}
 
     def carrier() -> None: ...
@@ -182,9 +184,9 @@ def _hints(source: _Function, parameters: list[inspect.Parameter]) -> dict[str, 
         place = getattr(inspect.unwrap(callee), "__globals__", {})
         hints = get_type_hints(carrier, globalns=place, include_extras=True)
     except Exception as error:
-        told = short(f"{type(error).__name__}: {error}", 200)
+        why = short(f"{type(error).__name__}: {error}", 200)
         what = "Define or import what the hints name at the top of the module."
-        raise InvalidToolError(f"the hints of its arguments cannot be read: {told}\n{what}") from None
+        raise InvalidToolError(f"the hints of its arguments cannot be read: {why}\n{what}") from None
     fields = {name: default for name, default in defaults.items() if isinstance(default, FieldInfo)}
     return hints | {name: Annotated[hints.get(name, Any), default] for name, default in fields.items()}
 
@@ -198,7 +200,7 @@ _ITEM = re.compile(r"(?::param\s(?:[^:]*\s)?|\s+)(\w+)\s*(?:\((?:[^()]|\([^()]*\
 
 
 def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
-    """The description, and what is told of each argument: Google's `Args:`, or `:param name: text`."""
+    """The description, and the text of each argument, from Google's `Args:` or `:param name: text`."""
     lines = doc.splitlines()
     end = next((number for number, line in enumerate(lines) if _SECTION.match(line)), len(lines))
     paragraphs = re.split(r"\n\s*\n", "\n".join(lines[:end]))
@@ -207,7 +209,7 @@ def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
 
 
 def _read_arguments(lines: list[str]) -> dict[str, str]:
-    told: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     current: list[str] = []
     indent, is_args = 0, False
     for line in lines:
@@ -217,7 +219,7 @@ def _read_arguments(lines: list[str]) -> dict[str, str]:
         indent = indent or depth
         item = _ITEM.match(line)
         if item and (line.startswith(":") or (is_args and depth == indent)):
-            current = told.setdefault(item[1], [])
+            current = texts.setdefault(item[1], [])
             line = item[2]
         current.append(line)
-    return {name: " ".join(" ".join(text).split()) for name, text in told.items()}
+    return {name: " ".join(" ".join(text).split()) for name, text in texts.items()}

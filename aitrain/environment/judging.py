@@ -28,7 +28,7 @@ ZERO_TO_ONE: Bounds = (0.0, 1.0)
 
 
 def parse_score(returned: object, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
-    """What was returned as a score: a number, a Score, a dict with `score`, or None."""
+    """The score of what an environment returned: a number, a Score, a dict with `score`, or None."""
     value, metrics = _unpacked(returned)
     if value is None:
         return ScoreResult(None, metrics)
@@ -63,14 +63,14 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _number(value: Any) -> float | None:
-    """A float, int, bool, or a numpy or torch scalar, as a float; None for anything else (a string is no number)."""
+    """A float, int, bool, numpy or torch scalar as a float; None for anything else, strings included."""
     if isinstance(value, (int, float)):
         return _as_float(value)
     if hasattr(value, "item") and getattr(value, "size", 1) != 0:
         try:
             item = value.item()
         except (ValueError, RuntimeError, TypeError):
-            return None  # an array of several
+            return None  # an array of several numbers
         return _as_float(item) if isinstance(item, (int, float)) else None
     return None
 

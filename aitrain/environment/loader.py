@@ -37,7 +37,7 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
 
 
 def _import(source: EnvSource) -> ModuleType:
-    """Import the module with its folder at the end of sys.path, where a folder named like a library hides nothing."""
+    """Import the module with its folder at the end of sys.path, so that it does not hide a library of the same name."""
     own = Path.cwd() if source.is_module or source.file is None else source.file.parent
     sys.path += [folder for folder in dict.fromkeys((str(own), str(Path.cwd()))) if folder not in sys.path]
     try:

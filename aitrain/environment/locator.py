@@ -38,8 +38,8 @@ def find_env(config: TrainConfig) -> EnvSource:
     place, _, class_name = (config.rl_env or "").partition(":")
     if not place:
         raise ConfigError(
-            "rl_env: which environment? Name yours with --rl-env path/to/file.py:Class, or with --rl-env-module and"
-            f" --rl-env-class.\nBundled ones to try: {', '.join(bundled_modules())}"
+            "rl_env: no environment is given. Name yours with --rl-env path/to/file.py:Class, or with --rl-env-module"
+            f" and --rl-env-class.\nBundled ones to try: {', '.join(bundled_modules())}"
         )
     wanted = class_name or config.rl_env_class
     if place.endswith(".py"):

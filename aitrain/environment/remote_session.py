@@ -17,7 +17,7 @@ from aitrain.execution.processes import ProcessPool, WorkerLease
 
 
 def remote_session(processes: ProcessPool, plan: CopyPlan | None, bounds: Bounds) -> RemoteSession:
-    """A session in a process of its own; where episodes write to the environment, each has a copy (`plan`)."""
+    """A session in its own process, on a copy of the environment if there is a `plan`."""
     return RemoteSession(processes.lease(partial(_session_in_process, plan, bounds)))
 
 
@@ -27,17 +27,17 @@ class RemoteSession:
 
     lease: WorkerLease
 
-    def open(self, words: dict[str, Any]) -> ResetResult:
-        opening: ResetResult = self.lease.call("open", words)
-        return opening
+    def open(self, arguments: dict[str, Any]) -> ResetResult:
+        reset: ResetResult = self.lease.call("open", arguments)
+        return reset
 
-    def answer(self, reply: AssistantTurn) -> EnvResponse:
-        move: EnvResponse = self.lease.call("answer", reply)
-        return move
+    def respond(self, turn: AssistantTurn) -> EnvResponse:
+        response: EnvResponse = self.lease.call("respond", turn)
+        return response
 
-    def score(self, words: dict[str, Any]) -> ScoreResult:
-        scored: ScoreResult = self.lease.call("score", words)
-        return scored
+    def score(self, arguments: dict[str, Any]) -> ScoreResult:
+        result: ScoreResult = self.lease.call("score", arguments)
+        return result
 
     def close(self) -> None:
         with suppress(CallFailed):
@@ -46,16 +46,16 @@ class RemoteSession:
 
 
 def _session_in_process(plan: CopyPlan | None, bounds: Bounds, environment: Any) -> Session:
-    """In a process that plays several episodes one after another: where they write to it, each on a copy."""
+    """Make a session in a worker process, which plays several episodes one after another."""
     return session_for(environment if plan is None else plan.copy_of(environment), bounds)
 
 
-# -- the model's side, as processes without a model see it
+# -- model and tokenizer in processes without a model
 
 
 @dataclass(frozen=True)
 class NoModel:
-    """Stands for the model where the environment runs in processes of its own."""
+    """The `model` argument in worker processes; every use raises AttributeError."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -65,7 +65,7 @@ class NoModel:
 
 @dataclass(frozen=True)
 class StoredTokenizer:
-    """Stands for the tokenizer there: read from a file of ours when it is first used."""
+    """The `tokenizer` argument in worker processes; unpickled from a file on first use."""
 
     file: Path
 

@@ -36,7 +36,7 @@ THREADS = 64
 PROCESSES_PER_CORE = 4
 
 REPEATABLE = ("raised", "timed_out", "crashed", "server")
-"""Failures of a call that may succeed the next time; a wrong score would be returned again."""
+"""Kinds of failures that are retried; a wrong score would be returned again."""
 
 T = TypeVar("T")
 
@@ -44,34 +44,34 @@ T = TypeVar("T")
 class SessionLike(Protocol):
     """A session, in this process or another one."""
 
-    def open(self, words: dict[str, Any]) -> ResetResult: ...
-    def answer(self, turn: AssistantTurn) -> EnvResponse: ...
-    def score(self, words: dict[str, Any]) -> ScoreResult: ...
+    def open(self, arguments: dict[str, Any]) -> ResetResult: ...
+    def respond(self, turn: AssistantTurn) -> EnvResponse: ...
+    def score(self, arguments: dict[str, Any]) -> ScoreResult: ...
     def close(self) -> None: ...
 
 
 @dataclass(eq=False)
 class EnvSession:
-    """The environment's side of one episode, with what came of its calls so far."""
+    """The environment's side of one episode, with the time and the failure of its calls."""
 
     case: Case
     seed: int
     sampling: EpisodeSeeds | None = None
-    """What completions are sampled with; None: the engine's own random numbers."""
+    """Seeds of the completions; None: the engine's own random numbers."""
     session: SessionLike | None = None
     """None if nothing is kept between the calls: `score_episode` without tools."""
     reset: ResetResult = field(default_factory=ResetResult)
     seconds: float = 0.0
-    """How long the environment took, over all calls."""
+    """Seconds of all calls together."""
     failure: Failure | None = None
 
     @property
     def has_timed_out(self) -> bool:
-        """Whether its last call missed its deadline, and hangs unless it was in a process."""
+        """Whether its last call missed its deadline; in a thread, that call still hangs."""
         return self.failure is not None and self.failure.kind == "timed_out"
 
     def note(self, outcome: Outcome[object], place: str) -> None:
-        """Keep the time and the failure of a call; `place` is where it was, unless the failure says it."""
+        """Add the time and the failure of a call; `place` is the method that was called, unless the failure has one."""
         self.seconds += outcome.seconds
         if outcome.failure is not None:
             self.failure = replace(outcome.failure, place=outcome.failure.place or place)
@@ -79,30 +79,30 @@ class EnvSession:
 
 @dataclass
 class EnvRunner:
-    """Runs the environment's side of episodes: many calls at a time, each with a deadline, in threads or processes."""
+    """Runs the environment's side of episodes: concurrent calls, each with a deadline, in threads or processes."""
 
     environment: Any
     config: TrainConfig
     processes: ProcessPool | None = None
     given: dict[str, Any] = field(default_factory=dict)
-    """What `score_episode` may use of the policy's side: `model` and `tokenizer`, see `offer`."""
+    """The arguments `model` and `tokenizer` of `score_episode`, see `offer`."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """A context for each call in a thread, such as torch.no_grad, which holds for one thread."""
-    tell: Notify = lambda _: None
-    """Shows the user, once, how calls run that write to the environment."""
+    """Context of each call, such as torch.no_grad, which applies to a single thread."""
+    notify: Notify = lambda _: None
+    """Shows the user a note, such as how calls run that write to the environment."""
     on_call_end: Callable[[], None] = lambda: None
     """Called on the event loop after each call."""
 
     _watch: StateWatch | None = None
     _calls: int = 0
     _phase: ExitStack = field(default_factory=ExitStack)
-    """Says that this process waits for the environment, while it has calls."""
+    """Shows "waiting for the environment" as this process's activity while there are calls."""
 
     @cached_property
     def policy(self) -> CallPolicy:
-        """How calls run, by what they write; asked for after build_dataset, which sets attributes too."""
+        """How calls run, by what they write; read it after build_dataset, which sets attributes too."""
         by_episode = self._level != "score_episode" or _has_tools(self.environment)
-        return CallPolicy(self.environment, self._level, by_episode, self.processes is not None, self.tell)
+        return CallPolicy(self.environment, self._level, by_episode, self.processes is not None, self.notify)
 
     @cached_property
     def _level(self) -> str:
@@ -115,7 +115,7 @@ class EnvRunner:
 
     @property
     def running_calls(self) -> int:
-        """How many calls are running at most: those that wait for a thread are not."""
+        """Number of running calls, without those that wait for a thread."""
         return min(self._calls, self._threads)
 
     @property
@@ -124,7 +124,7 @@ class EnvRunner:
         return self.config.rl_env_workers or default
 
     def offer(self, model: Any, tokenizer: Any) -> None:
-        """Let `score_episode` use model and tokenizer; in other processes, the tokenizer only."""
+        """Set the arguments `model` and `tokenizer` of `score_episode`; worker processes get the tokenizer only."""
         if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self._level == "score_episode":
@@ -135,7 +135,7 @@ class EnvRunner:
 
     @cached_property
     def has_sessions(self) -> bool:
-        """Whether the environment takes part in episodes before it scores them."""
+        """Whether an episode has calls before its score: `episode`, `start` or tools."""
         return self._level != "score_episode" or hasattr(self.environment, "get_tools")
 
     # -- an episode, from its beginning to its end
@@ -157,7 +157,7 @@ class EnvRunner:
         """A new session for each attempt: one that was abandoned may still be running."""
         session = self._new_session()
         try:
-            return session, session.open(one.case.words(one.seed))
+            return session, session.open(one.case.arguments(one.seed))
         except BaseException:
             session.close()
             raise
@@ -175,10 +175,10 @@ class EnvRunner:
         place = "step" if self._level == "start" else self._level  # where a call that hangs or crashes is
         if turn.calls:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
-        return await self._call(one, partial(one.session.answer, turn), place) or EnvResponse(is_over=True)
+        return await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
 
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
-        """The score of each episode; None for those that failed, now or before."""
+        """The score of each episode, in their order; None for those that failed, here or earlier."""
         alive = [(one, text) for one, text in zip(sessions, transcripts, strict=True) if one.failure is None]
         jobs = [partial(self._score, one, text) for one, text in alive]
         place = "score" if self._level == "start" else self._level
@@ -193,7 +193,7 @@ class EnvRunner:
     async def _score_all(
         self, sessions: list[EnvSession], jobs: Sequence[Callable[[], ScoreResult]], place: str
     ) -> list[ScoreResult | None]:
-        """Under watch if each call is an episode of its own and runs in this process."""
+        """Score the sessions, watching for writes if each call is a whole episode and runs in this process."""
         if self.policy.by_episode or self.policy.in_processes:
             return await self._repeat(sessions, jobs, place)
         watch = self.policy.watch()
@@ -207,12 +207,12 @@ class EnvRunner:
         return await self._repeat(sessions, jobs, place)
 
     def _score(self, one: EnvSession, transcript: Transcript) -> ScoreResult:
-        words = {**transcript.words(), **self.given} if self._level == "score_episode" else {}
+        arguments = {**transcript.arguments(), **self.given} if self._level == "score_episode" else {}
         if one.session is not None:
-            return one.session.score(words)
+            return one.session.score(arguments)
         session = self._new_session()
         try:
-            return session.score(words)
+            return session.score(arguments)
         finally:
             session.close()
 
@@ -229,7 +229,7 @@ class EnvRunner:
     async def _repeat(
         self, sessions: Sequence[EnvSession], jobs: Sequence[Callable[[], T]], place: str
     ) -> list[T | None]:
-        """Make the calls, and those that failed again, up to `rl_env_retries` times."""
+        """Make the calls, and retry those that failed up to `rl_env_retries` times."""
         values = await self._call_all(sessions, jobs, place)
         for _ in range(self.config.rl_env_retries):
             again = [n for n, one in enumerate(sessions) if one.failure and one.failure.kind in REPEATABLE]
@@ -287,6 +287,6 @@ def _has_tools(environment: object) -> bool:
 
 
 def start_runner(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> EnvRunner:
-    """The environment's side as the options set it; processes are forked now, and close these file descriptors."""
+    """Make the runner of an environment; worker processes are forked from here, and close these file descriptors."""
     is_isolated = config.rl_env_isolation == "process"
     return EnvRunner(environment, config, ProcessPool.start(environment, close) if is_isolated else None)

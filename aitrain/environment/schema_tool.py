@@ -25,7 +25,7 @@ def function_part(item: ToolJson) -> ToolJson:
 
 
 def tool_of_schema(item: ToolJson, owner: object) -> Tool:
-    """The tool that calls the method which a schema names.
+    """The tool that calls the method named by a schema.
 
     Raises:
         InvalidToolError: there is no such method, or a call that fits the schema does not fit the method.
@@ -33,9 +33,9 @@ def tool_of_schema(item: ToolJson, owner: object) -> Tool:
     method = method_for(item, owner)
     if method is None:
         raise InvalidToolError(
-            f"the schema names no method of {type(owner).__name__}, as others do\n"
-            "Its name is the name of the method. Where get_tools returns schemas without methods only, the model is"
-            " shown them, and the environment reads the calls itself."
+            f"the schema names no method of {type(owner).__name__}, but other schemas do\n"
+            "Use the method's name as the schema's name. If no schema names a method, the model is shown them all, and"
+            " the environment parses the calls itself."
         )
     parameters = function_part(item).get("parameters") or {}
     shown = shown_tool(item)
@@ -44,7 +44,7 @@ def tool_of_schema(item: ToolJson, owner: object) -> Tool:
 
 
 def shown_tool(item: ToolJson) -> Tool:
-    """A tool that the model is shown, and that nobody runs.
+    """A tool that is shown to the model and not run: the environment parses its calls.
 
     Raises:
         InvalidToolError: it is no schema of a function.
@@ -70,7 +70,7 @@ def _check_schema(item: ToolJson, parameters: object) -> None:
 
 
 def _check_method(method: Callable[..., object], parameters: ToolJson) -> None:
-    """Refuse a method that a call which fits the schema could not call."""
+    """Refuse a method whose signature does not accept every call that fits the schema."""
     required = dict.fromkeys(parameters.get("required", []))
     try:
         signature = inspect.signature(method)
@@ -84,7 +84,7 @@ def _check_method(method: Callable[..., object], parameters: ToolJson) -> None:
 
 
 def _checked(parameters: ToolJson, given: ToolJson) -> tuple[ToolJson, list[str]]:
-    """The arguments as they are; a schema says too little about Python to convert them."""
+    """The arguments, unconverted, and their problems."""
     properties = parameters.get("properties", {})
     wrong = {name: _misfit(value, properties.get(name, {})) for name, value in given.items()}
     problems = [f"{name}: {problem}" for name, problem in wrong.items() if problem]
@@ -111,6 +111,6 @@ def _misfit(value: object, schema: ToolJson) -> str:
 
 
 def _is_of_type(value: object, name: str) -> bool:
-    """A type that JSON does not have fits everything; True is no number."""
+    """Whether a value has a JSON type; True and False are not numbers, and an unknown type fits everything."""
     types_of = _TYPES.get(name)
     return types_of is None or (isinstance(value, types_of) and (name == "boolean" or not isinstance(value, bool)))

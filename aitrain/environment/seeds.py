@@ -16,7 +16,7 @@ def derived_seed(*names: object) -> int:
 
 @dataclass(frozen=True)
 class SampleSeed:
-    """Determines the random numbers of one completion: a seed, and the number of tokens sampled before."""
+    """Seed of one completion: the episode's seed, and the number of tokens sampled before."""
 
     seed: int
     position: int = 0
@@ -34,7 +34,7 @@ class SampleSeed:
 
 @dataclass(eq=False)
 class EpisodeSeeds:
-    """Sampling seed of one episode, from which those of its environment's `model.generate` calls are derived."""
+    """Sampling seed of one episode, and the seeds of its environment's `model.generate` calls derived from it."""
 
     seed: int
     calls: int = 0

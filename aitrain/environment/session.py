@@ -1,6 +1,6 @@
 """Sessions: the environment's side of one episode, from its start to its score.
 
-A session lives where the environment's code runs, which may be another process: plain data goes in and comes out.
+A session runs in the process of the environment's code, which may be a worker: arguments and results are plain data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aitrain.environment.contract import MODEL_WORDS, arguments_for, level_of
+from aitrain.environment.contract import MODEL_ARGUMENTS, arguments_for, level_of
 from aitrain.environment.judging import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.row_copies import copy_arguments
 from aitrain.environment.tool_call_parser import ToolCall
@@ -34,28 +34,28 @@ class AssistantTurn:
 
 @dataclass(frozen=True)
 class ResetResult:
-    """How an episode begins: the schemas of its tools, and what the environment says before the first answer."""
+    """The start of an episode: the schemas of its tools, and the environment's messages before the first answer."""
 
     tools: tuple[dict[str, Any], ...] = ()
     messages: tuple[Message, ...] = ()
     runs_tools: bool = False
-    """Whether calls are read from the answers and carried out; if not, the environment gets the answers as they are."""
+    """Whether tool calls in the answers are parsed and run; if not, the environment gets the answers unchanged."""
 
 
 @dataclass(frozen=True)
 class EnvResponse:
-    """What the environment does after an answer: it says something, or ends the episode."""
+    """The environment's response to an answer: messages, or the end of the episode."""
 
     messages: tuple[Message, ...] = ()
     is_over: bool = False
     calls: int = 0
     wrong_calls: int = 0
-    """Of the tool calls in the answer, those that could not be carried out as they were written."""
+    """Number of the `calls` that were malformed, so that the tool was not run."""
 
 
 @contextmanager
 def within(place: str) -> Iterator[None]:
-    """Whatever the user's code raises in here is a failure of that place.
+    """Turn an error of the user's code into a CallFailed with this place.
 
     Raises:
         CallFailed: it raised.
@@ -63,67 +63,66 @@ def within(place: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        told = error.__cause__ if isinstance(error, EnvironmentFailed) and error.__cause__ else error
-        failure = as_failure(told)
+        failure = as_failure(error.__cause__ if isinstance(error, EnvironmentFailed) and error.__cause__ else error)
         raise CallFailed(replace(failure, place=failure.place or place)) from error
 
 
 def session_for(environment: Any, bounds: Bounds = ZERO_TO_ONE) -> Session:
-    """The environment's side of a new episode, by what the environment has: score_episode, episode or start."""
-    return _DIALOGUES[level_of(environment)](environment, bounds)
+    """The session of a new episode, for an environment with score_episode, episode or start."""
+    return _SESSIONS[level_of(environment)](environment, bounds)
 
 
 class Session(ABC):
-    """One episode, seen from the environment. User code that raises comes out as CallFailed, with its place."""
+    """The environment's side of one episode. Errors of the user's code are raised as CallFailed with their place."""
 
     def __init__(self, environment: Any, bounds: Bounds = ZERO_TO_ONE) -> None:
         self.environment, self.bounds = environment, bounds
         self.tools = Tools.of(None)
 
-    def open(self, words: Mapping[str, Any]) -> ResetResult:
-        """Begin; `words` are what `episode` and `start` may ask for."""
-        said = self._begin(words)
+    def open(self, arguments: Mapping[str, Any]) -> ResetResult:
+        """Begin the episode; `arguments` are those of `episode` and `start`."""
+        said = self._begin(arguments)
         messages = () if said is None else _as_messages(said, self._place)
-        if isinstance(words.get("prompt"), str) and self.tools.of_schemas:
-            self.tools = Tools.of(None)  # no chat template shows them, so that the model cannot know of them
+        if isinstance(arguments.get("prompt"), str) and self.tools.of_schemas:
+            self.tools = Tools.of(None)  # without a chat template, the model is not shown the schemas
         return ResetResult(tuple(self.tools.schemas), messages, len(self.tools) > 0)
 
-    def answer(self, reply: AssistantTurn) -> EnvResponse:
-        """Carry out the answer's tool calls; an answer without any goes to the environment."""
-        if reply.calls and not self.tools.are_only_shown:
-            return self._use_tools(reply.calls)
-        said = self._reply(reply.text)
+    def respond(self, turn: AssistantTurn) -> EnvResponse:
+        """Run the answer's tool calls; an answer without calls goes to the environment."""
+        if turn.calls and not self.tools.are_only_shown:
+            return self._use_tools(turn.calls)
+        said = self._respond(turn.text)
         return EnvResponse(is_over=True) if said is None else EnvResponse(_as_messages(said, self._place))
 
     def _use_tools(self, calls: tuple[ToolCall, ...]) -> EnvResponse:
-        """One after another, as the second may build on what the first did."""
+        """Run the calls one after another, as a later one may depend on an earlier one."""
         messages, wrong = [], 0
         for call in calls:
             with within(f"the tool {call.name}"):
-                text, is_wrong = self.tools.answer(call)
+                text, is_wrong = self.tools.run(call)
             messages.append({"role": "tool", "name": call.name, "content": text})
             wrong += is_wrong
         return EnvResponse(tuple(messages), calls=len(calls), wrong_calls=wrong)
 
     @abstractmethod
-    def score(self, words: Mapping[str, Any]) -> ScoreResult:
-        """What the episode is worth, also one that a limit ended; `words` are what `score_episode` may ask for."""
+    def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
+        """Score the episode, also one that a limit ended; `arguments` are those of `score_episode`."""
 
     @property
     @abstractmethod
     def _place(self) -> str:
-        """The method that what the environment says comes from."""
+        """The method that returns the environment's messages."""
 
     @abstractmethod
-    def _begin(self, words: Mapping[str, Any]) -> Any:
-        """Begin; returns what the environment says before the first answer, None where it says nothing."""
+    def _begin(self, arguments: Mapping[str, Any]) -> Any:
+        """Begin; returns the environment's messages before the first answer, or None."""
 
     @abstractmethod
-    def _reply(self, text: str) -> Any:
-        """What the environment says to an answer, None: the episode is over."""
+    def _respond(self, text: str) -> Any:
+        """The environment's messages after an answer; None ends the episode."""
 
     def close(self) -> None:
-        """Let go of what the episode holds; what goes wrong now is for the log only."""
+        """Release the episode's resources; errors are only logged."""
         try:
             self._close()
         except (Exception, SystemExit):
@@ -131,7 +130,7 @@ class Session(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Let go of what the episode holds, however far it came."""
+        """Release the episode's resources; `_begin` may not have finished."""
 
 
 class SingleTurnSession(Session):
@@ -139,19 +138,20 @@ class SingleTurnSession(Session):
 
     _place = "score_episode"
 
-    def _begin(self, words: Mapping[str, Any]) -> None:
+    def _begin(self, arguments: Mapping[str, Any]) -> None:
         with within("get_tools"):
             self.tools = Tools.of(self.environment)
 
-    def _reply(self, text: str) -> None:
+    def _respond(self, text: str) -> None:
         return None
 
-    def score(self, words: Mapping[str, Any]) -> ScoreResult:
+    def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """What `score_episode` returns."""
         method = self.environment.score_episode
         with within("score_episode"):
             return parse_score(
-                run_if_async(method(**copy_arguments(arguments_for(method, words), shared=MODEL_WORDS))), self.bounds
+                run_if_async(method(**copy_arguments(arguments_for(method, arguments), shared=MODEL_ARGUMENTS))),
+                self.bounds,
             )
 
     def _close(self) -> None:
@@ -159,18 +159,18 @@ class SingleTurnSession(Session):
 
 
 class GeneratorSession(Session):
-    """`episode`: a generator that is sent the answers, yields what it says, and returns the score."""
+    """`episode`: a generator that is sent the answers, yields messages, and returns the score."""
 
     _place = "episode"
     returned: Any = None
     is_over = False
 
-    def _begin(self, words: Mapping[str, Any]) -> Any:
+    def _begin(self, arguments: Mapping[str, Any]) -> Any:
         with within("get_tools"):
             self.tools = Tools.of(self.environment)
         method = self.environment.episode
         with within("episode"):
-            self.generator = method(**copy_arguments(arguments_for(method, words)))
+            self.generator = method(**copy_arguments(arguments_for(method, arguments)))
             if not hasattr(self.generator, "send"):
                 raise _wrong_type("episode", f"returned {shown(self.generator)}, not a generator: it has no `yield`")
             said = self._advance(None)
@@ -178,7 +178,7 @@ class GeneratorSession(Session):
             raise _wrong_type("episode", "ended before the model's first answer: `reply = yield` gets it")
         return said
 
-    def _reply(self, text: str) -> Any:
+    def _respond(self, text: str) -> Any:
         with within("episode"):
             said = self._advance(text)
         if said is None and not self.is_over:
@@ -192,10 +192,12 @@ class GeneratorSession(Session):
             self.is_over, self.returned = True, stop.value
             return None
 
-    def score(self, words: Mapping[str, Any]) -> ScoreResult:
-        """What the generator returned. One that a limit ended is closed first, as Python closes generators: it may
-        catch GeneratorExit and return what the unfinished episode is worth, which is 0 otherwise, or the lowest score
-        of a range without 0."""
+    def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
+        """The generator's return value.
+
+        If a limit ended the episode, GeneratorExit is raised in the generator, which may catch it and return a score;
+        otherwise the score is 0, or the lowest one of a range without 0.
+        """
         with within("episode"):
             if not self.is_over:
                 self._end_early()
@@ -221,21 +223,21 @@ class ObjectSession(Session):
 
     _place = "step"
 
-    def _begin(self, words: Mapping[str, Any]) -> None:
+    def _begin(self, arguments: Mapping[str, Any]) -> None:
         method = self.environment.start
         with within("start"):
-            self.object = run_if_async(method(**copy_arguments(arguments_for(method, words))))
+            self.object = run_if_async(method(**copy_arguments(arguments_for(method, arguments))))
         for name in ("step", "score"):
             if not callable(getattr(self.object, name, None)):
                 raise _wrong_type("start", f"returned {shown(self.object)}, which has no {name}")
         with within("get_tools"):
             self.tools = Tools.of(self.object if hasattr(self.object, "get_tools") else self.environment)
 
-    def _reply(self, text: str) -> Any:
+    def _respond(self, text: str) -> Any:
         with within("step"):
             return run_if_async(self.object.step(text))
 
-    def score(self, words: Mapping[str, Any]) -> ScoreResult:
+    def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """What the object's `score` returns."""
         with within("score"):
             return parse_score(run_if_async(self.object.score()), self.bounds)
@@ -246,7 +248,7 @@ class ObjectSession(Session):
             run_if_async(close())
 
 
-_DIALOGUES: dict[str, type[Session]] = {
+_SESSIONS: dict[str, type[Session]] = {
     "score_episode": SingleTurnSession,
     "episode": GeneratorSession,
     "start": ObjectSession,
@@ -254,7 +256,7 @@ _DIALOGUES: dict[str, type[Session]] = {
 
 
 def _as_messages(said: Any, place: str) -> tuple[Message, ...]:
-    """Text is the user's; messages are taken as they are."""
+    """Text becomes a user message; messages are copied."""
     if isinstance(said, str):
         return ({"role": "user", "content": said},)
     messages = [said] if isinstance(said, Mapping) else said

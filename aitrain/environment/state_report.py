@@ -31,7 +31,7 @@ class StateReport:
     guarded: set[str] = field(default_factory=set)
     """The part of `shared` that is assigned, not only changed in place, under a lock."""
     unclear: WriteSite | None = None
-    """The first place that the analysis could not follow, beyond which more writes are possible."""
+    """The first place that the analysis could not follow; there may be more writes beyond it."""
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,17 @@ ToolJson = dict[str, Any]
 """A JSON object of a tool: its schema, or the arguments of a call."""
 
 MAX_CALLS = 64
-"""Calls read from one answer: a model that repeats itself must not keep the tools busy for hours."""
+"""Maximum number of calls parsed from one answer, as a model may repeat itself."""
 
 MAX_DEPTH = 100
-"""How deep arguments may nest: libraries that write them down again give up not far beyond."""
+"""Maximum nesting of arguments; libraries that serialize them fail a little beyond it."""
 
 TOO_DEEP = f"it nests deeper than {MAX_DEPTH} levels"
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call as the model wrote it; `problem` says, for the model to read, what is wrong with how it is written."""
+    """One call as the model wrote it; `problem` is an error message for the model if it is malformed."""
 
     name: str
     arguments: ToolJson | None = None
@@ -44,7 +44,7 @@ _SPACE = re.compile(r"\s*")
 def read_calls(text: str) -> tuple[str, list[ToolCall]]:
     """The answer without its `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` blocks, and the calls in order.
 
-    After MAX_CALLS calls comes one more, with a problem that says that the rest was not read.
+    If there are more than MAX_CALLS, the last of MAX_CALLS + 1 has a problem that says so.
     """
     text = clean(text)
     calls = itertools.chain.from_iterable(map(_calls_in, _BLOCK.finditer(text)))
@@ -55,7 +55,7 @@ def read_calls(text: str) -> tuple[str, list[ToolCall]]:
 
 
 def _calls_in(block: re.Match[str]) -> Iterator[ToolCall]:
-    """Usually one; some models write one JSON object per line between one pair of tags."""
+    """The calls of one block, usually one; some models write one JSON object per line in a block."""
     written, position = block[1].strip(), 0
     if not block[2]:
         yield ToolCall("", None, "the call has no closing </tool_call>")
@@ -84,7 +84,7 @@ def _call(value: object) -> ToolCall:
 
 
 def _arguments(written: object) -> ToolJson:
-    """Some models write the object as a string that holds it, and leave it out where a tool takes nothing."""
+    """Arguments of a call; some models write the object as a JSON string, or omit it for a tool without parameters."""
     value = written
     if isinstance(written, str):
         try:
@@ -100,7 +100,7 @@ def _arguments(written: object) -> ToolJson:
 
 
 def _decoded(text: str, start: int = 0) -> tuple[object, int]:
-    """One JSON value of the text and where it ends; a ValueError says what keeps it from being used."""
+    """One JSON value of the text and its end; a ValueError has the reason why it cannot be used."""
     try:
         value, end = _JSON.raw_decode(text, start)
     except RecursionError:
@@ -122,7 +122,7 @@ def is_deep(value: object) -> bool:
 
 
 def _number(kind: Callable[[str], int | float], digits: str) -> int | float:
-    """JSON has no infinity, and 1e999 would be one; an integer as large is one that Python may not write down."""
+    """Refuse numbers beyond the range of a float: 1e999 would become infinity, which JSON does not have."""
     if not math.isfinite(float(digits)):
         raise ValueError(f"{digits[:20]}... is too large a number")
     return kind(digits)
@@ -133,7 +133,7 @@ def _no_constant(name: str) -> None:
 
 
 def _once(pairs: list[tuple[str, object]]) -> ToolJson:
-    """Python would quietly take the last of two equal names."""
+    """A dict of the pairs; refuses a name that occurs twice, of which Python silently keeps the last."""
     found = dict(pairs)
     if len(found) < len(pairs):
         ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
@@ -150,11 +150,11 @@ _JSON = json.JSONDecoder(
 
 
 def clean(text: str) -> str:
-    """Without halves of characters, which no file, tokenizer or terminal takes."""
+    """Replace lone surrogates, which no file, tokenizer or terminal accepts."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def short(text: str, length: int = 60) -> str:
-    """On one line, not too long."""
+    """The text on one line, cut to `length` characters."""
     line = " ".join(text[: 4 * length].split())
     return line if len(line) <= length else f"{line[: length - 3]}..."

@@ -16,7 +16,7 @@ from aitrain.errors import AitrainError, did_you_mean
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool. `read` turns the model's arguments into the keyword arguments of `run` and a list of what is wrong."""
+    """One tool. `read` turns the model's arguments into keyword arguments for `run` and a list of problems."""
 
     name: str
     schema: ToolJson
@@ -25,11 +25,11 @@ class Tool:
 
 
 class InvalidToolError(AitrainError):
-    """Why something that get_tools returned cannot be a tool, and what to do."""
+    """Something that get_tools returned cannot be a tool; the message says why, and what to do."""
 
 
 def name_problems(given: Collection[str], required: Iterable[str], known: Collection[str]) -> list[str]:
-    """Arguments that are missing, and at most three that the tool does not have."""
+    """Messages about missing arguments, and about at most three unknown ones."""
     missing = [f"missing argument: {name}" for name in required if name not in given]
     unknown = itertools.islice((short(name) for name in given if name not in known), 3)
     near = {name: did_you_mean(name, known) for name in unknown}
@@ -37,7 +37,7 @@ def name_problems(given: Collection[str], required: Iterable[str], known: Collec
 
 
 def is_json(value: object) -> bool:
-    """Whether JSON can hold it."""
+    """Whether a value can be written as JSON."""
     try:
         json.dumps(to_jsonable_python(value), allow_nan=False)
     except (ValueError, TypeError):
@@ -53,8 +53,8 @@ _BY_NAME = {"properties", "patternProperties"}
 
 
 def flatten(schema: ToolJson) -> ToolJson:
-    """The schema without titles, and with each `$ref` replaced by its definition. Only definitions that contain
-    themselves stay references, to `$defs`."""
+    """The schema without titles, and with each `$ref` replaced by its definition; only recursive definitions remain
+    references to `$defs`."""
     defs = schema.get("$defs", {})
     reached = {name: _references(each) for name, each in defs.items()}
     for _ in defs:

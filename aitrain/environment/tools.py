@@ -1,6 +1,6 @@
 """The tools of an environment: shown to the model as JSON schemas, called by it as text, and run with Python values.
 
-A wrong call is answered with an error for the model to read; what a tool raises is the environment's own failure.
+The result of a wrong call is an error message for the model; an exception in a tool is a failure of the environment.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.user_code import failure_message
 
 MAX_ERROR = 500
-"""How long the error for a wrong call may be: it takes room in the model's context."""
+"""Maximum length of the error message for a wrong call, in characters: it takes space in the model's context."""
 
 
 class Tools:
-    """The tools of an environment, or of one episode of it; `schemas` are theirs for the chat template.
+    """The tools of an environment or of one episode; `schemas` are passed to the chat template.
 
-    Where the schemas name no methods, the model is shown them, and the environment reads the calls in its answers
-    itself: there is nothing to run, and `len` is 0.
+    If no schema names a method, the schemas are only shown to the model, and the environment parses the calls itself:
+    `len` is then 0.
     """
 
     def __init__(self, tools: Iterable[Tool] = (), shown: Iterable[ToolJson] = (), of_schemas: bool = True) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self.schemas: list[ToolJson] = [*(tool.schema for tool in self._tools.values()), *shown]
         self.of_schemas = of_schemas
-        """Whether get_tools returned JSON schemas only: prompts that are strings do without them."""
+        """Whether get_tools returned only JSON schemas, which string prompts ignore."""
 
     @property
     def are_only_shown(self) -> bool:
-        """Whether calls are left to the environment."""
+        """Whether the environment parses and runs the calls itself."""
         return bool(self.schemas) and not self._tools
 
     @classmethod
     def of(cls, owner: object) -> Tools:
-        """What `owner.get_tools()` returns; no tools where there is no such method.
+        """The tools that `owner.get_tools()` returns; none if it has no such method.
 
         Raises:
             EnvironmentFailed: the method raised, or returned what cannot be tools.
@@ -71,11 +71,11 @@ class Tools:
     def __len__(self) -> int:
         return len(self._tools)
 
-    def answer(self, call: ToolCall) -> tuple[str, bool]:
-        """The tool's answer as text, and whether the call was wrong, so that it is an error for the model to read.
+    def run(self, call: ToolCall) -> tuple[str, bool]:
+        """Run a call. Returns the result as text and False, or an error message for the model and True.
 
-        Text is passed on as it is, None is "null", and everything that JSON can hold is JSON. What the tool raises, or
-        the validation of a type of the user's own (other than ValueError), is raised.
+        A result that is text is returned unchanged; any other is written as JSON. Exceptions of the tool are raised,
+        as are those of a user-defined type's validation other than ValueError.
         """
         tool, named = self._tools.get(str(call.name)), short(str(call.name))
         problem = call.problem

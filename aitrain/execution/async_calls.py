@@ -25,7 +25,7 @@ def run_if_async(value: T | Awaitable[T]) -> T:
 
 
 def run_async(awaitable: Awaitable[T]) -> T:
-    """Wait for it on the shared loop, also where the calling thread runs a loop of its own, as in a notebook."""
+    """The result of an awaitable, which runs on the shared loop even if the calling thread has a running loop."""
 
     import asyncio  # here, because the command line never needs it
     import concurrent.futures
@@ -68,7 +68,7 @@ def _replace_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
 
 @functools.cache
 def shared_loop() -> asyncio.AbstractEventLoop:
-    """The loop, in a thread of its own."""
+    """The loop, which runs in its own thread."""
     import asyncio
 
     loop = asyncio.new_event_loop()
@@ -81,14 +81,14 @@ def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
         try:
             return loop.run_forever()
         except (KeyboardInterrupt, SystemExit):
-            pass  # raised to whoever waits for the task: asyncio lets these two end the loop as well
+            pass  # the waiting thread gets the exception too; asyncio also ends the loop with it
 
 
 _lock = threading.Lock()
 
 
 def _forget_loop() -> None:
-    """In a forked process: neither the loop's thread nor one that held the lock exists there."""
+    """Reset loop and lock in a forked process, which has no other threads."""
     global _lock
     _lock = threading.Lock()
     shared_loop.cache_clear()

@@ -1,7 +1,7 @@
 """Threads for calls into the user's code, each call with a deadline.
 
-Nothing is raised in a thread from outside. One that hangs is abandoned: its call fails with its stack, and the thread
-leaves the pool, is counted, and ends by itself after its call, if that ever ends.
+Python cannot end a thread. A thread whose call hangs is abandoned: the call fails with its stack, and the thread leaves
+the pool, is counted, and ends when its call ends.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from aitrain.execution.user_code import users_line
 
 T = TypeVar("T")
 
-CANCELLED = Failure("raised", "cancelled: nobody waits for this call any more")
-NO_THREAD = Failure("raised", "no thread can be started: the system has no more, and those that there were hang")
+CANCELLED = Failure("raised", "cancelled")
+NO_THREAD = Failure("raised", "no thread can be started: the system's limit is reached, and all threads of calls hang")
 
 
 class DeadlinePool:
-    """At most `threads` threads, made on demand and reused; each call has `timeout` seconds from its start."""
+    """Runs calls in at most `threads` threads, started on demand; each call has `timeout` seconds from its start."""
 
     def __init__(self, threads: int, timeout: float) -> None:
         self.max_threads, self.timeout = threads, timeout
         self.abandoned = 0
         """Threads of abandoned calls that are still running."""
         self.last_hang = ""
-        """The user's line that the last call to hang is at."""
+        """The line of the user's code at which the last abandoned call hangs."""
         self._exchange: _LoopExchange | None = None
         self._numbers = itertools.count(1)
         self._queue: queue.SimpleQueue[Task[object] | None] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # of all that follows, and of the tasks' clocks
+        self._lock = threading.RLock()  # protects the attributes below and the tasks' clocks
         self._threads: set[threading.Thread] = set()
         self._running: dict[Task[object], threading.Thread] = {}
         self._unfinished = 0
@@ -56,7 +56,7 @@ class DeadlinePool:
         abandoned.
 
         Raises:
-            RuntimeError: the system has no thread at all.
+            RuntimeError: no thread can be started.
         """
         task = Task(job, on_done, self.timeout, self._lock, self._deadlines.set_deadline)
         self._enqueue([task])
@@ -86,7 +86,7 @@ class DeadlinePool:
             if task.is_done:
                 return
             self._abandon(task, failure)
-        self._tell_abandoned(task, failure)
+        self._notify_abandoned(task, failure)
 
     def close(self) -> None:
         """End the threads; calls that have not started are cancelled, a thread in a call ends after it."""
@@ -105,10 +105,10 @@ class DeadlinePool:
     # -- threads
 
     def _enqueue(self, tasks: Sequence[Task[Any]]) -> None:
-        """Let free threads make these calls.
+        """Queue calls for the threads.
 
         Raises:
-            RuntimeError: the system has no thread at all.
+            RuntimeError: no thread can be started.
         """
         with self._lock:
             self._unfinished += len(tasks)
@@ -126,7 +126,7 @@ class DeadlinePool:
         """Start the threads that the unfinished calls need.
 
         Raises:
-            RuntimeError: the system has no thread at all for them.
+            RuntimeError: there is no thread, and none can be started.
         """
         if self.timeout < math.inf:
             self._deadlines.start()
@@ -135,7 +135,7 @@ class DeadlinePool:
             thread = threading.Thread(target=self._work, args=(self._queue,), name=name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # the system has no more; fewer do as well
+            except RuntimeError:  # the system's limit is reached: fewer threads do
                 if not self._threads:
                     raise
                 return
@@ -149,7 +149,7 @@ class DeadlinePool:
                     return
                 task.on_done(task)
                 del outcome
-            del task  # and what it returned, while there is nothing to do
+            del task  # frees the result while the thread waits
 
     def _start(self, task: Task[object]) -> bool:
         with self._lock:
@@ -174,11 +174,11 @@ class DeadlinePool:
 
     def _abandon_hanging(self, task: Task[object], failure: Failure, stack: StackSummary) -> None:
         with self._lock:
-            if not task.is_overdue or (task.wait is not None and task.late is None):  # it goes on meanwhile
+            if not task.is_overdue or (task.wait is not None and task.late is None):  # it was paused or waits again
                 return
             self.last_hang = users_line(stack)
             self._abandon(task, failure)
-        self._tell_abandoned(task, failure)
+        self._notify_abandoned(task, failure)
 
     def _abandon(self, task: Task[object], failure: Failure) -> None:
         task.finish(Outcome(None, task.ran(), failure), is_abandoned=True)
@@ -188,10 +188,10 @@ class DeadlinePool:
         if thread is not None:
             self._threads.discard(thread)
             self.abandoned += 1
-            with suppress(RuntimeError):  # see _tell_abandoned
+            with suppress(RuntimeError):  # see _notify_abandoned
                 self._start_threads()
 
-    def _tell_abandoned(self, task: Task[object], failure: Failure) -> None:
+    def _notify_abandoned(self, task: Task[object], failure: Failure) -> None:
         wait = task.wait
         if wait is not None:
             wait.cancel(failure)
@@ -210,11 +210,10 @@ class DeadlinePool:
 
 
 class _LoopExchange:
-    """Calls on their way from an event loop to the threads, and outcomes on their way back.
+    """Batches calls from an event loop to the threads, and outcomes from the threads to the loop.
 
-    Calls of one iteration of the loop leave together at its end: each thread that waits for the interpreter's lock
-    meanwhile would take it whenever the loop's thread releases it for a moment. Outcomes that arrive together wake the
-    loop once.
+    Calls of one iteration of the loop are enqueued together at its end, as each thread that starts earlier competes
+    with the loop for the GIL. Outcomes that arrive together wake the loop once.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, enqueue: Callable[[Sequence[Task[Any]]], None]) -> None:
@@ -252,7 +251,7 @@ class _LoopExchange:
         self._arrived.append((future, task.outcome))
         if not self._is_waking:
             self._is_waking = True
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(self._resolve_all)
 
     def _resolve_all(self) -> None:

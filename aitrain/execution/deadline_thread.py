@@ -13,16 +13,16 @@ from aitrain.execution.stacks import stack_of_thread
 from aitrain.execution.task import Task, Wait
 
 GRACE = 5.0
-"""Seconds that a task has to fail after what it waits for was cancelled; then its thread is abandoned."""
+"""Seconds that a task has to fail after its wait was cancelled; then its thread is abandoned."""
 
 Abandon = Callable[[Task[object], Failure, StackSummary], None]
 """Called with a task that hangs, its failure and the stack of its thread."""
 
 
 class DeadlineThread:
-    """Cancels what overdue tasks wait for, and calls `abandon` for those that wait for nothing or do not fail in time.
+    """Cancels the wait of each overdue task, and calls `abandon` for those without a wait or that do not fail in time.
 
-    All tasks have the same timeout, so that the thread wakes seldom, and then looks at all of them.
+    All tasks have the same timeout, so the thread wakes rarely, and checks all of them each time.
     """
 
     def __init__(
@@ -30,14 +30,14 @@ class DeadlineThread:
     ) -> None:
         self._running, self._abandon = running, abandon
         self._thread: threading.Thread | None = None
-        self._earlier = threading.Condition(lock)
+        self._wake_up = threading.Condition(lock)
         self._wakes_at = math.inf
 
     def start(self) -> None:
         """Start the thread, unless it runs.
 
         Raises:
-            RuntimeError: the system has no thread for it.
+            RuntimeError: no thread can be started.
         """
         if self._thread is None:
             thread = threading.Thread(target=self._watch, name="environment-deadlines", daemon=True)
@@ -46,28 +46,28 @@ class DeadlineThread:
 
     def stop(self) -> None:
         """End the thread."""
-        with self._earlier:
+        with self._wake_up:
             thread, self._thread = self._thread, None
-            self._earlier.notify_all()
+            self._wake_up.notify_all()
         if thread is not None:
             thread.join(1.0)
 
     def set_deadline(self, due: float) -> None:
-        """Wake the thread if this is before what it waits for."""
+        """Wake the thread if this deadline is before the one that it waits for."""
         if due < self._wakes_at:
             self._wakes_at = due
-            self._earlier.notify()
+            self._wake_up.notify()
 
     def _watch(self) -> None:
         while True:
-            with self._earlier:
+            with self._wake_up:
                 if self._thread is not threading.current_thread():
                     return
                 now = time.perf_counter()
                 overdue = [task for task in self._running if task.due <= now]
                 if not overdue:
                     self._wakes_at = min((task.due for task in self._running), default=math.inf)
-                    self._earlier.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
+                    self._wake_up.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
             for task in overdue:
                 self._expire(task)
 
@@ -81,7 +81,7 @@ class DeadlineThread:
 
     def _cancel(self, task: Task[object], wait: Wait) -> None:
         failure = task.timed_out(wait.stack())
-        with self._earlier:
+        with self._wake_up:
             if not task.is_overdue:  # it has ended or was paused meanwhile
                 return
             task.give_grace(failure, GRACE)

@@ -41,5 +41,5 @@ def as_failure(error: BaseException) -> Failure:
     try:
         trace = "".join(traceback.format_exception(error))
         return Failure("server" if is_server else "raised", failure_message("raised", error), trace)
-    except Exception:  # its own __str__ failed
+    except Exception:  # its __str__ raised
         return Failure("raised", f"raised: {type(error).__name__}")

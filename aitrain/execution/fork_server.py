@@ -25,16 +25,16 @@ from aitrain.execution.failure import CallFailed, Failure, as_failure
 from aitrain.execution.message_socket import MessageSocket
 
 DUMP_SIGNAL = signal.SIGUSR1
-"""Makes a worker process write its stacks, also while its code keeps other threads from running."""
+"""Makes a worker process write its stacks, also while its code holds the GIL."""
 
 Request = tuple[Callable[[object], object] | None, str, tuple[object, ...]]
-"""How to make the object, of which a worker has one at a time; the method to call; its arguments."""
+"""Function that makes the worker's object from the environment; method of the object to call; its arguments."""
 Answer = tuple[object, Failure | None]
-"""What the method returned, or how it failed."""
+"""The method's return value, or its failure."""
 
 
 def run_fork_server(environment: object, connection: socket.socket, close: Sequence[int], parent: int | None) -> None:
-    """Serve the training process until it is gone; `parent`: whose end is this process's end, where the system can."""
+    """Serve the training process until it ends; on Linux, this process is killed when `parent` ends."""
     for fd in close:
         with suppress(OSError):
             os.close(fd)
@@ -57,7 +57,7 @@ class _ForkServer:
         self._workers: set[int] = set()
 
     def serve(self) -> None:
-        """Carry out commands: spawn, reap, update."""
+        """Run commands: spawn, reap, update."""
         messages = MessageSocket(self._connection)
         while (received := messages.receive())[0] is not None:
             command, value = pickle.loads(received[0])
@@ -79,13 +79,13 @@ class _ForkServer:
             pid = fork(partial(_run_worker, self._environment, fds, self._connection, os.getpid()))
         except OSError as error:
             return str(error)
-        with suppress(OSError):  # the worker does it too: whoever is first
+        with suppress(OSError):  # the worker does the same: one of the two is first
             os.setpgid(pid, pid)
         self._workers.add(pid)
         return pid
 
     def reap(self, pid: int) -> int | None:
-        """End a worker and what it has started; its exit status, also if it had ended before."""
+        """End a worker and its process group; returns its exit status, also if it had ended before."""
         if pid not in self._workers:
             return None
         self._workers.remove(pid)
@@ -113,7 +113,7 @@ def _run_worker(environment: object, fds: Sequence[int], control: socket.socket,
     connection, dump = fds
     for fd in fds:
         os.set_inheritable(fd, False)
-        os.register_at_fork(after_in_child=partial(os.close, fd))  # nobody else speaks for this process
+        os.register_at_fork(after_in_child=partial(os.close, fd))  # its children must not use the connection
     faulthandler.register(DUMP_SIGNAL, file=dump, all_threads=True)
     _reseed()
     _serve_calls(MessageSocket(socket.socket(fileno=connection)), environment)
@@ -130,7 +130,7 @@ def _serve_calls(messages: MessageSocket, environment: object) -> None:
 
 
 def answer_call(made: list[object], environment: object, request: bytes) -> bytes:
-    """Call the method of a pickled Request, and pickle the Answer; `made` holds the object, once it is made."""
+    """Call the method of a pickled Request, and pickle the Answer; `made` holds the object after the first call."""
     try:
         make, method, arguments = pickle.loads(request)
         if not made:
@@ -142,7 +142,7 @@ def answer_call(made: list[object], environment: object, request: bytes) -> byte
 
 
 def _reseed() -> None:
-    """Workers must not all draw the same numbers."""
+    """Reseed the global generators, which all workers have inherited."""
     random.seed()
     if numbers := sys.modules.get("numpy.random"):
         numbers.seed()
@@ -155,15 +155,15 @@ def pickled(message: Request | Answer, did: str) -> bytes:
     """The message, pickled.
 
     Raises:
-        CallFailed: it cannot be; `did` says how the value came about: "returned", "was given".
+        CallFailed: it cannot be pickled; `did` begins the message: "returned", "was given".
     """
     try:
         return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         parts = [one for part in message for one in (part if isinstance(part, tuple) else [part])]
         kinds = [type(part).__name__ for part in parts if not _can_be_pickled(part)]
-        told = f"{did} a {kinds[0] if kinds else 'tuple'}, which cannot be passed between processes"
-        raise CallFailed(Failure("wrong_type", told, traceback.format_exc())) from error
+        why = f"{did} a {kinds[0] if kinds else 'tuple'}, which cannot be passed between processes"
+        raise CallFailed(Failure("wrong_type", why, traceback.format_exc())) from error
 
 
 def _can_be_pickled(value: object) -> bool:
@@ -175,8 +175,8 @@ def _can_be_pickled(value: object) -> bool:
 
 
 def fork(body: Callable[[], object]) -> int:
-    """Fork a process that runs `body` and nothing else: it ends without what its parent would do at its end."""
-    _flush()  # or both would write what is waiting to be written
+    """Fork a process that runs `body` and exits, without the exit handlers of its parent."""
+    _flush()  # otherwise both processes would write the buffered output
     pid = os.fork()
     if pid:
         return pid
@@ -197,7 +197,7 @@ def _flush() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent ends, whatever runs here; only on Linux, elsewhere the closed socket says it."""
+    """Have this process killed when its parent ends; Linux only. Elsewhere it ends when the socket is closed."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL), 0, 0, 0)

@@ -41,7 +41,7 @@ class MessageSocket:
         return bytes(parts)
 
     def is_open(self) -> bool:
-        """Whether the other end is there; only while it has nothing to send."""
+        """Whether the other end is open; valid only while no message is expected from it."""
         try:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -30,8 +30,8 @@ SERVER_GONE = Failure("crashed", "crashed: the process that starts environment p
 
 
 class ProcessPool:
-    """Worker processes, forked on demand by a fork server and reused; `start` it before torch is imported, which they
-    need not carry."""
+    """Worker processes, forked on demand by a fork server and reused; `start` it before torch is imported, so that they
+    do not contain it."""
 
     def __init__(self, server: MessageSocket, pid: int) -> None:
         self.server_pid = pid
@@ -44,12 +44,12 @@ class ProcessPool:
 
     @classmethod
     def start(cls, environment: object, close: Sequence[int] = ()) -> ProcessPool:
-        """Fork the server; it closes these file descriptors, which must not be kept open by anybody else."""
+        """Fork the server, which closes the file descriptors in `close`."""
         allow_open_files()  # two for each process
         ours, theirs = socket.socketpair()
-        # the system watches the thread that forks: the server would end with one that is not the main one
+        # Linux ends the server with the thread that forked it, so only the main thread is watched
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
-        with warnings.catch_warnings():  # a notebook has threads, none of which the server relies on
+        with warnings.catch_warnings():  # a notebook has threads, but the server needs none of them
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
             pid = fork(partial(run_fork_server, environment, theirs, [ours.fileno(), *close], parent))
         theirs.close()
@@ -59,7 +59,7 @@ class ProcessPool:
         """Set pickled attributes on the environment, for the processes that are leased from now on.
 
         Raises:
-            CallFailed: one of them cannot be unpickled there, or the fork server is gone.
+            CallFailed: an attribute cannot be unpickled in the fork server, or the fork server is gone.
         """
         self._generation += 1
         failure = self._ask("update", attributes)
@@ -88,7 +88,7 @@ class ProcessPool:
             return
         while self._free:
             self._free.pop().close()
-        with suppress(ChildProcessError):  # somebody else has waited for it
+        with suppress(ChildProcessError):  # other code has waited for it
             if not _has_ended(self.server_pid, 10.0):
                 os.kill(self.server_pid, signal.SIGKILL)
                 os.waitpid(self.server_pid, 0)
@@ -101,7 +101,7 @@ class ProcessPool:
             self._free.append(worker)
 
     def end(self, worker: _Worker) -> Failure:
-        """End a worker, and say how it ended.
+        """End a worker; returns how it ended.
 
         Raises:
             CallFailed: the fork server is gone.
@@ -144,13 +144,13 @@ class ProcessPool:
         return worker
 
     def _ask(self, command: str, value: object = None, fds: Sequence[int] = ()) -> object:
-        """The fork server's answer; the user's code is not charged for the time."""
+        """The fork server's answer; the clock of the calling task is paused meanwhile."""
         with paused(), self._lock:
             try:
                 is_sent = self._server.send(pickle.dumps((command, value)), fds)
                 answer = self._server.receive()[0] if is_sent else None
             except BaseException:
-                self._server.close()  # by Ctrl+C: the outstanding answer would be taken for that to the next question
+                self._server.close()  # after Ctrl+C, the pending answer would be read as that of the next command
                 raise
         if answer is None:
             raise CallFailed(SERVER_GONE)
@@ -159,12 +159,12 @@ class ProcessPool:
 
 
 class WorkerLease:
-    """One worker process, for one object made from the environment; one thread uses it at a time."""
+    """Exclusive use of one worker process, which holds one object made from the environment; not thread-safe."""
 
     def __init__(self, pool: ProcessPool, worker: _Worker, make: Callable[[object], object]) -> None:
         self._pool, self._worker = pool, worker
         self._make: Callable[[object], object] | None = make
-        self._lock = threading.Lock()  # against the thread that ends a call which is just ending
+        self._lock = threading.Lock()  # a call may end while the deadline thread ends it
         self._is_calling = self._is_released = False
         self._failure: Failure | None = None
 
@@ -174,10 +174,10 @@ class WorkerLease:
         return self._worker.pid
 
     def call(self, method: str, *arguments: object) -> Any:
-        """What a method of the object returns; inside a task, until the task's deadline.
+        """Call a method of the object; inside a task, it is ended at the task's deadline.
 
         Raises:
-            CallFailed: it raised, hung or crashed; after the latter two, all further calls do.
+            CallFailed: it raised, hung or crashed; after a hang or a crash, all further calls fail too.
         """
         if self._is_released:
             raise RuntimeError("this lease was released")
@@ -198,7 +198,7 @@ class WorkerLease:
         return value
 
     def release(self) -> None:
-        """Give the process back: its object is dropped, and the next lease gets the process, unless it is broken."""
+        """Return the process to the pool; its object is dropped, and a broken process is ended."""
         with self._lock:
             was_released, self._is_released = self._is_released, True
         if not was_released:
@@ -221,14 +221,14 @@ class WorkerLease:
             return error.failure
 
     def _end(self, failure: Failure) -> None:
-        """Called in the thread that watches the deadlines."""
+        """End the call; runs in the deadline thread."""
         with self._lock:
             if self._is_calling:
                 self._failure = failure
                 self._crashed()
 
     def _stack(self) -> StackSummary:
-        """The stack of the user's code in the process, which exists, as only `_end` has it waited for."""
+        """The stack of the user's code in the process; its id is still valid, as only `_end` waits for the process."""
         with self._lock:
             if not self._is_calling:
                 return StackSummary()
@@ -248,11 +248,11 @@ class _Worker:
 
     @property
     def has_ended(self) -> bool:
-        """Never end it again: its process id may be that of another process by now."""
+        """Whether it was ended; its process id may then belong to another process."""
         return not self.when_lost.alive
 
     def read_dump(self) -> str:
-        """The stacks that it writes when it gets DUMP_SIGNAL."""
+        """The stacks that it writes on DUMP_SIGNAL."""
         poll, text, patience = select.poll(), b"", 2000
         poll.register(self._dump, select.POLLIN)
         while poll.poll(patience) and (part := self._dump.read(65536)):

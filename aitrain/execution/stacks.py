@@ -16,7 +16,7 @@ _DUMPED_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
 def stack_of_thread(thread: threading.Thread) -> StackSummary:
-    """Where a thread is now, outermost frame first."""
+    """The present stack of a thread, outermost frame first."""
     return StackSummary.extract(iter(_thread_frames(sys._current_frames().get(thread.ident or 0))))
 
 
@@ -39,8 +39,10 @@ def _thread_frames(innermost: FrameType | None) -> list[tuple[FrameType, int]]:
 
 
 def stack_of_dump(dump: str, entry: tuple[str, str]) -> StackSummary:
-    """Of the threads in a faulthandler dump, the stack of the one that runs the user's code: the main thread or that of
-    the event loop. Frames up to the function `entry` (file, name) are left out."""
+    """The stack of the thread that runs the user's code (main thread or event loop), from a faulthandler dump.
+
+    Frames up to the function `entry` (file, name) are left out.
+    """
     threads = sorted(dump.split("\n\n"), key=lambda thread: not thread.startswith("Current"))
     stacks = [_dumped_stack(thread, entry) for thread in threads]
     return next((stack for stack in stacks if users_line(stack)), stacks[0])

@@ -29,15 +29,14 @@ class Outcome(Generic[T_co]):
 
 @dataclass(frozen=True)
 class Wait:
-    """Something outside its thread that a task waits for: how to cancel it, and where it is."""
+    """Something outside its thread that a task waits for: functions to cancel it and to get its stack."""
 
     cancel: Callable[[Failure], object]
     stack: Callable[[], StackSummary]
 
 
 class Task(Generic[T_co]):
-    """One call in a DeadlinePool. `lock` is the pool's; `set_deadline` tells the pool, under the lock, when the task is
-    due."""
+    """One call in a DeadlinePool. `lock` is the pool's; `set_deadline` is called under the lock when `due` changes."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class Task(Generic[T_co]):
         self._lock, self._set_deadline = lock, set_deadline
         self._budget = timeout
         self._ran = 0.0
-        self._since: float | None = None  # None: the clock stands still
+        self._since: float | None = None  # None: the clock is stopped
         self._pauses = 0
 
     def start(self) -> None:
@@ -90,12 +89,12 @@ class Task(Generic[T_co]):
 
     @property
     def due(self) -> float:
-        """When the time is up, as `time.perf_counter` counts; inf while the clock stands still."""
+        """The deadline on the clock of `time.perf_counter`; inf while the task's clock is stopped."""
         return math.inf if self._since is None else self._since + self._budget - self._ran
 
     @property
     def is_overdue(self) -> bool:
-        """Whether its time is up before it has ended."""
+        """Whether it is past its deadline and has not ended."""
         return not self.is_done and self.due <= time.perf_counter()
 
     def begin_wait(self, wait: Wait) -> Wait | None:
@@ -120,7 +119,7 @@ class Task(Generic[T_co]):
         self.outcome, self.is_done, self.is_abandoned = outcome, True, is_abandoned
 
     def timed_out(self, stack: StackSummary) -> Failure:
-        """The failure of a task that is still at these lines at its deadline."""
+        """The failure of a task that has this stack at its deadline."""
         lines = [f"timed out: no answer within {self.timeout:g} s", users_line(stack)]
         return Failure("timed_out", "\n".join(line for line in lines if line), "".join(stack.format()))
 
@@ -136,14 +135,14 @@ def remaining() -> float | None:
 
 
 def is_abandoned() -> bool:
-    """Whether the calling task was abandoned: nobody waits for it any more."""
+    """Whether the calling task was abandoned, so that its result is discarded."""
     task = current_task.get()
     return task is not None and task.is_abandoned
 
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Stop the clock of the calling task: it waits for the model and not for the environment."""
+    """Stop the clock of the calling task in this context, such as while it waits for the model."""
     task = current_task.get()
     if task is None:
         yield
@@ -157,8 +156,8 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def on_cancel(cancel: Callable[[Failure], object], stack: Callable[[], StackSummary]) -> Iterator[None]:
-    """The calling task waits here for something outside its thread: at the deadline `cancel` is called with the
-    failure, which has the stack that `stack` returns.
+    """Context in which the calling task waits for something outside its thread: at the deadline, `cancel` is called
+    with the failure, whose stack is that of `stack`.
 
     Raises:
         CallFailed: the task was abandoned.

@@ -89,7 +89,7 @@ def main(arguments: list[str], channel: EventChannel) -> int:
     channel(Started(channel.rank, os.getpid()))
     try:
         folder, progress = RunFolder(Path(arguments[0])), Progress()
-        with Heartbeat(folder, progress, is_heard=channel.rank == 0) as heartbeat:
+        with Heartbeat(folder, progress, is_writer=channel.rank == 0) as heartbeat:
             _work(arguments, folder, channel, heartbeat)
     except (Exception, KeyboardInterrupt) as error:
         traceback.print_exception(error)

@@ -238,7 +238,7 @@ def _count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
 # -- resuming
 
 
-def _find_checkpoint(config: TrainConfig, processes: int, tell: Callable[[str], None]) -> Path | None:
+def _find_checkpoint(config: TrainConfig, processes: int, notify: Callable[[str], None]) -> Path | None:
     """The checkpoint to resume from; its files and options are verified."""
     wanted = config.resume_from_checkpoint
     if wanted is None:
@@ -247,7 +247,7 @@ def _find_checkpoint(config: TrainConfig, processes: int, tell: Callable[[str], 
         folder, skipped = RunFolder(Path(os.path.expanduser(config.output_dir)) / config.project_name), list[str]()
         newest = newest_checkpoint(folder, skipped.append)
         for why in skipped:
-            tell(why)
+            notify(why)
         if newest is None:
             complete = "complete " if skipped else ""
             raise ConfigError(

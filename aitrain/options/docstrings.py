@@ -9,9 +9,9 @@ from itertools import pairwise
 
 @cache
 def field_docstrings(owner: type) -> dict[str, str]:
-    """The docstring under each annotated field of a class, as one line; none where the source is not there.
+    """The docstring under each annotated field of a class, as one line; empty if the source is unavailable.
 
-    pydantic's `use_attribute_docstrings` searches the stack for each class when it is made, which help has no time for.
+    pydantic's `use_attribute_docstrings` searches the stack for each class that is made: too slow for `--help`.
     """
     found: dict[str, str] = {}
     for node, below in pairwise(_classes(owner.__module__).get(owner.__name__, ())):

@@ -22,7 +22,7 @@ class EnvironmentOptions(Options):
     replaces: ClassVar = {"rl_env": ("rl_env_module", "rl_env_class"), "rl_env_module": ("rl_env",)}
 
     rl_env: ResumeSafe[str | None] = None
-    """The environment in one word: path/to/file.py:Class, package.module:Class, or envs.gsm8k."""
+    """Environment to train on: path/to/file.py:Class, package.module:Class, or envs.gsm8k."""
     rl_env_module: ResumeSafe[str | None] = None
     """Module of the environment class."""
     rl_env_class: ResumeSafe[str | None] = None
@@ -57,7 +57,7 @@ class EnvironmentOptions(Options):
             ),
             (
                 self.rl_env_class is not None and self.rl_env is None and self.rl_env_module is None,
-                f"rl_env_class: {self.rl_env_class} in which module? Add --rl-env-module",
+                f"rl_env_class: the module of {self.rl_env_class} is missing: add --rl-env-module",
             ),
             (
                 self.rl_env_class is not None and named not in ("", self.rl_env_class),

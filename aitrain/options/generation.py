@@ -49,8 +49,8 @@ class GenerationOptions(Options):
     rl_min_new_tokens: NonNegativeInt = 0
     """Minimum number of tokens in one completion: until then only the token limit ends it."""
     rl_stop: Texts | None = None
-    """End a completion with the token that completes this text, or one of several as a JSON list; the text stays in
-    the completion."""
+    """Stop string, or several as a JSON list: the token that completes one ends the completion, and the text stays in
+    it."""
 
     @property
     def reshaped_sampling(self) -> list[str]:

@@ -13,14 +13,14 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class LossType:
-    """The companion settings of a loss type. Plain text, so that the table can be shown as it is."""
+    """The settings of a loss type, as texts that docs/losses.md shows unchanged."""
 
     level: str
     """token or sequence: a probability ratio for each token, or one for the completion (its tokens' geometric mean)."""
     clip: tuple[float, float] | None
     """How far the ratio may fall below and rise above 1; None: the loss does not clip it."""
     scale: str
-    """Standard deviation that distances to the group's mean score are divided by: the group's, the batch's, or none."""
+    """Standard deviation that advantages are divided by: the group's, the batch's, or none."""
     averaged: str
     """How token losses become one number."""
     source: str
@@ -77,7 +77,7 @@ SEQUENCE_SUMS_TOKENS = ("bnpo", "dr_grpo", "dapo", "cispo")
 
 
 class LossOptions(Protocol):
-    """The fields of TrainConfig that settle the loss."""
+    """The fields of TrainConfig that determine the loss."""
 
     @property
     def rl_loss_type(self) -> str: ...
@@ -97,7 +97,7 @@ class LossOptions(Protocol):
 
 @dataclass(frozen=True)
 class LossSettings:
-    """What a run trains with."""
+    """The settings of the loss that a run trains with."""
 
     loss_type: str
     level: str
@@ -156,7 +156,7 @@ def _text(value: object) -> str | None:
 
 
 def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """Rules about the loss: whether each is broken, and the message. Read it up to the first broken one."""
+    """Rules about the loss: whether each is broken, and the message; each assumes that the earlier ones hold."""
     for name, option in OPTION_OF.items():
         both = name in options.trl and getattr(options, option) is not None
         yield both, f"{option}: also given as --trl {name}: give one of them"
@@ -164,23 +164,23 @@ def contradictions(options: LossOptions) -> Iterator[tuple[bool, str]]:
     loss, level = options.rl_loss_type, settle(options).level
     yield (
         loss == "luspo" and level != "sequence",
-        "rl_importance_level: luspo weighs whole completions, a ratio for each token is not that loss\n"
+        "rl_importance_level: luspo needs one ratio for each completion, not for each token\n"
         "Leave it out, or use --rl-loss-type grpo or dapo with it.",
     )
     yield (
         loss == "vespo" and level != "token",
-        "rl_importance_level: vespo forms the completion's ratio from those of its tokens itself\nLeave it out.",
+        "rl_importance_level: vespo computes a completion's ratio from its tokens' ratios\nLeave it out.",
     )
     yield (
         loss == "cispo" and settle(options).high < 1,
-        f"rl_clip_range_high: for cispo it is the largest ratio itself, and {settle(options).high:g} would shrink every"
+        f"rl_clip_range_high: for cispo it is the largest ratio, and {settle(options).high:g} would shrink every"
         f" gradient\nGive 1 or more, or leave it out for {CISPO_BOUND:g}.",
     )
     mode = options.trl.get("vllm_importance_sampling_mode", "token_truncate")
     corrects = options.use_vllm and bool(options.trl.get("vllm_importance_sampling_correction", True))
     yield (
         loss == "vespo" and corrects and mode not in ("token_truncate", "token_mask"),
-        f"--trl vllm_importance_sampling_mode: vespo multiplies the ratios of tokens, and {mode} has one a completion\n"
+        f"--trl vllm_importance_sampling_mode: vespo needs a ratio for each token, {mode} has one for each completion\n"
         "Leave it out, or give token_truncate or token_mask.",
     )
 
@@ -193,7 +193,7 @@ _CHOICES: dict[str, tuple[str | bool, ...]] = {
 
 
 def _wrong_fields(options: LossOptions) -> Iterator[tuple[bool, str]]:
-    """Values that TRL refuses only after it generated the first batch."""
+    """Values that TRL refuses only after the first batch is generated."""
     for name, choices in _CHOICES.items():
         words = ", ".join(choice for choice in choices if isinstance(choice, str))
         value = options.trl.get(name, choices[0])

@@ -9,7 +9,7 @@ from aitrain.options.value_types import NonNegativeFloat, PositiveFloat, Positiv
 
 
 class BatchOptions(Options):
-    """How many cases one optimizer step trains on, and how many the run."""
+    """Prompts and completions per optimizer step, and steps per run."""
 
     section = "Batch"
     replaces: ClassVar = {
@@ -20,7 +20,7 @@ class BatchOptions(Options):
     epochs: PositiveInt = 1
     """Passes over the training cases."""
     max_steps: PositiveInt | None = None
-    """Stop after this many optimizer steps, whatever the epochs."""
+    """Stop after this many optimizer steps; overrides --epochs."""
     stop_when_flat: ResumeSafe[PositiveInt | None] = None
     """Stop after this many consecutive steps in which no group's completions differed in score: nothing is learned."""
     rl_prompts_per_step: PositiveInt | None = None
@@ -68,7 +68,8 @@ class GRPOOptions(Options):
     """How far the probability ratio may move from 1 before it is clipped; unset: by loss type, 0.2 for grpo. Without
     effect where each batch is used for one update: the ratio is then 1."""
     rl_clip_range_high: PositiveFloat | None = None
-    """The same above 1 (clip-higher); for cispo the largest ratio; unset: by loss type, 0.28 for dapo, 5 for cispo."""
+    """How far the ratio may rise above 1 (clip-higher); for cispo the largest ratio; unset: by loss type, 0.28 for
+    dapo, 5 for cispo."""
     rl_importance_level: Literal["token", "sequence"] | None = None
     """A probability ratio for each token, or one for the whole completion (GSPO); unset: by loss type."""
     rl_scale_rewards: Literal["group", "batch", "none"] | None = None

@@ -174,7 +174,7 @@ def _advice(name: str, known: Collection[str]) -> str:
 
 
 def _foreign(key: str, known: Collection[str], is_flag: bool) -> str:
-    """Advice about names that only a job which trains has something to say about."""
+    """Advice about foreign names of training options; empty for a job that does not train."""
     if "trl" not in known:
         return ""
     if advice := ADVICE.get(key) or next((text for start, text in PREFIXES.items() if key.startswith(start)), ""):

@@ -23,8 +23,8 @@ Job = TypeVar("Job", bound=Options)
 def resolve(job: type[Job], file: Path | None, flags: Mapping[str, object] = MappingProxyType({})) -> Job:
     """A job's options: the defaults, overridden by the file, overridden by the flags.
 
-    A flag also overrides the options that say the same in another way (`replaces`); `trl` flags are `KEY=VALUE` texts,
-    merged into the file's table.
+    A flag also overrides the alternatives to its option (`replaces`); `trl` flags are `KEY=VALUE` texts, merged into
+    the file's table.
 
     Raises:
         ConfigError: the file cannot be read, or a name or value is wrong.

@@ -30,7 +30,7 @@ class RunOptions(Options):
     stall_timeout: ResumeSafe[PositiveFloat] = 1800.0
     """Seconds without a step, a token, a finished call or bytes saved after which a run counts as stalled and ends."""
     telemetry: ResumeSafe[bool] = False
-    """Let the libraries report their use to their makers; off, they are asked not to."""
+    """Allow the libraries' usage telemetry; off: their opt-out environment variables are set."""
 
     def rules(self) -> Iterable[Rule]:
         """The name is that of a folder."""
@@ -73,7 +73,7 @@ class EvaluationOptions(Options):
     eval_strategy: ResumeSafe[Literal["no", "steps", "epoch"]] = "epoch"
     """When to score the held-out cases during training as well."""
     eval_steps: ResumeSafe[PositiveInt] = 100
-    """Steps between two of those, with --eval-strategy steps."""
+    """Steps between two evaluations, with --eval-strategy steps."""
 
 
 class CheckpointOptions(Options):
@@ -122,8 +122,8 @@ class HardwareOptions(Options):
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None
     """Autocast of the forward pass; unset: bf16 where the GPU has it, else none."""
     warm_up: ResumeSafe[bool] = True
-    """On GPUs, begin with a forward and backward pass of the longest episodes, so that too little memory shows at
-    once."""
+    """On GPUs, begin with a forward and backward pass of the longest possible episodes, so that a lack of memory shows
+    before the first step."""
     disable_gradient_checkpointing: ResumeSafe[bool] = False
     """Keep all activations: faster, more memory."""
     ddp_timeout: ResumeSafe[PositiveInt] = 7200

@@ -32,7 +32,7 @@ class Options(BaseModel):
     section: ClassVar[str]
     """Title of the section, in the help and the docs."""
     replaces: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """For an option: others that say the same in another way. A flag also overrides those of the file."""
+    """Alternatives to an option: its flag also overrides them in the file."""
 
     if not TYPE_CHECKING:  # type checkers see pydantic's own signature, with every option in it
 
@@ -92,7 +92,6 @@ def option_names(job: type[Options]) -> tuple[str, ...]:
     return tuple(name for annotations in own for name in annotations if name in job.model_fields)
 
 
-@cache
 @cache
 def descriptions(job: type[Options]) -> dict[str, str]:
     """The docstring of each option."""

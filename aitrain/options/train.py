@@ -57,11 +57,11 @@ class TrainConfig(
 
     @property
     def may_halve_base(self) -> bool:
-        """Whether half precision loses nothing of the base: no small updates are added to it."""
+        """Whether the base may be loaded in half precision: no small updates are added to it."""
         return self.peft and (not self.use_vllm or self.weight_sync == "adapter")
 
     def written(self) -> dict[str, object]:
-        """The options as config.yaml holds them: without those derived from others, and those of one start only."""
+        """The options as config.yaml holds them: without derived ones, and without those of a single start."""
         values = super().written()
         del values["resume_from_checkpoint"], values["resume_anyway"]
         if self.rl_prompts_per_step is not None:

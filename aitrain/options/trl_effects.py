@@ -14,10 +14,10 @@ OF_GENERATE = (
     "use_transformers_paged",
     "transformers_continuous_batching_config",
 )
-"""How transformers generates."""
+"""Fields about generation by transformers."""
 
 OF_NCCL = ("vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_group_port")
-"""TRL's own client of a vLLM server."""
+"""Fields of TRL's own client of a vLLM server."""
 
 OPTION_FOR_LOADING = {
     "dtype": "--dtype",
@@ -26,7 +26,7 @@ OPTION_FOR_LOADING = {
     "trust_remote_code": "--trust-remote-code",
     "quantization_config": "--quantization",
 }
-"""What `model_init_kwargs` may not hold."""
+"""Keys that `model_init_kwargs` may not hold, and the option to use instead."""
 
 
 def check_trl_effects(config: TrainConfig) -> None:
@@ -52,11 +52,11 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
             yield name, "it is for --vllm-mode colocate; a server of yours takes --model-impl"
     given = config.trl_table("model_init_kwargs")
     if given and config.use_vllm:
-        yield "model_init_kwargs", "it would not reach vLLM: give a folder with the model as it should be"
+        yield "model_init_kwargs", "it would not reach vLLM: use a model folder whose config.json has these settings"
     for key in given:
         if key in OPTION_FOR_LOADING:
             yield f"model_init_kwargs: {key}", f"use {OPTION_FOR_LOADING[key]}"
     name = "use_transformers_continuous_batching"
     flags = [*config.history_sampling, *(["--rl-min-p"] if config.rl_min_p else [])]
     if config.trl.get(name) and flags:
-        yield name, f"continuous batching cannot do {', '.join(flags)}: leave one of them out"
+        yield name, f"continuous batching does not support {', '.join(flags)}: leave one of them out"

@@ -73,8 +73,8 @@ WITHOUT_EFFECT = {name: advice for advice, names in _COMMON_ADVICE.items() for n
         "--rl-presence-penalty and --rl-frequency-penalty, which mean the same on every engine"
     ),
     "vllm_structured_outputs_regex": (
-        "log-probabilities of restricted answers cannot be compared with the trainer's:\nlet the environment score the"
-        " format"
+        "log-probabilities of constrained completions cannot be compared with the trainer's:\nlet the environment score"
+        " the format"
     ),
     "max_tool_calling_iterations": "use --rl-max-turns",
     "resume_from_checkpoint": "use --resume or --resume-from-checkpoint",
@@ -111,7 +111,7 @@ def check_trl_fields(given: Mapping[str, object]) -> None:
 
 @cache
 def trl_fields() -> dict[str, str]:
-    """GRPOConfig's fields with their types, as TRL and transformers write them; none where they are not found."""
+    """GRPOConfig's fields with their types, as TRL and transformers write them; empty if these are not installed."""
     found: dict[str, str] = {}
     items = (item for where in _SOURCES for node in _classes_in(*where) for item in node.body)
     for field in items:

@@ -126,7 +126,7 @@ def _read_trackers(value: str) -> str:
         near = did_you_mean(unknown, TRACKERS)
         raise ValueError(f"must be none, or some of {', '.join(TRACKERS)} with commas, not {unknown or value}.{near}")
     if "none" in names and len(names) > 1:
-        raise ValueError(f"none and others at the same time: {value}")
+        raise ValueError(f"none cannot be combined with a tracker: {value}")
     return ",".join(dict.fromkeys(names))
 
 

@@ -12,7 +12,7 @@ class _Reader(yaml.SafeLoader):
     """YAML 1.1, except that 1e-6 is a number, a date is text, and a duplicate key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
-        """PyYAML keeps the last of two equal keys without a word."""
+        """The mapping, or a ConstructorError for a duplicate key, of which PyYAML silently keeps the last."""
         names = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         for number, key in enumerate(names):
             if key.value in {earlier.value for earlier in names[:number]}:
@@ -25,7 +25,7 @@ class _Writer(yaml.SafeDumper):
 
 
 _LINE_ENDS = {"\x85", "\u2028", "\u2029"}
-"""Unicode's own, beside the usual ones."""
+"""Line separators of Unicode other than carriage return and line feed."""
 _EXPONENT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 for _kind in (_Reader, _Writer):

@@ -1,6 +1,6 @@
 """The chat format of a model: prompts and environment messages as tokens, completions as messages.
 
-Tokens are only ever appended: what the environment says is rendered as the difference of two renderings of the chat
+Tokens are only appended: the environment's messages are rendered as the difference of two renderings of the chat
 template, so that no earlier token changes.
 """
 
@@ -21,8 +21,8 @@ from aitrain.execution.user_code import describe_error
 MARK = "answer7e1f"
 """Placeholder for a completion in renderings that determine what follows it."""
 
-_ASKED: Message = {"role": "user", "content": "question"}
-_CALL: Message = {
+_USER_MESSAGE: Message = {"role": "user", "content": "question"}
+_TOOL_CALL: Message = {
     "role": "assistant",
     "content": "",
     "tool_calls": [{"type": "function", "function": {"name": "tool", "arguments": {}}}],
@@ -33,7 +33,7 @@ Schemas = Sequence[dict[str, Any]]
 
 
 class Tokenizer(Protocol):
-    """What is used of a tokenizer of transformers."""
+    """The part of a transformers tokenizer that is used here."""
 
     @property
     def pad_token_id(self) -> int | None: ...
@@ -43,22 +43,22 @@ class Tokenizer(Protocol):
 
 
 class TemplateSupport(Protocol):
-    """What is known of a model's chat template beyond the template itself."""
+    """What TRL knows about a model's chat template."""
 
     @property
     def training_template(self) -> str | None:
-        """A version of the template that only appends; None: there is none."""
+        """A prefix-preserving version of the template; None if there is none."""
 
     @property
     def has_tool_calls(self) -> bool:
         """Whether the template writes tool calls and their results."""
 
     def parse(self, ids: list[int], prefix: list[int], tools: Schemas) -> Message | None:
-        """A completion as a message, in the model's own format for thoughts and tool calls; None: it has none."""
+        """A completion as a message, parsed in the model's format of thoughts and tool calls; None if unknown."""
 
 
 class NoTemplateSupport:
-    """For a tokenizer of which nothing is known."""
+    """For a chat template that TRL does not know."""
 
     training_template: str | None = None
     has_tool_calls = False
@@ -78,7 +78,7 @@ class ParsedTurn:
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """Writes and reads the conversations of one model; `template` is None for the tokenizer's own."""
+    """Renders and parses the conversations of one model; `template` is None for the tokenizer's own."""
 
     tokenizer: Tokenizer
     template: str | None = None
@@ -116,53 +116,53 @@ class ChatFormat:
         """
         if not is_chat:
             return self._ids("".join(str(message["content"]) for message in messages))
-        ids = self._ids_after_mark(self._said(messages))
+        ids = self._ids_after_mark(self._rendered_response(messages))
         return ids[1:] if ids[:1] == [last] else ids
 
-    def _said(self, messages: Sequence[Message]) -> str:
+    def _rendered_response(self, messages: Sequence[Message]) -> str:
         """What the template renders after a completion followed by these messages: end of turn, messages, next turn.
 
         Raises:
             EnvironmentFailed: the template raises for the messages, or is not prefix-preserving for them.
         """
-        before = [_ASKED, _called(messages) if messages[0]["role"] == "tool" else _answered()]
+        before = [_USER_MESSAGE, _tool_call_for(messages) if messages[0]["role"] == "tool" else _assistant_message()]
         try:
             whole = self._rendered([*before, *messages], **_GENERATE)
-            answered = self._answered_before(messages[0], before, whole)
+            prefix = self._rendered_before(messages[0], before, whole)
         except Exception as error:
             raise EnvironmentFailed(
                 f"The model's chat template refuses what the environment says: {describe_error(error)}\n"
                 f"The messages: {str(list(messages))[:160]}"
             ) from error
-        if not whole.startswith(answered):
+        if not whole.startswith(prefix):
             raise EnvironmentFailed(
                 "The model's chat template is not prefix-preserving when these messages follow, so that the episode"
                 f" cannot be trained: {str(list(messages))[:160]}"
             )
-        return whole[len(answered) :]
+        return whole[len(prefix) :]
 
-    def _answered_before(self, message: Message, before: list[Message], whole: str) -> str:
+    def _rendered_before(self, message: Message, before: list[Message], whole: str) -> str:
         """The rendered conversation `before` a message, cached by role and tool until a template's date changes."""
         key = message["role"], message.get("name") if message["role"] == "tool" else None
-        if key not in self._answered_texts or not whole.startswith(self._answered_texts[key]):
-            self._answered_texts[key] = self._answered_text(before)
-        return self._answered_texts[key]
+        if key not in self._rendered_texts or not whole.startswith(self._rendered_texts[key]):
+            self._rendered_texts[key] = self._rendered_without_end(before)
+        return self._rendered_texts[key]
 
     @cached_property
-    def _answered_texts(self) -> dict[tuple[str, str | None], str]:
+    def _rendered_texts(self) -> dict[tuple[str, str | None], str]:
         return {}
 
-    def _answered_text(self, messages: Sequence[Message]) -> str:
+    def _rendered_without_end(self, messages: Sequence[Message]) -> str:
         """A rendered conversation without the end of its last turn, which some templates render in a special way."""
         return self._rendered(messages).removesuffix(self._turn_end)
 
     @cached_property
     def _turn_end(self) -> str:
         """What the template renders after a completion, such as `<|im_end|>` and a newline."""
-        return self._rendered([_ASKED, _answered()]).partition(MARK)[2]
+        return self._rendered([_USER_MESSAGE, _assistant_message()]).partition(MARK)[2]
 
     def _ids_after_mark(self, text: str) -> list[int]:
-        """Tokens of a text that continues another one, which tokenizers may split differently than a separate text."""
+        """Tokens of a text that continues another text; a tokenizer may split it differently at the start of a text."""
         whole, mark = self._ids(MARK + text), self._mark_ids
         return whole[len(mark) :] if whole[: len(mark)] == mark else self._ids(text)
 
@@ -183,8 +183,8 @@ class ChatFormat:
     # -- and back
 
     def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
-        """A completion as a message, with its tool calls; `prefix` are the tokens before it. Special tokens that the
-        policy wrote are part of the text, except the one of `eos_ids` that ended the completion."""
+        """Parse a completion into a message with tool calls; `prefix` are the tokens before it. Special tokens are part
+        of the text, except the token of `eos_ids` that ended the completion."""
         parsed = self.support.parse(ids, prefix, tools)
         message = parsed or {
             "role": "assistant",
@@ -199,14 +199,14 @@ class ChatFormat:
         return ParsedTurn(message, AssistantTurn(str(content), tuple(calls)))
 
     def _without_end(self, ids: list[int], eos_ids: Sequence[int]) -> list[int]:
-        """The completion without the token that ended it and the padding after that; padding that ended nothing was
-        sampled by the policy."""
+        """The completion without the token that ended it and the padding after that token; other padding tokens were
+        sampled by the policy and are kept."""
         length = len(ids)
         while length and ids[length - 1] not in eos_ids and ids[length - 1] == self.tokenizer.pad_token_id:
             length -= 1
         return ids[: length - 1] if length and ids[length - 1] in eos_ids else ids
 
-    # -- whether it can be done
+    # -- checks of the template
 
     def problem(self, following: Sequence[str]) -> str:
         """Why the template cannot render multi-turn episodes; empty if it can.
@@ -215,22 +215,29 @@ class ChatFormat:
         """
         pairs: list[tuple[list[Message], Message]] = []
         if "user" in following:
-            longer = [_ASKED, _answered(), _ASKED, _answered(_THOUGHT)]
-            pairs += [(before, _ASKED) for before in ([_ASKED, _answered()], [_ASKED, _answered(_THOUGHT)], longer)]
+            longer = [_USER_MESSAGE, _assistant_message(), _USER_MESSAGE, _assistant_message(_THOUGHT)]
+            pairs += [
+                (before, _USER_MESSAGE)
+                for before in (
+                    [_USER_MESSAGE, _assistant_message()],
+                    [_USER_MESSAGE, _assistant_message(_THOUGHT)],
+                    longer,
+                )
+            ]
         if "tool" in following:
-            pairs.append(([_ASKED, _CALL], {"role": "tool", "name": "tool", "content": "result"}))
+            pairs.append(([_USER_MESSAGE, _TOOL_CALL], {"role": "tool", "name": "tool", "content": "result"}))
         return next((problem for problem in map(self._problem_with, pairs) if problem), "")
 
     def _problem_with(self, pair: tuple[list[Message], Message]) -> str:
         before, message = pair
         try:
-            is_same = self._rendered([*before, message], **_GENERATE).startswith(self._answered_text(before))
+            is_same = self._rendered([*before, message], **_GENERATE).startswith(self._rendered_without_end(before))
         except Exception as error:
             return f"refuses a conversation of two turns ({describe_error(error)})"
         return "" if is_same else "is not prefix-preserving: it renders earlier turns differently later"
 
     def check_tools(self) -> None:
-        """Refuse tools where the template cannot write calls and their results.
+        """Check that the template can render tool calls and their results.
 
         Raises:
             ConfigError: it cannot.
@@ -238,18 +245,18 @@ class ChatFormat:
         if not self.support.has_tool_calls:
             raise ConfigError(
                 "chat_template: the environment has tools, and this model's chat template cannot write calls and"
-                " results\nTake a model that was made for tools, or give a template with --chat-template FILE."
+                " results\nUse a model that was trained with tools, or give a template with --chat-template FILE."
             )
 
 
-def _answered(thought: str = "") -> Message:
+def _assistant_message(thought: str = "") -> Message:
     return {"role": "assistant", "content": thought + MARK}
 
 
-def _called(messages: Sequence[Message]) -> Message:
+def _tool_call_for(messages: Sequence[Message]) -> Message:
     """An assistant message that calls the tool of the first message; some templates name the tool in the result."""
     function = {"name": messages[0].get("name", "tool"), "arguments": {}}
-    return {**_CALL, "tool_calls": [{"type": "function", "function": function}]}
+    return {**_TOOL_CALL, "tool_calls": [{"type": "function", "function": function}]}
 
 
 def _as_call(parsed: dict[str, Any]) -> ToolCall:
@@ -261,8 +268,8 @@ def _as_call(parsed: dict[str, Any]) -> ToolCall:
 
 
 def format_for_episodes(chat: ChatFormat, following: Sequence[str]) -> ChatFormat:
-    """A way to write conversations that go on with messages of these roles: the model's own, or TRL's version of it
-    that only appends.
+    """The chat format for conversations that continue with messages of these roles: the model's, or TRL's
+    prefix-preserving version of it.
 
     Raises:
         ConfigError: the template is not prefix-preserving, or cannot render tools.
@@ -274,7 +281,7 @@ def format_for_episodes(chat: ChatFormat, following: Sequence[str]) -> ChatForma
     if (other.template is None and problem) or other.problem(following):
         raise ConfigError(
             f"chat_template: this model's template {problem}, so that\n"
-            "what was sampled would not be what is trained; TRL has no version of it for training.\n"
-            "Give one that only appends with --chat-template FILE."
+            "the trained tokens would differ from the sampled ones; TRL has no version of it for training.\n"
+            "Give a prefix-preserving one with --chat-template FILE."
         )
     return other

@@ -11,10 +11,10 @@ PARTS = ("rollout", "generate", "environment")
 
 
 class RolloutClock:
-    """Seconds in which each part ran, however often it ran at the same time.
+    """Seconds in which each part ran at least once.
 
-    With a server some episodes wait for it while others wait for their environments: both parts run, and together they
-    show more seconds than have passed.
+    With a server, some episodes wait for the server while others wait for their environments, so that the sum of the
+    parts may exceed the elapsed time.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class RolloutClock:
 
     @contextmanager
     def running(self, part: str) -> Iterator[None]:
-        """The clock of this part runs while this lasts."""
+        """Run the clock of a part in this context."""
         if not self._running[part]:
             self._since[part] = time.monotonic()
         self._running[part] += 1

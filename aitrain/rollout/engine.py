@@ -31,7 +31,7 @@ class GenerationRequest:
     prompt_ids: list[int]
     max_tokens: int
     seed: SampleSeed | None = None
-    """What the tokens are sampled with; None: the engine's own random numbers."""
+    """Seed of the sampling; None: the engine's own random numbers."""
     decoding: Decoding = Decoding.TRAINING
     place: int = 0
     """The episode's place in its batch: a batching engine generates the rows in this order."""
@@ -61,7 +61,7 @@ Leave = Callable[[], None]
 
 
 class Engine(Protocol):
-    """What turns token ids into sampled token ids, with one version of the policy's weights."""
+    """Samples token ids after token ids, with one version of the policy's weights."""
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion.
@@ -71,4 +71,5 @@ class Engine(Protocol):
         """
 
     def batch(self, episodes: int) -> AbstractAsyncContextManager[Leave]:
-        """Episodes that are played together. A batching engine generates when all that have not left wait for it."""
+        """Context of episodes that are played together. A batching engine generates when all of them that have not left
+        wait for it."""

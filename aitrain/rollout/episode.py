@@ -24,11 +24,11 @@ from aitrain.rollout.trajectory import Trajectory
 T = TypeVar("T")
 
 STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout")
-"""What ends an episode: the environment (max_tokens: after a completion that was cut off), the number of turns, no room
-for another completion, or a failure."""
+"""Why an episode ended: by the environment (done, or max_tokens if the last completion was cut off), by --rl-max-turns,
+without room for another completion (truncated), or by a failure."""
 
 TRUNCATED = ("max_tokens", "max_turns", "truncated")
-"""Those of STOPS that are limits."""
+"""The members of STOPS that are limits."""
 
 
 @dataclass(eq=False)
@@ -38,28 +38,28 @@ class Episode:
     session: EnvSession
     trajectory: Trajectory = field(default_factory=Trajectory)
     opening: list[Message] = field(default_factory=list)
-    """What the environment said before the first turn."""
+    """The environment's messages before the first turn."""
     messages: list[Message] = field(default_factory=list)
-    """What the policy and the environment said from the first turn on."""
+    """Messages of the policy and the environment, from the first turn on."""
     tool_calls: int = 0
     wrong_tool_calls: int = 0
     result: ScoreResult = field(default_factory=lambda: ScoreResult(None))
 
     @property
     def case(self) -> Case:
-        """What was asked."""
+        """The row of the dataset that was played."""
         return self.session.case
 
     @property
     def transcript(self) -> Transcript:
-        """The conversation after the prompt, as the environment is shown it."""
+        """The conversation, as `score_episode` gets it."""
         if self.case.is_chat:
             return Transcript(self.case, self.messages)
         return Transcript(self.case, "".join(str(message["content"]) for message in self.messages))
 
     @property
     def stop(self) -> str:
-        """What ended it, one of STOPS."""
+        """Why it ended, one of STOPS."""
         if self.result.failure is not None:
             return "env_timeout" if self.result.failure.kind == "timed_out" else "env_error"
         return self.trajectory.stop or "done"
@@ -71,7 +71,7 @@ class Episode:
 
     @property
     def failure_message(self) -> str:
-        """The failure as the user reads it, with its case and place; empty if there is none."""
+        """The failure as a message with its case and place; empty if there is none."""
         failure = self.result.failure
         return "" if failure is None else f"{failure.place} of case {self.case.case_idx} {failure.message}"
 
@@ -86,7 +86,7 @@ class Rollout:
     limits: Limits
     end: EndOfTurn
     scoring: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-    """What holds while environments score, such as serving their calls of the model."""
+    """Context in which environments score, such as one that serves their calls of the model."""
     clock: RolloutClock = field(default_factory=RolloutClock)
 
     async def play(
@@ -117,8 +117,8 @@ class Rollout:
         with _template_errors(session):
             trajectory.prompt_ids = self._prompt_ids(session)
         if session.failure is None and self.limits.room(len(trajectory.prompt_ids), 0) < 1:
-            what = f"prompt and tools have {len(trajectory.prompt_ids)} tokens, which leaves no room for an answer"
-            session.failure = Failure("wrong_type", what, place="The beginning")
+            what = f"have {len(trajectory.prompt_ids)} tokens, which leaves no room for an answer"
+            session.failure = Failure("wrong_type", what, place="Prompt and tools")
         if session.failure is not None:
             trajectory.stop = "env_error"
             trajectory.prompt_ids = trajectory.prompt_ids[:1] or [self.end.eos_ids[0]]  # TRL takes no empty prompt
@@ -160,7 +160,7 @@ class Rollout:
         return answer.turn
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
-        """Append what the environment said; what ends the episode, None if it continues."""
+        """Append the environment's messages; returns why the episode ended, None if it continues."""
         trajectory, session = episode.trajectory, episode.session
         episode.tool_calls += response.calls
         episode.wrong_tool_calls += response.wrong_calls
@@ -208,15 +208,15 @@ async def run_all(coroutines: Iterator[Coroutine[Any, Any, T]]) -> list[T]:
 
 @contextmanager
 def _template_errors(session: EnvSession) -> Iterator[None]:
-    """Messages that the chat template refuses are the failure of their episode."""
+    """Turn an error of the chat template into the failure of the episode."""
     try:
         yield
     except EnvironmentFailed as error:
-        session.failure = Failure("wrong_type", f"said what cannot be shown: {error}", place="The environment")
+        session.failure = Failure("wrong_type", f"cannot be rendered: {error}", place="A message")
 
 
 def refuse_tools_for_strings(tools: Sequence[object]) -> None:
-    """Refuse tools with prompts that are strings: the chat template tells the model of its tools.
+    """Refuse tools if the prompts are strings: only a chat template shows the tools to the model.
 
     Raises:
         ConfigError: there are tools.

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class EventLoop:
-    """Runs coroutines to their end on the same loop, so that connections stay usable from one rollout to the next.
+    """Runs coroutines on one loop, so that connections stay usable from one rollout to the next.
 
     In a notebook the calling thread has a running loop already; there, another thread runs the coroutine.
     """

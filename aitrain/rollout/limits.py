@@ -18,7 +18,7 @@ class Limits:
     context: int | None = None
 
     def room(self, prompt: int, completion: int) -> int:
-        """Tokens that the next completion may have, after `prompt` and `completion` tokens."""
+        """Maximum tokens of the next completion, after a prompt of `prompt` tokens and `completion` further ones."""
         room = self.turn_tokens
         if self.episode_tokens is not None:
             room = min(room, self.episode_tokens - completion)

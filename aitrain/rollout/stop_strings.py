@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 EXTRA_TOKENS = 8
-"""Tokens decoded beside those that can hold a stop string: some tokenizers write the first ones another way."""
+"""Tokens decoded in addition to those that can hold a stop string, as some tokenizers decode the first ones of a text
+differently."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,10 @@ class StopStrings:
 
     @property
     def _window(self) -> int:
-        """Tokens that are enough for the longest stop string: each of them has a byte at least."""
+        """Number of tokens that can hold the longest stop string, as each token has at least one byte."""
         return max(len(text.encode()) for text in self.texts) + EXTRA_TOKENS
 
     def _decode(self, ids: list[int]) -> str:
-        """The text, less the beginnings of characters of several bytes."""
+        """The text without an incomplete character at its end."""
         text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text).rstrip("\ufffd")

@@ -9,7 +9,7 @@ from aitrain.rollout.engine import Completion
 
 @dataclass(frozen=True)
 class TurnTokens:
-    """Where one completion begins in a trajectory, and the version of the weights that sampled it."""
+    """Start of one completion in a trajectory, and the version of the weights that sampled it."""
 
     start: int
     weight_version: int
@@ -28,10 +28,10 @@ class Trajectory:
     ended_by_policy: bool = False
     """Whether the policy ended its last completion, which was then not cut off."""
     stop: str | None = None
-    """What ended the episode, one of STOPS; None: nothing yet."""
+    """Why the episode ended, one of STOPS; None while it continues."""
 
     def append_completion(self, completion: Completion) -> None:
-        """A turn of the policy: trained."""
+        """Append a completion, whose tokens are trained."""
         self.turns.append(TurnTokens(len(self.ids), completion.weight_version))
         self.ids += completion.ids
         self.mask += [1] * len(completion.ids)
@@ -39,7 +39,7 @@ class Trajectory:
         self.ended_by_policy = completion.finish_reason == "stop"
 
     def append_env_tokens(self, ids: list[int]) -> None:
-        """What the environment said: not trained."""
+        """Append tokens of the environment, which are not trained."""
         self.ids += ids
         self.mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)
@@ -56,5 +56,5 @@ class Trajectory:
 
     @property
     def turn_starts(self) -> list[int]:
-        """Where in `ids` each completion begins."""
+        """Index in `ids` of the first token of each completion."""
         return [turn.start for turn in self.turns]

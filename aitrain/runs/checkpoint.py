@@ -90,7 +90,7 @@ def newest_checkpoint(folder: RunFolder, notify: Callable[[str], None]) -> Path 
 
 
 def damage_of(checkpoint: Path) -> str:
-    """What is wrong with a checkpoint, in a few words; empty if it is whole. Reads every byte."""
+    """The damage of a checkpoint in a few words; empty if it is whole. Reads every byte."""
     try:
         check_whole(checkpoint)
     except CheckpointDamagedError as error:
@@ -102,7 +102,7 @@ def check_whole(checkpoint: Path) -> None:
     """Check every byte of a checkpoint.
 
     Raises:
-        CheckpointDamagedError: a file is missing, is none of the checkpoint's, or was changed.
+        CheckpointDamagedError: a file is missing, was added, or was changed.
     """
     _check_files(checkpoint, _content(checkpoint)["files"])
 
@@ -229,18 +229,18 @@ def rewind(folder: RunFolder, to: Manifest) -> None:
 
 
 def _line_stays(to: Manifest, line: MetricsLine) -> bool:
-    """Of the checkpoint's own step, an evaluation that it owes is repeated."""
+    """Whether a line is kept: up to the checkpoint's step, without an evaluation of that step that is still owed."""
     return line.step < to.step or (line.step == to.step and not (to.owes_evaluation and line.is_scoring))
 
 
 def _record_stays(to: Manifest, record: RolloutRecord) -> bool:
-    """Of the checkpoint's own step, what follows the save is repeated: the last evaluation, or one that it owes."""
+    """Whether a record is kept: up to the checkpoint's step, without evaluations that follow the save."""
     is_repeated = record.eval_phase.startswith(("after", "step") if to.owes_evaluation else "after")
     return record.step < to.step or (record.step == to.step and not is_repeated)
 
 
 def clean_partial(folder: RunFolder) -> None:
-    """Remove what a killed process left unfinished, and restore what it was replacing."""
+    """Remove the unfinished files of a killed process, and restore those that it was replacing."""
     for place in (folder.path, folder.checkpoints):
         for old in place.glob(f"{OLD}*"):
             whole = old.with_name(old.name.removeprefix(OLD))
@@ -302,7 +302,7 @@ def _shown(name: str, value: object) -> str:
 
 
 def refuse_changes(checkpoint: Path, changes: list[str]) -> None:
-    """No-op if nothing changed.
+    """Refuse to resume with these changes; no-op if there are none.
 
     Raises:
         ConfigError: something changed.

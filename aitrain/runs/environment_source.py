@@ -16,9 +16,9 @@ from aitrain.runs.run_folder import write_text
 
 MOST_FILES = 50
 LONGEST_FILE = 200_000
-"""Bytes; a longer file is left out."""
+"""Maximum bytes of a file; a larger one is left out."""
 MOST_BYTES = 1_000_000
-"""Of all files together."""
+"""Maximum bytes of all files together."""
 
 
 class SourceFile(TypedDict):
@@ -29,7 +29,7 @@ class SourceFile(TypedDict):
 
 
 def class_file(kind: type) -> Path | None:
-    """The file that a class is defined in; None for a class that was typed into a notebook."""
+    """The file that a class is defined in; None for a class of a notebook."""
     try:
         file = Path(inspect.getfile(kind))
     except (TypeError, OSError):
@@ -38,7 +38,7 @@ def class_file(kind: type) -> Path | None:
 
 
 def keep_source(environment: object, folder: Path) -> None:
-    """Write the environment's own file, and the other modules of its package, in place of what is in the folder."""
+    """Write the environment's file, and the other modules of its package, into the folder, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     for one in source_of(type(environment)):
         path = folder / one["name"]
@@ -47,7 +47,7 @@ def keep_source(environment: object, folder: Path) -> None:
 
 
 def source_of(kind: type) -> list[SourceFile]:
-    """The source that a class is defined in, within the limits: its own file first, then the rest of its package."""
+    """The source of a class, within the limits: its own file first, then the rest of its package."""
     file = class_file(kind)
     if file is None:
         functions = (value for value in vars(kind).values() if inspect.isfunction(value))
@@ -62,7 +62,7 @@ def source_of(kind: type) -> list[SourceFile]:
 
 
 def read_source(folder: Path) -> list[SourceFile]:
-    """What a run has kept; nothing for a run of before it was."""
+    """The source that a run has kept; empty for older runs, which kept none."""
     is_folder = folder.is_dir() and not folder.is_symlink()
     found = sorted(path for path in folder.rglob("*") if path.is_file()) if is_folder else []
     return _read((path.relative_to(folder).as_posix(), path) for path in found if not path.is_symlink())
@@ -79,12 +79,12 @@ def _read(files: Iterator[tuple[str, Path]] | list[tuple[str, Path]]) -> list[So
                 kept.append({"name": name, "text": source_without_secrets(text)})
                 room -= size
         except OSError:
-            continue  # a file that cannot be read is no reason to end a run
+            continue  # a file that cannot be read must not end the run
     return kept
 
 
 def _modules(package: Path) -> Iterator[Path]:
-    """The modules of a package and of the packages in it; links could lead anywhere, and are left out."""
+    """The modules of a package and of its subpackages, without symbolic links."""
     for folder, folders, names in os.walk(package):
         folders[:] = sorted(name for name in folders if _is_package(Path(folder, name)))
         for name in sorted(names):

@@ -36,16 +36,16 @@ class Progress:
 
 
 class Heartbeat:
-    """Writes status.json, also during a long step or a save, and at the end how the run ended.
+    """Writes status.json every BEAT seconds, also during a long step or a save, and the run's final status.
 
     `start` starts the thread. Call it after forking the environment's processes, as a fork copies locks that a thread
     holds.
     """
 
-    def __init__(self, folder: RunFolder, progress: Progress, is_heard: bool = True) -> None:
+    def __init__(self, folder: RunFolder, progress: Progress, is_writer: bool = True) -> None:
         self.folder = folder
         self.progress = progress
-        self.is_heard = is_heard
+        self.is_writer = is_writer
         self.over = threading.Event()
         self._count, self._progressed = -1, 0.0
         self.thread = threading.Thread(target=self._keep_beating, name="heartbeat", daemon=True)
@@ -56,7 +56,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Write a heartbeat every BEAT seconds."""
-        if self.is_heard:
+        if self.is_writer:
             self.thread.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -64,13 +64,13 @@ class Heartbeat:
         if self.thread.is_alive():
             self.thread.join()
         if error is not None and self.progress.status != "stalled":
-            is_asked = isinstance(error, (Interrupted, KeyboardInterrupt))
-            self.progress.status = "stopped" if is_asked else "failed"
+            is_stop = isinstance(error, (Interrupted, KeyboardInterrupt))
+            self.progress.status = "stopped" if is_stop else "failed"
         self.beat()
 
     def beat(self) -> None:
         """Write one heartbeat. Errors of the disk do not end the run."""
-        if self.is_heard:
+        if self.is_writer:
             progress = self.progress
             known = {"step": progress.step, "steps": progress.steps, "pids": progress.pids or None, **self._activity()}
             with suppress(OSError):
@@ -122,7 +122,7 @@ def silence(status: Mapping[str, object]) -> float | None:
 
 
 def _started(pid: int) -> int | None:
-    """Start time of a process in the kernel's ticks since boot; None if it is gone, or the kernel does not tell.
+    """Start time of a process in the kernel's ticks since boot; None if it is gone, or on systems without /proc.
 
     psutil's create_time() counts from the wall clock, so it changes for a living process when the clock is set.
     """
@@ -134,7 +134,7 @@ def _started(pid: int) -> int | None:
 
 
 def _machine() -> str | None:
-    """Ids of this boot and of the namespace of process ids, which containers have; None where the kernel has none."""
+    """Ids of this boot and of the process id namespace (containers have their own); None on systems without /proc."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

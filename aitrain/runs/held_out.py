@@ -65,8 +65,8 @@ def mean_score(scoring: Scoring) -> float | None:
 
 
 def pass_at(scoring: Scoring, tries: int, bounds: Bounds) -> dict[str, float]:
-    """Unbiased estimate, for each case with at least `tries` scored samples, of the probability that one of `tries`
-    samples is solved."""
+    """Unbiased estimate of the probability that one of `tries` samples is solved, for each case with at least `tries`
+    scored samples."""
     solved_from = bounds[1] - NEARLY * (bounds[1] - bounds[0])
     chances = {}
     for case, scores in scoring.items():
@@ -78,7 +78,7 @@ def pass_at(scoring: Scoring, tries: int, bounds: Bounds) -> dict[str, float]:
 
 def before_and_after(scorings: Mapping[str, Scoring], bounds: Bounds | None, tries: int) -> ScoreTable:
     """Table of scorings named `before_sampled` and so on; with pass@K if cases have several samples and the score range
-    ends."""
+    is bounded."""
     table: ScoreTable = {}
     for decoding in DECODINGS:
         before, after = scorings.get(f"before_{decoding}", {}), scorings.get(f"after_{decoding}", {})

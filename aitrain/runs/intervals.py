@@ -19,7 +19,7 @@ change is often large for a few cases and small for the rest.
 Scores without bounds get Student's t interval, widened by the shifted one. There is none of one case, nor of equal
 ones.
 
-The intervals tell how much other cases would differ. How much another training run would differ, they do not.
+The intervals show the variation over cases, not the variation over training runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from statistics import NormalDist, fmean, variance
 from typing import TypeAlias
 
 Bounds: TypeAlias = tuple[float, float]
-"""The lowest and the highest score that there can be."""
+"""The lowest and the highest possible score."""
 UNIT: Bounds = (0.0, 1.0)
 
 Limits: TypeAlias = tuple[float, float]
@@ -44,7 +44,7 @@ POISSON_LIMITS = (0.0512933, 0.3553615, 0.8176914)
 MANY_CASES = 50
 """With more cases than this, three limits next to a bound are moved out; with fewer, two."""
 FEW_CASES = 16
-"""With more cases than this, their variance alone says how wide an interval near a bound is."""
+"""With more cases than this, the width of an interval near a bound depends on their variance alone."""
 EQUAL = 1e-12
 """Variances below this, of values between 0 and 1, are rounding."""
 
@@ -98,7 +98,7 @@ def _between_0_and_1(scores: Collection[float], bounds: Bounds) -> list[float]:
 
 
 def _limits(values: Sequence[float]) -> Limits:
-    """Of the mean of values from 0 to 1."""
+    """Limits of the mean of values from 0 to 1."""
     count, mean = len(values), fmean(values)
     spread = variance(values) if count > 1 else 0.0
     if spread < EQUAL:
@@ -120,8 +120,8 @@ def _score_limits(a: float, mean: float) -> Limits:
 
 
 def _around_equal(count: int, mean: float) -> Limits:
-    """Equal values say nothing about how others vary: as far towards either bound as Wilson's interval of values that
-    are all at one goes."""
+    """Limits for equal values, whose variance is unknown: as far towards each bound, relative to the distance, as
+    Wilson's interval of values that are all at one bound."""
     share = Z * Z / (count + Z * Z)
     return mean * (1 - share), mean + (1 - mean) * share
 
@@ -152,18 +152,18 @@ def _change_limits(before: Sequence[float], after: Sequence[float]) -> Limits:
 def _square_and_add(before: Sequence[float], after: Sequence[float]) -> Limits:
     old, new = fmean(before), fmean(after)
     (old_low, old_high), (new_low, new_high) = _limits(before), _limits(after)
-    alike = _correlation(before, after)
+    correlation = _correlation(before, after)
     down, up = (new - new_low, old_high - old), (old - old_low, new_high - new)
-    return new - old - _hypotenuse(*down, alike), new - old + _hypotenuse(*up, alike)
+    return new - old - _hypotenuse(*down, correlation), new - old + _hypotenuse(*up, correlation)
 
 
-def _hypotenuse(one: float, other: float, alike: float) -> float:
-    return math.sqrt(max(0.0, one * one - 2 * alike * one * other + other * other))
+def _hypotenuse(one: float, other: float, correlation: float) -> float:
+    return math.sqrt(max(0.0, one * one - 2 * correlation * one * other + other * other))
 
 
 def _correlation(before: Sequence[float], after: Sequence[float]) -> float:
-    """Of the cases; for values at the bounds with Newcombe's correction, which takes one half of a case off a positive
-    one."""
+    """Correlation over the cases; for values at the bounds with Newcombe's correction: a positive covariance is reduced
+    by half a case."""
     count, old, new = len(before), fmean(before), fmean(after)
     together = sum((x - old) * (y - new) for x, y in zip(before, after, strict=True))
     if {*before, *after} <= {0.0, 1.0} and together > 0:
@@ -176,7 +176,7 @@ def _correlation(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def _student(values: Sequence[float]) -> Limits | tuple[None, None]:
-    """Of the mean of values of any size; none where they do not show how they vary."""
+    """Limits of the mean of unbounded values; (None, None) if they are equal or there is only one."""
     shifted = _shifted(values)
     if shifted is None:
         return None, None
@@ -185,7 +185,7 @@ def _student(values: Sequence[float]) -> Limits | tuple[None, None]:
 
 
 def _shifted(values: Sequence[float]) -> Limits | None:
-    """Student's interval of the mean, moved by the skewness of the values; None where they do not vary."""
+    """Student's interval of the mean, shifted by the skewness of the values; None if they are equal."""
     count, mean = len(values), fmean(values)
     spread = variance(values) if count > 1 else 0.0
     if spread <= EQUAL * max(mean * mean, 1e-6):
@@ -199,8 +199,7 @@ def _shifted(values: Sequence[float]) -> Limits | None:
 
 @cache
 def student_quantile(freedom: int) -> float:
-    """What a variable of Student's t with so many degrees of freedom exceeds in either direction with a chance of
-    1 - LEVEL, together; by halving."""
+    """Two-sided quantile of Student's t at LEVEL, for `freedom` degrees of freedom; by bisection."""
     low, high = Z, 13.0
     while high - low > 1e-9:
         middle = (low + high) / 2
@@ -209,7 +208,7 @@ def student_quantile(freedom: int) -> float:
 
 
 def _student_within(t: float, freedom: int) -> float:
-    """The chance that a variable of Student's t is between -t and t: the finite sum over powers of a cosine."""
+    """Probability that a variable of Student's t is between -t and t, as a finite sum over powers of a cosine."""
     if freedom > 1_000:
         return 1 - 2 * NormalDist().cdf(-t * (1 - 1 / (4 * freedom)) / math.sqrt(1 + t * t / (2 * freedom)))
     angle = math.atan2(t, math.sqrt(freedom))

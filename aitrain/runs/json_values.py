@@ -10,7 +10,7 @@ JsonObject: TypeAlias = dict[str, object]
 
 
 def parse_object(line: bytes) -> JsonObject | None:
-    """The JSON object on a line, None when there is none; bytes that are no UTF-8 become replacement characters."""
+    """The JSON object on a line, None if there is none; invalid UTF-8 becomes replacement characters."""
     try:
         value = json.loads(line.decode("utf-8", errors="replace"), strict=False)
     except (ValueError, RecursionError):
@@ -24,7 +24,7 @@ def as_object(value: object) -> JsonObject:
 
 
 def as_objects(value: object) -> list[JsonObject]:
-    """A list of JSON objects; an item that is none becomes a message with that content."""
+    """A list of JSON objects; any other item becomes a message with that content."""
     if not isinstance(value, list):
         return []
     return [item if isinstance(item, dict) else {"content": item} for item in value]

@@ -22,7 +22,7 @@ class MetricsLine:
     step: int = 0
     """Optimizer steps done."""
     seconds: float | None = None
-    """Since the training began, or was resumed."""
+    """Seconds since the training began or was resumed."""
     reward: float | None = None
     """Mean of the episodes' scores."""
     eval_score: float | None = None
@@ -35,7 +35,7 @@ class MetricsLine:
 
     @classmethod
     def from_json(cls, values: JsonObject) -> MetricsLine:
-        """Read a line of any format; what is missing or of a wrong type gets its default."""
+        """Read a line of any format; values that are missing or of a wrong type get their defaults."""
         get = values.get
         return cls(
             schema=as_int(get("schema")) or 0,
@@ -51,7 +51,7 @@ class MetricsLine:
 
     @classmethod
     def of_logs(cls, step: int, seconds: float, logs: Mapping[str, object]) -> MetricsLine:
-        """What the trainer logs after a step."""
+        """The line of the trainer's logs after a step."""
         return cls.from_json(
             {name: to_jsonable(value) for name, value in logs.items()} | {"step": step, "seconds": seconds}
         )
@@ -69,7 +69,7 @@ class MetricsLine:
 
     @property
     def series(self) -> dict[str, float | None]:
-        """All its numbers by name, less the step."""
+        """All its numbers by name, without the step."""
         return {"seconds": self.seconds, "reward": self.reward, **self.values}
 
 

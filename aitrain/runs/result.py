@@ -45,7 +45,7 @@ class Result:
     environment: str = ""
     seed: int = 0
     vllm_restarts: int = 0
-    """How often the run's vLLM server was started again, and got the weights again."""
+    """Number of restarts of the run's vLLM server."""
 
     @property
     def model(self) -> Path:

@@ -1,7 +1,7 @@
 """An index of the rollout files of a run, of any size: what a page filters by, and where each record is.
 
-Files are read as they are: a last line that is still being written waits for the next look, a line that is no record is
-counted as damaged, and bytes that are no UTF-8 are shown as replacement characters.
+An incomplete last line is read by the next refresh, a line that is no record is counted as damaged, and invalid UTF-8
+becomes replacement characters.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text, pars
 from aitrain.runs.rollout_record import RolloutRecord, upgraded
 
 LONGEST_LINE = 64 * 2**20
-"""Bytes; a longer line is no record of ours, and is skipped without being held."""
+"""Maximum bytes of a line; a longer one counts as damaged, and is not kept in memory."""
 EXCERPT = 160
-"""Characters that stand for a prompt or an answer in a list."""
+"""Characters of a prompt or an answer in a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """An episode as the index knows it: where it lies, and what one filters and counts by."""
+    """An episode in the index: its place in the files, and the values for filters and counts."""
 
     file: int
     offset: int
     length: int
     step: int
     weight_version: int
-    """Optimizer steps that the weights had behind them."""
+    """Optimizer steps of the weights."""
     eval_phase: str
-    """Which scoring of the held-out cases, such as `before_sampled`; empty for training."""
+    """The scoring of the held-out cases, such as `before_sampled`; empty for training."""
     group: int
     case: str
-    """The number of the case's row; in records without one, what the environment knows the case by."""
+    """The case's row number; in records without one, its `case_idx`."""
     case_idx: str
-    """What the environment knows the case by, which several rows may have in common."""
+    """The environment's name for the case, not necessarily unique."""
     score: float | None
     advantage: float | None
     stop: str
@@ -58,12 +58,12 @@ class IndexEntry:
 class _File:
     path: Path
     identity: tuple[int, int]
-    """Device and inode: a file that was written anew is another one."""
+    """Device and inode, which change when the file is replaced."""
     done: int = 0
-    """Bytes that were read; the rest is new, or a line that is not whole yet."""
+    """Bytes that were read."""
 
     def is_another(self, stat: os.stat_result | None) -> bool:
-        """Whether the path does not lead to this file any more."""
+        """Whether the path no longer leads to this file."""
         return stat is None or (stat.st_dev, stat.st_ino) != self.identity or stat.st_size < self.done
 
 
@@ -74,14 +74,14 @@ class RolloutIndex:
     path: Path
     entries: list[IndexEntry] = field(default_factory=list)
     prompts: dict[tuple[bool, str], str] = field(default_factory=dict)
-    """The beginning of each case's prompt, by (is it held out, case)."""
+    """Excerpt of each case's prompt, by (is held out, case)."""
     damaged: int = 0
     """Lines that are no records."""
     files: list[_File] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refresh(self) -> None:
-        """Read what was written since the last time; all of it again where a file was written anew."""
+        """Read lines that were written since the last refresh; all files again if one was replaced."""
         with self._lock:
             candidates = [self.path] if self.path.is_file() else sorted(self.path.glob("*.jsonl"))
             # plain files only: a link could lead anywhere
@@ -111,7 +111,7 @@ class RolloutIndex:
                     self.damaged += 1
 
     def record(self, entry: IndexEntry) -> RolloutRecord:
-        """The whole record, read from its file; all defaults when the file is not what it was."""
+        """The whole record, read from its file; all defaults if the file was replaced."""
         return RolloutRecord.from_json(parse_object(self.raw(entry)) or {})
 
     def raw(self, entry: IndexEntry) -> bytes:
@@ -134,7 +134,7 @@ class RolloutIndex:
 
 
 def whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """(line, where it starts, where the next one does) for each line that ends; too long a one comes empty."""
+    """(line, its offset, the offset of the next one) for each complete line; empty bytes for one that is too long."""
     start = stream.tell()
     while line := stream.readline(LONGEST_LINE):
         end = start + len(line)
@@ -151,7 +151,7 @@ def whole_lines(stream: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
 
 
 def entry_of(values: JsonObject, place: tuple[int, int, int]) -> IndexEntry:
-    """The index's view of a record's JSON object; what is missing or of a wrong type is 0, empty or None."""
+    """The index entry of a record's JSON object; values that are missing or of a wrong type are 0, empty or None."""
     get = upgraded(values).get
     error, case_idx, row_number, turns = get("error"), get("case_idx"), get("row_number"), get("turns")
     kind = as_text(error.get("kind")) or "raised" if isinstance(error, dict) else "raised" if error else ""
@@ -173,12 +173,12 @@ def entry_of(values: JsonObject, place: tuple[int, int, int]) -> IndexEntry:
 
 
 def _word(value: object) -> str:
-    """Interned, because a few words are those of a million episodes."""
+    """The value as interned text, as many episodes have the same one."""
     return "" if value is None else sys.intern(str(value)[:200])
 
 
 def prompt_excerpt(prompt: object) -> str:
-    """The beginning of what was asked: of the last message of the prompt, as the first is often the system's."""
+    """Excerpt of a prompt's last message, as the first one is often the system's."""
     last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
     return excerpt(as_text(last.get("content") if isinstance(last, dict) else last))
 

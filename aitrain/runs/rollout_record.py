@@ -18,9 +18,9 @@ from aitrain.runs.run_folder import read_lines, to_jsonable
 SCHEMA = 1
 """Version of the format that is written."""
 LONGEST_COLUMN = 100_000
-"""Characters of JSON that a column of the row may have in a record; of a longer one the record has the length."""
+"""Maximum characters of JSON of a row's column in a record; a longer one is replaced by its length."""
 MOST_OLD_TURNS = 10_000
-"""Turns of a record without `schema` that are believed."""
+"""Maximum turns that are read from a record without `schema`."""
 
 Prompt: TypeAlias = str | list[JsonObject]
 
@@ -32,7 +32,7 @@ class RecordedTurn:
     tokens: int | None
     """Sampled tokens; None in records without `schema`."""
     weight_version: int
-    """Optimizer steps that the weights had behind them when the turn was sampled."""
+    """Optimizer steps of the weights that sampled the turn."""
 
     @classmethod
     def from_json(cls, values: JsonObject) -> RecordedTurn:
@@ -60,7 +60,7 @@ class TranscriptMessage:
 
     @classmethod
     def of(cls, message: JsonObject) -> TranscriptMessage:
-        """A chat message as it is recorded."""
+        """The transcript's message of a recorded chat message."""
         calls = message.get("tool_calls")
         pairs = tuple(map(_tool_call, calls)) if isinstance(calls, list) else ()
         role, name = str(message.get("role") or ""), str(message.get("name") or "")
@@ -74,21 +74,21 @@ class RolloutRecord:
     schema: int = SCHEMA
     """Version of the format that the record was read from; 0 without one."""
     step: int = 0
-    """The optimizer step that an episode of training is for; in a scoring, the steps done."""
+    """In training, the optimizer step that uses the episode; in a scoring, the steps done."""
     weight_version: int = 0
-    """Optimizer steps that the weights had behind them when the episode began."""
+    """Optimizer steps of the weights at the beginning of the episode."""
     eval_phase: str = ""
     """The scoring of the held-out cases, such as `before_sampled`; empty in training."""
     sample: int | None = None
-    """In a scoring, which of the case's samples."""
+    """In a scoring, the number of the case's sample."""
     group: int | None = None
     """In training, the episode's group within its step."""
     row_number: int | None = None
-    """The case's place in the dataset; held-out rows are numbered on from the last one."""
+    """The case's row in the dataset; rows of `build_eval_dataset` are numbered after those of the dataset."""
     case_idx: object = None
-    """What the environment knows the case by."""
+    """The environment's name for the case."""
     row: JsonObject = field(default_factory=dict)
-    """The columns of the case's row, less the prompt."""
+    """The columns of the case's row, without the prompt."""
     seed: int | None = None
     prompt: Prompt = ""
     tools: list[JsonObject] = field(default_factory=list)
@@ -104,14 +104,14 @@ class RolloutRecord:
     advantage: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     stop: str = ""
-    """What ended the episode: done, max_turns, max_tokens, truncated, env_error, env_timeout."""
+    """Why the episode ended: done, max_turns, max_tokens, truncated, env_error, env_timeout."""
     error: RecordedError | None = None
     seconds: float | None = None
-    """How long the environment took, over all calls."""
+    """Seconds of all calls of the environment together."""
 
     @classmethod
     def from_json(cls, values: JsonObject) -> RolloutRecord:
-        """Read a record of this or of the earlier format; what is missing or of a wrong type gets its default."""
+        """Read a record of either format; values that are missing or of a wrong type get their defaults."""
         get = upgraded(values).get
         asked, messages, completion = get("prompt"), get("messages"), as_text(get("completion"))
         prompt: Prompt = as_objects(asked) if isinstance(asked, list) else as_text(asked)
@@ -168,14 +168,14 @@ class RolloutRecord:
         }
 
     def transcript(self) -> tuple[list[TranscriptMessage], list[TranscriptMessage]]:
-        """The messages of the prompt, and all that followed."""
+        """The messages of the prompt, and those after it."""
         asked = len(self.prompt) if isinstance(self.prompt, list) else 1
         messages = [TranscriptMessage.of(message) for message in self.messages]
         return messages[:asked], messages[asked:]
 
 
 def upgraded(values: JsonObject) -> JsonObject:
-    """The JSON object of a record, changed to the present names where it is of the earlier format (`schema` 0)."""
+    """The JSON object of a record, with the names of the present format."""
     if "schema" not in values:
         version, count = values.pop("policy_step", values.get("step")), as_int(values.get("turns")) or 0
         turns = [{"tokens": None, "weight_version": version}] * min(count, MOST_OLD_TURNS)
@@ -190,7 +190,7 @@ def read_rollouts(path: Path) -> Iterator[RolloutRecord]:
 
 
 def row_columns(row: Mapping[str, object]) -> JsonObject:
-    """A case's row as a record has it: in JSON's types, without secrets, without the prompt, which the record has."""
+    """A case's row for a record: in JSON types, without secrets, and without the prompt, which the record has."""
     return {name: _column(value) for name, value in row.items() if name != "prompt"}
 
 

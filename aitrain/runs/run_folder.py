@@ -30,7 +30,7 @@ RUNS = "runs"
 """Folder of run folders, unless --output-dir names another."""
 LOCK = ".lock"
 WAIT_FOR_OTHERS = 60.0
-"""Seconds to wait for the processes of a run that was killed: they take a while to end."""
+"""Seconds to wait for the lock, as the processes of a killed run need time to end."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        """The page that a person opens."""
+        """The run's page for a browser."""
         return self.path / "report.html"
 
     @property
@@ -98,7 +98,7 @@ class RunFolder:
 
     @property
     def server(self) -> Path:
-        """State of the run's own vLLM server, the number of its restarts, and why it is not restarted any more."""
+        """State of the run's own vLLM server, its number of restarts, and the reason if it is not restarted again."""
         return self.path / "vllm-server.json"
 
     @property
@@ -135,7 +135,7 @@ class RunFolder:
         write_text(self.config, header + write_yaml(named.written()))
 
     def write_status(self, status: str, **known: object) -> None:
-        """Update status.json; values that are None or missing stay as they were."""
+        """Update status.json; values that are None or missing are kept."""
         news = {name: value for name, value in known.items() if value is not None}
         write_json(
             self.status,
@@ -297,7 +297,7 @@ def to_jsonable(value: object) -> object:
         return to_json_object(value)
     if isinstance(value, (list, tuple, set, frozenset)):
         return [to_jsonable(item) for item in value]
-    item = getattr(value, "item", None)  # a numpy or torch scalar has it, told without importing either
+    item = getattr(value, "item", None)  # numpy and torch scalars have it
     return to_jsonable(item()) if callable(item) and getattr(value, "ndim", 1) == 0 else redact(str(value))
 
 

@@ -27,8 +27,8 @@ class Run:
     """One run.
 
     `status` is running, finished, failed, stopped, stalled (no progress: it was ended, or hangs and cannot be ended),
-    dead (it says that it runs, and is gone), damaged (its files do not say), or foreign (not a run's folder). Scores
-    are 0 to 1, None where there are none; `age` is in seconds since the last sign of life.
+    dead (recorded as running, but its process is gone), damaged (without a valid status), or foreign (not a run's
+    folder). Scores are None if there are none; `age` is in seconds since the last heartbeat.
     """
 
     name: str
@@ -46,10 +46,10 @@ class Run:
 
 
 def runs_in(parent: Path) -> list[Run]:
-    """Every folder in it, the run with the newest sign of life first; a run's own folder is that run alone.
+    """The runs of a folder, the one with the latest heartbeat first; for a run folder, that run alone.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the folder cannot be read.
     """
     if RunFolder(parent).config.is_file():
         return [look(parent)]
@@ -61,7 +61,7 @@ def runs_in(parent: Path) -> list[Run]:
 
 
 def look(path: Path) -> Run:
-    """One run, by its folder; whatever is in there, it is no reason to fail."""
+    """The run of a folder; unreadable or foreign files do not raise."""
     folder = RunFolder(path)
     try:
         files = {file.name for file in path.iterdir()}
@@ -92,10 +92,10 @@ def look(path: Path) -> Run:
 
 
 def _state(status: JsonObject) -> str:
-    said = status.get("status")
-    if said in ENDED:
-        return str(said)
-    if said != "running":
+    recorded = status.get("status")
+    if recorded in ENDED:
+        return str(recorded)
+    if recorded != "running":
         return "damaged"
     if not is_alive(status):
         return "dead"
@@ -104,7 +104,7 @@ def _state(status: JsonObject) -> str:
 
 
 def _ends(metrics: Path) -> Iterator[float]:
-    """The first and the last reward; a file of a long run is not read in whole."""
+    """The first and the last reward, searched in the first and last TAIL bytes."""
     try:
         with metrics.open("rb") as file:
             first = file.read(TAIL)

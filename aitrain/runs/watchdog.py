@@ -23,21 +23,21 @@ from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.run_folder import RunFolder, read_object
 
 LONGEST_POLL = 2.0
-"""Most seconds between two polls; for short timeouts a quarter of the timeout."""
+"""Maximum seconds between two polls; for short timeouts a quarter of the timeout."""
 DUMP = signal.SIGQUIT
 """The signal on which a training process writes the stacks of its threads to train.log."""
 DUMP_SECONDS = 3.0
 """Seconds to wait for the stacks; a process in an uninterruptible system call writes none."""
 BYTES = 8 << 20
-"""Bytes read or written that count as progress in phases that move files. Heartbeats write as many in hours."""
+"""Bytes read or written that count as progress in phases that move files; heartbeats need hours for that many."""
 MARGIN = 10.0
-"""Seconds that a wait with a deadline of its own may exceed it, on a busy machine."""
+"""Seconds by which a wait with its own deadline may exceed it on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """No process made progress for `seconds`. `ranks` hang, others may wait for them; `phase` is that of the rank which
-    stopped first."""
+    """No process made progress for `seconds`. `ranks` hang, others may wait for them; `phase` is that of the rank that
+    hangs longest."""
 
     ranks: tuple[int, ...]
     phase: str
@@ -45,7 +45,7 @@ class Stall:
 
 
 class IdleClock:
-    """Seconds without progress, not counting time in which this process itself was stopped or the machine suspended."""
+    """Seconds without progress, excluding time in which this process was stopped or the machine suspended."""
 
     def __init__(self, poll: float) -> None:
         self.seconds = 0.0
@@ -91,9 +91,9 @@ class _Process:
 
 @dataclass
 class Watchdog:
-    """Watches the processes of one run in a thread of its own, from `start` to `stop`.
+    """Watches the processes of one run in a thread, from `start` to `stop`.
 
-    `read` gives the activity of a rank, `on_stall` is called once, in the thread.
+    `read` returns the activity of a rank; `on_stall` is called once, in the thread.
     """
 
     timeout: float
@@ -101,9 +101,9 @@ class Watchdog:
     read: Callable[[int], Snapshot]
     on_stall: Callable[[Stall], None]
     pids: dict[int, int] = field(default_factory=dict)
-    """Process ids by rank, as far as they are known."""
+    """Known process ids by rank."""
     waits: Callable[[int, Snapshot], bool] = lambda rank, seen: False
-    """Whether a stalled rank merely waits for another one; it may write down its stacks to find out."""
+    """Whether a stalled rank waits for another one; may make the process dump its stacks."""
 
     def __post_init__(self) -> None:
         self._poll = min(LONGEST_POLL, self.timeout / 4)
@@ -133,7 +133,7 @@ class Watchdog:
         while not self._over.wait(self._poll):
             if self._is_stalled(watched):
                 stall = self._judged(watched)
-                if self._is_stalled(watched):  # still: the signal for the stacks may have ended the wait
+                if self._is_stalled(watched):  # again, as the signal for the stacks may have ended the wait
                     self.on_stall(stall)
                     return
 
@@ -181,8 +181,8 @@ def message(stall: Stall, folder: RunFolder, processes: int) -> str:
 
 
 def ask_for_stacks(log: Path, rank: int, pid: int, seen: Snapshot) -> str:
-    """Make a training process write the stacks of its threads to the log; returns what it wrote, which is nothing if it
-    is in an uninterruptible system call.
+    """Make a training process write the stacks of its threads to the log; returns them, or empty text if the process is
+    in an uninterruptible system call.
 
     Raises:
         OSError: the log cannot be written.
@@ -212,14 +212,14 @@ def write_stacks(log: Path, title: str) -> None:
 
 
 def waits_for_another_rank(stacks: str) -> bool:
-    """Whether stacks that faulthandler wrote show the main thread in a collective operation. The main thread is the
-    current one or the last in the list."""
+    """Whether the main thread is in a collective operation, by stacks of faulthandler, in which the main thread is the
+    current one or the last one."""
     threads = re.split(r"\n\s*\n", stacks)
     current = [thread for thread in threads if "Current thread" in thread] or threads[-1:]
     return any("/torch/distributed/" in line for thread in current for line in thread.splitlines()[:12])
 
 
-# -- processes, as psutil sees them: imported when needed, as light commands import this module
+# -- processes; psutil is imported when needed, as light commands import this module
 
 
 def descendants(pids: Sequence[int]) -> list[int]:
@@ -244,11 +244,11 @@ def is_halted(pid: int) -> bool:
 
 
 def _bytes_moved(pid: int) -> int:
-    """Bytes that a process has read and written so far, including pages of files; 0 where the system does not tell."""
+    """Bytes that a process has read and written so far, including pages of files; 0 if unknown."""
     import psutil
 
     try:
         moved = psutil.Process(pid).io_counters()
-    except (psutil.Error, AttributeError, RuntimeError):  # not ours to see; not on macOS; empty while it ends
+    except (psutil.Error, AttributeError, RuntimeError):  # no permission; macOS; the process is ending
         return 0
     return int(moved.read_chars + moved.write_chars + moved.read_bytes + moved.write_bytes)

@@ -28,7 +28,7 @@ class PolicyRollouts:
     rollout: Rollout
     accelerator: Accelerator
     run_seed: int
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     failures: FailureCount
     evaluating: Callable[[], AbstractContextManager[None]]
     """The policy in evaluation mode."""
@@ -93,7 +93,7 @@ class PolicyRollouts:
         """Show the first failure of each kind, of any rank; every rank must call this."""
         failed = [(e.result.failure.kind, e.failure_message) for e in episodes if e.result.failure is not None]
         for message in self.failures.first_of_each(gather_object(failed)):
-            self.tell(message)
+            self.notify(message)
 
     @property
     def abandoned_threads(self) -> int:
@@ -108,7 +108,7 @@ class PolicyRollouts:
         """
         note = self.failures.after_abandoned(threads, lambda: gather_object([self.rollout.runner.pool.last_hang]))
         if note is not None:
-            self.tell(note)
+            self.notify(note)
 
     def take_sampled_tokens(self) -> int:
         """Tokens that all ranks sampled in training since the last call."""

@@ -76,7 +76,7 @@ def prepare(context: RunContext) -> Prepared:
         AitrainError: an option, the environment or the model cannot be used.
     """
     transformers_logging.disable_progress_bar()
-    context.runner.tell = context.note
+    context.runner.notify = context.note
     check_methods(context.runner.environment)
     precision = choose_precision(context.config)
     if precision.dtype == torch.bfloat16 and not context.config.peft:

@@ -64,7 +64,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
         Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, clock),
         trainer.accelerator,
         trainer.args.seed,
-        trainer.hooks.tell,
+        trainer.hooks.notify,
         FailureCount(runner.config.rl_max_failed),
         evaluating=partial(evaluation_mode, trainer.model),
         weight_version=lambda: int(trainer.state.global_step),

@@ -30,7 +30,7 @@ class ServedRun:
     folder: RunFolder
     is_stopping: Callable[[], bool]
     """Whether the run was told to stop; then nobody waits for a server."""
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     """Shows a note to the user."""
 
     def give_up_reason(self) -> str:
@@ -56,7 +56,7 @@ def server_engine_factory(
     needs = ServerNeeds(model_path(config.model), context or 0, config.lora_r if sync == "adapter" else None)
     base = check_server(str(config.vllm_server_url), needs)
     what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
-    run.tell(f"vLLM's server gets {what} after each step (--vllm-sync {sync}).")
+    run.notify(f"vLLM's server gets {what} after each step (--vllm-sync {sync}).")
     return partial(_make_engine, run, base)
 
 
@@ -69,7 +69,7 @@ def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end
     sync: WeightSync = AdapterSync(model, folder) if by_adapter else DiskSync(model, folder, renews=base.is_on_cpu)
     client = VLLMClient(str(run.config.vllm_server_url))
     # the weights of a quantized base are never quite the server's: a difference is only told
-    check = LogprobCheck.of(model, trainer.processing_class, run.tell if run.config.quantization else None)
+    check = LogprobCheck.of(model, trainer.processing_class, run.notify if run.config.quantization else None)
     return VLLMServerEngine(
         ServerWeights(client, sync, give_up_reason=run.give_up_reason),
         base.name,

@@ -84,7 +84,7 @@ class TrainerHooks:
     """Whom the trainer tells: of each batch of rollout records, and of what a person should see."""
 
     write: Callable[[list[RolloutRecord]], None]
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     callbacks: list[TrainerCallback]
     save: Callable[[Any, Callable[[], None]], None]
     """Writes a checkpoint of the trainer, given TRL's own way to do it."""
@@ -118,7 +118,7 @@ class EpisodeTrainer(ResumableTrainer):
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
         self.rows = KeptRows(self.accelerator.num_processes, partial(self.accelerator.reduce, reduction="sum"))
-        self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.tell)
+        self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
         self.watch = Stopwatch(self.rollouts.rollout.clock)

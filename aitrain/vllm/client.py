@@ -13,8 +13,8 @@ HEALTH_SECONDS = 5.0
 
 
 class VLLMClient:
-    """Calls that all have a deadline. Each has a connection of its own, as the server may have closed a kept one; any
-    number of them can wait at the same time, on any event loop."""
+    """HTTP calls with a deadline, concurrent, on any event loop. Each uses a new connection, as the server may have
+    closed an idle one."""
 
     def __init__(self, url: str, deadline: float = 600.0, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
@@ -22,7 +22,7 @@ class VLLMClient:
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(deadline, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            trust_env=False,  # no proxy for a machine next door
+            trust_env=False,  # no proxy
             transport=transport,
         )
 
@@ -45,7 +45,7 @@ class VLLMClient:
         return await self._call("POST", path, json=body)
 
     async def is_up(self) -> bool:
-        """Whether it would take a request now."""
+        """Whether the server is healthy."""
         try:
             response = await self._http.get(f"{self.url}/health", timeout=HEALTH_SECONDS)
         except httpx.HTTPError:
@@ -62,7 +62,7 @@ class VLLMClient:
         except httpx.ReadTimeout:
             raise ServerTimeoutError(
                 f"The vLLM server at {self.url} did not answer {path} within {self._deadline:.0f} seconds.\n"
-                "Its log says what it is doing; fewer episodes at a time or shorter answers take less."
+                "See its log; smaller batches or a lower --rl-max-new-tokens take less time."
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ServerGoneError(f"{path}: {type(error).__name__}: {error}") from None

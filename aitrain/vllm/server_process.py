@@ -69,7 +69,7 @@ class ServerConfig:
     """Maximum concurrent completions; None for vLLM's default."""
     trust_remote_code: bool = False
     seed: int = 0
-    """Seed for requests without a seed of their own."""
+    """Seed of requests without a seed."""
     timeout: float = 600.0
     """Seconds within which it must be healthy."""
     program: tuple[str, ...] = PROGRAM
@@ -131,7 +131,7 @@ class VLLMServer:
     """A vLLM server process; a context manager that stops it."""
 
     plan: ServerConfig
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     port: int
     _supervisor: subprocess.Popen[bytes] | None = None
     _name: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
@@ -143,14 +143,14 @@ class VLLMServer:
         return f"http://{HOST}:{self.port}"
 
     @classmethod
-    def start(cls, plan: ServerConfig, tell: Callable[[str], None]) -> VLLMServer:
-        """Start a server and wait until it is healthy; `tell` gets a progress message every second.
+    def start(cls, plan: ServerConfig, notify: Callable[[str], None]) -> VLLMServer:
+        """Start a server and wait until it is healthy; `notify` gets a progress message every second.
 
         Raises:
             RunFailed: it exited, or was not healthy in time; the message has the cause from the log.
         """
         for attempt in range(PORT_ATTEMPTS):
-            server = cls(plan, tell, _free_port())
+            server = cls(plan, notify, _free_port())
             try:
                 server._begin()
             except _PortTaken:
@@ -222,12 +222,12 @@ class VLLMServer:
             raise
 
     def _wait_until_healthy(self, log_start: int) -> None:
-        began, told = time.monotonic(), -1
+        began, notified = time.monotonic(), -1
         while not self._is_healthy():
             seconds = int(time.monotonic() - began)
-            if seconds > told:
-                told = seconds
-                self.tell(f"starting vLLM, {seconds} s")
+            if seconds > notified:
+                notified = seconds
+                self.notify(f"starting vLLM, {seconds} s")
             code = self.poll()
             if code is not None:
                 raise _why_it_ended(self, code, log_start)
@@ -249,7 +249,7 @@ class VLLMServer:
 
 
 def _end_marked(name: str, patience: float) -> None:
-    """The supervisor's death signals the server to exit: wait for that, then kill what is left."""
+    """Wait for the processes of a server whose supervisor was killed, which have got SIGTERM; then kill those left."""
     import psutil
 
     deadline = time.monotonic() + patience

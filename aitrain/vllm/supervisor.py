@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 POLL = 0.2
 PATIENCE_WITH_ORPHANS = 3.0
-"""Seconds for processes that the server did not end before it ended."""
+"""Seconds for processes that are left after the server has ended."""
 LAST_PATIENCE = 10.0
 """Seconds to wait after SIGKILL; a process that still exists then hangs in a driver, and cannot be ended."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -53,7 +53,8 @@ class Supervisor:
         _wait(LAST_PATIENCE, self._kill)
 
     def is_any_left(self) -> bool:
-        """Whether a descendant lives. Reaps those that ended; on Linux, orphans become children of this process."""
+        """Reap descendants that have ended; returns whether one is left. On Linux, orphans become children of this
+        process."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -68,7 +69,7 @@ class Supervisor:
         """SIGKILL to the group and to orphans that left it; returns whether any descendant is left."""
         self._send(signal.SIGKILL)
         for pid in _children():
-            os.kill(pid, signal.SIGKILL)  # not collected yet, so the id is still its own
+            os.kill(pid, signal.SIGKILL)  # not reaped yet, so the id is not reused
         return self.is_any_left()
 
     def _send(self, number: int) -> bool:
@@ -80,17 +81,14 @@ class Supervisor:
         return True
 
 
-def _wait(seconds: float, goes_on: Callable[[], bool]) -> None:
+def _wait(seconds: float, is_needed: Callable[[], bool]) -> None:
     deadline = time.monotonic() + seconds
-    while goes_on() and time.monotonic() < deadline:
+    while is_needed() and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def _children() -> list[int]:
-    """Ids of the children of this process, which has one thread; none where the system does not tell.
-
-    psutil would tell, but lies in site-packages.
-    """
+    """Ids of the children of this process, from /proc, as psutil is in site-packages; empty on other systems."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]

@@ -366,7 +366,7 @@ def test_a_server_with_a_token_limit_of_its_own_is_refused(fake: Fake) -> None:
     choice = {"index": 0, "prompt_token_ids": [1], "token_ids": [5] * 3, "logprobs": {"token_logprobs": [0.0] * 3}}
     fake.troubles = [lambda _: (200, {"choices": [{**choice, "finish_reason": "length"}]})] * 2
     assert ids_of(answers(by(fake), [[1]], max_tokens=3)) == [[5, 5, 5]]
-    with pytest.raises(RunFailed, match=r"cuts answers at 3 tokens, and 30 were.*\n.*--generation-config vllm"):
+    with pytest.raises(RunFailed, match=r"cuts completions at 3 tokens instead of 30\.\n.*--generation-config vllm"):
         answers(by(fake), [[1]], max_tokens=30)
 
 
@@ -472,7 +472,7 @@ def test_nobody_waits_for_a_server_that_is_given_up(fake: Fake) -> None:
 
 def test_a_server_that_always_fails_ends_the_run(fake: Fake) -> None:
     fake.troubles = [lambda _: (500, {"error": {"message": "out of\nmemory"}})] * 3
-    with pytest.raises(RunFailed, match="failed 3 times at the same thing: /v1/completions: 500: out of memory"):
+    with pytest.raises(RunFailed, match="failed 3 times at the same request: /v1/completions: 500: out of memory"):
         answers(by(fake), [[1]])
     assert ids_of(answers(by(fake), [[1]])) == [[1, END]]
 
@@ -564,7 +564,7 @@ def test_two_runs_do_not_share_a_server(fake: Fake, sync: Any, tmp_path: Path) -
     answers(engine, [[1]])
     load(other, 1)
     answers(other, [[1]])
-    with pytest.raises(RunFailed, match="Another run hands its weights"):
+    with pytest.raises(RunFailed, match="Another run syncs its weights"):
         answers(engine, [[1]])
 
 
@@ -638,7 +638,7 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(weight_sync, "PAUSE_SECONDS", 0.01)
     one, other = (AdapterSync(adapted(), tmp_path / "sync") for _ in range(2))
     one.write(FIRST)
-    with pytest.raises(RunFailed, match="running twice"):
+    with pytest.raises(RunFailed, match="started twice"):
         other.write(FIRST)
     one.close()
     assert other.write(FIRST) > 0
@@ -658,11 +658,11 @@ def test_a_fitting_server_is_found_so(fake: Fake, wanted: ServerNeeds) -> None:
 @pytest.mark.parametrize(
     ("wanted", "missing", "lack"),
     [
-        (ServerNeeds("other/model", 100, 8), "", "has base, and we train other/model"),
-        (ServerNeeds("some/model", 101, 8), "", "takes 100 tokens of prompt and answer, and we need 101"),
+        (ServerNeeds("other/model", 100, 8), "", "serves base, but the run trains other/model"),
+        (ServerNeeds("some/model", 101, 8), "", "takes 100 tokens of prompt and completion, but the run needs 101"),
         (ADAPTER, "/v1/load_lora_adapter", "does not load adapters while it runs"),
         (ALL, "/weight_info", "is not in its development mode"),
-        (ALL, "/v1/models", "does not answer like one"),
+        (ALL, "/v1/models", "does not answer like a vLLM server"),
     ],
 )
 def test_what_a_server_lacks_is_said_with_what_starts_it(
@@ -680,7 +680,7 @@ ON_CPU = {"device_config": {"device": "cpu"}, "parallel_config": {"worker_extens
 def test_an_adapter_that_is_too_large_is_refused_before_it_is_trained(fake: Fake) -> None:
     fake.details = {"lora_config": {"max_lora_rank": 8}}
     assert check_server(fake.url, ADAPTER) == ServerModel("base", 100)
-    with pytest.raises(ConfigError, match=r"rank 8 at most, and we train one of rank 9\.\nStart it .* 16$"):
+    with pytest.raises(ConfigError, match=r"rank 8 at most, but the run trains one of rank 9\.\nStart it .* 16$"):
         check_server(fake.url, ServerNeeds("some/model", 100, 9))
 
 
@@ -701,7 +701,7 @@ def test_a_server_on_the_cpu_must_be_able_to_take_all_weights(fake: Fake) -> Non
 def test_a_base_that_another_run_wrote_over_is_no_base(fake: Fake, tmp_path: Path) -> None:
     load(by(fake, DiskSync(adapted(), tmp_path / "sync")), 1)
     assert check_server(fake.url, ALL) == ServerModel("base", 100)  # it gets all weights anyway
-    with pytest.raises(ConfigError, match="has no base any more: a run has handed it other weights"):
+    with pytest.raises(ConfigError, match="has lost its base weights: another run has loaded its own"):
         check_server(fake.url, ADAPTER)
 
 
@@ -843,9 +843,9 @@ def greedy_of(model: Any) -> list[list[int]]:
 @real_vllm
 def test_the_real_server_fits(real: Vllm) -> None:
     assert check_server(real.url, ServerNeeds(str(TINY_MODEL), 2048, 16)) == ServerModel("base", 2048, is_on_cpu=True)
-    with pytest.raises(ConfigError, match="takes adapters of rank 16 at most, and we train one of rank 17"):
+    with pytest.raises(ConfigError, match="takes adapters of rank 16 at most, but the run trains one of rank 17"):
         check_server(real.url, ServerNeeds("base", 100, 17))
-    with pytest.raises(ConfigError, match="runs on the CPU and lacks what it needs there to be handed weights"):
+    with pytest.raises(ConfigError, match="runs on the CPU and lacks the worker extension that loads weights there"):
         check_server(real.url, ServerNeeds("base", 100, None))
 
 
@@ -862,7 +862,7 @@ def test_a_real_server_without_adapters_takes_all_weights_and_no_adapter(tmp_pat
             load(engine, step)
             assert difference(engine, model) < 1e-3
             assert greedy(engine) == greedy_of(model)
-        with pytest.raises(ConfigError, match="has no base any more"):
+        with pytest.raises(ConfigError, match="has lost its base weights"):
             check_server(bare.url, ServerNeeds("base", 2048, 16))
         with pytest.raises(ConfigError, match="before temperature"):
             check_server(bare.url, ServerNeeds("base", 2048, None))

@@ -175,7 +175,7 @@ def test_several_trackers_are_named_with_commas(given: Any, log: str) -> None:
     [
         ("tensorbord", "must be none, or some of wandb, tensorboard, trackio with commas, not tensorbord."),
         ("wandb,,", "not wandb,,"),
-        ("none,wandb", "none and others at the same time: none,wandb"),
+        ("none,wandb", "none cannot be combined with a tracker: none,wandb"),
     ],
 )
 def test_a_tracker_that_is_none_is_refused(given: str, message: str) -> None:
