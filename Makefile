@@ -51,6 +51,7 @@ bench-vllm: .venv-vllm/.installed
 
 docs: install
 	$(BIN)/python -c "from aitrain.options import documentation, train; open('docs/options.md', 'w').write(documentation.options_page(train.TrainConfig))"
+	if command -v dot > /dev/null; then $(BIN)/python docs/draw_data_flow.py; fi
 
 tiny-model: install
 	$(BIN)/python -m aitrain.training.tiny_model aitrain/tiny_model

@@ -1,4 +1,4 @@
-"""`python -m aitrain` is `aitrain`."""
+"""Entry point of `python -m aitrain`."""
 
 from aitrain.cli.main import main
 

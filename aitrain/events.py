@@ -1,4 +1,4 @@
-"""What a run says while it runs: from the process that trains to the screen, one JSON line each."""
+"""The events of a run, sent from the training process to the screen as one JSON line each."""
 
 from __future__ import annotations
 

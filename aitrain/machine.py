@@ -1,4 +1,5 @@
-"""CPU cores and memory that this process may use, within its CPU affinity and the limits of its control groups."""
+"""CPU cores, memory and open files that this process may use, within its CPU affinity and the limits of its control
+groups."""
 
 from __future__ import annotations
 
@@ -73,6 +74,22 @@ def _memory_groups() -> Iterator[tuple[int, int]]:
         cached = stat.get("total_inactive_file") or stat.get("inactive_file") or "0"
         if limit.isdecimal() and used.isdecimal():
             yield int(limit), max(0, int(used) - int(cached))
+
+
+# -- open files
+
+
+def allow_open_files(wanted: int = 8192) -> int:
+    """Raise the limit of open files, which is 1,024 on most systems, to this if the system allows it; returns the
+    limit."""
+    import resource  # not on Windows
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft == resource.RLIM_INFINITY or soft >= allowed:
+        return wanted if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
 
 
 # -- control groups

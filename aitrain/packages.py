@@ -1,4 +1,4 @@
-"""Where a module lies, found without importing anything: in the working directory, or installed."""
+"""Finds modules without importing anything: in the working directory, or installed."""
 
 from __future__ import annotations
 

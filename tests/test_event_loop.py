@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 
 import pytest
@@ -48,3 +49,31 @@ def test_an_error_comes_out_of_it() -> None:
         EventLoop().run(fail())
     with pytest.raises(ValueError, match="its own"):
         asyncio.run(cell())
+
+
+def test_ctrl_c_in_a_notebook_ends_what_runs_in_the_other_thread() -> None:
+    """The calling thread gets it, and the coroutine would go on beside whatever comes next."""
+    cancelled, main = [], threading.get_ident()
+
+    async def interrupt() -> None:
+        await asyncio.sleep(0.05)  # the calling thread waits
+        signal.pthread_kill(main, signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    async def cell() -> None:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        loop = EventLoop()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                loop.run(interrupt())
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert cancelled == [True]
+        assert loop.run(where())[0]
+        loop.close()
+
+    asyncio.run(cell())

@@ -1,1 +1,1 @@
-"""The command line: one file a command, each parses, calls and prints."""
+"""The command line: one module per command, which parses, calls and prints."""

@@ -1,4 +1,4 @@
-"""Shell completion with Typer's scripts, without what makes Typer's own slow: Rich for every description."""
+"""Shell completion with Typer's scripts, without Typer's import of Rich for each description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aitrain doctor`: whether this machine can train, one line for each thing that was looked at."""
+"""`aitrain doctor`: checks whether this machine can train, and prints one line per check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of a command, made of the options of a job."""
+"""Flags of a command, made from the options of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long text, page by page."""
+"""Shows long text in a pager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aitrain plan`: what a run would do, need and take, before it is started. Its flags are those of `aitrain grpo`."""
+"""`aitrain plan`: what a run would do and need, without starting it. Its flags are those of `aitrain grpo`."""
 
 from __future__ import annotations
 

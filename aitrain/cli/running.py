@@ -1,4 +1,4 @@
-"""A run in the terminal: started, shown while it lasts, and what is said at its end."""
+"""Starts a run from the terminal, shows it while it runs, and prints its result or its error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`aitrain view`: runs as a page in the browser, also while they are going on."""
+"""`aitrain view`: runs as a page in the browser, also while they run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What turns token ids into sampled token ids: transformers, vLLM in this process, a vLLM server."""
+"""Engines, which turn token ids into sampled token ids: transformers, colocated vLLM, a vLLM server."""

@@ -1,4 +1,5 @@
-"""Engines that generate one batch at a time: rounds, in which every live episode gets its next completion."""
+"""Base class of engines that generate one batch at a time: rounds, in which every live episode gets its next
+completion."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from aitrain import activity
 from aitrain.environment.seeds import SampleSeed
+from aitrain.errors import RunFailed
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, FinishReason, GenerationRequest, Leave
 from aitrain.rollout.limits import EndOfTurn
@@ -135,7 +137,8 @@ class BatchingEngine(ABC):
                     return
             except Exception as error:
                 for one in waiting:
-                    one.result.set_exception(error)
+                    if not one.result.done():
+                        one.result.set_exception(error)
                 if not waiting:
                     raise
 
@@ -152,6 +155,8 @@ class BatchingEngine(ABC):
         decoding = waiting[0].request.decoding if waiting else Decoding.TRAINING
         with self.clock.running("generate"), activity.own.doing("generating"):
             completions = self.sample([one.row for one in waiting] + filler, max_tokens, decoding)
+        if len(completions) < count:
+            raise RunFailed(f"The engine returned {len(completions)} completions of {count}.\nSee train.log.")
         for one, completion in zip(waiting, completions, strict=False):
             self._add(one, completion, max_tokens)
         return True

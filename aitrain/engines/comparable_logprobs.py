@@ -1,4 +1,4 @@
-"""Log-probabilities of an engine that samples from a part of the tokens, made comparable with the trainer's.
+"""Corrects an engine's log-probabilities under truncated sampling, so that they compare with the trainer's.
 
 vLLM's log-probabilities are those of the distribution that it samples from: after penalties, temperature and
 truncation, normalized over the tokens that are kept. The trainer's are log_softmax(logits / temperature) over all

@@ -1,4 +1,4 @@
-"""What the arguments of a `model.generate` call mean, and which calls can share one batch with the same results.
+"""Interprets the arguments of `model.generate` calls, and finds the calls that can share a batch with the same results.
 
 Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 

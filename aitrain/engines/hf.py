@@ -18,6 +18,7 @@ from aitrain.engines.hf_sampling import HFSampling, own_defaults_only
 from aitrain.engines.row_sampling import seeded_rows
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import kept_mode
+from aitrain.errors import RunFailed
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding
 from aitrain.rollout.limits import EndOfTurn
@@ -66,6 +67,9 @@ class HFEngine(BatchingEngine):
                     results = model.generate_batch(
                         prompts, config, continuous_batching_config=policy.continuous_batching, progress_bar=False
                     )
+                failed = [result.error for result in results.values() if result.error is not None]
+                if failed:  # it returns what was generated until then
+                    raise RunFailed(f"Continuous batching failed: {failed[0]}")
                 return [Completion(result.generated_tokens) for result in results.values()]
             ids, mask = self._padded(prompts)
             generated = model.generate(

@@ -1,4 +1,4 @@
-"""Generation by transformers with the run's options only, whatever the model's generation_config says.
+"""The run's sampling options for transformers' `generate`, in place of the model's generation_config.
 
 Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 

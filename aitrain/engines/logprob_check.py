@@ -1,4 +1,4 @@
-"""Whether a vLLM server says what the trainer's own model says: weights that did not arrive, or never were the same."""
+"""Compares a vLLM server's log-probabilities with the trainer's, to detect weights that differ or did not arrive."""
 
 from __future__ import annotations
 

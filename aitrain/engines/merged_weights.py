@@ -1,4 +1,4 @@
-"""The weights that are handed to vLLM: the model's own, an adapter added on the way."""
+"""The weights that vLLM loads: the model's, to which a LoRA adapter is added without changing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The model as an environment gets it: its calls go through a batcher, its place, format and mode are the trainer's."""
+"""The model that an environment is given: `generate` goes through a batcher; device, dtype and mode stay the
+trainer's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of `model.generate` from many threads, gathered into few generations.
+"""Gathers `model.generate` calls from many threads into few batches.
 
 An environment that generates with the policy gets a `ModelProxy` instead of the model. Only the thread of the event
 loop uses the model.
@@ -27,6 +27,7 @@ from aitrain.engines.row_sampling import seeded_rows
 from aitrain.engines.sampling import Completer
 from aitrain.engines.scopes import evaluation_mode
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
+from aitrain.errors import RunFailed, ServerRefusedError, ServerTimeoutError
 from aitrain.execution.task import is_abandoned, paused
 
 SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
@@ -123,6 +124,8 @@ class ProxyBatcher:
             with activity.own.doing("generating for the environment"):
                 for _, alike in groupby(sorted(calls, key=_kind), key=_kind):
                     await self._answer_alike(list(alike))
+        except Exception as error:  # settings that cannot be read; later calls are served
+            _fail(calls, error)
         except BaseException:  # Ctrl+C, or the end of the session
             _refuse(calls)
             raise
@@ -145,13 +148,16 @@ class ProxyBatcher:
             await self._answer(shared, functools.partial(self._together, settings))
 
     async def _answer(self, calls: list[_Call], work: Callable[[list[_Call]], Awaitable[Sequence[object]]]) -> None:
-        """Run calls together; if that fails, each half again, so that only a faulty call fails, and memory suffices."""
+        """Run calls together; if that fails, each half again, so that only a faulty call fails, and memory suffices. An
+        engine that is gone is not tried again: each try would wait for it for minutes."""
         try:
             results = await work(calls)
         except Exception as error:
+            is_gone = isinstance(error, RunFailed) and not isinstance(error, (ServerRefusedError, ServerTimeoutError))
+            if is_gone or len(calls) == 1:
+                _fail(calls, error)
+                return
             results = []
-            if len(calls) == 1:
-                calls[0].answers.put((None, error))
         for call, result in zip(calls, results, strict=False):
             call.answers.put((result, None))
         if not results and len(calls) > 1:
@@ -250,9 +256,13 @@ def _kind(call: _Call) -> str:
 
 
 def _refuse(calls: list[_Call]) -> None:
+    _fail(calls, _over())
+
+
+def _fail(calls: list[_Call], error: Exception) -> None:
     """Put an error as answer of each call; a call that has its answer ignores it."""
     for call in calls:
-        call.answers.put((None, _over()))
+        call.answers.put((None, error))
 
 
 def _over() -> RuntimeError:

@@ -1,4 +1,4 @@
-"""What ranks agree on that generate together."""
+"""Batch sizes that ranks which generate together agree on."""
 
 from __future__ import annotations
 

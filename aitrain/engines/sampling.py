@@ -1,4 +1,4 @@
-"""How answers are sampled: the options once, in the words of each engine, and the distribution that they make.
+"""Sampling options in the form that each engine takes, and the distribution that they define.
 
 From a token's logits to its probability, in vLLM's order, on every engine:
 

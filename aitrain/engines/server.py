@@ -1,4 +1,4 @@
-"""Completions from a vLLM server that knows nothing of training: token ids in; token ids and log-probabilities out.
+"""The engine of a stock vLLM server: token ids in; token ids and log-probabilities out.
 
 Each rank sends its own requests. Rank 0 loads the policy's weights as files: an adapter alone, or all weights.
 
@@ -14,6 +14,7 @@ What this uses of vLLM 0.31 (tests/training/test_served.py runs against it):
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -29,6 +30,7 @@ from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server_weights import ServerWeights
 from aitrain.engines.weight_sync import WeightVersion
 from aitrain.errors import RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
+from aitrain.machine import allow_open_files
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
 from aitrain.rollout.episode import run_all
@@ -66,6 +68,9 @@ class VLLMServerEngine:
     last_bytes: int = field(default=0, init=False)
     last_seconds: float = field(default=0.0, init=False)
     """Size and duration of the last load of weights by this process."""
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2), init=False)
+    """For requests, each of which is an open file. One that waits for its slot has not checked the weights yet, as the
+    server may restart meanwhile."""
 
     @property
     def url(self) -> str:
@@ -88,7 +93,8 @@ class VLLMServerEngine:
         max_tokens = room(request.prompt_ids, request.max_tokens, self.context)
         one = CompletionRequest([request.prompt_ids], sampling, max_tokens, seed)
         with self.clock.running("generate"):
-            (completion,) = await self.weights.request(lambda: self._complete(one), CURRENT_SECONDS)
+            async with self._slots:
+                (completion,) = await self.weights.request(lambda: self._complete(one), CURRENT_SECONDS)
         return completion
 
     @asynccontextmanager
@@ -106,8 +112,12 @@ class VLLMServerEngine:
         """
         requests = split_batch(batch, self.context)
 
+        async def complete(request: CompletionRequest) -> list[Completion]:
+            async with self._slots:
+                return await self._complete(request)
+
         async def attempt() -> list[Completion]:
-            parts = await run_all(self._complete(request) for _, request in requests)
+            parts = await run_all(complete(request) for _, request in requests)
             if not await self.weights.are_loaded():
                 raise ServerGoneError("it was restarted during the request")
             completions: dict[int, Completion] = {}

@@ -1,4 +1,4 @@
-"""Whether a vLLM server that somebody else started can be trained with."""
+"""Checks before the training whether a vLLM server can be trained with."""
 
 from __future__ import annotations
 

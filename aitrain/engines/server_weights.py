@@ -1,4 +1,4 @@
-"""The policy's weights on a vLLM server, which may die and come back without them."""
+"""Keeps the policy's weights loaded on a vLLM server, which may restart without them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a vLLM on the CPU needs after it was handed new weights; imported by vLLM's own processes, so that it imports
-nothing of ours."""
+"""Sets the tied output layer of a vLLM on the CPU again after it loaded weights. vLLM's own processes import this
+module, so it imports nothing of ours."""
 
 from __future__ import annotations
 

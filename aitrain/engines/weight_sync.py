@@ -1,4 +1,4 @@
-"""How weights get to a vLLM server: an adapter alone, or all weights, as files."""
+"""Weight sync to a vLLM server by files: the LoRA adapter alone, or all weights."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The user's environment: what it promises, how it is found, how its episodes are scored."""
+"""The user's environment: its contract, how it is found and loaded, its sessions, tools and scores."""

@@ -1,4 +1,4 @@
-"""What an environment is: the methods it may have, and what each of them is given.
+"""The contract of an environment: the methods that it may have, and the arguments that each gets.
 
 A method is called by signature: it gets the parameters it names, and no others.
 """

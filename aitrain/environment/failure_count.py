@@ -1,4 +1,4 @@
-"""Failures over a whole run: what the user is reported, and when the run is given up."""
+"""Counts failures of the environment over a run: what the user is told, and when the run ends because of them."""
 
 from __future__ import annotations
 

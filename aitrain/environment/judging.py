@@ -1,4 +1,4 @@
-"""What an environment returned, as a score: a number in the range that the run allows, None for unscored, or a failure;
+"""Parses what an environment returned as a score: a number in the run's range, None for unscored, or a failure;
 never a guess."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sessions in other processes, and what stands there for the model and the tokenizer."""
+"""Sessions in worker processes, and what stands in for the model and the tokenizer there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The environment's side of many episodes at the same time. Anything that fails there is missing data, never a 0, and
-never ends the run by itself."""
+"""Runs the environment's side of many episodes at the same time. A call that fails is missing data, never a score of
+0, and does not end the run by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that are JSON schemas of the user's own, which name methods of the environment or are only shown."""
+"""Tools that are given as JSON schemas, which name methods of the environment or are only shown to the model."""
 
 from __future__ import annotations
 

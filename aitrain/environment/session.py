@@ -1,4 +1,4 @@
-"""The environment's side of one episode: what it says after each answer, and what the episode is worth.
+"""Sessions: the environment's side of one episode, from its start to its score.
 
 A session runs in the process of the environment's code, which may be a worker: arguments and results are plain data.
 """

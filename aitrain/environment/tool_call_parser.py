@@ -1,4 +1,4 @@
-"""Parses the tool calls in an answer of the model."""
+"""Parses the tool calls in a completion."""
 
 from __future__ import annotations
 

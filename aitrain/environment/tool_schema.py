@@ -1,4 +1,4 @@
-"""A tool of an environment, and what tools of every kind share: their JSON schemas, and errors about names."""
+"""A tool of an environment, and what all kinds of tools share: JSON schemas, and errors about names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a call into the user's code has no result."""
+"""The failure of a call into the user's code: its kind, message, traceback and place."""
 
 from __future__ import annotations
 

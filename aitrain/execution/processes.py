@@ -24,9 +24,9 @@ from aitrain.execution.fork_server import DUMP_SIGNAL, Request, answer_call, for
 from aitrain.execution.message_socket import MessageSocket
 from aitrain.execution.stacks import stack_of_dump
 from aitrain.execution.task import on_cancel, paused
+from aitrain.machine import allow_open_files
 
 SERVER_GONE = Failure("crashed", "crashed: the process that starts environment processes is gone")
-OPEN_FILES = 8192
 
 
 class ProcessPool:
@@ -45,7 +45,7 @@ class ProcessPool:
     @classmethod
     def start(cls, environment: object, close: Sequence[int] = ()) -> ProcessPool:
         """Fork the server, which closes the file descriptors in `close`."""
-        _allow_many_files()
+        allow_open_files()  # two for each process
         ours, theirs = socket.socketpair()
         # Linux ends the server with the thread that forked it, so only the main thread is watched
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
@@ -158,16 +158,6 @@ class ProcessPool:
         return result
 
 
-def _allow_many_files() -> None:
-    """Raise the limit of open files: each process needs two, and the default limit is often 1024."""
-    import resource  # not on Windows, which has no fork either
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 class WorkerLease:
     """Exclusive use of one worker process, which holds one object made from the environment; not thread-safe."""
 
@@ -263,10 +253,10 @@ class _Worker:
 
     def read_dump(self) -> str:
         """The stacks that it writes on DUMP_SIGNAL."""
-        poll, text, patience = select.poll(), b"", 500
+        poll, text, patience = select.poll(), b"", 2000
         poll.register(self._dump, select.POLLIN)
         while poll.poll(patience) and (part := self._dump.read(65536)):
-            text, patience = text + part, 10
+            text, patience = text + part, 50
         return text.decode("ascii", "replace")
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Jobs, each from top to bottom in the order in which things happen, and the worker that runs one."""
+"""Jobs, each from top to bottom in the order in which things happen, and the training process that runs one."""

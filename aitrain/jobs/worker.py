@@ -1,4 +1,4 @@
-"""What each process executes: `python -m aitrain.jobs.worker RUN_FOLDER [CHECKPOINT [anyway]]`.
+"""The training process: `python -m aitrain.jobs.worker RUN_FOLDER [CHECKPOINT [anyway]]`.
 
 Runs alone or under torchrun. Events go to the parent through the original standard output; everything that libraries
 and the environment print goes to train.log. Exits with 0 after a run, and with the error's exit code after a failure.

@@ -1,1 +1,1 @@
-"""Starting a run: what can be checked first, and its processes."""
+"""Launching a run: the checks before it, its processes, and `aitrain doctor`."""

@@ -1,4 +1,4 @@
-"""GPUs and versions of NVIDIA's driver, by nvidia-smi."""
+"""GPUs and the version of NVIDIA's driver, read from nvidia-smi."""
 
 from __future__ import annotations
 

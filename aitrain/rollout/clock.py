@@ -1,4 +1,4 @@
-"""How long episodes wait for the policy and for their environments."""
+"""The clock of a rollout: seconds in which episodes wait for the policy and for their environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's side of an episode: what it is asked for, and what it gives."""
+"""The `Engine` protocol: the request for a completion, and the completion."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -25,15 +26,22 @@ class EventLoop:
         Raises:
             BaseException: what the coroutine raises.
         """
-        return _without_running_loop(lambda: self._runner.run(coroutine))
+        return _without_running_loop(lambda: self._runner.run(coroutine), self._cancel)
 
     def close(self) -> None:
         """Close the loop."""
-        _without_running_loop(self._runner.close)
+        _without_running_loop(self._runner.close, self._cancel)
+
+    def _cancel(self) -> None:
+        """Cancel what runs on the loop in another thread."""
+        with suppress(RuntimeError):  # the loop was closed
+            loop = self._runner.get_loop()
+            loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
 
 
-def _without_running_loop(work: Callable[[], T]) -> T:
-    """The result of `work`, which runs in another thread if this one has a running loop."""
+def _without_running_loop(work: Callable[[], T], cancel: Callable[[], object]) -> T:
+    """The result of `work`, which runs in another thread if this one has a running loop. Ctrl-C, which the calling
+    thread gets, then ends the other one by `cancel`."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -50,10 +58,16 @@ def _without_running_loop(work: Callable[[], T]) -> T:
             results.append(work())
         except BaseException as error:
             errors.append(error)
+        has_ended.set()
 
-    thread = threading.Thread(target=run, name="rollout")
-    thread.start()
-    thread.join()
+    has_ended = threading.Event()  # in Python 3.11 an interrupted `join` takes the thread for ended
+    threading.Thread(target=run, name="rollout").start()
+    try:
+        has_ended.wait()
+    except BaseException:
+        cancel()
+        has_ended.wait()
+        raise
     if errors:
         raise errors[0]
     return results[0]

@@ -1,4 +1,4 @@
-"""How long an episode may get, and what ends a completion."""
+"""Limits on the length of an episode, and what ends a completion."""
 
 from __future__ import annotations
 

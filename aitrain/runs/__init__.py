@@ -1,1 +1,1 @@
-"""What a run leaves in its folder, as typed values: written and read by the same code."""
+"""The run folder: its files as typed values, written and read by the same code."""

@@ -1,4 +1,4 @@
-"""How sure a mean score is: 95% intervals over cases.
+"""95% confidence intervals of mean scores, over cases.
 
 The case is the unit: cases are drawn from the many that could have been asked, and all samples of one case count as one
 value, their mean. So the intervals hold for one sample per case and for several, however much those are alike.

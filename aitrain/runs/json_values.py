@@ -1,4 +1,4 @@
-"""Values out of JSON files that anybody may have written: what is missing or of a wrong type gets a default."""
+"""Typed values from JSON files that may be damaged: what is missing or of a wrong type gets a default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rollout files of a run, of any size: an index of all episodes, and each one read where it lies.
+"""An index of the rollout files of a run, of any size: what a page filters by, and where each record is.
 
 An incomplete last line is read by the next refresh, a line that is no record is counted as damaged, and invalid UTF-8
 becomes replacement characters.

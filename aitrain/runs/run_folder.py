@@ -1,4 +1,4 @@
-"""The files of a run folder, and how they are written: as a whole, or not at all.
+"""The files of a run folder, each of which is written as a whole or not at all.
 
 runs/<project-name>/
   config.yaml  environment.json  environment/  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json

@@ -1,4 +1,4 @@
-"""The runs of a folder, each as its files tell it: how it stands, how far it is, what its scores are."""
+"""Lists the runs of a folder with status, progress and scores, read from their files."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The heavy wing: the only rooms that import torch, transformers, peft, datasets, trl, accelerate or vllm."""
+"""Training on top of TRL: model, dataset, trainer, callbacks, checkpoints and evaluation."""

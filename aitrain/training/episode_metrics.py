@@ -1,4 +1,4 @@
-"""Metrics of episodes."""
+"""The metrics of an episode, of which the trainer logs the mean over a batch."""
 
 from __future__ import annotations
 

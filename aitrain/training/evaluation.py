@@ -1,4 +1,5 @@
-"""Evaluation: cases are played with the policy and scored, without disturbing a training that goes on around it."""
+"""Evaluation: plays cases with the policy and scores them, without changing the random state of a training around
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is given from outside: its options and folder, its environment, its listener, and requests to stop."""
+"""The context of a run: its options, folder, environment, listener, and requests to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of a run whose vLLM server gets the weights as files."""
+"""Makes the engine of a run whose vLLM server gets the weights as files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GRPOTrainer subclass: an environment's episodes in the place of completions and rewards.
+"""`EpisodeTrainer`, a GRPOTrainer whose completions and rewards are the episodes and scores of an environment.
 
 Its base classes differ from TRL in steps and checkpoints (logprobs.py, optimizing.py, resumable_trainer.py). Where this
 depends on the inside of TRL 1.16 (tests/training/test_upstream.py):

@@ -1,4 +1,4 @@
-"""What of a trainer goes into a checkpoint, and how it is restored from there.
+"""Writes the state of a trainer into a checkpoint, and restores it from there.
 
 runs/checkpoint.py makes the folder a checkpoint, with its manifest, and replaces and deletes it; this module fills it.
 transformers and TRL write weights, optimizer, scheduler and random states. Added here is one pair of files per process

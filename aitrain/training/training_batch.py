@@ -1,4 +1,4 @@
-"""The episodes of one generation batch in training: which ones, with which seeds, and what is learned from them."""
+"""The episodes of one generation batch in training: their cases and seeds, and which of them are in the loss."""
 
 from __future__ import annotations
 

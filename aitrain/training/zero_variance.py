@@ -1,4 +1,4 @@
-"""Groups whose episodes all have a zero advantage, and stopping a run in which all groups are like that."""
+"""Counts groups without advantages, and stops a run that has only such groups."""
 
 from __future__ import annotations
 

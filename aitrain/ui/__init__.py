@@ -1,1 +1,1 @@
-"""A run as people see it."""
+"""What people see of a run: terminal, report page, local page server, model card."""

@@ -1,4 +1,4 @@
-"""The model card, model/README.md: what was trained, on what, what came of it, and how to do it again.
+"""The model card, model/README.md: base model, environment, scores, and the command that makes the model again.
 
 Names, paths and versions are escaped, so that they contain no Markdown or HTML.
 """

@@ -1,4 +1,4 @@
-"""The cases of a run, each with its first and last score: what was learned, and what was not."""
+"""The cases of a run, each with its first and its last score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds as people read them."""
+"""Seconds as text, such as `1m 18s`."""
 
 from __future__ import annotations
 

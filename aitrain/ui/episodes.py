@@ -1,4 +1,4 @@
-"""Episodes as a page asks for them: filtered, searched, in groups, and one with all that was said."""
+"""Episodes for the page: filtered, searched, in groups, and one with its whole conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of models and environments, made harmless for a terminal."""
+"""Escapes control characters in text of models and environments before a terminal shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page: one HTML file with everything in it, or the same page with its parts served beside it.
+"""The HTML page: one file with everything in it, or the same page with its parts served separately.
 
 Text of models and environments is never HTML: the page has it as JSON without tags, and the scripts set it as text
 only. The page's policy forbids any request and any script but its own.

@@ -1,4 +1,4 @@
-"""report.html and reward.png: written whole into the run folder, at the end of a run and every few minutes before."""
+"""Writes report.html at the end of a run and every few minutes before, and reward.png at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""reward.png: the curve for papers and chats, where matplotlib is installed."""
+"""Draws reward.png, the curve of rewards and held-out scores, if matplotlib is installed."""
 
 from __future__ import annotations
 

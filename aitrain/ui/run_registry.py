@@ -1,4 +1,4 @@
-"""The runs that a page may show: those of the folders it was given, each known by an id that is no path."""
+"""The runs that the page server shows, each known by an id that is not a path."""
 
 from __future__ import annotations
 

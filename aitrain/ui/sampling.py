@@ -1,4 +1,4 @@
-"""Which episodes go into report.html, of a run that has more of them than a page can hold.
+"""Chooses the episodes of a large run that report.html holds.
 
 In this order, until the page is full: held-out cases before and after, the first and the last steps, failures, the
 groups with the highest, the lowest and the most different scores, and groups from evenly spread steps. Groups are not

@@ -1,4 +1,4 @@
-"""The page on 127.0.0.1: the same as report.html, but of whatever run, as it is now, with all of its rollouts.
+"""The page server on 127.0.0.1: the page of report.html for any run, up to date and with all rollouts.
 
 Requests are served only for the hosts 127.0.0.1 and localhost, also through a forwarded port (this prevents DNS
 rebinding), and only from the page itself. They can get the page, its parts, and runs by their ids; nothing is written,

@@ -1,4 +1,4 @@
-"""A run at a glance: what was run, on what, what came of it, and its curves."""
+"""The summary of a run that page, terminal and model card show: status, options, scores, curves, counts."""
 
 from __future__ import annotations
 

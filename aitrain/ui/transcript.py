@@ -1,4 +1,4 @@
-"""A run and its episodes as text for a terminal. What models and environments said has no command left in it."""
+"""A run and its episodes as text for a terminal, with control characters escaped."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain.engines.batching import BatchingEngine, BatchRow
+from aitrain.errors import RunFailed
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
@@ -116,6 +117,25 @@ class Rounds(BatchingEngine):
             raise RuntimeError("out of memory")
         self.rounds.append(([text(row.prompt_ids) for row in rows], max_tokens))
         return [Completion([ord("x")] * max_tokens) for _ in rows]
+
+
+def test_a_batch_with_too_few_completions_fails_instead_of_waiting_for_the_rest() -> None:
+    class Short(Rounds):
+        def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+            return super().sample(rows, max_tokens, decoding)[1:]
+
+    with pytest.raises(RunFailed, match=r"^The engine returned 2 completions of 3\."):
+        play(Counts(), Short(), of=cases(3))
+
+
+def test_an_error_after_some_completions_were_handed_out_reaches_the_other_episodes() -> None:
+    class Fails(Rounds):
+        def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+            first, *rest = super().sample(rows, max_tokens, decoding)
+            return [first, *(Completion(None) for _ in rest)]  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError):
+        play(Counts(), Fails(), of=cases(3))
 
 
 def test_a_round_has_every_live_episode_in_the_order_of_their_cases() -> None:

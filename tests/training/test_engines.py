@@ -26,13 +26,14 @@ from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
 from aitrain.environment.seeds import SampleSeed
+from aitrain.errors import RunFailed
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build
-from aitrain.training.evaluation import HeldOut
+from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate
 from aitrain.training.policy_rollouts import PolicyRollouts
 
 PROMPTS = ["say 1:", "a much longer prompt:", "x", "say 2:"]
@@ -87,8 +88,8 @@ def held_out_scores(engine: HFEngine) -> tuple[Any, list[RolloutRecord]]:
     """The scorings of the held-out cases before training, and their records."""
     environment, written = Talk(), list[RolloutRecord]()
     with rollouts_of(engine, environment) as rollouts:
-        cases, _ = build(environment, engine.policy.tokenizer)
-        return HeldOut(cases, rollouts, written.extend, 7, samples=2).scores("before"), written
+        cases, _ = build(rollouts.rollout.runner, engine.policy.tokenizer)
+        return evaluate(rollouts, EvalPlan(cases, 7, samples=2), EvalPhase("before", 0, 0), written.extend), written
 
 
 # -- transformers
@@ -107,7 +108,7 @@ def test_held_out_cases_are_scored_without_a_trainer(model: Any, tokenizer: Any)
 def test_greedy_turns_are_those_of_generate(model: Any, tokenizer: Any) -> None:
     """Each turn of every episode, generated alone from all that came before."""
     with rollouts_of(hf_engine(model, tokenizer), Talk()) as rollouts:
-        cases, _ = build(rollouts.rollout.runner.environment, tokenizer)
+        cases, _ = build(rollouts.rollout.runner, tokenizer)
         episodes = rollouts.play(list(cases), [1] * 6, range(6), Decoding.GREEDY)
 
     for episode in episodes:
@@ -165,11 +166,14 @@ def test_continuous_batching_is_given_what_generate_is_and_leaves_the_models_mod
     class Model(torch.nn.Module):
         generation_config = SimpleNamespace(eos_token_id=1, pad_token_id=2, bos_token_id=3)
         calls: ClassVar[list[Any]] = []
+        error: str | None = None
 
         def generate_batch(self, inputs: list[list[int]], generation_config: Any, **options: Any) -> dict[str, Any]:
             self.eval()
             self.calls.append((inputs, generation_config.max_new_tokens, generation_config.do_sample, options))
-            return {str(n): SimpleNamespace(generated_tokens=[*ids, 7]) for n, ids in enumerate(inputs)}
+            return {
+                str(n): SimpleNamespace(generated_tokens=[*ids, 7], error=self.error) for n, ids in enumerate(inputs)
+            }
 
     batching, model = ContinuousBatchingConfig(), Model()
     engine = HFEngine(HFModel(model, tokenizer, continuous_batching=batching), Sampling(), EndOfTurn([1]))
@@ -177,6 +181,10 @@ def test_continuous_batching_is_given_what_generate_is_and_leaves_the_models_mod
     options = {"continuous_batching_config": batching, "progress_bar": False}
     assert model.calls == [([[4], [5]], 6, True, options)]
     assert model.training
+
+    model.error = "out of cache"
+    with pytest.raises(RunFailed, match="Continuous batching failed: out of cache"):
+        engine.sample(rows_of([[4], [5]]), 6, Decoding.TRAINING)
 
 
 def test_two_engines_play_at_the_same_time_in_one_process(model: Any, tokenizer: Any, small_model: Path) -> None:

@@ -40,11 +40,10 @@ from aitrain.options.option import Option, options_of
 from aitrain.options.reading import resolve
 from aitrain.redaction import TELEMETRY_OFF
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training import hub, model, preparation
+from aitrain.training import hub, model, preparation, rollout_setup
 from aitrain.training.callbacks import EvalCallback, EvalState
 from aitrain.training.model import Precision, choose_precision
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.rollout_setup import make_rollouts
 from aitrain.training.run_context import RunContext
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
@@ -249,12 +248,14 @@ def trainer(config: TrainConfig) -> object:
 
 def rollouts(inputs: Any, hooks: Any) -> PolicyRollouts:
     """The rollouts of a trainer, which is there only as far as they are made of it."""
-    accelerator = SimpleNamespace(unwrap_model=lambda model: model)
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model, num_processes=1)
     made: Any = SimpleNamespace(
         eos_token_ids=[0], sampling=Sampling(), use_vllm=False, accelerator=accelerator, model=torch.nn.Linear(1, 1),
         args=inputs.arguments, hooks=hooks,
     )  # fmt: skip
-    return make_rollouts(made, inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout_setup, "_hf_model", lambda trainer: None)
+        return rollout_setup.make_rollouts(made, inputs)
 
 
 def context_of(config: TrainConfig, environment: Any = None) -> RunContext:

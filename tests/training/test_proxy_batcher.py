@@ -24,6 +24,7 @@ from aitrain.engines.model_proxy import ModelProxy
 from aitrain.engines.proxy_batcher import ProxyBatcher
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
+from aitrain.errors import RunFailed
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
 from tests.training.proxy_calls import run_with
@@ -307,6 +308,16 @@ def test_ids_without_rows_fail_as_they_do_alone(watched: Watched) -> None:
         watched.alone(prompt(4)[0], max_new_tokens=3)
     assert outcome.failure
     assert type(alone.value).__name__ in outcome.failure.message
+
+
+def test_a_call_whose_settings_cannot_be_read_leaves_the_later_ones_served(watched: Watched) -> None:
+    def calls() -> Any:
+        with pytest.raises(ValueError, match="abc"):
+            watched.policy.generate(prompt(4), max_length="abc")
+        return watched.policy.generate(prompt(4), max_new_tokens=2)
+
+    (outcome,) = watched.outcomes([calls])
+    assert outcome.failure is None
 
 
 # -- when
@@ -682,3 +693,21 @@ def test_what_an_engine_cannot_do_the_model_does(parrot: tuple[Parrot, Watched],
     assert engine.asked == []
     watched.together([masked(3, max_new_tokens=4, pad_token_id=0, eos_token_id=[END])])
     assert len(engine.asked) == 1
+
+
+def test_an_engine_that_is_gone_is_waited_for_once_and_fails_all_calls(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone:
+        tries = 0
+
+        async def complete(self, batch: CompletionBatch) -> list[list[int]]:
+            self.tries += 1
+            raise RunFailed("the server is gone")
+
+    monkeypatch.setattr(proxy_batcher, "FIRST_WINDOW", 60.0)  # until all have called
+    engine = Gone()
+    watched = Watched(model, engine=engine)
+    outcomes = watched.outcomes([lambda: watched.policy.generate(prompt(4), max_new_tokens=2)] * 4)
+    assert all(outcome.failure and "the server is gone" in outcome.failure.message for outcome in outcomes)
+    assert engine.tries == 1

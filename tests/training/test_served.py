@@ -242,6 +242,33 @@ def load(engine: VLLMServerEngine, step: int) -> None:
     run(engine.load_weights(step))
 
 
+def test_no_more_requests_are_sent_at_the_same_time_than_half_of_the_files_that_may_be_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_engine, "allow_open_files", lambda: 8)
+    waiting: list[int] = [0, 0]
+
+    class Counting(Fake):
+        async def respond(self, request: httpx.Request) -> httpx.Response:
+            waiting[0] += 1
+            waiting[1] = max(waiting)
+            await asyncio.sleep(0.001)
+            waiting[0] -= 1
+            return await super().respond(request)
+
+    engine = by(Counting())
+
+    async def many() -> list[Completion]:
+        requests = (engine.generate(GenerationRequest([number], 16)) for number in range(30))
+        return await asyncio.gather(*requests)
+
+    assert ids_of(run(many())) == [[number, END] for number in range(30)]
+    assert ids_of(answers(engine, [[number] for number in range(30)], seeds=list(range(0, 60, 2)))) == [
+        [number, END] for number in range(30)
+    ]
+    assert waiting == [0, 4]
+
+
 def is_current(engine: VLLMServerEngine) -> bool:
     return engine.weights.version is not None and run(engine.weights.are_loaded())
 

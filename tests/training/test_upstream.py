@@ -35,7 +35,7 @@ from typer._click import Command, Context
 from typer._click.exceptions import NoArgsIsHelpError
 from typer._click.shell_completion import CompletionItem, add_completion_class
 from typer._completion_classes import BashComplete, FishComplete, ZshComplete
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 from aitrain.launch.resource_estimate import TILE
 from aitrain.options.trl_fields import trl_fields
@@ -554,6 +554,20 @@ def test_typers_groups_look_commands_up_in_a_method_and_its_errors_say_which_opt
     assert issubclass(NoArgsIsHelpError, typer.TyperException)
     assert issubclass(typer.Context, Context)
     assert issubclass(TyperGroup, Command)
+
+
+def test_an_option_of_typer_converts_its_value_in_a_method_and_says_when_there_may_be_none() -> None:
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    def run(seed: int | None = None) -> None: ...
+
+    command = typer.main.get_command(app)
+    (option,) = (parameter for parameter in command.params if parameter.name == "seed")
+    assert isinstance(option, TyperOption)
+    assert list(inspect.signature(TyperOption.process_value).parameters) == ["self", "ctx", "value"]
+    assert (option.required, option.multiple, option.callback) == (False, False, None)
+    assert option.process_value(Context(command), "3") == 3
 
 
 def test_registered_exit_functions_can_be_run_before_a_process_is_left_without_its_shutdown() -> None:
