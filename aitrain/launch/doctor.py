@@ -29,7 +29,7 @@ State = Literal["ok", "note", "problem"]
 Remark = tuple[State, str]
 
 LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")
-"""Libraries reported in a line of their own, besides torch and vLLM."""
+"""Libraries reported in a separate line, besides torch and vLLM."""
 STRICT = {"torch", *LIBRARIES, "tokenizers", "huggingface-hub", "safetensors", "numpy", "pydantic"}
 """Libraries whose version must meet the requirements of the others."""
 SHADOWABLE = ("torch", *LIBRARIES, "vllm", "numpy", "tokenizers", "safetensors")
@@ -208,7 +208,7 @@ def _can_use_gpus(driver: Driver | None) -> bool:
 
 
 def _aitrain() -> Finding:
-    """The package itself and its small requirements, which have no line of their own."""
+    """The package itself and its small requirements, which have no separate line."""
     if version_of("aitrain") is None:
         advice = "its requirements are unknown; in a checkout: pip install -e ."
         return Finding("aitrain", "note", f"{aitrain.__version__}, not installed as a package", advice)

@@ -200,8 +200,8 @@ class Processes:
             _send(pid, signal.SIGTERM)
 
     def _kill(self) -> None:
-        """SIGKILL to each process and its descendants (environment processes, engines): by id, as torchrun's processes
-        have sessions of their own."""
+        """SIGKILL to each process and its descendants (environment processes, engines), by id, as torchrun's processes
+        are in other sessions."""
         known = set(self.pids.values()) | ({self.child.pid} if self.child and self.child.poll() is None else set())
         for pid in (*known, *descendants(list(known))):
             _send(pid, signal.SIGKILL)

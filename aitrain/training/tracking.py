@@ -233,14 +233,14 @@ def _options(config: TrainConfig) -> dict[str, Any]:
 
 
 def _row(record: RolloutRecord) -> Row:
-    asked, said = record.transcript()
+    prompt, messages = record.transcript()
     error = f"{record.error.kind}: {record.error.message}" if record.error else ""
     return [
         record.step,
         record.eval_phase or "training",
         str(record.case_idx),
-        (record.prompt if isinstance(record.prompt, str) else _as_text(asked))[:LONGEST],
-        (record.completion if len(said) == 1 else _as_text(said))[:LONGEST],
+        (record.prompt if isinstance(record.prompt, str) else _as_text(prompt))[:LONGEST],
+        (record.completion if len(messages) == 1 else _as_text(messages))[:LONGEST],
         record.score,
         record.advantage,
         record.stop,

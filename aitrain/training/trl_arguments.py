@@ -119,7 +119,7 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
     """TRL's configuration, with the fields of `--trl`.
 
     Raises:
-        ConfigError: a `--trl` field is unknown, has an option of its own, has a value that TRL refuses, or would round
+        ConfigError: a `--trl` field is unknown, is set by an option, has a value that TRL refuses, or would round
             the trained weights or keep the run from resuming.
     """
     for name in config.trl:

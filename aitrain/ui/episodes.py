@@ -108,8 +108,8 @@ def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iter
         lowered = raw.lower()
         if any(needle in lowered for needle in needles):
             record = RolloutRecord.from_json(parse_object(raw) or {})
-            asked, said = record.transcript()
-            parts = [text for message in (*asked, *said) for text in (message.text, *sum(message.calls, ()))]
+            prompt, messages = record.transcript()
+            parts = [text for message in (*prompt, *messages) for text in (message.text, *sum(message.calls, ()))]
             if wanted in _folded("\n".join([*parts, record.error.message if record.error else ""])):
                 hits += 1
                 yield number
@@ -192,15 +192,15 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
     """
     entry = rollouts.entries[number]
     record = rollouts.record(entry)
-    asked, said = record.transcript()
-    answers = _views(said, record.turns, limit.text)
-    left_out = max(0, len(said) - limit.first - limit.last)
+    prompt, messages = record.transcript()
+    answers = _views(messages, record.turns, limit.text)
+    left_out = max(0, len(messages) - limit.first - limit.last)
     return {
         **_row(number, entry, record),
         "row": [{"name": name[:200], **_cut(_as_shown(value), limit.text)} for name, value in _first(record.row)],
         "columns": len(record.row),
         "tools": [{"name": tool_name(tool)[:200], **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
-        "asked": _views(asked[: limit.first], (), limit.text),
+        "asked": _views(prompt[: limit.first], (), limit.text),
         "said": [*answers[: limit.first], *answers[len(answers) - limit.last :]] if left_out else answers,
         "skipped": {"after": limit.first, "count": left_out} if left_out else None,
         "weight_version": record.weight_version,
