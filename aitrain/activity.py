@@ -24,7 +24,7 @@ HEAD = struct.Struct("=Qd?")
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A part of a run. `allows`: seconds without progress that a deadline of its own permits. `moves_files`: bytes read
+    """A part of a run. `allows`: seconds without progress, if the part has its own deadline. `moves_files`: bytes read
     or written count as progress."""
 
     name: str
@@ -73,7 +73,7 @@ class Activity:
 
     @contextmanager
     def waiting(self, name: str, allows: float) -> Iterator[None]:
-        """A wait with a deadline of its own, whose start and end do not count as progress."""
+        """A wait with its own deadline, whose start and end do not count as progress."""
         with self._nesting(Part(name, allows=allows)):
             yield
 

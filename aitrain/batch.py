@@ -146,7 +146,7 @@ def _derived_accumulation(config: TrainConfig, processes: int) -> int:
 
 
 def _way_out(config: TrainConfig, processes: int) -> str:
-    """The largest batch_size below the given one that divides, and the fewest prompts that do."""
+    """Advice: the largest smaller batch_size that divides the completions, and the smallest prompt count that does."""
     share, rest = divmod((config.rl_prompts_per_step or 0) * config.rl_num_generations, processes)
     fitting = next(
         (size for size in range(min(config.batch_size, share, MAX_PROPOSED), 0, -1) if rest + share % size == 0), None

@@ -27,15 +27,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Note:
-    """Something that the person should still see when the run is over."""
+    """A note for the user, which stays on the screen."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Step:
-    """Optimizer steps are done. `reward` is their mean score, None when nothing could be scored; of the rest, what is
-    not known is None."""
+    """Optimizer steps were done. `reward` is their mean score, None if nothing was scored; unknown values are None."""
 
     step: int
     steps: int
@@ -49,7 +48,7 @@ class Step:
     """Share of the episodes that the environment failed on."""
     tokens_per_second: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
-    """Of a step, and of its parts: `step`, `generate`, `environment`, `optimize`."""
+    """Seconds of a step and of its parts: `step`, `generate`, `environment`, `optimize`."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +62,19 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Failed:
-    """The run cannot go on."""
+    """The run has failed."""
 
     message: str
     exit_code: int
     status: str = "failed"
-    """What status.json says of the run: failed, or stalled."""
+    """Status of the run for status.json: failed or stalled."""
 
 
 @dataclass(frozen=True)
 class Ended:
     """The run has ended and result.json is written; `status` is finished or stopped.
 
-    `because` is why it stopped by itself; None where it was asked to.
+    `because` is the reason if the run stopped by itself; None after a stop request.
     """
 
     status: str
@@ -84,7 +83,7 @@ class Ended:
 
 
 SERVER_VARIABLE = "AITRAIN_VLLM_SERVER"
-"""The other way round: where the parent tells training processes the address of the run's own vLLM server."""
+"""Environment variable by which the parent passes the address of the run's own vLLM server to training processes."""
 
 Event: TypeAlias = Started | Phase | Note | Step | Evaluated | Failed | Ended
 Announce: TypeAlias = Callable[[Event], None]
@@ -101,7 +100,7 @@ def encode(event: Event) -> str:
 
 
 def decode(line: str) -> Event | None:
-    """The event on a line, or None when the line is something else (a library may print what it likes)."""
+    """The event on a line; None if the line is something else, such as output of a library."""
     try:
         fields = json.loads(line)
         return _KINDS[fields.pop("event")](**fields)

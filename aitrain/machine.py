@@ -38,7 +38,7 @@ def _quotas() -> Iterator[float]:
 
 
 def total_memory() -> int | None:
-    """Memory in bytes that this process may use at most; None where the system does not tell."""
+    """Maximum memory in bytes that this process may use; None if unknown."""
     system = _system_memory()
     return None if system is None else min([system[0], *(limit for limit, _ in _memory_groups())])
 

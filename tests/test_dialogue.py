@@ -113,7 +113,7 @@ def test_a_generator_without_a_score_is_unscored() -> None:
         (lambda self: 1.0, "returned 1.0 (float), not a generator: it has no `yield`"),
         (lambda self: (yield from ()), "ended before the model's first answer"),
         (lambda self: [(yield), (yield)], "yielded None after an answer"),
-        (lambda self: [(yield), (yield 5)], "said 5 (int), which is neither text nor messages"),
+        (lambda self: [(yield), (yield 5)], "responded with 5 (int), which is neither text nor messages"),
         (lambda self: [(yield), (yield [{"content": "no role"}])], "which is neither text nor messages"),
         (lambda self: [(yield), (yield [])], "which is neither text nor messages"),
     ],

@@ -16,7 +16,7 @@ from aitrain.launch import resource_check
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.preflight import RunPlan, check, training_gpus
 from aitrain.options.trl_effects import OF_GENERATE, OF_NCCL, check_trl_effects
-from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, trl_fields, words_of
+from aitrain.options.trl_fields import OPTION_OF_FIELD, SET_BY_AITRAIN, WITHOUT_EFFECT, enum_values, trl_fields
 from aitrain.packages import installed
 from aitrain.runs.checkpoint import MANIFEST, Manifest, seal
 from tests.conftest import write
@@ -326,8 +326,8 @@ def test_the_names_that_transformers_has_are_read_without_importing_it() -> None
     from transformers.trainer_utils import SchedulerType
     from transformers.training_args import OptimizerNames
 
-    assert words_of("transformers", "training_args.py", "OptimizerNames") == [item.value for item in OptimizerNames]
-    assert words_of("transformers", "trainer_utils.py", "SchedulerType") == [item.value for item in SchedulerType]
+    assert enum_values("transformers", "training_args.py", "OptimizerNames") == [item.value for item in OptimizerNames]
+    assert enum_values("transformers", "trainer_utils.py", "SchedulerType") == [item.value for item in SchedulerType]
 
 
 # -- the model

@@ -241,7 +241,7 @@ IN_PROCESS: dict[str, tuple[Any, dict[str, Any], type[AitrainError], list[str]]]
                              ["row 1 of build_dataset has no prompt (it has: question)"]),
     **{
         f"prompt {prompt!r}": (building([{"prompt": prompt}] * 9), {}, EnvironmentFailed,
-                               ["row 0 of build_dataset has a prompt that cannot be asked", repr(prompt)[:60]])
+                               ["row 0 of build_dataset has an invalid prompt", repr(prompt)[:60]])
         for prompt in (None, 3, "", [], ["a"], CHAT[0], [{"content": "x"}], [{"role": "user"}],
                        [{"role": "user", "content": None}], [{"role": "user", "content": 3}])
     },

@@ -201,7 +201,7 @@ def test_without_a_pager_all_is_printed(run: Path, pager: str) -> None:
     ("arguments", "message"),
     [
         (["mone"], "There is no run, folder or file mone. Did you mean mine?"),
-        (["runs"], "runs is not the folder of a run\nSee what runs there are: aitrain runs runs"),
+        (["runs"], "runs is not a run folder\nList the runs in it with: aitrain runs runs"),
         (["mine", "--step", "9"], "step: there are no rollouts of step 9: it has rollouts of steps 1 to 2"),
         (["mine", "--case", "99"], "case: there is no episode of case 99"),
     ],

@@ -275,7 +275,7 @@ def test_a_log_is_told_line_by_line_as_it_grows(tmp_path: Path) -> None:
 def test_what_the_libraries_say_stands_above_and_stays(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("loading\x1b[2J weights\n")
     shown = Terminal()
-    with Screen(shown.console(), said=LogTail(tmp_path / "train.log")) as screen:
+    with Screen(shown.console(), new_lines=LogTail(tmp_path / "train.log")) as screen:
         screen(STEPS[0])
         (tmp_path / "train.log").write_text("loading\x1b[2J weights\nlast words\n")
     assert shown.shown[0] == r"loading\x1b[2J weights"

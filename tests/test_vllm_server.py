@@ -393,9 +393,9 @@ def test_a_run_starts_its_server_again_so_often_and_says_how_it_is(
         os.kill(server_pid(servers[0]), signal.SIGKILL)
         wait_until(lambda: folder.read_server()["state"] == "ended")
 
-    why = "vLLM's server ended (signal 9), and is not started again (--vllm-max-restarts)."
+    why = "vLLM's server ended (signal 9), and is not restarted again (--vllm-max-restarts)."
     assert folder.read_server() == {"state": "ended", "restarts": 1, "why": why}
-    assert told == ["vLLM's server ended (signal 9): starting it again, 1 of 1.", why]
+    assert told == ["vLLM's server ended (signal 9): restart 1 of 1.", why]
     assert folder.log.read_text().splitlines() == told
     with managed_server(preflight.check(TrainConfig(model="tiny"), True), folder, announce) as url:
         assert url is None

@@ -15,7 +15,7 @@ from aitrain.errors import ConfigError
 
 PROGRAM = "aitrain"
 VARIABLE = "_AITRAIN_COMPLETE"
-"""Environment variable in which a shell's script says what it asks for."""
+"""Environment variable by which a shell's script requests completions."""
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -23,7 +23,7 @@ class Bash(BashComplete):
     """Bash splits `--option=value` into three words."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the cursor, without such an `=`, and the incomplete word at it."""
+        """The words before the cursor, without such an `=`, and the incomplete word at the cursor."""
         words, incomplete = super().get_completion_args()
         is_value = words[-1:] == ["="] and words[-2:-1] != [] and words[-2].startswith("--")
         return (words[:-1] if is_value else words), incomplete
@@ -47,16 +47,16 @@ class Fish(FishComplete):
 
 
 def register() -> None:
-    """Make the shells known to Typer: it answers when VARIABLE is set, before it parses the command line."""
+    """Register the shells with Typer, which prints completions instead of running a command if VARIABLE is set."""
     for kind in (Bash, Zsh, Fish):
         add_completion_class(kind, kind.name)
 
 
 def show(ctx: typer.Context, wanted: bool) -> None:
-    """Print the script that asks for completions, for the shell that runs this.
+    """Print the completion script for the user's shell.
 
     Raises:
-        ConfigError: it is none of SHELLS.
+        ConfigError: the shell is none of SHELLS.
     """
     if wanted and not ctx.resilient_parsing:
         typer.echo(script(_shell()))
@@ -64,15 +64,15 @@ def show(ctx: typer.Context, wanted: bool) -> None:
 
 
 def script(shell: str) -> str:
-    """What a shell has to read at its start so that it asks aitrain for completions."""
+    """The completion script of a shell, which the shell reads at its start."""
     return get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell)
 
 
 def install(ctx: typer.Context, wanted: bool) -> None:
-    """Write that script to where the shell that runs this looks for it.
+    """Install the completion script for the user's shell.
 
     Raises:
-        ConfigError: it is none of SHELLS, or its files cannot be written.
+        ConfigError: the shell is none of SHELLS, or its files cannot be written.
     """
     if wanted and not ctx.resilient_parsing:
         try:
@@ -84,15 +84,15 @@ def install(ctx: typer.Context, wanted: bool) -> None:
 
 
 def _shell() -> str:
-    """The shell that runs this; where that cannot be told, as in a container, the user's login shell."""
+    """The shell that runs the command; if unknown, as in a container, the user's login shell."""
     shell = _get_shell_name() or Path(os.environ.get("SHELL", "")).name
     if shell not in SHELLS:
-        raise ConfigError(f"completion: there is none for {shell or 'this shell'}\nRun it from {', '.join(SHELLS)}.")
+        raise ConfigError(f"completion: {shell or 'this shell'} is not supported\nRun it from {', '.join(SHELLS)}.")
     return shell
 
 
 def run_names() -> list[str]:
-    """The runs of the folder in which they are made by default."""
+    """Names of the runs in runs/, for completion."""
     from aitrain.runs.run_folder import RUNS
 
     return sorted(status.parent.name for status in Path(RUNS).glob("*/status.json"))

@@ -40,7 +40,7 @@ def gsm8k(
         if (out_dir / f"{split}.jsonl").resolve() in [file.resolve() for file in files]:
             raise ConfigError(f"out_dir: {out_dir} holds the original files, which would be overwritten")
     splits = {split: _convert_split(split, files) for split, files in originals.items()}
-    for split, rows in splits.items():  # only now that all are converted: a failed conversion leaves nothing
+    for split, rows in splits.items():  # after all are converted, so that a failed conversion leaves no file
         path = out_dir / f"{split}.jsonl"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def _files(folder: Path, split: str) -> list[Path]:
 
 
 def _read(file: Path) -> Iterator[tuple[str, object]]:
-    """Each row, with where it stands."""
+    """Each row of a file, with its place for error messages."""
     try:
         yield from _read_parquet(file) if file.suffix == ".parquet" else _read_jsonl(file)
     except OSError as error:
@@ -79,12 +79,12 @@ def _read(file: Path) -> Iterator[tuple[str, object]]:
 
 
 def _read_jsonl(file: Path) -> Iterator[tuple[str, object]]:
-    for number, line in enumerate(file.read_bytes().splitlines(), start=1):  # of bytes: only at real line ends
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):  # bytes split at \n, \r only
         place = f"{file}, line {number}"
         try:
             if line.strip():
                 yield place, json.loads(line)
-        except ValueError:  # of which wrong JSON and wrong UTF-8 are kinds
+        except ValueError:  # invalid JSON or UTF-8
             raise ConfigError(f"{place}: not a JSON object") from None
 
 

@@ -12,9 +12,9 @@ from aitrain.runs.run_folder import RUNS
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 42,
+    seed: Annotated[int, typer.Option(help="Seed of the run.")] = 42,
     project_name: Annotated[str, typer.Option(help="Name of the run folder.")] = "demo",
-    output_dir: Annotated[str, typer.Option(help="Folder that the run folder is made in.")] = RUNS,
+    output_dir: Annotated[str, typer.Option(help="Folder in which the run folder is made.")] = RUNS,
     *,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the last line only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the libraries print as well.")] = False,
@@ -29,7 +29,7 @@ def demo(
     verbosity = Verbosity(quiet, verbose, debug)
     flags = {"project_name": project_name, "output_dir": output_dir, "seed": seed}
     config = resolve(TrainConfig, None, SETTINGS | flags)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # on so small a model threads only wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads slow a model of this size down
     return start(check(config), verbosity)
 
 

@@ -26,7 +26,7 @@ def doctor(
     output_dir: Annotated[Path, typer.Option(help="Folder that run folders are to be made in.")] = Path(RUNS),
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,
 ) -> int:
-    """Say what keeps this machine from training: libraries, GPUs, disk."""
+    """Check whether this machine can train: libraries, GPUs, disk."""
     from aitrain.launch.doctor import examine  # here, because no other command needs what it imports
 
     findings = examine(output_dir)
@@ -39,7 +39,7 @@ def doctor(
 
 
 def _lines(findings: Iterable[Finding], width: int) -> Iterator[str]:
-    """`ok       torch          2.13.0`, with what to do below it."""
+    """`ok       torch          2.13.0`, with the advice below it."""
     for finding in findings:
         state = typer.style(f"{finding.state:8}", COLOURS[finding.state])
         first, *more = _wrapped(finding.found, width)
@@ -55,5 +55,5 @@ def _lines(findings: Iterable[Finding], width: int) -> Iterator[str]:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """At spaces only: a path or a requirement is to be copied in one piece."""
+    """The text wrapped at spaces only, so that paths and requirements can be copied."""
     return textwrap.wrap(text, max(30, width - INDENT), break_long_words=False, break_on_hyphens=False) or [""]

@@ -16,11 +16,11 @@ from aitrain.options.section import Options
 BASH = "complete_bash"
 Command = Callable[..., int]
 Flag = str | bool | list[str] | None
-"""What Typer makes of a flag; None where it is not given."""
+"""A flag's value from Typer; None if it is not given."""
 
 
 def with_options(job: type[Options]) -> Callable[[Command], Command]:
-    """Replace the `**flags` of a command by one parameter for each option of a job, which Typer makes a flag of."""
+    """Replace the `**flags` of a command by one parameter for each option of a job, so that Typer makes its flags."""
 
     def decorate(command: Command) -> Command:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -34,8 +34,8 @@ def with_options(job: type[Options]) -> Callable[[Command], Command]:
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    """Values stay text: the job's class checks them, whether they come from a flag, a file or Python. Only shells
-    that show help beside a completion read it, as each command has its own help page."""
+    """The parameter of an option. Values are text, as the job's class parses and checks them. The help text is for
+    shells that show it beside completions; commands have their own help pages."""
     flags = f"{option.flag}/--no-{option.flag[2:]}" if option.is_switch else option.flag
     description = option.description if os.environ.get(VARIABLE, BASH) != BASH else None
     info = typer.Option(flags, help=description, autocompletion=lambda: list(option.choices))

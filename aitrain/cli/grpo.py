@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _show_help(ctx: typer.Context, wanted: bool) -> None:
-    """Typer's own help knows no sections, and with Rich it cuts our longer flags off."""
+    """Print the help; Typer's has no sections, and cuts long flags."""
     if wanted and not ctx.resilient_parsing:
         typer.echo(HELP + help_text(TrainConfig, min(100, shutil.get_terminal_size().columns)))
         raise typer.Exit()
@@ -42,9 +42,9 @@ Command:
   -q, --quiet
         Show errors and the last line only.
   -v, --verbose
-        Show what the libraries and the environment print as well, as it comes.
+        Also show the output of the libraries and the environment.
   --debug
-        Show tracebacks, and at the end all that was printed.
+        Show tracebacks, and all output at the end.
   -h, --help
         Show this. A switch below has a --no- form as well; [..] is the default.
 
@@ -79,13 +79,13 @@ def grpo(
 
 
 def given_flags(flags: Mapping[str, Flag], resume: bool) -> dict[str, Flag]:
-    """The options that were given on the command line, with `--resume` written out."""
+    """The options given on the command line; `--resume` becomes `resume_from_checkpoint: auto`."""
     given: dict[str, Flag] = {"resume_from_checkpoint": "auto"} if resume else {}
     return given | {name: value for name, value in flags.items() if value not in (None, [])}
 
 
 def plan_lines(plan: RunPlan) -> list[str]:
-    """What would be started."""
+    """The plan of a run, as lines."""
     config, folder = plan.config, plan.folder
     updates = config.trl_integer("num_iterations", 1)
     repeated = f" x {updates} updates with each batch" if updates > 1 else ""

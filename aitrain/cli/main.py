@@ -26,9 +26,9 @@ COMMANDS = {
     "grpo": "Train a model with GRPO on your environment.",
     "demo": "Teach the tiny model to add, in about a minute on two CPU cores.",
     "plan": "Show what a run would do, and what it needs.",
-    "runs": "List the runs of a folder: how each stands, and its scores.",
+    "runs": "List the runs of a folder with status and scores.",
     "show": "Show a run in the terminal: scores, curve, rollouts.",
-    "doctor": "Say what keeps this machine from training: libraries, GPUs, disk.",
+    "doctor": "Check whether this machine can train: libraries, GPUs, disk.",
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
     "schema": "Print the JSON schema of config files, for editors.",
     "data": "Bring datasets into the form that the bundled environments read.",
@@ -40,12 +40,12 @@ class LazyGroup(TyperGroup):
     """Imports a command's module and builds its options when the command is called or completed, not before."""
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        """Replace the placeholder that has only a name and a short help by the command itself."""
+        """Replace the placeholder, which has only a name and a short help, by the command."""
         name, placeholder, rest = super().resolve_command(ctx, args)
         return name, placeholder and load_command(str(name)), rest
 
     def get_help_option(self, ctx: Context) -> TyperOption | None:
-        """Without a default of its own Typer would load pydantic to convert None."""
+        """The help option with a default, without which Typer would load pydantic to convert None."""
         option = super().get_help_option(ctx)
         if option is not None:
             option.default = False
@@ -54,7 +54,7 @@ class LazyGroup(TyperGroup):
 
 def load_command(name: str) -> Command:
     """The command as Typer parses it, with all its options."""
-    gc.disable()  # what is made here stays: searching it for garbage, now or later, takes a fifth of a refusal
+    gc.disable()  # these objects are permanent; collections would take a fifth of a short command's time
     try:
         command = getattr(import_module(f"aitrain.cli.{name}"), name)
         if not isinstance(command, typer.Typer):
@@ -71,7 +71,7 @@ def load_command(name: str) -> Command:
 
 
 class LazyOption(TyperOption):
-    """An option that is not given has nothing to convert; Typer would let pydantic build a converter for it first."""
+    """An option whose value is converted only if it is given, as Typer builds a pydantic converter for it."""
 
     def process_value(self, ctx: Context, value: object) -> object:
         """Convert the value, if there is one, and call the callback."""
@@ -108,7 +108,7 @@ def _flag(name: str, sentence: str, callback: Callable[[typer.Context, bool], No
 
 @app.callback()
 def options(
-    version: Annotated[bool, _flag("--version", "Say which version.", _print_version)] = False,
+    version: Annotated[bool, _flag("--version", "Show the version.", _print_version)] = False,
     install: Annotated[bool, _flag("--install-completion", "Set up shell completion.", completion.install)] = False,
     show: Annotated[bool, _flag("--show-completion", "Print its script instead.", completion.show)] = False,
 ) -> None:
@@ -121,7 +121,7 @@ def main() -> None:
         code = _run()
     except KeyboardInterrupt:  # while an error was shown
         code = 130
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the exit code is settled: a late Ctrl-C does not change it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a late Ctrl-C must not change the exit code
     sys.exit(code)
 
 
@@ -131,9 +131,9 @@ def _run() -> int:
     try:
         return int(app(standalone_mode=False, prog_name="aitrain") or 0)
     except AitrainError as error:
-        return _tell(str(error), error.exit_code, error)
+        return _print_error(str(error), error.exit_code, error)
     except typer.TyperException as error:
-        return _tell(_usage(error), 2, error)
+        return _print_error(_usage(error), 2, error)
     except (typer.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:  # `aitrain grpo --help | head`
@@ -142,7 +142,7 @@ def _run() -> int:
 
 
 def _usage(error: typer.TyperException) -> str:
-    """What the parser refused, with what to use in its place; the help where a command is missing."""
+    """Message for a command line that the parser refused; the help if the command is missing."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return error.format_message()
     context = getattr(error, "ctx", None)
@@ -155,14 +155,14 @@ def _usage(error: typer.TyperException) -> str:
 
 
 def _unknown_flag(flag: str, context: typer.Context) -> str:
-    """A flag that the command does not have; the option to use, where the command has options of a job."""
+    """Message for an unknown flag, with the option to use if the command has a job's options."""
     from aitrain.options.other_names import unknown_option  # here, because only this message needs it
 
     names = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
     return unknown_option(flag, [name.lstrip("-").replace("-", "_") for name in names if name.startswith("--")])
 
 
-def _tell(message: str, code: int, error: BaseException) -> int:
+def _print_error(message: str, code: int, error: BaseException) -> int:
     from aitrain.redaction import redact
     from aitrain.ui.escape_controls import escape_controls
 

@@ -12,18 +12,18 @@ from contextlib import suppress
 
 
 def page(pieces: Iterable[str]) -> None:
-    """Through the user's PAGER, else less; all at once where there is none, or nobody watches."""
+    """Show text with the user's PAGER, else less; print it if there is no pager or output is not a terminal."""
     command = os.environ.get("PAGER", "less")
-    words = shlex.split(command)
-    if not sys.stdout.isatty() or not words or words == ["cat"] or shutil.which(words[0]) is None:
+    arguments = shlex.split(command)
+    if not sys.stdout.isatty() or not arguments or arguments == ["cat"] or shutil.which(arguments[0]) is None:
         for piece in pieces:
             sys.stdout.write(piece)
         return
-    variables = {"LESS": "FRX", **os.environ}  # colours, and no waiting for a page that fits
+    variables = {"LESS": "FRX", **os.environ}  # with colours, and exit if the text fits on one screen
     pager = subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, env=variables, text=True, encoding="utf-8")
     assert pager.stdin is not None
     try:
-        with suppress(BrokenPipeError, KeyboardInterrupt):  # the user has seen enough
+        with suppress(BrokenPipeError, KeyboardInterrupt):  # the user has quit the pager
             for piece in pieces:
                 pager.stdin.write(piece)
     finally:
@@ -31,7 +31,7 @@ def page(pieces: Iterable[str]) -> None:
 
 
 def _wait(pager: subprocess.Popen[str]) -> None:
-    """A Ctrl-C is the pager's, which uses it to stop a search."""
+    """Wait for the pager; Ctrl-C is for the pager, which stops a search with it."""
     while True:
         try:
             pager.communicate()

@@ -31,7 +31,7 @@ from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.ui.duration import duration
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
-"""Of ru_maxrss, in bytes."""
+"""Bytes of a unit of ru_maxrss."""
 
 
 def _show_help(wanted: bool) -> None:
@@ -51,7 +51,7 @@ Command:
   --config FILE
         YAML file with options; flags override it.
   --measure INTEGER
-        Train so many steps in a folder that is thrown away, and say how long the run would take.
+        Train this number of steps in a temporary folder, to show how long the run would take.
   --debug
         Show tracebacks and the libraries' output.
   -h, --help
@@ -87,7 +87,7 @@ def plan(
 def _resource_lines(wanted: RunPlan) -> Iterator[str]:
     shape = read_model_shape(wanted.config.model)
     if shape is None:
-        yield _line("memory", "unknown: this model's files are not on this machine, or are no safetensors")
+        yield _line("memory", "unknown: this model's files are not on this machine, or not safetensors")
         return
     device = device_memory(wanted.gpus)
     need = estimate_memory(shape, wanted.config, wanted.batch, device)
@@ -96,8 +96,8 @@ def _resource_lines(wanted: RunPlan) -> Iterator[str]:
     yield _line("shape", str(shape))
     each = f" for each of {sharing} processes" if sharing > 1 else ""
     config, prompt = wanted.config, wanted.config.rl_max_prompt_length
-    said = f"prompts of {prompt}" if prompt else f"prompts of {PROMPT} (taken for granted; --rl-max-prompt-length)"
-    lengths = f"{said} and completions of {config.rl_max_episode_tokens or config.rl_max_new_tokens} tokens"
+    prompts = f"prompts of {prompt}" if prompt else f"prompts of {PROMPT} (assumed; --rl-max-prompt-length)"
+    lengths = f"{prompts} and completions of {config.rl_max_episode_tokens or config.rl_max_new_tokens} tokens"
     yield _line("memory", f"about {format_bytes(need.peak)} of the {device.kind}'s{each}{free}; {lengths}")
     phases = {f"{name} (the largest of these counts)": size for name, size in need.phases.items()}
     parts = [*need.stay.items(), *phases.items()]
@@ -116,12 +116,12 @@ def _resource_lines(wanted: RunPlan) -> Iterator[str]:
 
 
 def _time_left(wanted: RunPlan) -> Iterator[str]:
-    """From the run folder of this name, where there is one with steps that were timed."""
+    """Estimate the time from the run folder of this name, if it has timed steps."""
     folder = RunFolder(Path(os.path.expanduser(wanted.config.output_dir)) / wanted.config.project_name)
     status = read_object(folder.status)
     pace, steps, step = _pace(folder), status.get("steps"), status.get("step")
     if pace is None:
-        yield _line("time", "unknown: --measure 3 trains three steps and tells")
+        yield _line("time", "unknown: --measure 3 trains three steps to measure it")
     elif isinstance(steps, int) and isinstance(step, int) and status.get("status") != "finished":
         yield _line("time", f"{duration(pace)} a step in {folder.path}: {duration(pace * (steps - step))} left there")
     else:
@@ -135,7 +135,7 @@ def _whole(pace: float, wanted: RunPlan, steps: object) -> str:
 
 
 def _pace(folder: RunFolder) -> float | None:
-    """Seconds a step; the first line of metrics is left out, as first steps are slow."""
+    """Seconds per step, without the first line of metrics, as first steps are slow."""
     timed = [(line.step, line.seconds) for line in read_metrics(folder.metrics) if line.seconds is not None]
     if len(timed) < 2 or timed[-1][0] <= timed[0][0]:
         return None
@@ -144,9 +144,9 @@ def _pace(folder: RunFolder) -> float | None:
 
 
 def _measured(wanted: RunPlan, count: int, debug: bool) -> Iterator[str]:
-    """Train for real, in a folder that is thrown away."""
+    """Train some steps in a temporary folder, and measure time and memory."""
     if wanted.checkpoint is not None:
-        raise ConfigError("--measure: it trains from the beginning; leave --resume-from-checkpoint out")
+        raise ConfigError("--measure: cannot be combined with --resume-from-checkpoint\nLeave one of them out.")
     with tempfile.TemporaryDirectory(prefix="aitrain-plan-") as parent:
         short = {"max_steps": count, "eval_cases": 0, "eval_strategy": "no", "save_strategy": "no", "log": "none"}
         quiet = {"output_dir": parent, "merge_adapter": False, "push_to_hub": False, "logging_steps": 1}
@@ -164,7 +164,7 @@ def _train(short: RunPlan, debug: bool) -> RunFolder:
     from aitrain.launch.processes import Processes
 
     folder = short.open_folder()
-    end = Processes(short, folder, lambda event: None).run()  # nobody watches a measurement
+    end = Processes(short, folder, lambda event: None).run()  # its events are not shown
     if debug:
         typer.echo(folder.log.read_text(encoding="utf-8", errors="replace"), err=True)
     if isinstance(end, Failed):

@@ -24,10 +24,10 @@ from aitrain.ui.terminal import Screen, last_line, on_standard_error, show_resul
 
 
 def start(plan: RunPlan, verbosity: Verbosity) -> int:
-    """Run the plan and show what came of it; returns the exit code.
+    """Run the plan and show its result; returns the exit code.
 
     Raises:
-        AitrainError: the run failed; what it left behind is said, and nothing is left of a run that never began.
+        AitrainError: the run failed; the message names its folder, which is removed if the run never began.
     """
     folder = plan.open_folder()
     report = ReportWriter(folder)
@@ -54,7 +54,7 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
         return 0
     command = f"aitrain grpo --config {shlex.quote(str(folder.config))} --resume"
     why = f": {end.because}" if end.because else ""
-    print(f"stopped after step {end.step} and saved{why}; go on with:\n  {command}", file=sys.stderr)
+    print(f"stopped after step {end.step} and saved{why}; continue with:\n  {command}", file=sys.stderr)
     return 0 if end.because else 130
 
 
@@ -70,7 +70,7 @@ def _run(plan: RunPlan, folder: RunFolder, announce: Announce) -> Failed | Ended
 
 
 def _note_end(folder: RunFolder, status: str) -> None:
-    with suppress(OSError):  # which is perhaps what the run has failed of
+    with suppress(OSError):  # the run may have failed with the same error
         folder.write_status(status)
 
 
@@ -82,6 +82,6 @@ def _failure(end: Failed, folder: RunFolder, began: bool) -> AitrainError:
         folder.discard()
     elif str(folder.log) not in end.message:
         saved = checkpoints_of(folder)
-        resume = f"; --resume goes on from step {step_of(saved[0])}" if saved else ""
+        resume = f"; --resume continues from step {step_of(saved[0])}" if saved else ""
         error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details{resume})",)
     return error

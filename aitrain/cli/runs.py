@@ -34,7 +34,7 @@ def runs(
     folder: Annotated[Path | None, typer.Argument(help="Folder with run folders, or one run. [runs]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of lines.")] = False,
 ) -> int:
-    """List the runs of a folder: how each stands, and its scores."""
+    """List the runs of a folder with status and scores."""
     from aitrain.runs.run_list import runs_in  # here, because help needs none of it
 
     where = folder or Path(RUNS)
@@ -51,8 +51,8 @@ def runs(
 
 
 def _lines(found: Iterable[Run], width: int) -> Iterator[str]:
-    """Of at most so many columns; a name that is too long loses its middle."""
-    # a folder's name may hold anything that a file system takes, and the terminal would obey it
+    """Lines of at most `width` columns; a name that is too long loses its middle."""
+    # a folder's name may contain control characters
     names = {run: "".join(letter if letter.isprintable() else "?" for letter in run.name) for run in found}
     room = min(max(4, *map(len, names.values())), max(12, width - AFTER_NAME))
     yield f"{'run':{room}} {'status':8} {'step':>10} {'':8} {'scores':14}  age"
@@ -67,7 +67,7 @@ def _lines(found: Iterable[Run], width: int) -> Iterator[str]:
 
 
 def _scores(run: Run) -> tuple[str, str]:
-    """The held-out score where it was taken again at the end, else the reward of the first and of the last step."""
+    """The held-out scores if there is one after training, else the reward of the first and of the last step."""
     if run.score_after is not None:
         return "held-out", f"{_score(run.score_before)} -> {_score(run.score_after)}"
     if run.reward_last is not None:

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """Which episodes: all of them that every given option allows; none was given: the run itself."""
+    """The options of the command: a filter of episodes; without options, the run itself is shown."""
 
     step: int | None
     case: str | None
     worst: bool
     failed: bool
-    most: int | None
+    limit: int | None
 
     @property
     def is_overview(self) -> bool:
-        """Whether no episodes are asked for."""
+        """Whether the run itself is shown, and no episodes."""
         return self.step is None and self.case is None and not (self.worst or self.failed)
 
 
@@ -46,9 +46,9 @@ def show(
     case: Annotated[
         str | None, typer.Option(help="All episodes of this case: the number of its row, or its case_idx.")
     ] = None,
-    worst: Annotated[bool, typer.Option("--worst", help="From the lowest score on.")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="Sort by score, lowest first.")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="Episodes that the environment failed on.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="So many episodes at most.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of episodes.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the run, or the records of episodes.")] = False,
 ) -> int:
     """Show a run in the terminal: scores, curve, rollouts."""
@@ -57,7 +57,7 @@ def show(
 
     (folder,) = places([run])
     if not is_run(folder):
-        raise ConfigError(f"{folder} is not the folder of a run\nSee what runs there are: aitrain runs {folder}")
+        raise ConfigError(f"{folder} is not a run folder\nList the runs in it with: aitrain runs {folder}")
     asked, rollouts = Asked(step, case, worst, failed, limit), RolloutIndex(folder / "rollouts")
     rollouts.refresh()
     numbers = None if asked.is_overview else _numbers(rollouts, asked)
@@ -82,11 +82,11 @@ def _numbers(rollouts: RolloutIndex, asked: Asked) -> list[int]:
     found = worst(rollouts, query) if asked.worst else find(rollouts, query).numbers
     if asked.case is not None and not find(rollouts, Query(case=asked.case)).numbers:
         raise ConfigError(f"case: there is no episode of case {asked.case}")
-    return found[: asked.most]
+    return found[: asked.limit]
 
 
 def _print_json(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> None:
-    """In ASCII, so that nothing in it is a command to a terminal."""
+    """Print JSON in ASCII, so that it contains no control characters."""
     from aitrain.ui.summary import summary
 
     if numbers is None:
@@ -116,7 +116,7 @@ def _print(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> N
 
 
 def _rendered(console: Console, shown: Iterator[RenderableType]) -> Iterator[str]:
-    """Piece by piece, so that the first page of very many rollouts is there at once."""
+    """Render part by part, so that the first page of many rollouts appears at once."""
     for part in shown:
         with console.capture() as captured:
             console.print(part, soft_wrap=not console.is_terminal)

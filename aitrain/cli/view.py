@@ -35,11 +35,11 @@ def view(
     from aitrain.ui.run_registry import RunRegistry, places  # here, because no other command needs what it imports
 
     with _server(RunRegistry(places(runs or [])), port) as server:
-        typer.echo(f"{server.address}  (Ctrl-C ends it)")
+        typer.echo(f"{server.address}  (stop with Ctrl-C)")
         has_desktop = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if not no_browser and has_desktop and not os.environ.get("SSH_CONNECTION"):
             webbrowser.open(server.address)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it by default
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -14,7 +14,7 @@ from aitrain.execution.failure import Failure
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """One episode's score, or None: unscored, because the environment said so or because it failed."""
+    """The score of one episode; None if the environment returned None or failed."""
 
     score: float | None
     metrics: dict[str, float] = field(default_factory=dict)

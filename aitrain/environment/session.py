@@ -81,8 +81,8 @@ class Session(ABC):
 
     def open(self, arguments: Mapping[str, Any]) -> ResetResult:
         """Begin the episode; `arguments` are those of `episode` and `start`."""
-        said = self._begin(arguments)
-        messages = () if said is None else _as_messages(said, self._place)
+        response = self._begin(arguments)
+        messages = () if response is None else _as_messages(response, self._place)
         if isinstance(arguments.get("prompt"), str) and self.tools.of_schemas:
             self.tools = Tools.of(None)  # without a chat template, the model is not shown the schemas
         return ResetResult(tuple(self.tools.schemas), messages, len(self.tools) > 0)
@@ -91,8 +91,8 @@ class Session(ABC):
         """Run the answer's tool calls; an answer without calls goes to the environment."""
         if turn.calls and not self.tools.are_only_shown:
             return self._use_tools(turn.calls)
-        said = self._respond(turn.text)
-        return EnvResponse(is_over=True) if said is None else EnvResponse(_as_messages(said, self._place))
+        response = self._respond(turn.text)
+        return EnvResponse(is_over=True) if response is None else EnvResponse(_as_messages(response, self._place))
 
     def _use_tools(self, calls: tuple[ToolCall, ...]) -> EnvResponse:
         """Run the calls one after another, as a later one may depend on an earlier one."""
@@ -173,17 +173,17 @@ class GeneratorSession(Session):
             self.generator = method(**copy_arguments(arguments_for(method, arguments)))
             if not hasattr(self.generator, "send"):
                 raise _wrong_type("episode", f"returned {shown(self.generator)}, not a generator: it has no `yield`")
-            said = self._advance(None)
+            response = self._advance(None)
         if self.is_over:
             raise _wrong_type("episode", "ended before the model's first answer: `reply = yield` gets it")
-        return said
+        return response
 
     def _respond(self, text: str) -> Any:
         with within("episode"):
-            said = self._advance(text)
-        if said is None and not self.is_over:
+            response = self._advance(text)
+        if response is None and not self.is_over:
             raise _wrong_type("episode", "yielded None after an answer: yield what to say next, or return the score")
-        return said
+        return response
 
     def _advance(self, sent: str | None) -> Any:
         try:
@@ -255,14 +255,15 @@ _SESSIONS: dict[str, type[Session]] = {
 }
 
 
-def _as_messages(said: Any, place: str) -> tuple[Message, ...]:
+def _as_messages(response: Any, place: str) -> tuple[Message, ...]:
     """Text becomes a user message; messages are copied."""
-    if isinstance(said, str):
-        return ({"role": "user", "content": said},)
-    messages = [said] if isinstance(said, Mapping) else said
+    if isinstance(response, str):
+        return ({"role": "user", "content": response},)
+    messages = [response] if isinstance(response, Mapping) else response
     if isinstance(messages, (list, tuple)) and messages and all(_is_message(message) for message in messages):
         return tuple(dict(message) for message in messages)
-    raise _wrong_type(place, f'said {shown(said)}, which is neither text nor messages with "role" and "content"')
+    what = f'responded with {shown(response)}, which is neither text nor messages with "role" and "content"'
+    raise _wrong_type(place, what)
 
 
 def _is_message(message: object) -> bool:

@@ -28,7 +28,7 @@ from aitrain.execution.user_code import users_line
 
 T = TypeVar("T")
 
-CANCELLED = Failure("raised", "cancelled")
+CANCELLED = Failure("raised", "cancelled: the result is no longer needed")
 NO_THREAD = Failure("raised", "no thread can be started: the system's limit is reached, and all threads of calls hang")
 
 

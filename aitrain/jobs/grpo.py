@@ -32,7 +32,7 @@ def run(context: RunContext) -> Result:
     """Train, score the held-out cases before and after, and save. Every rank must call this.
 
     Raises:
-        AitrainError: the run failed. What was trained until then is saved, unless only one of several ranks failed.
+        AitrainError: the run failed. The trained weights are saved, unless only one of several ranks failed.
     """
     is_first = os.environ.get("RANK", "0") == "0"
     with (
@@ -66,7 +66,7 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
             best = _take_best(context, prepared) if context.config.save_best else None
             outcome = replace(outcome, best=best, after=prepared.held_out.after(best.step if best else None))
     except AitrainError as error:
-        # these are raised on all ranks at once; after any other error, saving would wait for the ranks that work on
+        # these are raised on all ranks at once; after any other error, saving would wait for ranks that did not fail
         is_on_all_ranks = isinstance(error, (EnvironmentFailed, ServerFailed, DivergedError))
         if (is_on_all_ranks or PartialState().num_processes == 1) and not isinstance(error, CannotWriteError):
             if isinstance(error, DivergedError) and not error.has_finite_weights:
@@ -81,7 +81,7 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
 
 
 def _warm_up(context: RunContext, prepared: Prepared) -> None:
-    """Show at once whether the longest episodes fit into the memory: the first of them may come after hours.
+    """Check that the longest episodes fit into the memory, as the first of them may come after hours.
 
     Raises:
         RunFailed: they do not.
@@ -116,7 +116,7 @@ def _train(context: RunContext, prepared: Prepared) -> None:
         prepared.stopper.stopped = True
     except pickle.UnpicklingError as error:
         raise RunFailed(
-            f"{checkpoint} holds more than numbers: none of it was executed, and the run cannot be resumed from it.\n"
+            f"{checkpoint} contains pickled code: it was not executed, and the run cannot be resumed from it.\n"
             "Choose another one with --resume-from-checkpoint, and do not trust the source of this one."
         ) from error
 
@@ -134,8 +134,8 @@ def _check_updates(context: RunContext, trainer: EpisodeTrainer) -> None:
         masked = ", or were truncated (--rl-mask-truncated-completions)" if trainer.masks_truncated else ""
         skipped = f", and {trainer.non_finite.skipped} steps were skipped" if trainer.non_finite.skipped else ""
         context.note(
-            f"No step{since} had anything to learn from: in every group all completions scored the same, or had no"
-            f" score{masked}{skipped}."
+            f"No step{since} changed the weights: in every group all completions had the same score, or none{masked}"
+            f"{skipped}."
         )
 
 
@@ -143,7 +143,7 @@ def _check_updates(context: RunContext, trainer: EpisodeTrainer) -> None:
 
 
 def _save(context: RunContext, prepared: Prepared) -> None:
-    """Save the present weights as model/. Before the first step there is nothing to save."""
+    """Save the present weights as model/; no-op before the first step."""
     config, trainer = context.config, prepared.trainer
     if trainer.state.global_step == 0:
         return
@@ -179,7 +179,7 @@ def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
 
 
 def _restore_finite_weights(context: RunContext, trainer: EpisodeTrainer) -> None:
-    """Load the newest checkpoint in place of weights that are NaN or inf; without one, nothing is left to save."""
+    """Load the newest checkpoint to replace weights that are NaN or inf; without one, there is nothing to save."""
     checkpoint = newest_checkpoint(context.folder, context.note)
     if checkpoint is not None:
         trainer.take_weights(checkpoint)

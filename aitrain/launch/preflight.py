@@ -19,7 +19,7 @@ from aitrain.launch.resource_check import check_resources, check_vllm_memory
 from aitrain.options.loss_types import remarks
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_effects import check_trl_effects
-from aitrain.options.trl_fields import check_trl_fields, words_of
+from aitrain.options.trl_fields import check_trl_fields, enum_values
 from aitrain.packages import installed
 from aitrain.redaction import encoded_forms, secret_values
 from aitrain.runs.checkpoint import (
@@ -76,7 +76,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     check_trl_fields(config.trl)
     check_trl_effects(config)
     _refuse_secrets(config)
-    _check_words(config)
+    _check_names(config)
     source = None if has_environment else find_env(config)
     if source is not None:
         check_by_reading(source, config.rl_env_config or {})
@@ -116,7 +116,7 @@ def _refuse_secrets(config: TrainConfig) -> None:
 
 
 def note_on_truncation(config: TrainConfig) -> str | None:
-    """What is inexact when options change the sampling distribution; None if no option does."""
+    """A note about the inexact update if options change the sampling distribution; None if none does."""
     if not config.reshaped_sampling:
         return None
     corrected = (
@@ -173,13 +173,14 @@ _ENUMERATIONS = {
 }
 
 
-def _check_words(config: TrainConfig) -> None:
+def _check_names(config: TrainConfig) -> None:
     """Check names that transformers would refuse only after seconds, with a long message."""
     for option, (file, enumeration) in _ENUMERATIONS.items():
         given = getattr(config, option)
-        words = [] if given == TrainConfig.model_fields[option].default else words_of("transformers", file, enumeration)
-        if words and given not in words:
-            near = [word for word in words if given in word] or get_close_matches(given, words) or words
+        is_default = given == TrainConfig.model_fields[option].default
+        names = [] if is_default else enum_values("transformers", file, enumeration)
+        if names and given not in names:
+            near = [name for name in names if given in name] or get_close_matches(given, names) or names
             shown = ", ".join(near[:6]) + (", ..." if len(near) > 6 else "")
             raise ConfigError(f"{option}: transformers has no {option} {given}\nIt has {shown}")
 

@@ -78,7 +78,7 @@ class Processes:
         return self.last or self._died_silently(self.child.returncode)
 
     def _start(self, log: TextIO) -> subprocess.Popen[str]:
-        """In a session of their own, so that Ctrl-C reaches only the parent, which passes it on."""
+        """Start the processes in a new session, so that Ctrl-C reaches only the parent, which forwards it."""
         return subprocess.Popen(
             self._command(),
             stdin=subprocess.DEVNULL,
@@ -127,7 +127,7 @@ class Processes:
         if isinstance(event, Started):
             self.pids[event.rank] = event.pid
             if self.activity is not None and len(self.pids) == self.plan.batch.processes:
-                self.activity.unlink()  # all have opened it: nothing is left should this process be killed
+                self.activity.unlink()  # all have opened it: no file is left if this process is killed
         elif isinstance(event, (Failed, Ended)):
             self._remember(event)
         self.announce(event)
@@ -161,7 +161,7 @@ class Processes:
         """Whether a stalled rank waits for another rank, by its stacks, which go to train.log."""
         pid = self.pids.get(rank)
         if pid is not None:
-            with suppress(OSError):  # no room for the stacks: the run is ended without them
+            with suppress(OSError):  # the log cannot be written: the run is ended without the stacks
                 return waits_for_another_rank(ask_for_stacks(self.folder.log, rank, pid, seen))
         return False
 
@@ -176,7 +176,7 @@ class Processes:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM, which only the main thread can."""
+        """Handle SIGINT and SIGTERM; no-op outside the main thread, which alone can."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -200,8 +200,8 @@ class Processes:
             _send(pid, signal.SIGTERM)
 
     def _kill(self) -> None:
-        """SIGKILL to each process and its descendants (environment processes, engines): by id, as torchrun's processes
-        have sessions of their own."""
+        """SIGKILL to each process and its descendants (environment processes, engines), by id, as torchrun's processes
+        are in other sessions."""
         known = set(self.pids.values()) | ({self.child.pid} if self.child and self.child.poll() is None else set())
         for pid in (*known, *descendants(list(known))):
             _send(pid, signal.SIGKILL)
@@ -220,12 +220,12 @@ class Processes:
             return Failed("Stopped.", Interrupted.exit_code)
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        message = f"The training process ended without a word: {how}{hint}\nSee {self.folder.log}"
+        message = f"The training process ended without an error message: {how}{hint}\nSee {self.folder.log}"
         return Failed(message, RunFailed.exit_code)
 
 
 def _mask_logs(folder: RunFolder) -> None:
-    """Mask secrets printed by programs that the workers ran, and by vLLM's server; workers mask what they print."""
+    """Mask secrets in the output of vLLM's server and of programs that the workers ran; workers mask their own."""
     for log in folder.path.glob("*.log"):
         redact_file(log)
 

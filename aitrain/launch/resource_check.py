@@ -44,7 +44,7 @@ def free_disk(folder: Path) -> int:
 
 
 def check_resources(config: TrainConfig, batch: BatchPlan, gpus: Sequence[str]) -> tuple[str, ...]:
-    """Warnings where a run is likely not to fit; none where the model's shape cannot be told.
+    """Warnings if a run may not fit; none if the model's shape is unknown.
 
     Raises:
         ConfigError: not even the weights fit into the memory, or the result onto the disk.
@@ -59,7 +59,7 @@ def check_resources(config: TrainConfig, batch: BatchPlan, gpus: Sequence[str]) 
         raise ConfigError(
             f"model: the weights of {config.model} alone need {format_bytes(memory.stay['weights'])}{each}, and the"
             f" {device.kind} has {format_bytes(device.free)} free\n"
-            "Take a smaller model, or one with fewer bytes a weight: --dtype bfloat16 --peft."
+            "Use a smaller model, or fewer bytes per weight: --dtype bfloat16 --peft."
         )
     warnings = []
     if device.free is not None and memory.peak * sharing > TIGHT * device.free:
@@ -80,7 +80,7 @@ def processes_sharing(batch: BatchPlan, device: DeviceMemory) -> int:
 
 def format_bytes(count: float) -> str:
     """`312 MiB`, `21.4 GiB`."""
-    tenths = round(count) * 10 // (1024 * MIB)  # whole numbers, which may be as large as anybody types
+    tenths = round(count) * 10 // (1024 * MIB)  # integers, as options may make it too large for a float
     return f"{round(count) // MIB:,} MiB" if count < 1024 * MIB else f"{tenths // 10:,}.{tenths % 10} GiB"
 
 
@@ -99,23 +99,23 @@ def _tight_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> Ite
         )
 
 
-# -- memory of vLLM, which would fail only after a minute
+# -- memory of vLLM, which itself fails only after a minute
 
 
 def check_vllm_memory(config: TrainConfig, gpus: tuple[str, ...], engines: int) -> None:
-    """Check that vLLM's share of each of these GPUs is free, or without GPUs, the caches of so many engines.
+    """Check that vLLM's share of each of these GPUs is free, or without GPUs, memory for the caches of all engines.
 
     Raises:
         ConfigError: there is too little memory.
     """
     driver = ask_driver() if gpus else None
-    for gpu in driver.gpus if driver else ():  # one that shares the system's memory does not tell its own
+    for gpu in driver.gpus if driver else ():  # its memory is unknown if it is the system's
         if gpu.index in gpus and gpu.total and gpu.free is not None and gpu.free < config.vllm_memory * gpu.total:
             share = config.vllm_memory
             raise ConfigError(
                 f"vllm_gpu_memory_utilization: {share:g} of GPU {gpu.index} is {share * gpu.total / 1024:.1f} GiB, and"
                 f" {gpu.free / 1024:.1f} of its {gpu.total / 1024:.1f} GiB are free\n"
-                "End what else runs on it (nvidia-smi names it), leave it out of CUDA_VISIBLE_DEVICES, or lower the"
+                "End other processes on it (nvidia-smi lists them), leave it out of CUDA_VISIBLE_DEVICES, or lower the"
                 " share."
             )
     wanted = "" if gpus else os.environ.get(VLLM_CACHE, "")

@@ -33,7 +33,7 @@ HELD_OUT = 32
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Memory of the device that a process of the run computes on, in bytes; None where the system does not tell."""
+    """Memory of the device that a process of the run computes on, in bytes; None if unknown."""
 
     kind: Literal["CPU", "GPU"]
     free: int | None = None
@@ -42,18 +42,18 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that one process needs, by what they are for."""
+    """Bytes that one process needs, by purpose."""
 
     stay: Mapping[str, int]
-    """Held all the time."""
+    """Held during the whole run."""
     phases: Mapping[str, int]
     """Held for a part of a step; the largest phase counts."""
     merging: int
-    """Needed at the very end, while the adapter is merged."""
+    """Held at the end of the run, while the adapter is merged."""
 
     @property
     def peak(self) -> int:
-        """The most at any time."""
+        """Maximum bytes at any time."""
         return max(sum(self.stay.values()) + max(self.phases.values()), self.merging)
 
 
@@ -228,7 +228,7 @@ RECORD = 1024
 
 @dataclass(frozen=True)
 class DiskEstimate:
-    """Bytes that the run folder grows to."""
+    """Bytes of the run folder at its largest."""
 
     model: int
     checkpoints: int

@@ -151,8 +151,8 @@ def _has_type(annotation: str, value: object) -> bool:
     return any(isinstance(value, _TYPES[kind]) for kind in kinds)
 
 
-def words_of(package: str, file: str, enum: str) -> list[str]:
-    """The values of an enumeration of a library, such as the names of its optimizers; none where it is not found."""
+def enum_values(package: str, file: str, enum: str) -> list[str]:
+    """The values of a library's enumeration, such as the names of its optimizers; empty if it is not found."""
     nodes = (node for node in _classes_in(package, file) if node.name == enum)
     items = (item.value for node in nodes for item in node.body if isinstance(item, ast.Assign))
     return [value.value for value in items if isinstance(value, ast.Constant) and isinstance(value.value, str)]

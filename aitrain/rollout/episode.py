@@ -125,13 +125,13 @@ class Rollout:
         return episode
 
     def _prompt_ids(self, session: EnvSession) -> list[int]:
-        said, tools = session.reset.messages, session.reset.tools
+        messages, tools = session.reset.messages, session.reset.tools
         if isinstance(session.case.prompt, str):
             refuse_tools_for_strings(tools)
-            return self.chat.prompt_ids(session.case.prompt + "".join(str(message["content"]) for message in said))
+            return self.chat.prompt_ids(session.case.prompt + "".join(str(message["content"]) for message in messages))
         if session.reset.runs_tools:
             self.chat.check_tools()
-        return self.chat.prompt_ids([*session.case.prompt, *said], tools)
+        return self.chat.prompt_ids([*session.case.prompt, *messages], tools)
 
     async def _converse(self, episode: Episode, place: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""

@@ -144,7 +144,7 @@ class RunFolder:
         )
 
     def read_server(self) -> dict[str, object]:
-        """Content of vllm-server.json; empty for a run without a server of its own."""
+        """Content of vllm-server.json; empty for a run that starts no server."""
         values: dict[str, object] = json.loads(self.server.read_text(encoding="utf-8")) if self.server.exists() else {}
         return values
 

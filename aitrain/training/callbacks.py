@@ -79,7 +79,7 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
 
 
 def _step_summary(logs: dict[str, float]) -> dict[str, Any]:
-    """What the terminal shows beside step and reward."""
+    """Values that the terminal shows beside step and reward."""
     times = {name.removeprefix("time/"): value for name, value in logs.items() if name.startswith("time/")}
     return {
         "flat_groups": logs.get("frac_reward_zero_std"),
@@ -113,8 +113,8 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]
 class EvalCallback(TrainerCallback):  # type: ignore[misc]
     """Scores the held-out cases during training, before the checkpoint of the same step is written.
 
-    The end of training has an evaluation of its own. With --save-best it is preceded by one more scoring, in which the
-    last step competes with the earlier ones.
+    The end of training has a separate evaluation. With --save-best, the last step is scored here as well, to compare it
+    with the earlier ones.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class EvalCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Make up for the evaluation that a stop request skipped."""
+        """Run the evaluation that a stop request skipped."""
         if self.eval_state.owes_evaluation:
             self.eval_state.add(state.global_step, self.evaluate(state.global_step))
 

@@ -36,7 +36,7 @@ class TRLTemplateSupport:
 
     @cached_property
     def training_template(self) -> str | None:
-        """TRL's version of the template that only appends; None: it has none."""
+        """TRL's prefix-preserving version of the template; None if it has none."""
         try:
             template: str | None = get_training_chat_template(self._tokenizer)
         except Exception:  # TRL renders the template to compare it
@@ -49,7 +49,7 @@ class TRLTemplateSupport:
         return bool(supports_tool_calling(self._tokenizer))
 
     def parse(self, ids: list[int], prefix: list[int], tools: Schemas) -> Message | None:
-        """A completion in the model's own format; None: there is no format, or the completion is not in it."""
+        """A completion, parsed in the model's format; None if there is no format, or the completion does not match."""
         parser = self._parser if tools else self._own_parser
         if parser is None:
             return None
@@ -65,7 +65,7 @@ class TRLTemplateSupport:
 
     @cached_property
     def _parser(self) -> PreTrainedTokenizerBase | None:
-        """The same, or TRL's description for a template that it knows; on a copy, as it would be saved with it."""
+        """The same, or a copy of the tokenizer with TRL's response format, which must not be saved with the model."""
         if self._own_parser is not None:
             return self._own_parser
         try:

@@ -101,7 +101,7 @@ def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase) -> Datasets:
         try:
             processes.update(_changed_attributes(environment, before))
         except CallFailed as error:
-            raise EnvironmentFailed(f"build_dataset set what cannot be copied to another process: {error}") from error
+            raise EnvironmentFailed(f"build_dataset set what another process cannot load: {error}") from error
     return built
 
 
@@ -162,7 +162,7 @@ def _check_prompt(place: str, row: object) -> None:
         raise EnvironmentFailed(f"{place} has no prompt (it has: {', '.join(map(str, row)) or 'nothing'})")
     if not _is_prompt(row["prompt"]):
         raise EnvironmentFailed(
-            f"{place} has a prompt that cannot be asked: {repr(row['prompt'])[:60]}\n"
+            f"{place} has an invalid prompt: {repr(row['prompt'])[:60]}\n"
             'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
         )
 

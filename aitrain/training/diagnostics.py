@@ -99,7 +99,7 @@ class RatioAdvice:
 
     @classmethod
     def of(cls, config: TrainConfig, arguments: GRPOConfig) -> RatioAdvice:
-        """With the settings of a run."""
+        """The advice for the settings of a run."""
         by_sequence = str(arguments.vllm_importance_sampling_mode).startswith("sequence")
         return cls(by_sequence, ", ".join(config.reshaped_sampling))
 
@@ -124,7 +124,7 @@ class RatioAdvice:
         )
 
     def _gap_is_the_shift(self, gap: float, logs: Logs) -> bool:
-        """Whether the difference is about the correction that was added for truncated sampling."""
+        """Whether the difference is about as large as the correction that was added for truncated sampling."""
         shift = abs(logs.get(_SHIFT, 0.0))
         return shift > 0.001 and abs(gap - shift) < 0.3 * shift
 

@@ -47,7 +47,7 @@ def explain_timeout(config: TrainConfig) -> Iterator[None]:
 
 
 def shutdown_group() -> None:
-    """Shut down the process group on all ranks together: a rank that still talks to one that is gone would abort."""
+    """Shut down the process group on all ranks together; a rank that communicates with an ended one would abort."""
     state = PartialState()
     if state.num_processes > 1:
         state.wait_for_everyone()

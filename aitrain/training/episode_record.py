@@ -9,7 +9,7 @@ from aitrain.runs.rollout_record import RecordedError, RecordedTurn, RolloutReco
 
 
 def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutRecord:
-    """The rollout record of an episode, without what only its batch knows (group, advantage, evaluation, sample)."""
+    """The rollout record of an episode, without the fields of its batch (group, advantage, evaluation, sample)."""
     trajectory, case, session = episode.trajectory, episode.case, episode.session
     prompt = [{"role": "user", "content": case.prompt}] if isinstance(case.prompt, str) else case.prompt
     return RolloutRecord(

@@ -60,4 +60,4 @@ class EpochCallback(TrainerCallback):  # type: ignore[misc]
         if self.schedule.ends_epoch(state.global_step) and state.global_step < state.max_steps:
             control.should_save |= args.save_strategy == IntervalStrategy.EPOCH
             control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
-            torch.empty((), dtype=torch.int64).random_()  # consumes what a new DataLoader iterator does, as plain TRL
+            torch.empty((), dtype=torch.int64).random_()  # consumes the random number of plain TRL's new DataLoader

@@ -25,7 +25,7 @@ from aitrain.training.episode_record import episode_record
 from aitrain.training.policy_rollouts import PolicyRollouts
 
 BATCH = 32
-"""Episodes that a rank plays at a time, unless training plays more: without gradients there is memory for them."""
+"""Minimum number of episodes that a rank plays at a time, as there is memory for them without gradients."""
 
 RecordedScores: TypeAlias = Mapping[str, Mapping[tuple[int, int], float | None]]
 """Scores by decoding, row number and sample number; None for episodes that could not be scored."""
@@ -33,8 +33,8 @@ RecordedScores: TypeAlias = Mapping[str, Mapping[tuple[int, int], float | None]]
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """Which cases are evaluated, and with which samples. Equal plans use equal seeds, so that two scores differ by the
-    policy alone."""
+    """Cases and samples of an evaluation. Equal plans use equal seeds, so that their scores differ only by the
+    policy."""
 
     cases: Cases
     seed: int = 0
@@ -44,19 +44,19 @@ class EvalPlan:
     """Number of each case's first sample, from which its seed follows."""
     batch_size: int = BATCH
     recorded: RecordedScores = field(default_factory=dict)
-    """Scores that are known already; their episodes are not played again."""
+    """Known scores; their episodes are not played again."""
 
 
 @dataclass(frozen=True)
 class EvalPhase:
-    """What the records of an evaluation say of it."""
+    """Name and steps of an evaluation, for its records."""
 
     name: str
     """`before`, `step<N>` or `after`; the decoding is appended."""
     step: int
     """Optimizer steps done."""
     weight_version: int
-    """Optimizer step that the weights are of."""
+    """Optimizer step of the weights."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ def _play(
 
 
 def _record(episode: Episode, phase: EvalPhase, sample: _Sample) -> RolloutRecord:
-    """The turns get the weight version of the evaluation: an engine counts the optimizer steps that were done, also
-    when the weights of an earlier step are evaluated."""
+    """The record of an episode, with the weight version of the evaluation: the engine's is the number of optimizer
+    steps done, also if the weights of an earlier step are evaluated."""
     record = episode_record(episode, phase.step, phase.weight_version)
     turns = tuple(replace(turn, weight_version=phase.weight_version) for turn in record.turns)
     return replace(record, eval_phase=phase.name, sample=sample.number, turns=turns)
@@ -144,7 +144,7 @@ def _gather_scores(rollouts: PolicyRollouts, played: list[tuple[_Sample, Episode
     scores = gather_object(own)
     failures = gather_object([result.failure.kind for _, result in results if result.failure is not None])
     if failures:
-        rollouts.tell_failures([episode for _, episode in played])
+        rollouts.report_failures([episode for _, episode in played])
     rollouts.check_abandoned(sum(gather_object([rollouts.abandoned_threads])))
     if failures and not scores:
         raise EnvironmentFailed(
@@ -154,12 +154,12 @@ def _gather_scores(rollouts: PolicyRollouts, played: list[tuple[_Sample, Episode
     return [(str(row), score) for _, _, row, score in sorted(scores)]
 
 
-# -- what a resumed run has on record
+# -- recorded scores of a resumed run
 
 
 def recorded_before(folder: RunFolder, cases: Cases) -> RecordedScores:
-    """The scores before training that the run folder has of these cases, the same on every rank. A row whose prompt has
-    changed is another case."""
+    """The recorded scores before training of these cases, the same on every rank; without rows whose prompt has
+    changed."""
     found: list[Any] = [_read_before(folder, cases) if PartialState().is_main_process else None]
     broadcast_object_list(found)
     scores: RecordedScores = found[0]

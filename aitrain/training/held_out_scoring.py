@@ -26,8 +26,7 @@ class HeldOutScoring:
     tracking: Tracking
 
     def before(self) -> EvalScores:
-        """Scores of the initial policy. A resumed run has it still, and plays what is not on record: other cases, or
-        more samples."""
+        """Scores of the initial policy. A resumed run plays only the cases and samples that are not recorded."""
         phase = EvalPhase("before", 0, 0)
         if self.context.checkpoint is None:
             return self._score(phase, self.plan)
@@ -35,7 +34,7 @@ class HeldOutScoring:
         return evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
 
     def after_step(self, step: int) -> MeanScores:
-        """Mean scores after a step, which are also a line of metrics."""
+        """Mean scores after a step, also written as a line of metrics."""
         sampled, greedy = self._score(EvalPhase(f"step{step}", step, step), self.plan).means
         if sampled is not None and self.trainer.accelerator.is_main_process:
             line = MetricsLine(step=step, eval_score=sampled, eval_greedy=greedy)
@@ -44,8 +43,8 @@ class HeldOutScoring:
         return sampled, greedy
 
     def after(self, chosen_step: int | None) -> EvalScores:
-        """Scores of model/. The best of several scores exceeds the policy's own by chance, so that a step which was
-        chosen by its score is scored with new samples."""
+        """Scores of model/; with new samples if its step was chosen by its score, as the best of several scores is
+        biased upwards."""
         step, plan = self.trainer.state.global_step, self.plan
         if chosen_step is None:
             return self._score(EvalPhase("after", step, step), plan)

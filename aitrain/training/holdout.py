@@ -34,7 +34,7 @@ class DatasetSplit:
     """Held-out cases with the prompt of a training case."""
 
     def notes(self, limit: int | None) -> Iterator[str]:
-        """What the user should know of the split; `limit` is the maximum tokens of a prompt."""
+        """Notes about the split for the user; `limit` is the maximum tokens of a prompt."""
         if dropped := self.dropped + self.dropped_held_out:
             yield f"{dropped} cases dropped: their prompt has more than {limit} tokens."
         if self.left_out:
@@ -42,7 +42,7 @@ class DatasetSplit:
         if self.overlap:
             yield (
                 f"{self.overlap} of {len(self.held_out)} held-out cases have the same prompt as a training case:"
-                " their score does not show what was learned for new ones."
+                " their score does not show what was learned for new prompts."
             )
         if not len(self.held_out):
             yield "No held-out cases: there will be no score before and after (--eval-cases)."

@@ -89,7 +89,7 @@ def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
             "Set eos_token in its tokenizer_config.json."
         )
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token  # padding is masked everywhere, so that any token will do
+        tokenizer.pad_token = tokenizer.eos_token  # any token: padding is masked everywhere
     if config.chat_template is not None:
         tokenizer.chat_template = _chat_template(config.chat_template)
     return tokenizer

@@ -33,9 +33,9 @@ class PolicyRollouts:
     evaluating: Callable[[], AbstractContextManager[None]]
     """The policy in evaluation mode."""
     weight_version: Callable[[], int]
-    """Optimizer steps that the policy has done."""
+    """Returns the number of the policy's optimizer steps."""
     sampled_tokens: int = 0
-    """Of all ranks, in training, since `take_sampled_tokens`."""
+    """Tokens that all ranks sampled in training since `take_sampled_tokens`."""
     loop: EventLoop = field(default_factory=EventLoop)
 
     @property
@@ -50,7 +50,7 @@ class PolicyRollouts:
         sampling_seeds: Sequence[int],
         decoding: Decoding = Decoding.TRAINING,
     ) -> list[Episode]:
-        """This rank's episodes, with the weights as they are now.
+        """Play this rank's episodes with the policy's present weights.
 
         Raises:
             ServerFailed: on all ranks, if a vLLM server failed one of them.
@@ -64,18 +64,18 @@ class PolicyRollouts:
             return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
 
     def sampling_seed(self, *names: object) -> int:
-        """The seed of an episode's completions: it follows from the run's seed and these names, on each rank."""
+        """Seed of an episode's completions, derived from the run's seed and these names; equal on all ranks."""
         return derived_seed(self.run_seed, "sampling", *names)
 
     def env_seed(self, *names: object) -> int:
-        """The environment's seed for a case at some time: one for a whole group, on each rank."""
+        """The environment's seed of an episode, derived from the run's seed and these names; equal for a group."""
         return random.Random("/".join(map(str, (self.run_seed, *names)))).getrandbits(31)
 
     def count_failures(self, episodes: list[Episode]) -> None:
-        """Count a training batch over all ranks, so that all of them give up at the same moment.
+        """Count the failures of a training batch over all ranks, so that all of them raise together.
 
         Raises:
-            EnvironmentFailed: too much failed, for too long.
+            EnvironmentFailed: too many episodes failed in consecutive batches.
         """
         scores = sum(episode.result.score is not None for episode in episodes)
         failures = sum(episode.result.failure is not None for episode in episodes)
@@ -85,23 +85,23 @@ class PolicyRollouts:
         scores, failures, total, tokens, abandoned = self.accelerator.reduce(counts, reduction="sum").tolist()
         self.sampled_tokens += tokens
         if failures:
-            self.tell_failures(episodes)
+            self.report_failures(episodes)
         self.check_abandoned(abandoned)
         self.failures.after_batch(scores, failures, total)
 
-    def tell_failures(self, episodes: list[Episode]) -> None:
-        """Show the first failure of each kind, of any rank; every rank must call this."""
+    def report_failures(self, episodes: list[Episode]) -> None:
+        """Show the first failure of each kind on any rank. Every rank must call this."""
         failed = [(e.result.failure.kind, e.failure_message) for e in episodes if e.result.failure is not None]
         for message in self.failures.first_of_each(gather_object(failed)):
             self.notify(message)
 
     @property
     def abandoned_threads(self) -> int:
-        """Threads of this process in which a call of the environment hangs."""
+        """Number of threads of this process in which a call of the environment hangs."""
         return self.rollout.runner.pool.abandoned
 
     def check_abandoned(self, threads: int) -> None:
-        """Tell of the first abandoned thread; `threads` counts those of all ranks, and every rank must call this.
+        """Report the first abandoned thread; `threads` is the number over all ranks. Every rank must call this.
 
         Raises:
             EnvironmentFailed: there are too many.
@@ -116,12 +116,12 @@ class PolicyRollouts:
         return tokens
 
     def invalidate_weights(self) -> None:
-        """The policy has other weights now, of the same step: they are loaded before the next rollout."""
+        """Mark the engine's weights as outdated, after a change of the policy's weights without an optimizer step."""
         if isinstance(self.rollout.engine, (BatchingEngine, VLLMServerEngine)):
             self.rollout.engine.weight_version = None
 
     def close(self) -> None:
-        """Leave no weights behind that were on their way to a vLLM server."""
+        """Close the engine, and remove files of weights for a vLLM server."""
         if self.server is not None:
             self.loop.run(self.server.close())
         self.loop.close()

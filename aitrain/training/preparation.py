@@ -57,7 +57,7 @@ from aitrain.training.zero_variance import StopOnZeroVariance
 
 @dataclass(frozen=True)
 class Prepared:
-    """A trainer with its callbacks, and what a job needs beside it."""
+    """A trainer with its callbacks, and the other parts that a job needs."""
 
     inputs: TrainerInputs
     trainer: EpisodeTrainer
@@ -80,13 +80,13 @@ def prepare(context: RunContext) -> Prepared:
     check_methods(context.runner.environment)
     precision = choose_precision(context.config)
     if precision.dtype == torch.bfloat16 and not context.config.peft:
-        context.note("dtype bfloat16: small updates of such weights round to nothing; float32 keeps them.")
+        context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
     inputs, parts = _trainer_inputs(context, precision)
     return _assemble(context, inputs, parts, precision)
 
 
 def _trainer_inputs(context: RunContext, precision: Precision) -> tuple[TrainerInputs, DatasetSplit]:
-    """What the trainer is made of, and the split that its cases are part of."""
+    """The trainer's inputs, and the split of the dataset."""
     config, environment = context.config, context.runner.environment
     batch = plan_batch(config, init_processes(config, precision))
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
@@ -122,7 +122,7 @@ def _trainer_inputs(context: RunContext, precision: Precision) -> tuple[TrainerI
     limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context_tokens)
 
     schedule = schedule_cases(config, batch, len(parts.train))
-    arguments.max_steps = schedule.steps  # all that TRL knows of the schedule
+    arguments.max_steps = schedule.steps  # TRL knows no more of the schedule
     if schedule.filled:
         context.note(str(schedule))
     if note := fit_warmup(arguments):
@@ -186,8 +186,8 @@ def _lengths(
 
 
 def _shown_tools(context: RunContext, chat: ChatFormat, prompt: Prompt) -> Tools:
-    """The tools that the model is shown, with a note if they are JSON schemas whose calls the environment runs itself.
-    A prompt that is a string has no place for schemas."""
+    """The tools that the model is shown, with a note if they are JSON schemas whose calls the environment parses
+    itself; string prompts cannot show these."""
     environment = context.runner.environment
     tools, is_text = Tools.of(environment), isinstance(prompt, str)
     if not (tools.are_only_shown or (is_text and tools.of_schemas and tools.schemas)):

@@ -24,7 +24,7 @@ from aitrain.training.policy_rollouts import PolicyRollouts
 
 
 class ResumableTrainer(OptimizingTrainer):
-    """Its state, as far as transformers does not save it; and weights from checkpoints."""
+    """Saves and restores the state that transformers does not save, and loads weights from checkpoints."""
 
     rollouts: PolicyRollouts
 
@@ -33,8 +33,8 @@ class ResumableTrainer(OptimizingTrainer):
         self._save_checkpoint(self.model, None)
 
     def is_over(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint is that of the last step, after which transformers would train one more; if so, load it.
-        Every process must call this."""
+        """Load a checkpoint if it is of the last step, after which transformers would train one more; returns whether
+        it is. Every process must call this."""
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         if state.global_step < self.args.max_steps or self.is_sharded:
             return False
@@ -49,17 +49,17 @@ class ResumableTrainer(OptimizingTrainer):
 
     @property
     def has_moved_reference(self) -> bool:
-        """Whether the reference model has been given weights of the policy."""
+        """Whether the reference model has been synced from the policy."""
         args = self.args
         return bool(args.sync_ref_model and self.state.global_step >= args.ref_model_sync_steps)
 
     def rest_of_window(self) -> list[dict[str, Any]]:
-        """The pieces of the last generation batch, if some of them are still to be trained on."""
+        """The micro-batches of the last generation batch if some are not trained on yet, else none."""
         is_inside = self._step % (self.args.steps_per_generation * self.num_iterations)
         return (self._buffered_inputs or []) if is_inside else []
 
     def unlogged(self) -> dict[str, Any]:
-        """How far this process is, and what it has gathered for the next line of metrics."""
+        """This process's position, and its values for the next line of metrics."""
         return {
             "step": self._step,
             "metrics": dict(self._metrics["train"]),
@@ -71,7 +71,7 @@ class ResumableTrainer(OptimizingTrainer):
         }
 
     def restore_state(self, pieces: list[dict[str, Any]], values: dict[str, Any]) -> None:
-        """Continue where another process was: its `rest_of_window` and `unlogged`."""
+        """Restore the `rest_of_window` and `unlogged` of an earlier process."""
         self._step, self._buffered_inputs = values["step"], pieces or None
         self._metrics["train"].update(values["metrics"])
         self._tr_loss = torch.tensor(values["loss"], device=self.args.device)

@@ -91,7 +91,7 @@ def _engine(
 
 
 class SyncedByEngine:
-    """Takes the place of TRL's vLLM in the trainer: `PolicyRollouts.play` loads weights into the engine."""
+    """Replaces TRL's vLLM in the trainer, as `PolicyRollouts.play` loads the weights into the engine."""
 
     def sync_weights(self) -> None:
         """No-op."""

@@ -27,8 +27,8 @@ class StopRequest:
     """A request to stop this process: by Ctrl-C, SIGTERM, the end of the parent process, or the run itself."""
 
     raises_on_second: bool = False
-    """Whether a second request interrupts at once: in a notebook. A worker may get a signal from its parent and from
-    torchrun."""
+    """Whether a second request interrupts at once, as in a notebook; a worker may get one signal twice, from its parent
+    and from torchrun."""
     requested: bool = False
     reason: str | None = None
     """Set if the run itself requested the stop."""
@@ -74,7 +74,7 @@ class StopRequest:
 
 @dataclass(frozen=True)
 class RunContext:
-    """One run, as the process that calls it sees it."""
+    """The inputs of one run in a process."""
 
     config: TrainConfig
     folder: RunFolder
@@ -86,7 +86,7 @@ class RunContext:
     checkpoint: Path | None = None
     """The checkpoint to resume from, None for a new run."""
     progress: Progress = field(default_factory=Progress)
-    """What status.json shows."""
+    """Progress for status.json."""
 
     def note(self, text: str) -> None:
         """Show the user a note, which stays on the screen."""

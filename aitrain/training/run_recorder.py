@@ -13,8 +13,8 @@ from aitrain.runs.run_folder import RunFolder, append_lines, sync
 
 
 class RunRecorder:
-    """Appends records to the run folder. Records that came after the checkpoint of a resumed run are deleted when the
-    first new record comes: a run that is killed before that has lost nothing."""
+    """Appends records to the run folder. In a resumed run, the first new record deletes those after the checkpoint, so
+    that a run that is killed earlier keeps them."""
 
     def __init__(self, folder: RunFolder, checkpoint: Path | None) -> None:
         self.folder = folder

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ServedRun:
-    """What the engine needs to know of its run."""
+    """The values of a run that its server engine needs."""
 
     config: TrainConfig
     folder: RunFolder
     is_stopping: Callable[[], bool]
-    """Whether the run was told to stop; then nobody waits for a server."""
+    """Returns whether the run was asked to stop, which ends the wait for a server."""
     notify: Callable[[str], None]
     """Shows a note to the user."""
 
     def give_up_reason(self) -> str:
-        """Why a server that is gone will not come back; empty while it may."""
+        """The reason to stop waiting for a server that is gone; empty to continue."""
         if self.is_stopping():
             return "The run was asked to stop."
         return str(self.folder.read_server().get("why", ""))
@@ -43,7 +43,7 @@ class ServedRun:
 def server_engine_factory(
     run: ServedRun, context: int | None
 ) -> Callable[[EpisodeTrainer, EndOfTurn], VLLMServerEngine] | None:
-    """Check the run's vLLM server, and return what makes the engine for a trainer; None if TRL generates.
+    """Check the run's vLLM server, and return a function that makes a trainer's engine; None if TRL generates.
 
     Raises:
         ConfigError: the server cannot be trained with.
@@ -68,7 +68,7 @@ def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end
     by_adapter = run.config.weight_sync == "adapter"
     sync: WeightSync = AdapterSync(model, folder) if by_adapter else DiskSync(model, folder, renews=base.is_on_cpu)
     client = VLLMClient(str(run.config.vllm_server_url))
-    # the weights of a quantized base are never quite the server's: a difference is only told
+    # a quantized base differs from the server's by rounding: a difference is only noted
     check = LogprobCheck.of(model, trainer.processing_class, run.notify if run.config.quantization else None)
     return VLLMServerEngine(
         ServerWeights(client, sync, give_up_reason=run.give_up_reason),

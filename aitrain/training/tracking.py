@@ -36,7 +36,7 @@ PROJECT = "aitrain"
 ROWS = 16
 """Rollouts in one table."""
 TABLES = 20
-"""Tables of training rollouts in a run; each scoring of held-out cases has one besides."""
+"""Tables of training rollouts in a run; each scoring of held-out cases adds one."""
 LONGEST = 4_000
 """Characters of one text in a table."""
 COLUMNS = ("step", "eval_phase", "case_idx", "prompt", "completion", "score", "advantage", "stop", "error")
@@ -54,7 +54,7 @@ class Tracker:
         self.callback: Any = made()
 
     def prepare(self, context: RunContext, args: TrainingArguments) -> None:
-        """Set where the tracker's run is kept, before it is opened."""
+        """Set the folder or project of the tracker's run, before it is opened."""
 
     def describe(self, context: RunContext) -> None:
         """Report the options, after it was opened."""
@@ -117,7 +117,7 @@ class TensorBoard(Tracker):
 
 
 class Trackio(Tracker):
-    """Trackio, which keeps its runs in a folder of its own."""
+    """Trackio, which keeps its runs in its own folder."""
 
     name = "trackio"
 
@@ -149,14 +149,14 @@ ADVICE = {
 
 
 class Tracking(TrainerCallback):  # type: ignore[misc]
-    """Tells all trackers of a run; on other processes than the first there are none."""
+    """Reports to all trackers of a run; other processes than the first have none."""
 
     def __init__(self, context: RunContext) -> None:
         self.context = context
         self.trackers: dict[str, Tracker] = {}
         self.newest: dict[str, list[RolloutRecord]] = {}
         self.scores: list[Evaluated] = []
-        """Scores from before the training, at whose start the trackers are opened."""
+        """Scores from before the training, reported when the trackers are opened."""
         self.training: tuple[TrainingArguments, TrainerState, TrainerControl] | None = None
         for name in context.config.log.split(",") if PartialState().is_main_process else ():
             if name != "none":
@@ -172,7 +172,7 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
         except Exception as error:
             self.trackers.pop(name, None)
             why = " ".join(str(error).split())[:200]
-            self.context.note(f"{name} failed and is left out: {type(error).__name__}: {why}{ADVICE.get(name, '')}")
+            self.context.note(f"{name} failed and is disabled: {type(error).__name__}: {why}{ADVICE.get(name, '')}")
 
     def _each(self, act: Callable[[Tracker], object]) -> None:
         for name, tracker in list(self.trackers.items()):
@@ -210,7 +210,7 @@ class Tracking(TrainerCallback):  # type: ignore[misc]
             self.take(scores)
 
     def on_log(self, args: Any, state: Any, control: Any, model: Any = None, logs: Any = None, **rest: Any) -> None:
-        """Report a line of metrics, and TABLES times in a run a table."""
+        """Report a line of metrics, and a table TABLES times in a run."""
         self._each(lambda tracker: tracker.callback.on_log(args, state, control, model=model, logs=dict(logs), **rest))
         every = max(1, state.max_steps // TABLES)
         if state.global_step == 1 or state.global_step % every == 0:
@@ -233,14 +233,14 @@ def _options(config: TrainConfig) -> dict[str, Any]:
 
 
 def _row(record: RolloutRecord) -> Row:
-    asked, said = record.transcript()
+    prompt, messages = record.transcript()
     error = f"{record.error.kind}: {record.error.message}" if record.error else ""
     return [
         record.step,
         record.eval_phase or "training",
         str(record.case_idx),
-        (record.prompt if isinstance(record.prompt, str) else _as_text(asked))[:LONGEST],
-        (record.completion if len(said) == 1 else _as_text(said))[:LONGEST],
+        (record.prompt if isinstance(record.prompt, str) else _as_text(prompt))[:LONGEST],
+        (record.completion if len(messages) == 1 else _as_text(messages))[:LONGEST],
         record.score,
         record.advantage,
         record.stop,

@@ -64,7 +64,7 @@ from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zer
 
 @dataclass(frozen=True)
 class TrainerInputs:
-    """What a trainer is made of."""
+    """The parts that a trainer is made from."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -81,20 +81,20 @@ class TrainerInputs:
 
 @dataclass(frozen=True)
 class TrainerHooks:
-    """Whom the trainer tells: of each batch of rollout records, and of what a person should see."""
+    """Functions that the trainer calls: with rollout records, with notes for the user, and to write checkpoints."""
 
     write: Callable[[list[RolloutRecord]], None]
     notify: Callable[[str], None]
     callbacks: list[TrainerCallback]
     save: Callable[[Any, Callable[[], None]], None]
-    """Writes a checkpoint of the trainer, given TRL's own way to do it."""
+    """Writes a checkpoint of the trainer, given TRL's method that writes one."""
 
 
 class EpisodeTrainer(ResumableTrainer):
     """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
     _sampled_in_step = -1, 0
-    """The step that the last generation batch was sampled in, and how many completions were, by all processes."""
+    """Step of the last generation batch, and number of completions that all processes have sampled in it."""
 
     def __init__(self, inputs: TrainerInputs, hooks: TrainerHooks) -> None:
         self.cases, self.schedule, self.hooks = inputs.cases, inputs.schedule, hooks
@@ -113,7 +113,7 @@ class EpisodeTrainer(ResumableTrainer):
                 rollout_func=self.roll_out,
             )
         if inputs.peft_config is not None and not (self.is_fsdp_enabled or is_deepspeed_zero3_enabled()):
-            keep_adapter_float32(self.model)  # sharded, all weights have to be of one type
+            keep_adapter_float32(self.model)  # sharded weights must all have one type
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
@@ -135,19 +135,19 @@ class EpisodeTrainer(ResumableTrainer):
         self._batch = TrainingBatch(self.state.global_step, places, self.num_generations, numbers, cases)
         output: dict[str, Any] = super()._generate_and_score_completions([{"prompt": case.prompt} for case in cases])
         self.hooks.write(self._batch.records(output["advantages"].tolist()))
-        return output | self._what_is_learned_from()
+        return output | self._loss_rows()
 
     def _next_places(self, count: int) -> range:
-        """Where this process's completions are among all completions that are sampled in a step: after those of the
-        processes before it, and after those of the step's earlier generation batches."""
+        """Indices of this process's completions among all completions of a step: after those of lower ranks, and after
+        those of the step's earlier generation batches."""
         step, sampled = self._sampled_in_step
         before = sampled if step == self.state.global_step else 0
         self._sampled_in_step = self.state.global_step, before + count * self.accelerator.num_processes
         first = before + count * self.accelerator.process_index
         return range(first, first + count)
 
-    def _what_is_learned_from(self) -> dict[str, torch.Tensor]:
-        """Which episodes of this process are in the loss, and whether none of any process has an advantage."""
+    def _loss_rows(self) -> dict[str, torch.Tensor]:
+        """Mask of this process's episodes in the loss, and whether all advantages of all processes are zero."""
         device, kept = self.accelerator.device, self._batch.kept(self.masks_truncated)
         everywhere = self.accelerator.gather(torch.tensor([self._batch.scores(), kept], device=device).T)
         share = zero_variance_share(everywhere[:, 0], everywhere[:, 1], self.num_generations)
@@ -175,7 +175,7 @@ class EpisodeTrainer(ResumableTrainer):
         return output
 
     def score(self, completions: list[Any], **rest: Any) -> list[float | None]:
-        """TRL's reward function: the environment's score for each completion, None where there is none."""
+        """TRL's reward function: the environment's score for each completion, None if unscored."""
         self.rollouts.count_failures(self._batch.episodes)
         for episode in self._batch.episodes:
             for name, value in episode_metrics(episode).items():
@@ -183,7 +183,7 @@ class EpisodeTrainer(ResumableTrainer):
         return [episode.result.score for episode in self._batch.episodes]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """With the times, the steps that were skipped so far, and how the weights got to a vLLM server."""
+        """Log with times, the number of skipped steps, and size and duration of weight syncs to a vLLM server."""
         server = self.rollouts.server
         logs = logs | {"skipped_steps": self.non_finite.skipped}
         if self.watch.steps:
@@ -200,4 +200,4 @@ class EpisodeTrainer(ResumableTrainer):
         return CaseSampler(self.schedule, self.num_generations, self.args.seed if self.shuffle_dataset else None)
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Nothing: saving.py writes the card of a run."""
+        """No-op: ui/card.py writes the card of a run."""

@@ -53,7 +53,7 @@ class CheckpointWriter:
     folder: RunFolder
     recorder: RunRecorder
     manifest: Manifest
-    """The manifest without what changes from one checkpoint to the next."""
+    """The manifest without the values that change with each checkpoint."""
     eval_state: EvalState
     limit: int | None
     last: int | None = field(default=None, init=False)
@@ -102,7 +102,7 @@ class CheckpointWriter:
         rotate(self.folder, self.limit, state.best)
 
 
-# -- what transformers and TRL leave out
+# -- state that transformers and TRL do not save
 
 
 def write_window(trainer: EpisodeTrainer, folder: Path) -> None:
@@ -125,7 +125,7 @@ def write_window(trainer: EpisodeTrainer, folder: Path) -> None:
 
 
 def read_window(trainer: EpisodeTrainer, folder: Path) -> None:
-    """Restore what `write_window` wrote. A process without a file of its own starts a new window."""
+    """Restore what `write_window` wrote; a process without a file starts a new window."""
     rank = trainer.accelerator.process_index
     if not (folder / f"window_{rank}.json").exists():
         return
@@ -228,8 +228,8 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Runs once, before the first new step. A run with changed options starts a new generation window, and gets its
-        new learning rate, as the optimizer state holds the old one."""
+        """Restore the state before the first new step. A run with changed options starts a new generation window, and
+        sets its learning rate, as the optimizer state holds the old one."""
         read_reference(self.trainer, self.checkpoint)
         if self.is_same:
             read_window(self.trainer, self.checkpoint)

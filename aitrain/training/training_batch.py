@@ -21,9 +21,9 @@ class TrainingBatch:
     """One rank's share of a generation batch, groups side by side."""
 
     step: int
-    """Optimizer steps that the policy has done."""
+    """Number of the policy's optimizer steps."""
     places: range
-    """The places of this rank's episodes among all that are sampled in the step."""
+    """Indices of this rank's episodes among all episodes of the step."""
     group_size: int
     numbers: list[int]
     """The row number of each episode's case."""
@@ -31,7 +31,7 @@ class TrainingBatch:
     episodes: list[Episode] = field(default_factory=list)
 
     def play(self, rollouts: PolicyRollouts) -> None:
-        """Play the episodes. A group's sampling seeds are consecutive, its environment's seed is one."""
+        """Play the episodes. Those of a group have consecutive sampling seeds, and one environment seed."""
         seeds = [rollouts.env_seed(self.step, number) for number in self.numbers]
         groups = [divmod(place, self.group_size) for place in self.places]
         sampling_seeds = [
@@ -53,7 +53,7 @@ class TrainingBatch:
         ]
 
     def length_metrics(self) -> dict[str, float]:
-        """TRL's metrics of lengths, over all ranks, where stop strings end completions too: TRL knows tokens only."""
+        """TRL's length metrics over all ranks; TRL's own count completions that end with a stop string as truncated."""
         own = [(e.trajectory.sampled_tokens, not e.trajectory.ended_by_policy) for e in self.episodes]
         return length_metrics(gather_object(own))
 

@@ -80,7 +80,7 @@ def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
     way, sync = _sharding(arguments), config.weight_sync
     if way and sync in ("adapter", "disk"):
         raise ConfigError(
-            f"vllm_sync: with {way} the weights are sharded, and no process can write all of them for the server"
+            f"vllm_sync: with {way} the weights are sharded, so that no process can write all of them for the server"
             f" ({sync})\nUse --vllm-mode colocate, or --vllm-sync nccl with a server of yours, or train without {way}."
         )
 
@@ -119,7 +119,7 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
     """TRL's configuration, with the fields of `--trl`.
 
     Raises:
-        ConfigError: a `--trl` field is unknown, has an option of its own, has a value that TRL refuses, or would round
+        ConfigError: a `--trl` field is unknown, is set by an option, has a value that TRL refuses, or would round
             the trained weights or keep the run from resuming.
     """
     for name in config.trl:
@@ -135,7 +135,7 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
         )
     if made.sync_ref_model and (way := _sharding(made)):
         raise ConfigError(
-            f"--trl sync_ref_model: with {way} checkpoints lack the reference model: no run could resume exactly\n"
+            f"--trl sync_ref_model: with {way} checkpoints lack the reference model, so no run could resume exactly\n"
             f"Omit it, or train without {way}."
         )
     return made

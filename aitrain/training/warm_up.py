@@ -54,17 +54,17 @@ def can_warm_up(trainer: EpisodeTrainer) -> bool:
 
 @contextmanager
 def explain_out_of_memory(place: Callable[[], str]) -> Iterator[None]:
-    """Turn torch's error into one that says where it was, and what to change.
+    """Turn torch's out-of-memory error into one that names the phase, with advice.
 
     Raises:
-        RunFailed: the memory was not enough.
+        RunFailed: the memory did not suffice.
     """
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise RunFailed(
             f"Out of memory in {place()}: {' '.join(str(error).split())[:160]}\n"
-            "Lower --batch-size (with --rl-prompts-per-step to keep the step as it is), use --peft,\n"
+            "Lower --batch-size (with --rl-prompts-per-step to keep the size of a step), use --peft,\n"
             "or set --rl-kl-coef 0, which saves the reference model."
         ) from error
 

@@ -12,14 +12,14 @@ from rich.text import Text
 
 @dataclass
 class Block:
-    """Lines that are redrawn in place; what is printed goes above them and stays."""
+    """Lines that are redrawn in place, below the text that is printed."""
 
     console: Console
     drawn: list[int] = field(default_factory=list)
     """Widths of the lines on the screen; the cursor is at the end of the last one."""
 
     def draw(self, lines: Sequence[Text]) -> None:
-        """Replace the lines on the screen; lines that the terminal is too low for are left out."""
+        """Replace the lines on the screen; lines beyond the height of the terminal are left out."""
         lines = lines[: max(1, self.console.height - 1)]
         with self.console.capture() as captured:
             self.console.print(Text("\n").join(lines), end="", no_wrap=True, overflow="crop")
@@ -27,7 +27,7 @@ class Block:
         self.drawn = [line.cell_len for line in lines]
 
     def print_above(self, text: Text) -> None:
-        """Print text that stays, and erase the block; the caller draws it again."""
+        """Erase the block and print text; the caller draws the block again."""
         self.erase()
         self.console.print(text)
 
@@ -43,7 +43,7 @@ class Block:
         self.drawn = []
 
     def _erasing(self) -> str:
-        """Control codes that erase the block, in a terminal that may have become narrower and broken its lines."""
+        """Control codes that erase the block, whose lines are wrapped if the terminal has become narrower."""
         if not self.drawn:
             return ""
         width = max(1, self.console.width)
@@ -57,7 +57,7 @@ class Block:
 
 
 def can_be_drawn_over(console: Console) -> bool:
-    """Whether output goes to a terminal that can move its cursor, outside of CI. A pipe with FORCE_COLOR is none."""
+    """Whether output goes to a terminal that can move its cursor, outside of CI; not for a pipe with FORCE_COLOR."""
     is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     is_watched = console.file.isatty() if hasattr(console.file, "isatty") else False
     return is_watched and console.is_interactive and not (console.is_dumb_terminal or console.quiet or is_ci)

@@ -1,6 +1,6 @@
 """The model card, model/README.md: base model, environment, scores, and the command that makes the model again.
 
-Names, paths and versions are whatever somebody gave them: they are escaped, so that none of them is Markdown or HTML.
+Names, paths and versions are escaped, so that they contain no Markdown or HTML.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def write_card(folder: RunFolder) -> None:
 
 
 def _front_matter(config: TrainConfig, result: JsonObject, found: ScoreTable) -> str:
-    """What the Hub reads. A folder is no model that anybody else could look up."""
+    """The card's YAML header for the Hub, without the base model if that is a local folder."""
     from huggingface_hub.repocard_data import ModelCardData  # takes as long as the rest of the card
 
     is_on_hub = config.model != "tiny" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", config.model) is not None
@@ -90,7 +90,7 @@ def _eval_results(result: JsonObject, found: ScoreTable) -> Iterator[EvalResult]
 
 
 def _license(config: TrainConfig) -> str | None:
-    """The base model's, where it is a folder with a card that says it."""
+    """License of the base model, if that is a folder with a card that names it."""
     try:
         front = (Path(config.model) / "README.md").read_text(encoding="utf-8").split("---\n")[1]
         found = yaml.safe_load(front)
@@ -132,12 +132,12 @@ def _scores(found: ScoreTable, result: JsonObject) -> str:
 
 
 def _about_scores(result: JsonObject) -> Iterator[str]:
-    """What a reader of the scores should know."""
+    """Notes on the scores for the reader."""
     if result.get("selection_score") is not None:
         yield (
             f"This is the model after step {result.get('model_step')}, chosen by its held-out score,"
             f" {result['selection_score']:.3f}, the best of {result.get('selection_scorings')}."
-            " The score after training in the table is of new samples, taken when it was chosen."
+            " The table's score after training is of new samples, taken after the choice."
         )
     if result.get("eval_overlap"):
         yield f"{result['eval_overlap']} of the held-out cases have the same prompt as a training case."
@@ -163,40 +163,40 @@ def _facts(config: TrainConfig, result: JsonObject, made: JsonObject) -> Iterato
 
 
 def _again(config: TrainConfig, made: JsonObject) -> str:
-    """The command, or what a notebook called."""
+    """How to repeat the run: its command, or the Python call of a notebook."""
     config = config.model_copy(update=without_secrets({"rl_env_config": config.rl_env_config, "trl": config.trl}))
     if config.rl_env or config.rl_env_module:
-        return "To do it again:\n\n" + fenced(shlex.join(as_command(config, "aitrain", "grpo")), "bash")
+        return "To repeat it:\n\n" + fenced(shlex.join(as_command(config, "aitrain", "grpo")), "bash")
     options = ", ".join(f"{name}={value!r}" for name, value in config.changed().items())
     called = f"aitrain.train(aitrain.TrainConfig({options}), environment={made.get('class')}(...))"
-    return "To do it again, in Python:\n\n" + fenced(called, "python")
+    return "To repeat it, in Python:\n\n" + fenced(called, "python")
 
 
 # -- Markdown
 
 
 def escaped(value: object) -> str:
-    """Any text as Markdown and HTML that shows it, on one line."""
+    """A value's text on one line, with Markdown and HTML escaped."""
     line = " ".join(escape_controls(str(value)).split())
     html = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]()#+!|~$@:-])", r"\\\1", html)
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A code block that nothing in the text can end."""
+    """A code block with a fence longer than any in the text."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{escape_controls(text)}\n{fence}"
 
 
 def table(rows: Iterable[tuple[str, ...]]) -> str:
-    """Rows of Markdown, the first one being the head."""
+    """A Markdown table; the first row is its head."""
     head, *rest = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([head, "|" + "---|" * (head.replace("\\|", "").count("|") - 1), *rest])
 
 
 def try_to_write_card(folder: RunFolder) -> str | None:
-    """Write it; returns why that was not possible, as a card is never worth a model."""
+    """Write the card; returns an error message if that fails, as the run must not fail with it."""
     try:
         write_card(folder)
     except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:

@@ -11,11 +11,11 @@ from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 
 @dataclass(frozen=True)
 class CaseRow:
-    """One case, by its row. Scores are None where nothing was scored; `variance` is that of all its scores."""
+    """One case with its scores, None if nothing was scored; `variance` is that of all its scores."""
 
     case: str
     case_idx: str
-    """What the environment knows it by."""
+    """The environment's name for it."""
     is_held_out: bool
     prompt: str
     episodes: int
@@ -26,8 +26,8 @@ class CaseRow:
 
 
 def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
-    """A row for each case, in the order of their first episodes; greedy scorings are left out, as they are no
-    samples of the policy."""
+    """A row for each case, in the order of their first episodes; without greedy scorings, which are no samples of the
+    policy."""
     by_case: dict[tuple[bool, str], list[IndexEntry]] = {}
     for entry in rollouts.entries:
         if not entry.eval_phase.endswith("greedy"):
@@ -52,18 +52,18 @@ def _row(key: tuple[bool, str], entries: list[IndexEntry], prompt: str) -> CaseR
 
 
 def _visit(entry: IndexEntry) -> tuple[int, bool, int]:
-    """Which of the case's groups or scorings; the scoring before training is at step 0, the last one after all."""
+    """Sort key of a case's groups and scorings: the one before training is at step 0, the one after training last."""
     return entry.step, entry.eval_phase.startswith("after"), entry.group
 
 
 def mean_score(entries: Iterable[IndexEntry]) -> float | None:
-    """Of those that have one, None where none has."""
+    """Mean score of the scored entries; None if there are none."""
     scores = [entry.score for entry in entries if entry.score is not None]
     return fmean(scores) if scores else None
 
 
 def most_changed(rows: list[CaseRow], most: int) -> list[CaseRow]:
-    """All cases, or of very many those whose score changed most, half of them held out where there are so many."""
+    """At most `most` cases, those whose score changed most; up to half of them are held-out cases."""
     if len(rows) <= most:
         return rows
     ranked = sorted(rows, key=lambda row: -abs((row.last or 0.0) - (row.first or 0.0)))

@@ -36,7 +36,7 @@ class Dashboard:
     is_over: bool = False
 
     def take(self, event: Event) -> None:
-        """Take in an event."""
+        """Update the state with an event."""
         self.since = time.monotonic()
         if isinstance(event, Phase):
             self.phase = escape_controls(event.text)
@@ -111,7 +111,7 @@ PARTS = ("generate", "environment", "optimize")
 
 
 def step_line(event: Step) -> str:
-    """A step on one line, for output that is no terminal: `step 12/50  reward 0.531  1m 20s left`."""
+    """A step on one line, for output that is not a terminal: `step 12/50  reward 0.531  1m 20s left`."""
     shares = {"flat groups": event.flat_groups, "truncated": event.truncated, "failed": event.failed}
     parts = [f"step {event.step}/{event.steps}", f"reward {number(event.reward)}"]
     parts += [f"{value:.0%} {name}" for name, value in shares.items() if value is not None]
@@ -124,7 +124,7 @@ def evaluated_line(event: Evaluated) -> str:
 
 
 def joined(parts: Iterable[Text], width: int) -> Text:
-    """The parts side by side, as many as fit into the width."""
+    """The parts side by side, without those that exceed the width."""
     line = Text()
     for part in parts:
         gap = "  " if line.plain and part.plain else ""

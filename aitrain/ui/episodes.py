@@ -18,20 +18,20 @@ Item = TypeVar("Item")
 FACTS = (
     "step", "eval_phase", "group", "case", "case_idx", "score", "advantage", "stop", "failure", "turns", "tokens",
 )  # fmt: skip
-"""What a page knows each episode by, as the index has it."""
+"""Fields of the index that a page shows of each episode."""
 
 ORDERS = ("training", "lowest", "highest", "mixed", "longest")
-"""How groups are sorted: as they were made, by mean score, by how much their scores differ, by tokens."""
+"""Orders of groups: by step, by lowest or highest mean score, by spread of scores, by tokens."""
 SEARCH_SECONDS = 15.0
 MOST_HITS = 2_000
 
 
 @dataclass(frozen=True)
 class Query:
-    """Which episodes; what is None or empty does not matter.
+    """A filter of episodes; fields that are None or empty match all.
 
-    `eval_phase` is `training`, `held-out`, or one scoring such as `before_sampled`; `case` is the number of a row, or
-    where no row has that number, a `case_idx`; `failure` is a kind, or `any`.
+    `eval_phase` is `training`, `held-out`, or one scoring such as `before_sampled`; `case` is a row number, or if no
+    row has that number, a `case_idx`; `failure` is a kind, or `any`.
     """
 
     eval_phase: str = ""
@@ -45,7 +45,7 @@ class Query:
     order: str = "training"
 
     def takes(self, entry: IndexEntry, by_case_idx: bool = False) -> bool:
-        """Whether an episode is asked for, but for its text; `case` names the row, or its `case_idx`."""
+        """Whether an episode matches all fields but `text`; `case` is a row number, or with `by_case_idx` a name."""
         return (
             self.eval_phase in ("", "held-out" if entry.eval_phase else "training", entry.eval_phase)
             and self.step in (None, entry.step)
@@ -59,14 +59,14 @@ class Query:
 
 @dataclass(frozen=True)
 class Found:
-    """Numbers of episodes, sorted as asked; incomplete where a search ended before it had seen everything."""
+    """Sorted numbers of the matching episodes; incomplete if a search ended at its limits."""
 
     numbers: list[int]
     is_complete: bool = True
 
 
 def group_of(entry: IndexEntry) -> tuple[int, str, int, str]:
-    """What an episode's group is known by; of held-out cases, the samples of one case in one scoring."""
+    """Key of an episode's group; for held-out cases, the samples of one case in one scoring are a group."""
     return entry.step, entry.eval_phase, entry.group, entry.case if entry.eval_phase else ""
 
 
@@ -79,7 +79,7 @@ def grouped(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[list[
 
 
 def find(rollouts: RolloutIndex, query: Query) -> Found:
-    """All episodes that a query asks for."""
+    """All episodes that match a query."""
     entries = rollouts.entries
     by_case_idx = query.case != "" and all(entry.case != query.case for entry in entries)
     numbers = [number for number, entry in enumerate(entries) if query.takes(entry, by_case_idx)]
@@ -92,9 +92,10 @@ def find(rollouts: RolloutIndex, query: Query) -> Found:
 
 
 def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iterator[int | None]:
-    """Those whose messages or error hold the text; None at the end when there were too many or it took too long.
+    """Numbers of episodes whose messages or error contain the text, and a final None if there are too many or it takes
+    too long.
 
-    A record is parsed only when its bytes hold the text. Upper and lower case are the same for a to z.
+    A record is parsed only if its bytes contain the text. Upper and lower case are equal for a to z.
     """
     needles = {json.dumps(text, ensure_ascii=ascii)[1:-1].encode(errors="replace").lower() for ascii in (False, True)}
     wanted, entries = _folded(text), rollouts.entries
@@ -107,8 +108,8 @@ def _searched(rollouts: RolloutIndex, numbers: Sequence[int], text: str) -> Iter
         lowered = raw.lower()
         if any(needle in lowered for needle in needles):
             record = RolloutRecord.from_json(parse_object(raw) or {})
-            asked, said = record.transcript()
-            parts = [text for message in (*asked, *said) for text in (message.text, *sum(message.calls, ()))]
+            prompt, messages = record.transcript()
+            parts = [text for message in (*prompt, *messages) for text in (message.text, *sum(message.calls, ()))]
             if wanted in _folded("\n".join([*parts, record.error.message if record.error else ""])):
                 hits += 1
                 yield number
@@ -142,7 +143,7 @@ def _rank(group: list[IndexEntry], order: str) -> tuple[bool, float]:
 
 
 def page_of(rollouts: RolloutIndex, found: Found, start: int, size: int = 48) -> JsonObject:
-    """The rows from `start` on, whole groups where they are not huge, and where the next page starts."""
+    """About `size` rows from `start` on, up to the end of a group unless it is huge, and the start of the next page."""
     entries, numbers = rollouts.entries, found.numbers
     end = min(len(numbers), start + size)
     most = min(len(numbers), start + 4 * size)
@@ -157,7 +158,7 @@ def page_of(rollouts: RolloutIndex, found: Found, start: int, size: int = 48) ->
 
 
 def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
-    """An episode in a list, by its number among all of the run, with the beginnings of its prompt and its answer."""
+    """An episode in a list: its number in the run, its fields, and excerpts of its prompt and its answer."""
     return {
         "n": number,
         **{name: getattr(entry, name) for name in FACTS},
@@ -171,7 +172,7 @@ def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
 
 @dataclass(frozen=True)
 class Limit:
-    """How much of an episode a page gets: characters of one text, messages at the beginning and at the end."""
+    """Limits of an episode in a page: characters of a text, number of first and of last messages."""
 
     text: int
     first: int
@@ -179,28 +180,27 @@ class Limit:
 
 
 WHOLE = Limit(2_000_000, 20_000, 1_000)
-"""More than this of one episode no browser should be given."""
+"""Limits of an episode that is shown alone."""
 MOST_ITEMS = 100
-"""Metrics, columns of the row, tools, and tool calls of a message that a page gets."""
+"""Maximum number of metrics, columns of the row, and tool calls of a message in a page."""
 
 
 def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonObject:
-    """An episode with its case's row, its tools and all that was said.
+    """An episode with its case's row, its tools and its messages.
 
-    A text that is longer than the limit is cut, and has its whole `length`; `skipped` messages are left out after the
-    first ones.
+    A text above the limit is cut, and gets its full `length`; `skipped` messages are left out after the first ones.
     """
     entry = rollouts.entries[number]
     record = rollouts.record(entry)
-    asked, said = record.transcript()
-    answers = _views(said, record.turns, limit.text)
-    left_out = max(0, len(said) - limit.first - limit.last)
+    prompt, messages = record.transcript()
+    answers = _views(messages, record.turns, limit.text)
+    left_out = max(0, len(messages) - limit.first - limit.last)
     return {
         **_row(number, entry, record),
         "row": [{"name": name[:200], **_cut(_as_shown(value), limit.text)} for name, value in _first(record.row)],
         "columns": len(record.row),
         "tools": [{"name": tool_name(tool)[:200], **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
-        "asked": _views(asked[: limit.first], (), limit.text),
+        "asked": _views(prompt[: limit.first], (), limit.text),
         "said": [*answers[: limit.first], *answers[len(answers) - limit.last :]] if left_out else answers,
         "skipped": {"after": limit.first, "count": left_out} if left_out else None,
         "weight_version": record.weight_version,
@@ -212,7 +212,7 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
 
 
 def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn], most: int) -> list[JsonObject]:
-    """Messages as a page shows them; those of the policy with their weight version where the turns differ in it."""
+    """Messages for a page; those of the policy with their weight version if the turns differ in it."""
     versions = iter([turn.weight_version for turn in turns] if len({turn.weight_version for turn in turns}) > 1 else [])
     views: list[JsonObject] = []
     for message in messages:
@@ -236,7 +236,7 @@ def _first(values: Mapping[str, Item]) -> list[tuple[str, Item]]:
 
 
 def _as_shown(value: object) -> str:
-    """Text as it is; other values as JSON, on one line where it is short."""
+    """Text unchanged; other values as JSON, on one line if it is short."""
     line = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return line if isinstance(value, str) or len(line) <= 80 else json.dumps(value, indent=2, ensure_ascii=False)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass
 class LogTail:
-    """Each call returns the lines written since the last one; of a progress bar (`\\r`), its last state."""
+    """Each call returns the lines written since the last call; for a progress bar (`\\r`), its last state."""
 
     path: Path
     done: int = 0

@@ -1,7 +1,7 @@
 """The HTML page: one file with everything in it, or the same page with its parts served separately.
 
-What a model or an environment said is never HTML: it is in the page as JSON in which no tag can be written, and the
-scripts set it as text only. The policy in the page forbids any request and any script but the page's own.
+Text of models and environments is never HTML: the page has it as JSON without tags, and the scripts set it as text
+only. The page's policy forbids any request and any script but its own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def self_contained(data: object) -> str:
 
 
 def served() -> str:
-    """The page whose parts are at /assets/ and whose data are asked for."""
+    """The page whose parts are at /assets/, and whose data are requested from /api/."""
     return _filled(
         "",
         "\n".join(f'<link rel="stylesheet" href="/assets/{name}">' for name in STYLES),
@@ -64,7 +64,7 @@ SERVED_POLICY = (
 
 
 def as_inert_json(data: object) -> str:
-    """JSON that cannot end the element it stands in, nor open another: without `<`, `>`, `&` and non-ASCII."""
+    """JSON without `<`, `>`, `&` and non-ASCII, so that it cannot end its HTML element or open another."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII = " .:-=+*%@"
 LEAST_SPAN = 0.1
-"""Least difference that spans a sparkline's full height, so that noise does not look like a change."""
+"""Minimum range of a sparkline's height, so that noise does not look like a change."""
 
 
 def curve(values: Sequence[float], width: int = 60, height: int = 5, ramp: str = BLOCKS) -> list[str]:

@@ -20,16 +20,16 @@ from aitrain.ui.sampling import choose
 from aitrain.ui.summary import summary
 
 EVERY = 180.0
-"""Seconds between two reports of a run that goes on."""
+"""Seconds between two reports during a run."""
 MOST_CASES = 2_000
 IN_THE_PAGE = Limit(20_000, 120, 30)
-"""How much of one episode the page holds; the rest is in the rollout files."""
+"""Limits of an episode in the page; the rest is in the rollout files."""
 SHARED = ("asked", "row", "tools")
 
 
 @dataclass
 class ReportWriter:
-    """Writes the report of one run, again and again; what was read once is not read again."""
+    """Writes the report of one run, repeatedly; rollouts are read once."""
 
     folder: RunFolder
     rollouts: RolloutIndex = field(init=False)
@@ -39,7 +39,7 @@ class ReportWriter:
         self.rollouts = RolloutIndex(self.folder.rollouts)
 
     def write(self, announce: Announce) -> None:
-        """Write report.html now. What keeps it from being written is told, and ends no run."""
+        """Write report.html; an error is announced as a note, and does not end the run."""
         try:
             with self._lock:
                 self.rollouts.refresh()
@@ -49,7 +49,7 @@ class ReportWriter:
             announce(Note(f"report.html could not be written: {type(error).__name__}: {error}"))
 
     def finish(self, announce: Announce) -> None:
-        """Write all there is to see of a run that has ended."""
+        """Write report.html and reward.png after the end of a run."""
         self.write(announce)
         try:
             draw_curve(self.folder, self.rollouts)
@@ -57,7 +57,7 @@ class ReportWriter:
             announce(Note(f"reward.png could not be drawn: {type(error).__name__}: {error}"))
 
     def during(self, announce: Announce) -> Announce:
-        """An announce that passes events on, and writes the report every few minutes beside the training."""
+        """An announce that forwards events, and writes the report every few minutes in a thread."""
         return _Periodic(self, announce)
 
 
@@ -78,7 +78,7 @@ class _Periodic:
 
 
 def page_data(folder: RunFolder, rollouts: RolloutIndex) -> JsonObject:
-    """All that report.html shows. What the episodes of a group have in common is in `shared` once."""
+    """The data of report.html. Values that the episodes of a group have in common are once in `shared`."""
     rows = case_rows(rollouts)
     shared: dict[str, int] = {}
     episodes = [episode(rollouts, number, IN_THE_PAGE) for number in choose(rollouts.entries)]

@@ -12,12 +12,12 @@ from aitrain.runs.run_folder import RunFolder, write_bytes
 from aitrain.ui.summary import curves, held_out_curve
 
 WINDOW = 20
-"""The thick line is a mean over about this share (one by so many) of the steps."""
+"""The thick line is a moving mean over 1/WINDOW of the steps."""
 
 
 def draw_curve(folder: RunFolder, rollouts: RolloutIndex) -> Path | None:
-    """Reward and held-out score over the steps; None without matplotlib, and without two steps. A picture that is newer
-    than the metrics and the result is kept."""
+    """Draw reward and held-out score over the steps; returns None without matplotlib, or with fewer than two steps. A
+    picture that is newer than the metrics and the result is kept."""
     drawn = curves(read_metrics(folder.metrics))
     rewards = drawn["series"].get("reward")
     if find_spec("matplotlib") is None or rewards is None or len(rewards) < 2:

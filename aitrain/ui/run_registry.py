@@ -21,14 +21,14 @@ from aitrain.ui.summary import RunSummary, summary
 PATIENCE = 0.3
 """Seconds that a page waits for rollouts to be read before it is shown without them."""
 SIGNS = ("config.yaml", "metrics.jsonl", "status.json", "rollouts")
-"""What makes a folder a run's."""
+"""Files that identify a run folder; one suffices."""
 MOST_RUNS = 500
 MOST_CASES = 10_000
 
 
 @dataclass(eq=False)
 class OpenRun:
-    """One run that is looked at. Its rollouts are read beside, and what is new whenever somebody asks again."""
+    """One run that a page shows. Its rollouts are read in a thread, new ones at each request."""
 
     id: str
     path: Path
@@ -42,7 +42,7 @@ class OpenRun:
         self.rollouts = RolloutIndex(self.path if self.path.is_file() else self.path / "rollouts")
 
     def look(self) -> None:
-        """Read what is new, for as long as somebody waits for it; the rest is read beside."""
+        """Read new rollouts in a thread; waits for the first ones, at most PATIENCE seconds."""
         if self._reader is None or not self._reader.is_alive():
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()
@@ -53,11 +53,11 @@ class OpenRun:
         try:
             self.rollouts.refresh()
         except OSError:
-            return  # the run is being removed, or written anew: the next look sees what is there then
+            return  # the run is being removed or replaced: the next request reads it again
         self.is_ready = True
 
     def summary(self) -> JsonObject:
-        """The run at a glance; `version` changes whenever something of it does."""
+        """The summary of the run; `version` changes with any of its values."""
         self.look()
         seen = self._stamp()
         if self._summary is None or seen != self._seen:
@@ -75,8 +75,8 @@ class OpenRun:
                 stat = path.stat()
                 stamps.append((stat.st_size, stat.st_mtime_ns))
         status = read_object(folder.status)
-        told = status.get("status"), status.get("step")
-        return (self.is_ready, len(self.rollouts.entries), str(told), *stamps)
+        progress = status.get("status"), status.get("step")
+        return (self.is_ready, len(self.rollouts.entries), str(progress), *stamps)
 
     def line(self) -> JsonObject:
         """The run in a list of runs."""
@@ -86,26 +86,26 @@ class OpenRun:
         return {"id": self.id, "name": self.path.name, "status": str(status.get("status", "")), "score_after": score}
 
     def source(self) -> list[SourceFile]:
-        """The environment's source as the run has kept it."""
+        """The environment's source that the run has kept."""
         return read_source(RunFolder(self.path).environment_source)
 
     def cases(self) -> JsonObject:
-        """A row for each case; of very many, those that tell most."""
+        """A row for each case; at most MOST_CASES, those whose score changed most."""
         rows = case_rows(self.rollouts)
         return {"rows": [asdict(row) for row in most_changed(rows, MOST_CASES)], "count": len(rows)}
 
     def episodes(self, query: Query, start: int) -> JsonObject:
-        """One page of the episodes that a query asks for."""
+        """One page of the episodes that match a query."""
         return page_of(self.rollouts, _found(self, len(self.rollouts.entries), query), start)
 
     def episode(self, number: int) -> JsonObject | None:
-        """One episode, None when there is none of that number."""
+        """One episode; None if the number is out of range."""
         return episode(self.rollouts, number) if 0 <= number < len(self.rollouts.entries) else None
 
 
 @lru_cache(maxsize=32)
 def _found(run: OpenRun, count: int, query: Query) -> Found:
-    """A search is done once for all the pages of its result, unless there are more episodes by then."""
+    """Episodes that match a query, cached for all pages of the result until there are more episodes."""
     return find(run.rollouts, query)
 
 
@@ -118,7 +118,7 @@ class RunRegistry:
         self._lock = threading.Lock()
 
     def runs(self) -> dict[str, OpenRun]:
-        """All runs by id, the newest first where a folder of runs was given."""
+        """All runs by id; those of a folder with the newest first."""
         with self._lock:
             paths = list(dict.fromkeys(path for place in self.places for path in _runs_in(place)))[:MOST_RUNS]
             for path in paths:
@@ -138,23 +138,23 @@ def _runs_in(place: Path) -> Iterator[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether it is the folder of a run."""
+    """Whether a path is a run folder."""
     return path.is_dir() and any((path / sign).exists() for sign in SIGNS)
 
 
-def places(words: Iterable[str]) -> list[Path]:
-    """What a user named: paths, or names of runs in runs/; without any, all of runs/.
+def places(names: Iterable[str]) -> list[Path]:
+    """Paths of the arguments of a command: paths, or names of runs in runs/; without arguments, runs/ itself.
 
     Raises:
-        ConfigError: there is no such thing.
+        ConfigError: an argument does not exist.
     """
     found, runs = list[Path](), Path(RUNS)
-    for word in words:
-        path = next((path for path in (Path(word).expanduser(), runs / word) if path.exists()), None)
+    for name in names:
+        path = next((path for path in (Path(name).expanduser(), runs / name) if path.exists()), None)
         if path is None:
-            near = did_you_mean(word, [path.name for path in runs.iterdir()] if runs.is_dir() else [])
-            raise ConfigError(f"There is no run, folder or file {word}.{near}")
+            near = did_you_mean(name, [path.name for path in runs.iterdir()] if runs.is_dir() else [])
+            raise ConfigError(f"There is no run, folder or file {name}.{near}")
         found.append(path)
     if not found and not runs.exists():
-        raise ConfigError(f"There is no folder {runs} here: no run to show yet\nSay where runs are: aitrain view PATH")
+        raise ConfigError(f"There is no folder {runs} here: no run to show yet\nGive a path: aitrain view PATH")
     return found or [runs]

@@ -1,8 +1,8 @@
 """Chooses the episodes of a large run that report.html holds.
 
 In this order, until the page is full: held-out cases before and after, the first and the last steps, failures, the
-groups with the highest, the lowest and the most different scores, and groups from evenly spread steps. Groups stay
-whole, as an advantage means nothing without the group.
+groups with the highest, the lowest and the most different scores, and groups from evenly spread steps. Groups are not
+split, as an advantage has no meaning without the group.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from aitrain.ui.episodes import grouped
 
 MOST_EPISODES = 2_000
 MOST_BYTES = 8_000_000
-"""Of the records as they lie in the files; the page holds less of each."""
+"""Maximum bytes of the records in the files; the page holds less of each."""
 LARGEST = 400_000
-"""What one episode may count for: a page shows only so much of it."""
+"""Maximum bytes that one episode counts for, as a page shows only a part of a larger one."""
 
 Group = list[int]
 
@@ -54,7 +54,7 @@ def _scores(group: Group, entries: Sequence[IndexEntry]) -> list[float]:
 
 
 def _before_and_after(groups: list[Group], entries: Sequence[IndexEntry]) -> Iterator[Group]:
-    """For up to 60 evenly spread held-out cases all their scorings of sampled answers, then the greedy ones."""
+    """Episodes before and after training: sampled ones of up to 60 evenly spread cases, then greedy ones of 30."""
     by_case: dict[tuple[bool, str], Group] = {}
     for group in groups:
         entry = entries[group[0]]
@@ -75,7 +75,7 @@ def _of_steps(training: list[Group], entries: Sequence[IndexEntry], most: int) -
 
 
 def spread(items: Sequence[Group], most: int) -> list[Group]:
-    """At most so many of them, evenly spread, the first and the last among them."""
+    """At most `most` groups, evenly spread, including the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]

@@ -1,8 +1,8 @@
 """The page server on 127.0.0.1: the page of report.html for any run, up to date and with all rollouts.
 
-Who may ask: a browser on this machine, or at the other end of a forwarded port, that calls us by a name of this machine
-(a page of another site whose name was made to lead here does not), from no other page than ours. What may be asked for:
-the page, its parts, and runs by their ids. Nothing is ever written, and no part of a request becomes a path.
+Requests are served only for the hosts 127.0.0.1 and localhost, also through a forwarded port (this prevents DNS
+rebinding), and only from the page itself. They can get the page, its parts, and runs by their ids; nothing is written,
+and no part of a request becomes a path.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """URL of the page."""
         return f"http://127.0.0.1:{self.server_port}/"
 
 
@@ -55,9 +55,9 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "aitrain", ""
 
     def do_GET(self) -> None:
-        """Answer, or say why not."""
+        """Send the response, or an error as JSON."""
         try:
-            self._check_who_asks()
+            self._check_origin()
             kind, body = self._answer()
             self._send(HTTPStatus.OK, kind, body)
         except RequestRefusedError as refused:
@@ -70,24 +70,24 @@ class _Handler(BaseHTTPRequestHandler):
             )
 
     def _refuse_method(self) -> None:
-        self._send(HTTPStatus.METHOD_NOT_ALLOWED, "json", _as_json({"error": "This page is only read."}))
+        self._send(HTTPStatus.METHOD_NOT_ALLOWED, "json", _as_json({"error": "Only GET is allowed."}))
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_HEAD = _refuse_method
 
-    def _check_who_asks(self) -> None:
+    def _check_origin(self) -> None:
         hosts = self.headers.get_all("Host", [])
         try:
             is_ours = len(hosts) == 1 and urlsplit(f"//{hosts[0]}").hostname in HOSTS
         except ValueError:
             is_ours = False
         if not is_ours:
-            raise RequestRefusedError(HTTPStatus.MISDIRECTED_REQUEST, "Ask for 127.0.0.1 or localhost.")
+            raise RequestRefusedError(HTTPStatus.MISDIRECTED_REQUEST, "The host must be 127.0.0.1 or localhost.")
         origin = self.headers.get("Origin")
         if origin is not None and origin != f"http://{hosts[0]}":
-            raise RequestRefusedError(HTTPStatus.FORBIDDEN, "Another page may not ask.")
-        is_page = self.path.partition("?")[0] == "/"  # which a link on another page may lead to: it holds nothing
+            raise RequestRefusedError(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
+        is_page = self.path.partition("?")[0] == "/"  # other pages may link to it, as it contains no data
         if not is_page and self.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
-            raise RequestRefusedError(HTTPStatus.FORBIDDEN, "Another page may not ask.")
+            raise RequestRefusedError(HTTPStatus.FORBIDDEN, "Requests from other pages are refused.")
 
     def _answer(self) -> tuple[str, bytes]:
         path, _, query = self.path.partition("?")
@@ -110,14 +110,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the terminal is the user's."""
+        """No-op: requests are not logged to the user's terminal."""
 
 
 def _as_json(values: object) -> bytes:
     return json.dumps(values, allow_nan=False).encode()
 
 
-# -- what can be asked
+# -- /api/
 
 
 def _parameters(query: str) -> Parameters:
@@ -128,7 +128,7 @@ def _parameters(query: str) -> Parameters:
 
 
 def _run(registry: RunRegistry, parameters: Parameters) -> OpenRun:
-    """By its id among those there are; never by a path."""
+    """The run with the id of a request, never by a path."""
     run = registry.runs().get(parameters.get("run", ""))
     if run is None:
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such run.")

@@ -31,7 +31,7 @@ from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_object
 
 POINTS = 1_000
-"""Most points of a curve; of a longer run, neighbouring steps are averaged."""
+"""Maximum points of a curve; in a longer run, neighbouring steps are averaged."""
 COUNTS = ("steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases")
 
 
@@ -52,7 +52,7 @@ class Curves(TypedDict):
 
 
 class Selection(TypedDict):
-    """What --save-best chose: which step, by which score, of how many scorings."""
+    """The step that --save-best chose, its score, and the number of scorings that were compared."""
 
     score: float
     step: int | None
@@ -68,7 +68,7 @@ class ScoredStep(TypedDict):
 
 
 class EpisodeCounts(TypedDict):
-    """How many episodes there are, of which kind."""
+    """Numbers of episodes, by kind."""
 
     all: int
     held_out: int
@@ -78,18 +78,18 @@ class EpisodeCounts(TypedDict):
     stops: dict[str, int]
     eval_phases: list[str]
     steps: list[int]
-    """Those that have episodes of training, ascending."""
+    """Steps that have training episodes, ascending."""
 
 
 class RunSummary(TypedDict):
-    """All that a page shows above the cases and rollouts."""
+    """The part of a page above the cases and rollouts."""
 
     name: str
     status: str
     step: float | None
     heartbeat: float | None
     result: dict[str, float | None]
-    """Some numbers of result.json as they are."""
+    """Some numbers of result.json."""
     environment: JsonObject
     options: list[OptionRow]
     curves: Curves
@@ -101,8 +101,8 @@ class RunSummary(TypedDict):
 
 
 def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
-    """The run in a folder. Without rollouts, as they take a while to read, the curve of held-out scores has no
-    intervals."""
+    """The summary of the run in a folder. Without rollouts, which may not be read yet, the curve of held-out scores has
+    no intervals."""
     run = RunFolder(folder)
     result, status = read_object(run.result), read_object(run.status)
     lines = list(read_metrics(run.metrics))
@@ -127,11 +127,11 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
     }
 
 
-# -- files, as they are
+# -- options
 
 
 def _options(path: Path) -> JsonObject:
-    """config.yaml, empty where it cannot be read."""
+    """config.yaml; empty if it cannot be read."""
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, yaml.YAMLError):
@@ -140,7 +140,7 @@ def _options(path: Path) -> JsonObject:
 
 
 def option_rows(path: Path) -> list[OptionRow]:
-    """The run's options as config.yaml has them, with their defaults, in the order of the config."""
+    """The run's options in config.yaml, with their defaults, in the order of TrainConfig."""
     given = _options(path)
     fields = TrainConfig.model_fields
     names = [*(name for name in fields if name in given), *(name for name in given if name not in fields)]
@@ -182,11 +182,11 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
-    """The held-out scores: result.json's, and those of the rollouts while there is no result."""
+    """The held-out scores of result.json, or of the rollouts while there is no result."""
     result = read_object(run.result)
     recorded = recorded_table(result.get("scores"))
-    is_going_on = read_object(run.status).get("status") == "running"
-    if recorded is not None and not is_going_on:
+    is_running = read_object(run.status).get("status") == "running"
+    if recorded is not None and not is_running:
         return recorded
     if rollouts is None:
         return _recorded_scores(result)
@@ -195,7 +195,7 @@ def scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
 
 
 def _ends(entries: Iterable[IndexEntry]) -> dict[str, Scoring]:
-    """The scorings before and after; before, of the cases that were played after as well, where there is an after."""
+    """The scorings before and after training; if there is one after, the one before only with its cases."""
     ends = [entry for entry in entries if entry.eval_phase.startswith(("before", "after"))]
     played = {entry.case for entry in ends if entry.eval_phase.startswith("after")} or {entry.case for entry in ends}
     return {
@@ -224,8 +224,8 @@ def _bare(value: object) -> IntervalValues | None:
 
 
 def held_out_curve(run: RunFolder, rollouts: RolloutIndex) -> list[ScoredStep]:
-    """The scores of each policy of which held-out cases were scored, by its weight version. What the policy that is
-    model/ came to at the end stands in for earlier scorings of the same step."""
+    """The held-out scores by weight version. For the step of model/, the scores after training replace earlier
+    ones."""
     bounds = _bounds(_options(run.config))
     points: dict[int, dict[str, list[IndexEntry]]] = {}
     for entry in rollouts.entries:
@@ -266,7 +266,7 @@ def _recorded_curve(lines: Iterable[MetricsLine], result: JsonObject) -> list[Sc
 
 
 def count(rollouts: RolloutIndex) -> EpisodeCounts:
-    """How many episodes there are, of which kind."""
+    """Count episodes by kind."""
     entries = rollouts.entries
     failures = Counter(entry.failure for entry in entries if entry.failure)
     return {

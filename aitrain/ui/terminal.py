@@ -27,11 +27,11 @@ LINE_EVERY = 10.0
 DRAW_EVERY = 1.0
 """Seconds between two redraws without an event, for the clocks."""
 DRAW_AT_MOST = 0.1
-"""Least seconds between two redraws when events are frequent."""
+"""Minimum seconds between two redraws when events are frequent."""
 
 
 def on_standard_error() -> Console:
-    """The console of a run. Standard output is left to its result."""
+    """The console of a run; standard output is for its result only."""
     return Console(stderr=True, highlight=False)
 
 
@@ -43,8 +43,8 @@ class Screen:
     """
 
     console: Console = field(default_factory=on_standard_error)
-    said: Callable[[], list[str]] = list
-    """Returns new lines that libraries printed, which are shown above the block."""
+    new_lines: Callable[[], list[str]] = list
+    """Returns new lines of the libraries' output, which are shown above the block."""
     last_line: float = 0.0
     last_drawn: float = 0.0
 
@@ -60,7 +60,7 @@ class Screen:
         return self
 
     def start(self) -> Screen:
-        """Redraw every second, and show what libraries print as it comes."""
+        """Redraw every second, and show new lines of the libraries' output."""
         self._ticker.start()
         return self
 
@@ -72,7 +72,7 @@ class Screen:
         if self._ticker.is_alive():
             self._ticker.join()
         with self._lock:
-            self._pass_on()
+            self._print_new_lines()
             if self.block is not None and self.dashboard.is_over:
                 self.block.erase()
             elif self.block is not None:
@@ -81,15 +81,15 @@ class Screen:
     def __call__(self, event: Event) -> None:
         """Show one event."""
         with self._lock:
-            self._pass_on()
+            self._print_new_lines()
             self.dashboard.take(event)
             if isinstance(event, Note):
                 self._keep(Text("! " + escape_controls(redact(event.text)), style="yellow"))
             elif self.block is None:
-                self._tell(event)
+                self._print_line(event)
             self._draw()
 
-    def _tell(self, event: Event) -> None:
+    def _print_line(self, event: Event) -> None:
         """Print an event as a plain line, at most one every LINE_EVERY seconds."""
         if isinstance(event, Evaluated) and event.sampled is not None:
             self._keep(Text(evaluated_line(event)))
@@ -112,11 +112,11 @@ class Screen:
     def _tick(self) -> None:
         while not self._closed.wait(DRAW_EVERY):
             with self._lock:
-                self._pass_on()
+                self._print_new_lines()
                 self._draw()
 
-    def _pass_on(self) -> None:
-        for line in self.said():
+    def _print_new_lines(self) -> None:
+        for line in self.new_lines():
             self._keep(Text(escape_controls(line), style="dim"))
 
     def _draw(self) -> None:

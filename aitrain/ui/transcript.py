@@ -24,14 +24,14 @@ from aitrain.ui.terminal import reward_curve, score_table
 
 GOOD, MIDDLE, BAD = "green", "yellow", "red"
 INDENT = 4
-"""Columns before what was said."""
+"""Columns before a message."""
 LONGEST_ROW = 300
-"""Characters of a case's row that are shown."""
+"""Maximum characters of a case's row."""
 
 
 def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
-    """Scored episodes from the lowest score on: of the newest sampled scoring of held-out cases, else of the last step,
-    unless the query says of which."""
+    """Scored episodes, lowest score first: those of the query; by default of the newest sampled scoring of held-out
+    cases, else of the last step."""
     entries = rollouts.entries
     if not query.eval_phase and query.step is None and not query.case:
         phases = [entry.eval_phase for entry in entries if entry.eval_phase and not entry.eval_phase.endswith("greedy")]
@@ -45,7 +45,7 @@ def worst(rollouts: RolloutIndex, query: Query) -> list[int]:
 
 
 def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator[RenderableType]:
-    """What was run, what came of it, the curve, what its episodes came to."""
+    """Title, scores, reward curve and episode counts of a run."""
     found = summary(folder, rollouts)
     options, result = {row["name"]: row["value"] for row in found["options"]}, found["result"]
     steps, seconds = result["steps"] or found["step"], result["seconds"]
@@ -58,8 +58,8 @@ def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator
     yield Text()
     yield score_table(found["scores"])
     if chosen := found["selection"]:
-        text = f"model/ is of step {chosen['step']}, whose score of {number(chosen['score'])} was the best of"
-        yield Text(f"{text} {chosen['scorings']}; after: its score with new samples", style="dim")
+        text = f"model/ has the weights of step {chosen['step']}, whose score of {number(chosen['score'])} was the best"
+        yield Text(f"{text} of {chosen['scorings']}; after: its score with new samples", style="dim")
     rewards = [value for value in found["curves"]["series"].get("reward", []) if value is not None]
     if len(rewards) > 1:
         yield Text(f"\nreward, {number(rewards[0])} in the first step, {number(rewards[-1])} in the last")
@@ -67,7 +67,7 @@ def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator
     yield Text()
     yield _counts(count(rollouts))
     command = escape_controls(f"aitrain show {shlex.quote(str(folder))}")
-    yield Text(f"\nlook closer: {command} --worst, --failed, --step N, --case N", style="dim")
+    yield Text(f"\nepisodes: {command} --worst, --failed, --step N, --case N", style="dim")
 
 
 def _counts(counted: EpisodeCounts) -> Text:
@@ -85,7 +85,7 @@ def _counts(counted: EpisodeCounts) -> Text:
 
 
 def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[RenderableType]:
-    """Group by group, where they lie side by side: what was asked once, then all that was answered."""
+    """Episodes, group by group if they are adjacent: the prompt once, then the messages of each episode."""
     entries = [rollouts.entries[number] for number in numbers]
     for _, together in groupby(entries, key=group_of):
         group = list(together)
@@ -144,7 +144,7 @@ def _messages(messages: Iterable[TranscriptMessage]) -> Iterator[RenderableType]
 
 @dataclass(frozen=True)
 class Indented:
-    """A text moved to the right: in a terminal wrapped there, elsewhere with its lines as they are."""
+    """An indented text: wrapped in a terminal, with its own lines elsewhere."""
 
     text: Text
 

@@ -1,6 +1,6 @@
 """Starts a vLLM server for one run, checks its health, and stops it with all its processes.
 
-It listens on 127.0.0.1 only. supervisor.py, a process of its own, starts it and stops it even if aitrain is killed.
+It listens on 127.0.0.1 only. supervisor.py, a separate process, starts it and stops it even if aitrain is killed.
 """
 
 from __future__ import annotations

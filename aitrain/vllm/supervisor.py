@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Supervisor:
-    """One server, in a session of its own, and all its descendants."""
+    """One server, in a new session, and all its descendants."""
 
     def __init__(self, command: list[str], patience: float) -> None:
         self.patience = patience
@@ -37,7 +37,7 @@ class Supervisor:
         )
 
     def watch(self) -> None:
-        """Wait until the server has ended, aitrain asks for its end, or aitrain has ended."""
+        """Wait until the server has ended, aitrain requests its end, or aitrain has ended."""
         while self.code is None and os.getppid() == self.parent:
             if select.select([0], [], [], POLL)[0]:
                 return

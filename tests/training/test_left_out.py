@@ -108,7 +108,7 @@ def test_what_is_in_the_loss_is_scored_and_not_truncated_where_that_is_masked(ma
     ]
     trainer._batch = TrainingBatch(0, range(4), 4, [], [], episodes)
 
-    output = trainer._what_is_learned_from()
+    output = trainer._loss_rows()
 
     assert output[KEPT].tolist() == kept
     assert not output[ZERO_VARIANCE]

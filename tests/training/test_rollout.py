@@ -499,7 +499,7 @@ def test_an_episode_that_fails_anywhere_is_missing_data(train: Train, capsys: py
     told = capsys.readouterr().err
     assert "raised: RuntimeError: ill at" in told
     assert 'raise RuntimeError(f"ill at {here}")' in told
-    assert "said 5 (int), which is neither text nor messages" in told
+    assert "responded with 5 (int), which is neither text nor messages" in told
 
 
 def test_an_environment_that_cannot_begin_is_refused_before_training(train: Train) -> None:

@@ -119,14 +119,14 @@ def test_a_run_goes_on_with_a_server_that_comes_back_and_loses_no_step(
 
 def test_a_server_that_is_gone_for_good_ends_the_run_with_everything_saved(start: Start, server: SmallServer) -> None:
     run = start(processes=2, max_steps=500)
-    run.folder.server.write_text(json.dumps({"why": "vLLM's server ended, and is not started again."}))
+    run.folder.server.write_text(json.dumps({"why": "vLLM's server ended, and is not restarted again."}))
     run.wait_for_step(2)
     server.stop()
     failures = run.end()
     server.start()
 
     assert len(failures) == 2
-    assert all("is gone: " in each.message and "is not started again" in each.message for each in failures)
+    assert all("is gone: " in each.message and "is not restarted again" in each.message for each in failures)
     result = json.loads(run.folder.result.read_text())
     assert result["status"] == "failed"
     assert run.is_saved(result["steps"])

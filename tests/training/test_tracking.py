@@ -76,7 +76,7 @@ def test_a_tracker_that_fails_is_left_out_and_said_once(
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "file"))
     result = train(Vowels(), log="tensorboard", **OPTIONS)
     assert result.status == "finished"
-    assert capsys.readouterr().err.count("tensorboard failed and is left out") == 1
+    assert capsys.readouterr().err.count("tensorboard failed and is disabled") == 1
     assert (tmp_path / "file").read_text() == ""
 
 
@@ -135,7 +135,7 @@ def test_without_an_account_wandb_is_left_out(
     short = ["--max-steps", "1", "--rl-max-new-tokens", "4", "--eval-cases", "2", "--save-strategy", "no"]
     done = aitrain_grpo("--model", "tiny", "--rl-env", "envs.arithmetic", *short, "--log", "wandb")
     assert done.returncode == 0
-    assert "! wandb failed and is left out: UsageError" in done.stderr
+    assert "! wandb failed and is disabled: UsageError" in done.stderr
     assert "WANDB_MODE=offline" in done.stderr
 
 

@@ -98,7 +98,7 @@ def test_a_server_that_is_killed_comes_back_with_the_weights(
     assert [line["step"] for line in lines] == [*range(1, 31)]
     check_agreement(lines)
     assert Result.read(metrics.parent).vllm_restarts == 1
-    assert "vLLM's server ended (signal 9): starting it again, 1 of 3." in (metrics.parent / "train.log").read_text()
+    assert "vLLM's server ended (signal 9): restart 1 of 3." in (metrics.parent / "train.log").read_text()
     assert processes_of(tmp_path) == []
 
 
