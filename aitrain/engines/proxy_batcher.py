@@ -84,10 +84,10 @@ class ProxyBatcher:
             yield
         finally:
             self._session, session.is_over = None, True
-            server.cancel()
-            with suppress(asyncio.CancelledError):
-                await server
             _refuse([*session.waiting, *session.arrivals()])
+            server.cancel()
+            with suppress(asyncio.CancelledError):  # it may have ended by Ctrl-C
+                await server
 
     # -- when
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -318,6 +319,39 @@ def test_a_call_whose_settings_cannot_be_read_leaves_the_later_ones_served(watch
 
     (outcome,) = watched.outcomes([calls])
     assert outcome.failure is None
+
+
+def test_ctrl_c_in_a_generation_refuses_the_calls_that_wait_for_another_one(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_batcher, "FIRST_WINDOW", 60.0)  # until all have called
+    batcher, refused = ProxyBatcher(model, PAD), SimpleQueue[str]()
+
+    class CtrlC(BaseException):
+        """Another one than KeyboardInterrupt, which ends the loop of the test."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise CtrlC
+
+    def refusal(call: Job) -> None:
+        try:
+            call()
+        except RuntimeError as error:
+            refused.put(str(error))
+
+    async def scene() -> None:
+        async with batcher.serving_calls(lambda: 3):
+            generate = partial(batcher.policy.generate, prompt(4), max_new_tokens=2)
+            threading.Thread(target=refusal, args=[generate], daemon=True).start()
+            while not batcher._session.waiting:
+                await asyncio.sleep(0.001)
+            await asyncio.to_thread(refusal, partial(batcher.policy.forward, prompt(4)))
+
+    monkeypatch.setattr(type(model), "__call__", interrupted)
+    with pytest.raises(CtrlC):
+        asyncio.run(scene())
+    over = "the model was asked for something after the episode had ended"
+    assert [refused.get(timeout=20) for _ in range(2)] == [over] * 2
 
 
 # -- when
