@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers.utils import logging
 
@@ -107,15 +108,24 @@ class _Files:
 
     @contextmanager
     def _writing(self, version: WeightVersion) -> Iterator[Path]:
-        """A new folder, which gets its name when it is complete; the one before is removed first, to save space."""
+        """A new folder, which gets its name when it is complete; the one before is removed first, to save space.
+
+        Raises:
+            RunFailed: it cannot be written, so that all ranks end together.
+        """
         if self._removal is None:
             self._lock_folder()
         for before in self.folder.iterdir():
             shutil.rmtree(before, ignore_errors=True)
         partial_folder = self.folder / "partial"
-        partial_folder.mkdir()
-        yield partial_folder
-        partial_folder.rename(self.path(version))
+        try:
+            partial_folder.mkdir()
+            yield partial_folder
+            partial_folder.rename(self.path(version))
+        except (OSError, SafetensorError) as error:
+            raise RunFailed(
+                f"The weights for the vLLM server could not be written to {self.folder}: {error}"
+            ) from error
 
     def _size(self, version: WeightVersion) -> int:
         return sum(file.stat().st_size for file in self.path(version).iterdir())

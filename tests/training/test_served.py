@@ -581,6 +581,15 @@ def test_the_files_of_an_adapter_are_peft_s(tmp_path: Path) -> None:
     assert (sync.path(FIRST) / "adapter_config.json").is_file()
 
 
+def test_weights_that_cannot_be_written_end_the_run_on_all_ranks(tmp_path: Path) -> None:
+    sync = AdapterSync(adapted(), tmp_path)
+    sync.write(FIRST)
+    (sync.folder / "partial").write_text("in the way", encoding="utf-8")
+
+    with pytest.raises(RunFailed, match="could not be written to .*File exists"):
+        sync.write(WeightVersion(1, 2))
+
+
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"modules_to_save": ["norm"]}], ids=str)
 def test_full_weights_are_those_of_the_merged_model_and_the_base_is_as_it_was(options: dict[str, Any]) -> None:
     model = adapted(**options)
