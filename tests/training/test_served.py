@@ -586,7 +586,7 @@ def test_weights_that_cannot_be_written_end_the_run_on_all_ranks(tmp_path: Path)
     sync.write(FIRST)
     (sync.folder / "partial").write_text("in the way", encoding="utf-8")
 
-    with pytest.raises(RunFailed, match="could not be written to .*File exists"):
+    with pytest.raises(RunFailed, match=r"could not be written to .*File exists"):
         sync.write(WeightVersion(1, 2))
 
 
