@@ -162,7 +162,7 @@ def test_the_arguments_say_what_the_plan_says(
     assert {"--enable-lora", "--max-lora-rank=16", "--max-num-seqs=64", "--gpu-memory-utilization=0.5"} <= set(
         arguments
     )
-    assert "--enforce-eager" not in arguments
+    assert not {"--enforce-eager", "--no-enable-chunked-prefill"} & set(arguments)
     assert "a-secret" not in " ".join(arguments)
     assert on_gpus.environment()["CUDA_VISIBLE_DEVICES"] == "2,3"
 
@@ -174,7 +174,7 @@ def test_the_cpu_is_used_without_gpus_and_the_users_own_settings_win(
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     environment = plan("healthy").environment()
 
-    assert "--enforce-eager" in plan("healthy").arguments(1)
+    assert {"--enforce-eager", "--no-enable-chunked-prefill"} <= set(plan("healthy").arguments(1))
     assert not any("lora" in argument or "memory" in argument for argument in plan("healthy").arguments(1))
     assert (environment["CUDA_VISIBLE_DEVICES"], environment["VLLM_CPU_KVCACHE_SPACE"]) == ("", "7")
     assert "VLLM_API_KEY" not in environment

@@ -85,7 +85,10 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
         def start(**options: Any) -> Any:
             ours = {"dtype": self._dtype, "seed": self.run_seed + options["seed"]}
             ours |= {"generation_config": "vllm"}  # not the model's own sampling defaults
-            return before(**{**options, **ours, **({"enforce_eager": True} if self._is_on_cpu else {})})
+            if self._is_on_cpu:  # vLLM 0.31 ends with an error there if a prompt with a seed is processed in two parts
+                longest = max(options["max_num_batched_tokens"], options["max_model_len"] or 0)
+                ours |= {"enforce_eager": True, "enable_chunked_prefill": False, "max_num_batched_tokens": longest}
+            return before(**{**options, **ours})
 
         with replaced(vllm_generation, {"LLM": start}), activity.own.doing("starting vLLM", moves_files=True):
             super()._init_vllm()

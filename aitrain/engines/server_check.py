@@ -12,6 +12,7 @@ from aitrain.errors import ConfigError, RunFailed, ServerGoneError, ServerRefuse
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.vllm.adapter_ranks import RANKS, served_rank
 from aitrain.vllm.client import VLLMClient
+from aitrain.vllm.server_process import UNCHUNKED
 
 CHECK_SECONDS = 60.0
 """Deadline of each call, one of which may be the server's first completion."""
@@ -37,8 +38,9 @@ class ServerNeeds:
         mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if self.rank else "VLLM_SERVER_DEV_MODE=1"
         extension = f" --worker-extension-cls {tied_head.__name__}.WorkerExtension"
         adapter = adapter or (extension if self.is_on_cpu else "")
-        options = f"--max-model-len {self.context} --generation-config vllm --logprobs-mode processed_logprobs{adapter}"
-        return f"{mode} vllm serve {self.model} {options}"
+        on_cpu = f" {UNCHUNKED}" if self.is_on_cpu else ""
+        options = f"--max-model-len {self.context} --generation-config vllm --logprobs-mode processed_logprobs"
+        return f"{mode} vllm serve {self.model} {options}{on_cpu}{adapter}"
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ def _lack_in(details: dict[str, Any], needs: ServerNeeds) -> str:
     rank = (details.get("lora_config") or {}).get("max_lora_rank")
     if needs.rank and rank is not None and rank < needs.rank:
         return f"takes adapters of rank {rank} at most, but the run trains one of rank {needs.rank}"
+    if needs.is_on_cpu and (details.get("scheduler_config") or {}).get("enable_chunked_prefill"):
+        return "runs on the CPU with chunked prefill, where requests with a seed end it"
     extension = (details.get("parallel_config") or {}).get("worker_extension_cls")
     if needs.is_on_cpu and not needs.rank and not extension:
         return "runs on the CPU and lacks the worker extension that loads weights there"

@@ -32,6 +32,8 @@ PROGRAM = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
 """Not the `vllm` command, which some builds lack. -P prevents that a folder named `vllm` hides the library."""
 SUPERVISOR = (sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")))
 HOST = "127.0.0.1"
+UNCHUNKED = "--no-enable-chunked-prefill"
+"""On the CPU, vLLM 0.31 ends with an error when a prompt with a seed is processed in two parts."""
 EXTENSION = "--worker-extension-cls=aitrain.engines.tied_head.WorkerExtension"
 """Extension for weight updates on the CPU."""
 PORTS = range(20_000, 32_000)
@@ -92,7 +94,7 @@ class ServerConfig:
             "--max-logprobs=-1",
             "--disable-uvicorn-access-log",
             *(["--trust-remote-code"] if self.trust_remote_code else []),
-            *([f"--gpu-memory-utilization={self.memory}"] if self.gpus else ["--enforce-eager", EXTENSION]),
+            *([f"--gpu-memory-utilization={self.memory}"] if self.gpus else ["--enforce-eager", UNCHUNKED, EXTENSION]),
             *([] if self.context is None else [f"--max-model-len={self.context}"]),
             *([] if self.sequences is None else [f"--max-num-seqs={self.sequences}"]),
             *lora,

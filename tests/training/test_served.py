@@ -44,6 +44,7 @@ from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.training.model import TINY_MODEL
 from aitrain.vllm.client import VLLMClient
+from aitrain.vllm.server_process import UNCHUNKED
 
 END = 258
 FIRST = WeightVersion(0, 1)
@@ -693,6 +694,14 @@ def test_an_adapter_that_is_too_large_is_refused_before_it_is_trained(fake: Fake
         check_server(fake.url, ServerNeeds("some/model", 100, 9))
 
 
+def test_a_server_on_the_cpu_that_seeds_would_end_is_refused(fake: Fake) -> None:
+    fake.details = ON_CPU | {"scheduler_config": {"enable_chunked_prefill": True}}
+    with pytest.raises(
+        ConfigError, match=rf"with chunked prefill, where requests with a seed end it\.\n.* {UNCHUNKED}"
+    ):
+        check_server(fake.url, ADAPTER)
+
+
 def test_a_server_on_the_cpu_must_be_able_to_take_all_weights(fake: Fake) -> None:
     fake.details = ON_CPU
     assert check_server(fake.url, ADAPTER) == ServerModel("base", 100, is_on_cpu=True)
@@ -701,6 +710,7 @@ def test_a_server_on_the_cpu_must_be_able_to_take_all_weights(fake: Fake) -> Non
     ) as caught:
         check_server(fake.url, ALL)
     extension = str(caught.value).split()[-1]
+    assert UNCHUNKED in str(caught.value)
     fake.details = ON_CPU | {"parallel_config": {"worker_extension_cls": extension}}
     assert check_server(fake.url, ALL) == ServerModel("base", 100, is_on_cpu=True)
     module, _, name = extension.rpartition(".")
@@ -767,7 +777,7 @@ class Vllm:
     def start(self) -> None:
         module = "vllm.entrypoints.openai.api_server"
         words = ["--model", str(TINY_MODEL), "--served-model-name", "base", "--dtype", "float32", "--enforce-eager"]
-        where = ["--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", "2048"]
+        where = [UNCHUNKED, "--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", "2048"]
         ours = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
