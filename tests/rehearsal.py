@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.contract import Case, Transcript
-from aitrain.environment.judging import ScoreResult
+from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, session_for
 from aitrain.environment.tool_call_parser import read_calls
 

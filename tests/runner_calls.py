@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from aitrain.environment.contract import Case, Transcript
-from aitrain.environment.judging import ScoreResult
 from aitrain.environment.runner import EnvRunner, EnvSession
+from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse
 
 

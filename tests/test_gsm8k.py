@@ -13,7 +13,7 @@ import pytest
 
 from aitrain.environment import loader, locator
 from aitrain.environment.contract import Case, check_contract
-from aitrain.environment.judging import ScoreResult
+from aitrain.environment.score_parsing import ScoreResult
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.options.train import TrainConfig
 from tests.rehearsal import rehearse

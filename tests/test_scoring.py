@@ -15,8 +15,8 @@ import pytest
 from aitrain import ConfigError, EnvironmentFailed, Score, TrainConfig
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
-from aitrain.environment.judging import ScoreResult
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
+from aitrain.environment.score_parsing import ScoreResult
 from tests import runner_calls
 
 

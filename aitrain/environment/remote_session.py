@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aitrain.environment.call_policy import CopyPlan
-from aitrain.environment.judging import Bounds, ScoreResult
+from aitrain.environment.score_parsing import Bounds, ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session, session_for
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.processes import ProcessPool, WorkerLease

@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeVar
 from aitrain import activity
 from aitrain.environment.call_policy import CallPolicy, Notify
 from aitrain.environment.contract import Case, Transcript, level_of
-from aitrain.environment.judging import ScoreResult
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
+from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, session_for
 from aitrain.environment.state_watch import StateWatch

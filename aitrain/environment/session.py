@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aitrain.environment.contract import MODEL_ARGUMENTS, arguments_for, level_of
-from aitrain.environment.judging import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.row_copies import copy_arguments
+from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.tool_call_parser import ToolCall
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aitrain.environment.contract import Case, Transcript
-from aitrain.environment.judging import ScoreResult
 from aitrain.environment.runner import EnvRunner, EnvSession
+from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
 from aitrain.environment.session import AssistantTurn, EnvResponse, Message
 from aitrain.errors import ConfigError, EnvironmentFailed

@@ -15,8 +15,8 @@ from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.cases import case_rows, most_changed
 from aitrain.ui.episodes import Limit, episode
 from aitrain.ui.page import self_contained
+from aitrain.ui.page_sample import choose
 from aitrain.ui.reward_plot import draw_curve
-from aitrain.ui.sampling import choose
 from aitrain.ui.summary import summary
 
 EVERY = 180.0

@@ -26,10 +26,10 @@ from aitrain import TrainConfig, activity
 from aitrain.batch import plan_batch
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
-from aitrain.environment.judging import parse_score
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
+from aitrain.environment.score_parsing import parse_score
 from aitrain.errors import AitrainError
 from aitrain.execution.processes import ProcessPool
 from aitrain.jobs import grpo, worker

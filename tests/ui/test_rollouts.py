@@ -15,7 +15,7 @@ from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.ui.cases import case_rows
 from aitrain.ui.episodes import Limit, Query, episode, find, page_of
-from aitrain.ui.sampling import MOST_BYTES, MOST_EPISODES, choose
+from aitrain.ui.page_sample import MOST_BYTES, MOST_EPISODES, choose
 from tests.ui.conftest import record, said, write_run
 
 
