@@ -158,7 +158,7 @@ def test_a_server_that_has_other_weights_is_noticed_before_a_step_is_made(
     (failure,) = run.end()
 
     assert "does not have this run's weights: its log-probabilities differ from the trainer's by" in failure.message
-    assert ("the very base that is trained" if peft else "read the same files") in failure.message
+    assert ("the same base model as the run" if peft else "reads the same files") in failure.message
     assert not run.folder.result.exists()
 
 
