@@ -343,8 +343,12 @@ def test_an_interrupt_ends_the_wait_for_a_server(fake: Fake) -> None:
         asyncio.get_running_loop().call_later(0.05, signal.raise_signal, signal.SIGINT)
         return await engine.generate(GenerationRequest([1], 4))
 
-    with pytest.raises(KeyboardInterrupt):
-        run(interrupted())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(interrupted())
+    finally:
+        signal.signal(signal.SIGINT, before)
     fake.start()
     assert run(engine.generate(GenerationRequest([1], 4))).ids == [1, END]
 
