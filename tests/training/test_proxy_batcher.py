@@ -350,7 +350,7 @@ def test_ctrl_c_in_a_generation_refuses_the_calls_that_wait_for_another_one(
     monkeypatch.setattr(type(model), "__call__", interrupted)
     with pytest.raises(CtrlC):
         asyncio.run(scene())
-    over = "the model was asked for something after the episode had ended"
+    over = "the model was called after the episode had ended"
     assert [refused.get(timeout=20) for _ in range(2)] == [over] * 2
 
 
