@@ -22,7 +22,7 @@ def answer(shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("_AITRAIN_COMPLETE", f"complete_{shell}")
     monkeypatch.setattr(sys, "argv", ["aitrain"])
-    for command in ("grpo", "plan"):  # made again, as in a process of its own: only some shells are told the help
+    for command in ("grpo", "plan"):  # imported again, as in a new process: only some shells get the help texts
         monkeypatch.delitem(sys.modules, f"aitrain.cli.{command}", raising=False)
     with pytest.raises(SystemExit) as ended:
         main.main()

@@ -1,4 +1,4 @@
-"""Counts failures of the environment over a run: what the user is told, and when the run ends because of them."""
+"""Counts failures of the environment over a run, reports the first of each kind, and ends the run after too many."""
 
 from __future__ import annotations
 

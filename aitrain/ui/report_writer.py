@@ -78,7 +78,7 @@ class _Periodic:
 
 
 def page_data(folder: RunFolder, rollouts: RolloutIndex) -> JsonObject:
-    """The data of report.html. Values that the episodes of a group have in common are once in `shared`."""
+    """The data of report.html. `shared` holds the values that all episodes of a group have in common."""
     rows = case_rows(rollouts)
     shared: dict[str, int] = {}
     episodes = [episode(rollouts, number, IN_THE_PAGE) for number in choose(rollouts.entries)]
