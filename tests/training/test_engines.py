@@ -35,6 +35,7 @@ from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build
 from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate
 from aitrain.training.policy_rollouts import PolicyRollouts
+from tests.training.proxy_calls import peaked_model
 
 PROMPTS = ["say 1:", "a much longer prompt:", "x", "say 2:"]
 
@@ -42,12 +43,7 @@ PROMPTS = ["say 1:", "a much longer prompt:", "x", "say 2:"]
 @pytest.fixture(scope="module")
 def model(small_model: Path) -> Any:
     """Weights so large that the likeliest token is far ahead of the second, also beside padding."""
-    model = AutoModelForCausalLM.from_pretrained(small_model)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "layers" in name and weight.dim() == 2:
-                weight.mul_(8)
-    return model
+    return peaked_model(small_model)
 
 
 @pytest.fixture(scope="module")

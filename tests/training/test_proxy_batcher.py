@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaForCausalLM
 from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 
 from aitrain.engines import proxy_batcher
@@ -28,7 +28,7 @@ from aitrain.environment.seeds import EpisodeSeeds, current_seeds
 from aitrain.errors import RunFailed
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
-from tests.training.proxy_calls import run_with
+from tests.training.proxy_calls import peaked_model, run_with
 
 PAD, END = 256, 258
 Job = Callable[[], Any]
@@ -82,12 +82,7 @@ class Watched:
 @pytest.fixture
 def model(small_model: Path) -> LlamaForCausalLM:
     """The small model, with weights so large that what it says depends on every token and its place."""
-    model = AutoModelForCausalLM.from_pretrained(small_model)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "layers" in name and weight.dim() == 2:
-                weight.mul_(8)
-    return model
+    return peaked_model(small_model)
 
 
 @pytest.fixture
