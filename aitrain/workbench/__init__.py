@@ -1,0 +1,1 @@
+"""The environment workbench: write an environment, check it, play it, and score saved episodes again."""
