@@ -1,1 +1,1 @@
-"""The environment workbench: write an environment, check it, play it, and score saved episodes again."""
+"""The environment workbench: checks an environment, plays and shows its cases, without a model and without torch."""
