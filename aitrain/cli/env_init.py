@@ -15,9 +15,7 @@ def env_init(
     *,
     multi_turn: Annotated[bool, typer.Option("--multi-turn", help="Episodes of several turns.")] = False,
     tools: Annotated[bool, typer.Option("--tools", help="A tool that the model may call.")] = False,
-    judge: Annotated[
-        bool, typer.Option("--judge", help="A score by a rule and by a judge.")
-    ] = False,
+    judge: Annotated[bool, typer.Option("--judge", help="A score by a rule and by a judge.")] = False,
 ) -> int:
     """Write a new environment with its test: one readable file to edit.
 
