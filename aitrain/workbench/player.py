@@ -191,7 +191,7 @@ class Player:
                 one.stop = "out_of_replies"
                 return
             one.turns.append(turn)
-            one.messages.append(_as_message(turn))
+            one.messages.append(as_message(turn))
             response = await self.runner.respond(one.session, turn)
             one.stop = self._stop_after(one, response)
             if not one.stop:
@@ -211,6 +211,7 @@ def _stop_of(failure: Failure | None) -> str:
     return "env_timeout" if failure.kind == "timed_out" else "env_error"
 
 
-def _as_message(turn: AssistantTurn) -> Message:
+def as_message(turn: AssistantTurn) -> Message:
+    """An answer as a message of the conversation."""
     message: Message = {"role": "assistant", "content": turn.text}
     return {**message, "tool_calls": [call.as_message_part() for call in turn.calls]} if turn.calls else message

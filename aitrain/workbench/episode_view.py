@@ -1,0 +1,129 @@
+"""Shows episodes and cases in the terminal, as the model gets them; text of models and environments is escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.text import Text
+
+from aitrain.environment.contract import Case
+from aitrain.environment.session import AssistantTurn, Message, ResetResult, UntrainedChat
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.workbench.model_view import ModelView, RenderedText
+from aitrain.workbench.player import as_message
+from aitrain.workbench.stage import StagedEpisode
+
+WIDTH = 80
+SPECIAL_TOKEN = r"<\|[^|<>\s]{1,40}\|>|</?s>|<(start|end)_of_turn>"
+LONGEST_VALUE = 300
+"""Maximum characters of a column's value."""
+STOPS = {
+    "done": "the environment ended the episode",
+    "max_turns": "--max-turns ended the episode",
+    "out_of_replies": "no further answer",
+}
+"""Why an episode ended, in words."""
+
+
+@dataclass
+class EpisodeView:
+    """Shows an episode while it is played."""
+
+    console: Console
+    view: ModelView
+    who: str
+    """The policy, for headings."""
+    is_typed: bool = False
+    """Whether the answers appear by being typed."""
+    _is_chat: bool = True
+    _turns: int = 0
+    _answer: Message = field(default_factory=dict)
+
+    def opened(self, reset: ResetResult) -> None:
+        """Show the conversation before the first answer."""
+        prompt = reset.prompt or []
+        self._is_chat = not isinstance(prompt, str)
+        self._show(self.view.prompt(prompt, reset.tools))
+
+    def answered(self, turn: AssistantTurn) -> None:
+        """Show the answer, and the calls that were read from it."""
+        if not self.is_typed:
+            text = turn.text
+            self.heading(f"{self.who} answers, {self.view.answer_tokens(text)} tokens")
+            self.text(text, "cyan")
+        for call in turn.calls:
+            arguments = json.dumps(call.arguments, ensure_ascii=False)
+            self.text(f"-> {call.name} {call.problem or arguments}", "yellow" if call.problem else "cyan")
+
+    def heard(self, messages: Sequence[Message]) -> None:
+        """Show what the environment says, with the end of the last turn and the start of the next one."""
+        self._show(self.view.following(messages, self._is_chat))
+
+    def asked_beside(self, chat: UntrainedChat) -> None:
+        """Show a conversation that is not trained."""
+        self.heading("the environment asks in another conversation, which is not trained")
+        self.text(self.view.prompt(list(chat.messages), chat.tools).text)
+
+    def ended(self, episode: StagedEpisode) -> None:
+        """Show why the episode ended, its score and its metrics."""
+        last = episode.conversation.messages[-1:]
+        if episode.stop == "done" and last and last[0]["role"] != "assistant":
+            self.heading("the environment says")
+            self.text(str(last[0]["content"]))
+        turns = f"{episode.turns} turn{'' if episode.turns == 1 else 's'}"
+        self.heading(f"{STOPS[episode.stop]} after {turns}: {episode.stop}")
+        show_score(self.console, episode.result.score, episode.result.metrics)
+
+    def heading(self, text: str) -> None:
+        """A line that separates pieces."""
+        show_heading(self.console, text)
+
+    def text(self, text: str, style: str = "") -> None:
+        """Text of the model or the environment, escaped."""
+        show_text(self.console, text, style)
+
+    def _show(self, rendered: RenderedText) -> None:
+        self._turns += 1
+        what = "the model gets" if self._turns == 1 else "the model then gets"
+        self.heading(f"turn {self._turns}: {what} {rendered.tokens} tokens")
+        self.text(rendered.text)
+
+
+def show_heading(console: Console, text: str) -> None:
+    """`-- text ----------`, as wide as the terminal, at most 80 columns."""
+    line = f"-- {escape_controls(text)} "
+    console.print(Text(line.ljust(min(WIDTH, console.width), "-"), style="bold"), soft_wrap=True)
+
+
+def show_text(console: Console, text: str, style: str = "") -> None:
+    """Escaped text with dim special tokens."""
+    shown = Text(escape_controls(text), style=style)
+    shown.highlight_regex(SPECIAL_TOKEN, "dim")
+    console.print(shown, soft_wrap=True)
+
+
+def show_score(console: Console, score: float | None, metrics: Mapping[str, float]) -> None:
+    """The score and the metrics, one a line."""
+    if score is None:
+        console.print(Text("score none: unscored, left out of training", style="yellow"))
+    else:
+        colour = "green" if score > 0.8 else "red" if score < 0.2 else "yellow"
+        console.print(Text(f"score {score:.3f}", style=f"bold {colour}"))
+    for name, value in metrics.items():
+        console.print(Text(f"      env/{escape_controls(name)} {value:g}", style="dim"), soft_wrap=True)
+
+
+def show_columns(console: Console, case: Case) -> None:
+    """The columns of a case's row, without the prompt."""
+    for name, value in case.row.items():
+        if name != "prompt":
+            text = shortened(value if isinstance(value, str) else repr(value))
+            show_text(console, f"{name}: {text}", "dim")
+
+
+def shortened(text: str) -> str:
+    """At most LONGEST_VALUE characters."""
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text):,} characters)"
