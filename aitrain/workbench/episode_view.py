@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
@@ -13,7 +13,6 @@ from aitrain.environment.contract import Case
 from aitrain.environment.session import AssistantTurn, Message, ResetResult, UntrainedChat
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.model_view import ModelView, RenderedText
-from aitrain.workbench.player import as_message
 from aitrain.workbench.stage import StagedEpisode
 
 WIDTH = 80
@@ -40,7 +39,6 @@ class EpisodeView:
     """Whether the answers appear by being typed."""
     _is_chat: bool = True
     _turns: int = 0
-    _answer: Message = field(default_factory=dict)
 
     def opened(self, reset: ResetResult) -> None:
         """Show the conversation before the first answer."""
@@ -51,9 +49,9 @@ class EpisodeView:
     def answered(self, turn: AssistantTurn) -> None:
         """Show the answer, and the calls that were read from it."""
         if not self.is_typed:
-            text = turn.text
-            self.heading(f"{self.who} answers, {self.view.answer_tokens(text)} tokens")
-            self.text(text, "cyan")
+            self.heading(f"{self.who} answers")
+            if turn.text or not turn.calls:
+                self.text(turn.text, "cyan")
         for call in turn.calls:
             arguments = json.dumps(call.arguments, ensure_ascii=False)
             self.text(f"-> {call.name} {call.problem or arguments}", "yellow" if call.problem else "cyan")

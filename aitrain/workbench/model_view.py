@@ -41,7 +41,3 @@ class ModelView:
         """
         ids = self.chat.following_ids(messages, -1, is_chat)
         return RenderedText(str(self.chat.tokenizer.decode(ids, skip_special_tokens=False)), len(ids))
-
-    def answer_tokens(self, text: str) -> int:
-        """Number of tokens of an answer's text."""
-        return len(self.chat.tokenizer.encode(text, add_special_tokens=False))

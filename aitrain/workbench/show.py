@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from statistics import median
 
@@ -14,9 +14,10 @@ from aitrain.environment.session import ResetResult, session_for
 from aitrain.environment.tool_call_parser import ToolJson
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
+from aitrain.execution.user_code import describe_error
 from aitrain.runs.environment_source import class_file
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.workbench.episode_view import show_columns, show_heading, show_text, shortened
+from aitrain.workbench.episode_view import shortened, show_columns, show_heading, show_text
 from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import chosen_case, is_named
@@ -84,16 +85,15 @@ def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, cas
     show_heading(console, f"case {case.number}{named}{held_out}: {rendered.tokens} tokens")
     show_text(console, rendered.text)
     show_columns(console, case)
-    for reply in _reference(opened.environment, case):
-        show_text(console, f"reference: {shortened(reply)}", "green")
+    show_text(console, _reference(opened.environment, case), "green")
 
 
-def _reference(environment: object, case: Case) -> Iterable[str]:
+def _reference(environment: object, case: Case) -> str:
     try:
         script = reference_of(environment, case)
-    except Exception as error:
-        raise EnvironmentFailed(f"reference of case {case.case_idx} raised: {error!r}") from error
-    return () if script is None else script.replies
+    except Exception as error:  # such as for held-out cases, which many methods do not know
+        return f"reference raised: {describe_error(error)}"
+    return "reference: " + ("none" if script is None else "\n           ".join(map(shortened, script.replies)))
 
 
 def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:
