@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from aitrain.environment.contract import Case, Prompt
 from aitrain.environment.tool_call_parser import short
@@ -48,7 +49,7 @@ def _problem_with(prompt: Prompt) -> str:
         return "there is a system message after the first message"
     if roles[-1] == "assistant":
         return "the last message is the assistant's, so that there is nothing to answer"
-    if any(one == other == "user" for one, other in zip(roles, roles[1:], strict=False)):
+    if any(one == other == "user" for one, other in pairwise(roles)):
         return "two messages of the user follow each other"
     text = text_of(prompt)
     if not text.strip():

@@ -42,7 +42,7 @@ def tone(subject: Subject) -> Iterator[EnvFinding]:
         yield EnvFinding(
             "tone",
             "warning",
-            f"A wrong answer earns {sure[0].mean:.0%} with a confident sentence before it, {plain[0].mean:.0%} without.",
+            f"A wrong answer earns {sure[0].mean:.0%} after a confident sentence, {plain[0].mean:.0%} without.",
             "The policy learns to sound sure.",
             "Tell the judge to score the answer only, or give it the answer without the rest.",
             sure[0].best.case_idx,

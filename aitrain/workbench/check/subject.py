@@ -24,6 +24,9 @@ SLOW_SAMPLE = 4
 SLOW_SECONDS = 0.5
 
 
+NO_MODEL = "env check has no model"
+
+
 class ModelGuard:
     """The `model` argument of `score_episode` during checks: remembers what was used of it, and raises."""
 
@@ -34,7 +37,7 @@ class ModelGuard:
         if name.startswith("__"):
             raise AttributeError(name)
         self.used.append(name)
-        raise AttributeError(f"env check has no model, so there is no model.{name}")
+        raise AttributeError(f"{NO_MODEL}, so there is no model.{name}")
 
 
 @dataclass
@@ -50,7 +53,7 @@ class Subject:
     """Seconds that all checks may take; see `is_late`."""
     model: ModelGuard = field(default_factory=ModelGuard)
     episodes: list[PlayedEpisode] = field(default_factory=list)
-    """All episodes that were played, in their order."""
+    """The episodes that were played, in their order, without those played `again`."""
     notes: list[str] = field(default_factory=list)
     """What aitrain said about how the environment's calls run."""
     reference_errors: dict[int, str] = field(default_factory=dict)
@@ -138,9 +141,9 @@ class Subject:
         if again:
             new = wanted
         played = self.player.play(new)
-        self.episodes += played
         if again:
             return played
+        self.episodes += played
         self._cache.update({_key(episode.play): episode for episode in played})
         return [self._cache[_key(play)] for play in wanted]
 
