@@ -97,8 +97,8 @@ def show_heading(console: Console, text: str) -> None:
 
 
 def show_text(console: Console, text: str, style: str = "") -> None:
-    """Escaped text with dim special tokens."""
-    shown = Text(escape_controls(text), style=style)
+    """Escaped text with dim special tokens; a line end at its end is that of the line."""
+    shown = Text(escape_controls(text.removesuffix("\n")), style=style)
     shown.highlight_regex(SPECIAL_TOKEN, "dim")
     console.print(shown, soft_wrap=True)
 

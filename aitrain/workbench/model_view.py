@@ -24,6 +24,8 @@ class ModelView:
 
     chat: ChatFormat
     name: str
+    tokenizer: object
+    """What environments get as their `tokenizer`."""
 
     def prompt(self, prompt: Prompt, tools: Schemas) -> RenderedText:
         """The conversation before the first answer.

@@ -45,7 +45,7 @@ def play(opened: OpenedEnvironment, config: TrainConfig, view: ModelView, option
         EnvironmentFailed: the environment failed.
     """
     console = Console(highlight=False)
-    cases = [*opened.cases, *opened.held_out]
+    cases = opened.all_cases
     case = chosen_case(cases, options.case)
     shown = EpisodeView(console, view, options.policy, is_typed=options.policy == "person" and console.is_terminal)
     policy = _policy(opened.environment, case, options, console)
@@ -54,7 +54,7 @@ def play(opened: OpenedEnvironment, config: TrainConfig, view: ModelView, option
     console.print(Text(escape_controls(title), style="dim"), soft_wrap=True)
     session = session_for(opened.environment, config.score_bounds)
     try:
-        given = {"model": NoModel(), "tokenizer": view.chat.tokenizer}
+        given = {"model": NoModel(), "tokenizer": view.tokenizer}
         episode = stage(session, Play(case, policy, options.seed), config.rl_max_turns, shown, given)
     except CallFailed as error:
         raise _failed(case, error.failure) from error

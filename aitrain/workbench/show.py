@@ -35,7 +35,7 @@ def show(opened: OpenedEnvironment, view: ModelView, case: str | None = None, co
         EnvironmentFailed: an episode cannot be begun, or a prompt not be rendered.
     """
     console = Console(highlight=False)
-    cases = [*opened.cases, *opened.held_out]
+    cases = opened.all_cases
     shown = [chosen_case(cases, case)] if case is not None else list(spread(cases, count))
     for name, text in _facts(opened, view):
         console.print(Text(f"{name:9} {escape_controls(text)}"), soft_wrap=True)
@@ -67,13 +67,13 @@ def _facts(opened: OpenedEnvironment, view: ModelView) -> Iterator[tuple[str, st
 
 def _lengths(opened: OpenedEnvironment, view: ModelView, reset: ResetResult) -> str:
     """Tokens of the prompts, of `view.name`."""
-    cases = [*opened.cases, *opened.held_out]
     if level_of(opened.environment) != "score_episode":  # what each episode adds is known when it begins
         return f"of {view.name}; each prompt's are below"
+    cases = opened.all_cases
     measured = list(spread(cases, MOST_MEASURED))
     lengths = sorted(view.prompt(case.prompt, reset.tools).tokens for case in measured)
-    number = "all" if len(measured) == len(cases) else f"{len(measured)} of"
-    return f"prompts {lengths[0]} to {lengths[-1]}, median {median(lengths):g} ({number} cases, {view.name})"
+    number = f"{len(cases)} cases" if len(measured) == len(cases) else f"{len(measured)} of {len(cases)} cases"
+    return f"{lengths[0]} to {lengths[-1]} in a prompt, median {median(lengths):g} ({view.name}, {number})"
 
 
 def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, case: Case) -> None:
