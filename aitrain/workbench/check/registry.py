@@ -9,6 +9,7 @@ from typing import Literal
 
 from aitrain.environment.contract import Case
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
 from aitrain.workbench.check import (
     calibration,
@@ -30,7 +31,7 @@ FAST_CASES = 4
 
 
 Needs = Literal["rows", "scores", "scale", "reference", "reply", "turns"]
-"""What a check needs: nothing but rows, scores, scores with a scale, a reference, one of a single reply, several turns."""
+"""What a check needs: the rows only, scores, scores with a scale, a reference, one of a single reply, several turns."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,7 @@ class CheckResult:
 
 CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("dataset", "prompts, roles and case_idx are usable", data_checks.dataset, "rows", is_fast=True),
-    EnvCheck(
-        "duplicates", "prompts are different, and held-out ones apart", data_checks.duplicates, "rows", is_fast=True
-    ),
+    EnvCheck("duplicates", "prompts differ, held-out ones are apart", data_checks.duplicates, "rows", is_fast=True),
     EnvCheck("leaked-answer", "no prompt names its answer", data_checks.leaked_answer, "rows", is_fast=True),
     EnvCheck("repeatable-dataset", "fresh processes build the same rows", repetition.repeatable_dataset, "rows"),
     EnvCheck("two-ranks", "a second process scores alike", repetition.two_ranks, "reference"),
@@ -85,7 +84,7 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("equivalent-forms", "the reference earns it in other forms", calibration.equivalent, "reply"),
     EnvCheck(
         "message-forms",
-        "completions are read in the form they have",
+        "completions are read as they come",
         calibration.message_forms,
         "reference",
         is_fast=True,
@@ -133,8 +132,11 @@ def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckRe
         if skipped:
             yield CheckResult(check.name, check.description, skipped=skipped)
             continue
-        found = tuple(check.find(subject))
-        yield CheckResult(check.name, check.description, found, seconds=time.monotonic() - start)
+        try:
+            found, failed = tuple(check.find(subject)), ""
+        except Exception as error:  # one check that fails must not hide what the others find
+            found, failed = (), f"the check itself failed: {describe_error(error)}"
+        yield CheckResult(check.name, check.description, found, failed, time.monotonic() - start)
 
 
 def fast_findings(environment: object, cases: Sequence[Case], config: TrainConfig) -> list[EnvFinding]:
