@@ -62,7 +62,6 @@ from aitrain.training.stopwatch import Stopwatch
 from aitrain.training.training_batch import TrainingBatch
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
 
-
 UNKNOWN = [{"role": "user", "content": ""}]
 """For TRL, the prompt of a case that the environment's opening makes; TRL only asks whether it is messages."""
 
