@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aitrain.environment.contract import MODEL_ARGUMENTS, arguments_for, level_of
+from aitrain.environment.contract import MODEL_ARGUMENTS, arguments_for
 from aitrain.environment.row_copies import copy_arguments
 from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.tool_call_parser import ToolCall
@@ -25,11 +25,31 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class TokenUsage:
+    """Numbers of tokens: before an answer, and of the answer; `is_cut` if it was cut off."""
+
+    prompt: int
+    completion: int
+    is_cut: bool = False
+
+
+@dataclass(frozen=True)
 class AssistantTurn:
     """One answer of the model: its text, and the tool calls that were in it."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
+    usage: TokenUsage | None = None
+    limit: str = ""
+    """In place of an answer, to a `rollout` only: the limit that leaves no room for one."""
+
+
+@dataclass(frozen=True)
+class UntrainedRequest:
+    """A request of a `rollout` for an answer of the policy that is not part of the trained conversation."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,6 +60,12 @@ class ResetResult:
     messages: tuple[Message, ...] = ()
     runs_tools: bool = False
     """Whether tool calls in the answers are parsed and run; if not, the environment gets the answers unchanged."""
+    prompt: tuple[Message, ...] | None = None
+    """The whole prompt, in place of the row's."""
+    untrained: UntrainedRequest | None = None
+    """To be answered first; the response to the answer has the start of the episode in `reset`."""
+    note: str = ""
+    """A note for the user, shown once."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +77,12 @@ class EnvResponse:
     calls: int = 0
     wrong_calls: int = 0
     """Number of the `calls` that were malformed, so that the tool was not run."""
+    untrained: UntrainedRequest | None = None
+    """To be answered before anything else."""
+    reset: ResetResult | None = None
+    """The start of the episode, if it began with requests that are not trained."""
+    note: str = ""
+    """A note for the user, shown once."""
 
 
 @contextmanager
@@ -65,11 +97,6 @@ def within(place: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         failure = as_failure(error.__cause__ if isinstance(error, EnvironmentFailed) and error.__cause__ else error)
         raise CallFailed(replace(failure, place=failure.place or place)) from error
-
-
-def session_for(environment: Any, bounds: Bounds = ZERO_TO_ONE) -> Session:
-    """The session of a new episode, for an environment with score_episode, episode or start."""
-    return _SESSIONS[level_of(environment)](environment, bounds)
 
 
 class Session(ABC):
@@ -246,13 +273,6 @@ class ObjectSession(Session):
         close = getattr(getattr(self, "object", None), "close", None)
         if callable(close):
             run_if_async(close())
-
-
-_SESSIONS: dict[str, type[Session]] = {
-    "score_episode": SingleTurnSession,
-    "episode": GeneratorSession,
-    "start": ObjectSession,
-}
 
 
 def _as_messages(response: Any, place: str) -> tuple[Message, ...]:
