@@ -9,7 +9,8 @@ import pytest
 
 from aitrain import EnvironmentFailed, Score
 from aitrain.environment.contract import Case, check_contract, check_methods
-from aitrain.environment.session import AssistantTurn, session_for
+from aitrain.environment.session import AssistantTurn
+from aitrain.environment.session_kinds import session_for
 from aitrain.execution.failure import CallFailed, Failure
 from tests.rehearsal import rehearse
 

@@ -269,7 +269,8 @@ def _json(value: object) -> tuple[str, bytes]:
 
 
 def _head(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": kind, "created": int(time.time()), "model": body["model"]}
+    name = f"chatcmpl-{secrets.token_hex(8)}"
+    return {"id": name, "object": kind, "created": int(time.time()), "model": body["model"]}
 
 
 def _usage(answer: ChatAnswer) -> dict[str, Any]:

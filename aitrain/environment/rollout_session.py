@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,10 @@ from aitrain.environment.contract import arguments_for
 from aitrain.environment.endpoint import BlockingEndpoint, Endpoint, PendingRequest, RequestQueue
 from aitrain.environment.row_copies import copy_arguments
 from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session, UntrainedRequest, within
+from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session, UntrainedChat, within
 from aitrain.errors import EpisodeTruncated
 from aitrain.execution.background import BackgroundRun, CoroutineRun, ThreadRun
-from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.failure import CallFailed, Failure, as_failure
 from aitrain.execution.task import on_cancel
 
 MAX_AFTER_LIMIT = 20
@@ -77,11 +78,18 @@ class RolloutSession(Session):
         otherwise the score is 0, or the lowest one of a range without 0.
         """
         if not self._is_over:
-            self._answer(AssistantTurn("", limit=self._limit or "a limit ended the episode"))
+            self._limit = self._limit or "a limit ended the episode"
+            self._answer(AssistantTurn("", limit=self._limit))
             while self._next() is not None:
                 self._answer(AssistantTurn("", limit=self._limit))
         with within(self._place):
             return parse_score(self._returned(), self.bounds)
+
+    def _begin(self, arguments: Mapping[str, Any]) -> None:
+        """Not used: `open` is its own."""
+
+    def _respond(self, turn: AssistantTurn) -> None:
+        """Not used: `respond` is its own."""
 
     def _close(self) -> None:
         self._fail_pending(EpisodeFailedError("the episode is over", "episode_over"))
@@ -121,8 +129,8 @@ class RolloutSession(Session):
                 self._refuse(self._limit)
         self._is_over = True
         if run.error is not None and not self._is_truncation(run.error):
-            with within(self._place):
-                raise run.error
+            failure = as_failure(run.error)
+            raise CallFailed(replace(failure, place=failure.place or self._place)) from run.error
         return None
 
     def _cancel(self, run: BackgroundRun) -> None:
@@ -160,7 +168,7 @@ class RolloutSession(Session):
             return ResetResult(untrained=_untrained(pending), note=note)
         self._conversation.begin(request)
         tools = self._conversation.tools
-        return ResetResult(tools, runs_tools=bool(tools), prompt=request.messages, note=note)
+        return ResetResult(tools, runs_tools=bool(tools), prompt=list(request.messages), note=note)
 
     def _appended(self, pending: PendingRequest) -> tuple[dict[str, Any], ...]:
         try:
@@ -204,5 +212,5 @@ class RolloutSession(Session):
             self._note = _SAMPLING_NOTE.format(names=", ".join(pending.request.ignored))
 
 
-def _untrained(pending: PendingRequest) -> UntrainedRequest:
-    return UntrainedRequest(pending.request.messages, pending.request.tools or ())
+def _untrained(pending: PendingRequest) -> UntrainedChat:
+    return UntrainedChat(pending.request.messages, pending.request.tools or ())

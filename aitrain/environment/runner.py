@@ -20,7 +20,8 @@ from aitrain.environment.contract import Case, Transcript, level_of
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, session_for
+from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult
+from aitrain.environment.session_kinds import session_for
 from aitrain.environment.state_watch import StateWatch
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
@@ -94,6 +95,7 @@ class EnvRunner:
     """Called on the event loop after each call."""
 
     _watch: StateWatch | None = None
+    _shown: set[str] = field(default_factory=set)
     _calls: int = 0
     _phase: ExitStack = field(default_factory=ExitStack)
     """Shows "waiting for the environment" as this process's activity while there are calls."""
@@ -138,6 +140,11 @@ class EnvRunner:
         """Whether an episode has calls before its score: `episode`, `start` or tools."""
         return self._level != "score_episode" or hasattr(self.environment, "get_tools")
 
+    @property
+    def has_rollouts(self) -> bool:
+        """Whether the environment's own code asks the policy, and is told when a limit ends its episode."""
+        return self._level == "rollout"
+
     # -- an episode, from its beginning to its end
 
     async def open(
@@ -151,6 +158,7 @@ class EnvRunner:
             opened = await self._repeat(sessions, [partial(self._open, one) for one in sessions], self._level)
             for one, result in zip(sessions, opened, strict=True):
                 one.session, one.reset = result or (None, ResetResult())
+                self._show(one.reset.note)
         return sessions
 
     def _open(self, one: EnvSession) -> tuple[SessionLike, ResetResult]:
@@ -173,9 +181,17 @@ class EnvRunner:
         if one.session is None:
             return EnvResponse(is_over=True)
         place = "step" if self._level == "start" else self._level  # where a call that hangs or crashes is
-        if turn.calls:
+        if turn.calls and not self.has_rollouts:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
-        return await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
+        response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
+        self._show(response.note)
+        return response
+
+    def _show(self, note: str) -> None:
+        """Show a note of a session, once."""
+        if note and note not in self._shown:
+            self._shown.add(note)
+            self.notify(note)
 
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
         """The score of each episode, in their order; None for those that failed, here or earlier."""
