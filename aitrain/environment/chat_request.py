@@ -111,7 +111,7 @@ def _read_message(place: str, given: object, names: dict[str, str]) -> Message:
         calls = [_as_dict(call) for call in message["tool_calls"]]
         read["tool_calls"] = [_read_call(f"{place}.tool_calls", call, names) for call in calls]
     if role == "tool":
-        name = names.get(str(message.get("tool_call_id"))) or message.get("name")
+        name = names.get(str(message.get("tool_call_id")), message.get("name"))
         if not isinstance(name, str):
             raise InvalidChatRequestError(f"{place} has no tool_call_id of a call in the messages before it")
         read["name"] = name

@@ -191,14 +191,17 @@ class _Handler(BaseHTTPRequestHandler):
         return _json({**_head(body, "chat.completion"), "choices": [message], **_usage(answer)})
 
     def _body(self) -> dict[str, Any]:
-        length = self.headers.get("Content-Length")
-        if length is None or not length.isdigit() or int(length) > MAX_BODY:
-            self.close_connection = True  # the body is not read
-            if length is None or not length.isdigit():
-                raise _HttpError(HTTPStatus.LENGTH_REQUIRED, "a request needs a Content-Length")
+        given = self.headers.get("Content-Length", "")
+        if not given.isdigit():
+            self.close_connection = True  # where the body ends is not known
+            raise _HttpError(HTTPStatus.LENGTH_REQUIRED, "a request needs a Content-Length")
+        length = int(given)
+        if length > MAX_BODY:
+            while length > 0 and (part := self.rfile.read(min(length, 1 << 20))):
+                length -= len(part)
             raise _HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {MAX_BODY} bytes")
         try:
-            body = json.loads(self.rfile.read(int(length)))
+            body = json.loads(self.rfile.read(length))
         except (ValueError, RecursionError) as error:
             raise _HttpError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
         if not isinstance(body, dict):
