@@ -1,4 +1,4 @@
-"""Environments with gymnasium's `reset` and `step`: `--rl-env gym:FrozenLake-v1`, or GEM's: `--rl-env gem:rg:chain_sum`.
+"""Environments with gymnasium's `reset` and `step`: `--rl-env gym:FrozenLake-v1`, and GEM's: `--rl-env gem:ID`.
 
 Settings: size, seed, system and score_range as in `settings.py`; `actions`, words for the numbers of the actions;
 `imports`, modules that register environments; and the arguments of the environment (in `make` if one has the name of a
@@ -14,7 +14,7 @@ from typing import Any
 
 from aitrain.environment.adapters.installed_source import check_registered, keywords_of
 from aitrain.environment.adapters.random_stream import RandomStream
-from aitrain.environment.adapters.settings import read_score_range
+from aitrain.environment.adapters.settings import game_rows, read_score_range
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
@@ -74,8 +74,7 @@ class Gymnasium:
 
     def build_dataset(self) -> list[dict[str, Any]]:
         """One row for each episode, without a prompt: the environment speaks first."""
-        prompt = [{"role": "system", "content": self.system}] if self.system else []
-        return [{"prompt": prompt, "game_seed": self.seed + number} for number in range(self.size)]
+        return game_rows(self.size, self.seed, self.system)
 
     def episode(self, game_seed: int) -> Generator[str, str, Score]:
         """Play until the environment ends the episode, or a limit does; the score is the sum of the rewards so far."""

@@ -19,7 +19,7 @@ from aitrain.errors import ConfigError, did_you_mean
 
 
 class ReasoningGym:
-    """Asks a task's questions. The entry that scores an answer is in its row, as an entry generated again may differ."""
+    """Asks a task's questions. The entry that scores an answer is in its row: generated again, it may be another."""
 
     def __init__(
         self,

@@ -1,54 +1,52 @@
 """Reward functions as TRL's trainers take them: `--rl-env reward:my_rewards.py:exact,short`, or a rule by name, such as
 `reward:gsm8k`.
 
-Settings: those of `settings.py`; `data`, `split`, `columns` of `rows.py`, and `eval_data`; `weights` of the functions.
+Settings: those of `settings.py`; `data`, `split`, `columns` of `rows.py`, and `eval_data`; `weights` of the functions;
+`group`, names of those that compare the answers of a group (found by a trial if it is not set).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aitrain.environment.adapters.answer_rules import EXAMPLES, RULES
-from aitrain.environment.adapters.rows import RowSource
-from aitrain.environment.adapters.settings import read_score_range, weighted
-from aitrain.environment.adapters.user_objects import check_objects, load_object, parse_id
-from aitrain.environment.contract import Score, arguments_for
+from aitrain.environment.adapters.answer_rules import EXAMPLES
+from aitrain.environment.adapters.reward_functions import Rewards, check_functions
+from aitrain.environment.adapters.rows import Data, RowSource
+from aitrain.environment.adapters.settings import read_score_range
+from aitrain.environment.adapters.user_objects import parse_id
+from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
-from aitrain.errors import ConfigError, did_you_mean
-from aitrain.execution.async_calls import run_if_async
-
-NOT_PASSED = {"prompt", "completion", "completion_ids"}
-"""Columns that TRL does not pass to reward functions."""
 
 
 class RewardFunctions:
-    """Asks the rows' prompts, and scores each group of answers by the weighted sum of the functions' rewards."""
+    """Asks the rows' prompts; the score of an answer is the weighted sum of the functions' rewards."""
 
     def __init__(
         self,
         id: str,
         /,
         *,
-        data: str | Sequence[str] | Mapping[str, float],
+        data: Data,
         split: str = "train",
-        eval_data: str | Sequence[str] | None = None,
+        eval_data: Data | None = None,
         columns: Mapping[str, str] | None = None,
         weights: Sequence[float] | None = None,
+        group: Sequence[str] | None = None,
         size: int | None = None,
         seed: int | None = None,
         system: str | None = None,
         few_shot: int = 0,
         score_range: object = None,
     ) -> None:
-        names = parse_id(id)
-        is_rule = all(not module for module, _ in names) and len(names) == 1
-        given = "0,1" if is_rule and score_range is None and weights is None else score_range
-        self.requirements = EnvRequirements("process", score_range=read_score_range(given, "reward"))
-        self.rewards = Rewards(names, weights)
-        self.example = EXAMPLES.get(names[0][1]) if is_rule else None
+        places = parse_id(id)
+        self.example = EXAMPLES.get(places[0][1]) if len(places) == 1 and not places[0][0] else None
+        is_known = self.example is not None and score_range is None and weights is None  # a rule gives 0 or 1
+        self.requirements = EnvRequirements(
+            "process", score_range=read_score_range("0,1" if is_known else score_range, "reward")
+        )
+        self.rewards, self.group = Rewards(places, weights), group
         self.source = RowSource(data, split, columns or {}, size, seed, system, few_shot)
-        self.source.check()
         self.eval_source = RowSource(eval_data or data, split, columns or {}, system=system)
         if eval_data is None:
             self.build_eval_dataset = None  # type: ignore[method-assign, assignment]
@@ -58,6 +56,9 @@ class RewardFunctions:
         self.tokenizer = tokenizer
         rows = self.source.cases()
         self.answers = [self._answer(row) for row in rows]
+        self.comparing = self._comparing(rows[0]) if self.group is None else list(self.group)
+        if not self.comparing:
+            self.score_group = None  # type: ignore[method-assign, assignment]
         return rows
 
     def build_eval_dataset(self) -> list[dict[str, Any]]:
@@ -66,13 +67,23 @@ class RewardFunctions:
         self.answers += [self._answer(row) for row in rows]
         return rows
 
-    def score_episode(self) -> None:
-        """Nothing yet: the whole group is scored at once."""
+    def score_episode(self, completion: Any, text: str, case: dict[str, Any]) -> Score:
+        """The weighted sum for one answer; functions that compare answers get it alone."""
+        lists = self._arguments(case, [completion], [text])
+        return self.rewards.of_one(case, **{name: values[0] for name, values in lists.items()})
 
-    def score_group(self, completions: list[Any], texts: list[str], prompt: Any, case: dict[str, Any]) -> list[Score]:
-        """A score for each answer of a group."""
-        ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        return self.rewards.scores(case, prompts=[prompt] * len(texts), completions=completions, completion_ids=ids)
+    def score_group(
+        self, completions: list[Any], texts: list[str], metrics: list[dict[str, float]], case: dict[str, Any]
+    ) -> list[Score]:
+        """A score for each answer of a group, with the rewards of the functions that compare them."""
+        rewards, logged = self.rewards.call(self.comparing, case, self._arguments(case, completions, texts))
+        scores = []
+        for number, own in enumerate(metrics):
+            compared = {name: values[number] for name, values in rewards.items()}
+            scores.append(self.rewards.total({**{name: own.get(name) for name in self.rewards.functions}, **compared}))
+        return [
+            Score(score.score, {**own, **logged, **score.metrics}) for own, score in zip(metrics, scores, strict=True)
+        ]
 
     def reference(self, case_idx: int) -> str | None:
         """The right answer of a row, if it has one."""
@@ -83,36 +94,16 @@ class RewardFunctions:
             return self.example.format(row["ground_truth"])
         return None if row.get("answer") is None else str(row["answer"])
 
+    def _arguments(self, case: Mapping[str, Any], completions: list[Any], texts: list[str]) -> dict[str, list[Any]]:
+        ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        return {"prompts": [case["prompt"]] * len(texts), "completions": completions, "completion_ids": ids}
 
-class Rewards:
-    """Several reward functions with their weights."""
-
-    def __init__(self, places: Sequence[tuple[str, str]], weights: Sequence[float] | None) -> None:
-        if weights is not None and len(weights) != len(places):
-            raise ConfigError(f"rl_env_config: {len(weights)} weights for {len(places)} reward functions")
-        loaded = [(name, load_object(module, name) if module else RULES[name]) for module, name in places]
-        self.functions: dict[str, Callable[..., Any]] = {}
-        for name, function in loaded:
-            self.functions[name if name not in self.functions else f"{name}_{len(self.functions)}"] = function
-        self.weights = list(weights) if weights is not None else [1.0] * len(places)
-
-    def scores(self, row: Mapping[str, Any], **lists: list[Any]) -> list[Score]:
-        """A score for each entry of the lists, with every function's reward as a metric.
-
-        Raises:
-            ValueError: a function returned another number of rewards.
-        """
-        count, metrics = len(lists["completions"]), dict[str, float]()
-        columns = {name: [value] * count for name, value in row.items() if name not in NOT_PASSED}
-        log = {"log_extra": lambda column, values: None, "log_metric": metrics.__setitem__, "trainer_state": None}
-        rewards = {}
-        for name, function in self.functions.items():
-            rewards[name] = list(run_if_async(function(**arguments_for(function, {**columns, **lists, **log}))))
-            if len(rewards[name]) != count:
-                raise ValueError(f"{name} returned {len(rewards[name])} rewards for {count} completions")
-        weights = dict(zip(self.functions, self.weights, strict=True))
-        found = [weighted({name: (rewards[name][i], weights[name]) for name in rewards}) for i in range(count)]
-        return [Score(score.score, {**metrics, **score.metrics}) for score in found]
+    def _comparing(self, row: dict[str, Any]) -> list[str]:
+        """Names of the functions that compare answers, by a trial with three of them."""
+        texts = ["No.", "<think>One and one are two.</think>\n<answer>2</answer>", self._answer(row) or "#### 12"]
+        is_chat = not isinstance(row["prompt"], str)
+        completions = [[{"role": "assistant", "content": text}] if is_chat else text for text in texts]
+        return self.rewards.comparing(row, self._arguments(row, completions, texts))
 
 
 def check_id(id: str, settings: Mapping[str, Any]) -> None:
@@ -121,13 +112,7 @@ def check_id(id: str, settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: a file, or a function in it, does not exist.
     """
-    places = parse_id(id)
-    for _, name in [place for place in places if not place[0]]:
-        if name not in RULES:
-            rules = ", ".join(RULES)
-            raise ConfigError(
-                f"rl_env: there is no reward function {name}.{did_you_mean(name, RULES)}\nName functions of a file, as in"
-                f" reward:my_rewards.py:exact,short, or a rule: {rules}"
-            )
-    check_objects([place for place in places if place[0]], "function")
-    RowSource(settings["data"], split=str(settings.get("split", "train"))).check()
+    check_functions(parse_id(id))
+    for name in ("data", "eval_data"):
+        if settings.get(name) is not None:
+            RowSource(settings[name]).check()

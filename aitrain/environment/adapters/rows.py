@@ -1,7 +1,7 @@
 """Rows of JSON lines, parquet files or a data set of the Hub, in several forms, as cases with a prompt.
 
 Understood are rows with `prompt` (TRL; verl and XTuner, whose `reward_model.ground_truth` also becomes the column
-`ground_truth`), with `messages` (OpenAI: the last answer becomes the column `answer`), and with `question` or `problem`.
+`ground_truth`), with `messages` (OpenAI: the last answer becomes the column `answer`), with `question` or `problem`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from aitrain.environment.adapters.settings import choose, conversation, with_sys
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 
 Row = dict[str, Any]
+Data = str | Sequence[str] | Mapping[str, float]
+"""A file, a data set of the Hub (`org/name` or `org/name:config`), several, or each with its ratio: 0.5 takes every
+other row, 2 takes each row twice."""
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
@@ -25,9 +28,7 @@ SUFFIXES = (".jsonl", ".json", ".parquet")
 class RowSource:
     """Where rows come from, and how they become cases."""
 
-    data: str | Sequence[str] | Mapping[str, float]
-    """A file, a data set of the Hub (`org/name` or `org/name:config`), several, or each with its ratio: 0.5 takes every
-    other row, 2 takes each row twice."""
+    data: Data
     split: str = "train"
     """Split of a data set of the Hub."""
     columns: Mapping[str, str] = field(default_factory=dict)

@@ -50,6 +50,12 @@ def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]
     return chosen[:size]
 
 
+def game_rows(size: int, seed: int, system: str | None) -> list[dict[str, object]]:
+    """Rows of games that speak first: each has the seed of its game, and no prompt but the system prompt."""
+    prompt = [{"role": "system", "content": system}] if system else []
+    return [{"prompt": prompt, "game_seed": seed + number} for number in range(size)]
+
+
 def conversation(system: str | None, shots: Iterable[tuple[str, str]], question: str) -> list[ChatMessage]:
     """Messages of a prompt: system prompt, solved cases, and the question."""
     messages: list[ChatMessage] = [{"role": "system", "content": system}] if system else []

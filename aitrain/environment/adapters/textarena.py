@@ -8,26 +8,17 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from aitrain.environment.adapters.installed_source import check_registered, keywords_of
 from aitrain.environment.adapters.random_stream import RandomStream
-from aitrain.environment.adapters.settings import read_score_range
-from aitrain.environment.adapters.user_objects import check_objects, load_object, parse_id
+from aitrain.environment.adapters.scripted_opponents import MOVE, check_opponent, opponent_named
+from aitrain.environment.adapters.settings import game_rows, read_score_range
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
 
-Opponent = Callable[[str, random.Random], str]
-"""What another player says after an observation."""
-
-MOVE = re.compile(r"\[[^\[\]\n]+\]")
-OPPONENTS: dict[str, Opponent] = {
-    "any_legal": lambda seen, rng: rng.choice(MOVE.findall(seen)),
-    "first_legal": lambda seen, rng: MOVE.findall(seen)[0],
-}
-"""Opponents that say one of the moves in brackets that the game shows them last."""
 MOST_PLAYERS = 15
 
 
@@ -54,14 +45,13 @@ class TextArena:
         )  # by default each observation is the whole game
         self.config = {**config, **(game or {})}
         self.size, self.seed, self.system, self.seat = size, seed, system, seat
-        self.opponent = OPPONENTS.get(opponent) or load_object(*parse_id(opponent)[0])
+        self.opponent = opponent_named(opponent)
         self.players = players or self._fewest_players()
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "textarena"))
 
     def build_dataset(self) -> list[dict[str, Any]]:
         """One row for each game, without a prompt: the game speaks first."""
-        prompt = [{"role": "system", "content": self.system}] if self.system else []
-        return [{"prompt": prompt, "game_seed": self.seed + number} for number in range(self.size)]
+        return game_rows(self.size, self.seed, self.system)
 
     def episode(self, game_seed: int, seed: int) -> Generator[str, str, Score]:
         """Play until the game ends; a game that a limit ends is lost if there are other players, else worth nothing."""
@@ -148,11 +138,4 @@ def check_id(id: str, settings: Mapping[str, Any]) -> None:
     """
     game, known = re.sub(r"-(raw|train)$", "", id), keywords_of(TextArena)
     check_registered("textarena", game, [key for key in settings if key not in known], known)
-    opponent = str(settings.get("opponent", "any_legal"))
-    if opponent not in OPPONENTS:
-        if ":" not in opponent:
-            names = ", ".join(OPPONENTS)
-            raise ConfigError(
-                f"rl_env_config: there is no opponent {opponent}: name {names}, or a function FILE.py:NAME"
-            )
-        check_objects(parse_id(opponent), "opponent")
+    check_opponent(str(settings.get("opponent", "any_legal")))

@@ -1,4 +1,4 @@
-"""Functions and classes of the user's, named `file.py:name` or `package.module:name`: checked by reading, and loaded."""
+"""Functions and classes of the user's, named `file.py:name` or `package.module:name`: checked, and loaded."""
 
 from __future__ import annotations
 
