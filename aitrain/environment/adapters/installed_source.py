@@ -46,7 +46,7 @@ def registrations(package: str) -> dict[str, str]:
             id = keywords.get("id") or (call.args[0] if call.args else None)
             entry = keywords.get("entry_point") or (call.args[1] if call.args[1:] else None)
             parts = id.values if isinstance(id, ast.JoinedStr) else [id]
-            name = "".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts)
+            name = "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in parts)
             found[name] = str(entry.value) if isinstance(entry, ast.Constant) else ""
     return found
 
