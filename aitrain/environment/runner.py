@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import pickle
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from aitrain import activity
 from aitrain.environment.call_policy import CallPolicy, Notify
+from aitrain.environment.closing import close_environment
 from aitrain.environment.contract import Case, Transcript, level_of
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
 from aitrain.environment.score_parsing import ScoreResult
@@ -121,17 +118,14 @@ class EnvRunner:
     @property
     def _threads(self) -> int:
         default = THREADS if self.processes is None else PROCESSES_PER_CORE * usable_cores()
-        return self.config.rl_env_workers or default
+        return min(self.config.rl_env_workers or default, self.config.rl_env_episodes or default)
 
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Set the arguments `model` and `tokenizer` of `score_episode`; worker processes get the tokenizer only."""
         if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self._level == "score_episode":
-            handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
-            with os.fdopen(handle, "wb") as file:
-                pickle.dump(tokenizer, file)
-            self.given = {"model": NoModel(), "tokenizer": StoredTokenizer(Path(name))}
+            self.given = {"model": NoModel(), "tokenizer": StoredTokenizer.of(tokenizer)}
 
     @cached_property
     def has_sessions(self) -> bool:
@@ -269,7 +263,8 @@ class EnvRunner:
         return outcome.value
 
     def close(self) -> None:
-        """End the threads and processes."""
+        """Close the environment, here and in its processes, and end the threads and processes."""
+        close_environment(self.environment, self.pool, self.processes, self.notify)
         self.pool.close()
         if self.processes is not None:
             self.processes.close()

@@ -23,9 +23,9 @@ from aitrain.rollout.trajectory import Trajectory
 
 T = TypeVar("T")
 
-STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout")
+STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout", "no_room")
 """Why an episode ended: by the environment (done, or max_tokens if the last completion was cut off), by --rl-max-turns,
-without room for another completion (truncated), or by a failure."""
+without room for another completion (truncated), by a failure, or before it began, as its prompt left no room."""
 
 TRUNCATED = ("max_tokens", "max_turns", "truncated")
 """The members of STOPS that are limits."""
@@ -42,6 +42,10 @@ class Episode:
     tool_calls: int = 0
     wrong_tool_calls: int = 0
     result: ScoreResult = field(default_factory=lambda: ScoreResult(None))
+    too_long: int | None = None
+    """Tokens of a prompt that leaves no room for an answer."""
+    is_dropped: bool = False
+    """Whether it takes no part, as the prompt of an episode of its group leaves no room."""
 
     @property
     def case(self) -> Case:
@@ -74,6 +78,8 @@ class Episode:
     @property
     def stop(self) -> str:
         """Why it ended, one of STOPS."""
+        if self.is_dropped:
+            return "no_room"
         if self.result.failure is not None:
             return "env_timeout" if self.result.failure.kind == "timed_out" else "env_error"
         return self.trajectory.stop or "done"
@@ -112,17 +118,24 @@ class Rollout:
     ) -> list[Episode]:
         """One episode for each case, in their order; failures of the environment are in them. `seeds` are the
         environment's, `sampling_seeds` the policy's (None: the engine's own random numbers)."""
+        limit = self.runner.config.rl_env_episodes if self.runner.has_sessions else None
+        sampling = [None] * len(cases) if sampling_seeds is None else [EpisodeSeeds(seed) for seed in sampling_seeds]
+        count, episodes = max(1, len(cases)), list[Episode]()  # without cases too, as ranks may generate together
         with self.clock.running("rollout"):
-            sampling = (
-                [None] * len(cases) if sampling_seeds is None else [EpisodeSeeds(seed) for seed in sampling_seeds]
-            )
-            with self.clock.running("environment"):
-                sessions = await self.runner.open(cases, seeds, sampling)
-            episodes = [self._begin(session) for session in sessions]
-            live = [(place, episode) for place, episode in enumerate(episodes) if episode.trajectory.stop is None]
-            async with self.engine.batch(len(live)) as leave:
-                await run_all(self._converse(episode, place, decoding, leave) for place, episode in live)
-            await self._score(episodes)
+            for start in range(0, count, limit or count):
+                part = slice(start, start + (limit or count))
+                with self.clock.running("environment"):
+                    sessions = await self.runner.open(cases[part], seeds[part], sampling[part])
+                episodes += await self._play(sessions, decoding)
+        return episodes
+
+    async def _play(self, sessions: Sequence[EnvSession], decoding: Decoding) -> list[Episode]:
+        """Play and score episodes at the same time."""
+        episodes = [self._begin(session) for session in sessions]
+        live = [(place, episode) for place, episode in enumerate(episodes) if episode.trajectory.stop is None]
+        async with self.engine.batch(len(live)) as leave:
+            await run_all(self._converse(episode, place, decoding, leave) for place, episode in live)
+        await self._score(episodes)
         return episodes
 
     def _begin(self, session: EnvSession) -> Episode:
@@ -131,11 +144,11 @@ class Rollout:
         if session.failure is None:
             with _template_errors(session):
                 trajectory.prompt_ids = self._prompt_ids(episode)
-        if session.failure is None and self.limits.room(len(trajectory.prompt_ids), 0) < 1:
-            what = f"have {len(trajectory.prompt_ids)} tokens, which leaves no room for an answer"
-            session.failure = Failure("wrong_type", what, place="Prompt and tools")
         if session.failure is not None:
             trajectory.stop = "env_error"
+        elif self.limits.room(len(trajectory.prompt_ids), 0) < 1:
+            trajectory.stop, episode.too_long, episode.is_dropped = "no_room", len(trajectory.prompt_ids), True
+        if trajectory.stop is not None:
             trajectory.prompt_ids = trajectory.prompt_ids[:1] or [self.end.eos_ids[0]]  # TRL takes no empty prompt
         return episode
 
@@ -198,13 +211,16 @@ class Rollout:
         return None
 
     async def _score(self, episodes: list[Episode]) -> None:
-        sessions = [episode.session for episode in episodes]
+        begun = [episode for episode in episodes if not episode.is_dropped]
         with self.clock.running("environment"):
             async with self.scoring():
-                results = await self.runner.score(sessions, [episode.transcript for episode in episodes])
-        await self.runner.end(sessions)
-        for episode, result in zip(episodes, results, strict=True):
+                results = await self.runner.score(
+                    [episode.session for episode in begun], [episode.transcript for episode in begun]
+                )
+        await self.runner.end([episode.session for episode in episodes])
+        for episode, result in zip(begun, results, strict=True):
             episode.result = result
+        for episode in episodes:
             if not episode.trajectory.ids:
                 episode.trajectory.append_env_tokens([self.end.eos_ids[0]])  # TRL takes no empty completion
 
