@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from aitrain.environment.requirements import with_requirements
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import AssistantTurn, session_for
 from aitrain.environment.tool_call_parser import ToolCall
+from tests.conftest import write
 
 
 class ByteTokenizer:
@@ -81,3 +84,22 @@ def play(
         return said, session.score(arguments)
     finally:
         session.close()
+
+
+@pytest.fixture
+def install(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """`install("textarena", "0.7.4", {"textarena/__init__.py": ...})`: a small stand-in as an installed package."""
+    site = here.parent / "site"
+    hidden: dict[str, ModuleType] = {}
+
+    def put(distribution: str, version: str, files: Mapping[str, str]) -> None:
+        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        write(site, {**files, f"{distribution.replace('-', '_')}-{version}.dist-info/METADATA": metadata})
+        tops = {name.partition("/")[0] for name in files}
+        hidden.update({name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in tops})
+        monkeypatch.syspath_prepend(str(site))
+
+    yield put
+    for name in [name for name, module in sys.modules.items() if str(site) in str(getattr(module, "__file__", ""))]:
+        del sys.modules[name]
+    sys.modules.update(hidden)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +33,15 @@ class ReasoningGym:
         score_range: object = "0,1",
         **config: Any,
     ) -> None:
-        self.id, self.size, self.seed, self.few_shot, self.config = id, size, seed, few_shot, config
-        self.system, self.answer_tag = system, answer_tag
-        self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "reasoning-gym"))
-
-    @cached_property
-    def dataset(self) -> Any:
-        """The framework's dataset; the questions before `size` are asked, those after it are the solved ones."""
         import reasoning_gym
         from reasoning_gym.composite import DatasetSpec
 
-        config = dict(self.config)
-        if self.id == "composite":
+        self.size, self.few_shot, self.system, self.answer_tag = size, few_shot, system, answer_tag
+        self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "reasoning-gym"))
+        if id == "composite":
             specs = [{"weight": 1, "config": {}, **spec} for spec in config["datasets"]]
             config["datasets"] = [DatasetSpec(**spec) for spec in specs]
-        return reasoning_gym.create_dataset(self.id, size=self.size + self.few_shot, seed=self.seed, **config)
+        self.dataset = reasoning_gym.create_dataset(id, size=size + few_shot, seed=seed, **config)
 
     def build_dataset(self) -> list[dict[str, Any]]:
         """One row for each entry, with the entry in it."""
