@@ -12,7 +12,7 @@ from rich.text import Text
 
 from aitrain.environment.contract import Case
 from aitrain.environment.remote_session import NoModel
-from aitrain.environment.session import session_for
+from aitrain.environment.session_kinds import session_for
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.options.train import TrainConfig

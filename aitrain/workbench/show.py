@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from aitrain.environment.contract import Case, level_of
-from aitrain.environment.session import ResetResult, session_for
+from aitrain.environment.session import ResetResult
+from aitrain.environment.session_kinds import session_for
 from aitrain.environment.tool_call_parser import ToolJson
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
