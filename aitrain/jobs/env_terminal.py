@@ -26,8 +26,11 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment, open_environment
+from aitrain.workbench.play import PlayOptions, play
 
 Request = dict[str, Any]
+NO_DEADLINE = 1e9
+"""Seconds of a call of the environment, which may wait in the debugger."""
 
 
 def main(request: Request) -> int:
@@ -43,11 +46,23 @@ def main(request: Request) -> int:
 
 
 def _play(request: Request) -> int:
-    from aitrain.workbench.play import PlayOptions, play
-
+    options = PlayOptions(**request["play"])
+    if options.policy == "model":
+        return _play_model(request, options)
     config, opened, view = _open(request)
     try:
-        return play(opened, config, view, PlayOptions(**request["play"]))
+        return play(opened, config, view, options)
+    finally:
+        _close(opened.environment)
+
+
+def _play_model(request: Request, options: PlayOptions) -> int:
+    config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
+    opened, config = open_environment(config, LazyTokenizer(config))
+    from aitrain.jobs.env_policy import play_model  # here, because an environment that fails needs no torch
+
+    try:
+        return play_model(opened, config, options)
     finally:
         _close(opened.environment)
 

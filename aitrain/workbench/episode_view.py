@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rich.console import Console
 from rich.text import Text
 
 from aitrain.environment.contract import Case
+from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import AssistantTurn, Message, ResetResult, UntrainedChat
+from aitrain.environment.tool_call_parser import ToolJson
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.model_view import ModelView, RenderedText
 from aitrain.workbench.stage import StagedEpisode
@@ -21,8 +24,11 @@ LONGEST_VALUE = 300
 """Maximum characters of a column's value."""
 STOPS = {
     "done": "the environment ended the episode",
-    "max_turns": "--max-turns ended the episode",
-    "out_of_replies": "no further answer",
+    "max_tokens": "the environment ended the episode, its last answer was cut off",
+    "max_turns": "the limit of turns ended the episode",
+    "truncated": "no room for another answer",
+    "no_room": "the prompt leaves no room for an answer",
+    "out_of_replies": "there is no further answer",
 }
 """Why an episode ended, in words."""
 
@@ -71,9 +77,7 @@ class EpisodeView:
         if episode.stop == "done" and last and last[0]["role"] != "assistant":
             self.heading("the environment says")
             self.text(str(last[0]["content"]))
-        turns = f"{episode.turns} turn{'' if episode.turns == 1 else 's'}"
-        self.heading(f"{STOPS[episode.stop]} after {turns}: {episode.stop}")
-        show_score(self.console, episode.result.score, episode.result.metrics)
+        show_ended(self.console, episode.stop, episode.turns, episode.result)
 
     def heading(self, text: str) -> None:
         """A line that separates pieces."""
@@ -88,6 +92,12 @@ class EpisodeView:
         what = "the model gets" if self._turns == 1 else "the model then gets"
         self.heading(f"turn {self._turns}: {what} {rendered.tokens} tokens")
         self.text(rendered.text)
+
+
+def show_ended(console: Console, stop: str, turns: int, result: ScoreResult) -> None:
+    """Why an episode ended, and its score."""
+    show_heading(console, f"{STOPS[stop]} ({stop}, {turns} turn{'' if turns == 1 else 's'})")
+    show_score(console, result.score, result.metrics)
 
 
 def show_heading(console: Console, text: str) -> None:
@@ -125,3 +135,15 @@ def show_columns(console: Console, case: Case) -> None:
 def shortened(text: str) -> str:
     """At most LONGEST_VALUE characters."""
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}... ({len(text):,} characters)"
+
+
+def signature(schema: ToolJson) -> str:
+    """A tool's schema as a call: `add(first: integer, second: integer)`; optional arguments end with `?`."""
+    function = schema.get("function", schema)
+    parameters = function.get("parameters") or {}
+    required = parameters.get("required") or ()
+    arguments = (
+        f"{name}{'' if name in required else '?'}" + (f": {kind}" if isinstance(kind := each.get("type"), str) else "")
+        for name, each in islice((parameters.get("properties") or {}).items(), 20)
+    )
+    return f"{function.get('name')}({', '.join(arguments)})"

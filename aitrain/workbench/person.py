@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from aitrain.environment.session import AssistantTurn
 from aitrain.environment.tool_call_parser import clean
+from aitrain.workbench.episode_view import signature
 from aitrain.workbench.player import Conversation
 
 QUOTES = '"""'
 """A line that begins and ends an answer with empty lines in it."""
-HINT = f"Type the answer; an empty line ends it ({QUOTES} around one with empty lines). Ctrl-D ends the episode."
-TOOL_HINT = "Call a tool with: tool NAME key=value (values as JSON, or text)"
+HINT = f"Type the answer; an empty line ends it. Put {QUOTES} around one with empty lines.\nCtrl-D ends the episode."
+TOOL_HINT = "Call a tool with: tool NAME key=value (values are JSON, else text). Tools:"
 
 
 @dataclass
@@ -31,7 +32,9 @@ class Person:
         if not self.has_hinted and sys.stdin.isatty():
             import readline  # noqa: F401  # input() then edits lines and has a history
 
-            self.say(HINT + ("\n" + TOOL_HINT if conversation.reset.runs_tools else ""))
+            self.say(HINT)
+            if conversation.reset.runs_tools:
+                self.say("\n  ".join([TOOL_HINT, *map(signature, conversation.reset.tools)]))
             self.has_hinted = True
         while True:
             typed = read_answer()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bdb import BdbQuit
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.person import Person
 from aitrain.workbench.player import EMPTY, JUNK, Play, Policy, Script, reference_of
-from aitrain.workbench.stage import stage
+from aitrain.workbench.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,17 @@ def play(opened: OpenedEnvironment, config: TrainConfig, view: ModelView, option
         EnvironmentFailed: the environment failed.
     """
     console = Console(highlight=False)
-    cases = opened.all_cases
-    case = chosen_case(cases, options.case)
+    case = chosen_case(opened.all_cases, options.case)
     shown = EpisodeView(console, view, options.policy, is_typed=options.policy == "person" and console.is_terminal)
     policy = _policy(opened.environment, case, options, console)
-    which = f"case {case.number} of {len(cases)}" + (f" (case_idx {case.case_idx})" if is_named(case) else "")
-    title = f"{type(opened.environment).__name__}, {which}, seed {options.seed}; rendered for {view.name}"
-    console.print(Text(escape_controls(title), style="dim"), soft_wrap=True)
+    show_title(console, opened, case, options, view.name)
     session = session_for(opened.environment, config.score_bounds)
     try:
         given = {"model": NoModel(), "tokenizer": view.tokenizer}
-        episode = stage(session, Play(case, policy, options.seed), config.rl_max_turns, shown, given)
+        episode = Stage(session, shown, config.rl_max_turns, given).play(Play(case, policy, options.seed))
     except CallFailed as error:
+        if isinstance(error.__cause__, BdbQuit):  # `q` in the debugger
+            raise KeyboardInterrupt from None
         raise _failed(case, error.failure) from error
     finally:
         session.close()
@@ -64,6 +64,14 @@ def play(opened: OpenedEnvironment, config: TrainConfig, view: ModelView, option
         raise _failed(case, episode.result.failure)
     shown.ended(episode)
     return 0
+
+
+def show_title(console: Console, opened: OpenedEnvironment, case: Case, options: PlayOptions, model: str) -> None:
+    """One line about what is played."""
+    which = f"case {case.number} of {len(opened.all_cases)}"
+    named = f" (case_idx {case.case_idx})" if is_named(case) else ""
+    title = f"{type(opened.environment).__name__}, {which}{named}, seed {options.seed}; template and tokens of {model}"
+    console.print(Text(escape_controls(title), style="dim"), soft_wrap=True)
 
 
 def chosen_case(cases: Sequence[Case], wanted: str) -> Case:

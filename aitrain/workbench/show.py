@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from statistics import median
 
 from rich.console import Console
@@ -12,13 +11,12 @@ from rich.text import Text
 from aitrain.environment.contract import Case, level_of
 from aitrain.environment.session import ResetResult
 from aitrain.environment.session_kinds import session_for
-from aitrain.environment.tool_call_parser import ToolJson
 from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.user_code import describe_error
 from aitrain.runs.environment_source import class_file
 from aitrain.ui.escape_controls import escape_controls
-from aitrain.workbench.episode_view import shortened, show_columns, show_heading, show_text
+from aitrain.workbench.episode_view import shortened, show_columns, show_heading, show_text, signature
 from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import chosen_case, is_named
@@ -106,15 +104,3 @@ def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:
         raise EnvironmentFailed(f"{error.failure.place} of case {case.case_idx} {error.failure.message}") from error
     finally:
         session.close()
-
-
-def signature(schema: ToolJson) -> str:
-    """A tool's schema as a call: `add(first: integer, second: integer)`; optional arguments end with `?`."""
-    function = schema.get("function", schema)
-    parameters = function.get("parameters") or {}
-    required = parameters.get("required") or ()
-    arguments = (
-        f"{name}{'' if name in required else '?'}" + (f": {kind}" if isinstance(kind := each.get("type"), str) else "")
-        for name, each in islice((parameters.get("properties") or {}).items(), 20)
-    )
-    return f"{function.get('name')}({', '.join(arguments)})"

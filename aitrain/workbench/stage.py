@@ -40,54 +40,64 @@ class StagedEpisode:
     result: ScoreResult
 
 
-def stage(session: Session, play: Play, max_turns: int, audience: Audience, given: dict[str, object]) -> StagedEpisode:
-    """Play and score an episode; `given` are the arguments `model` and `tokenizer` of `score_episode`.
+@dataclass(frozen=True)
+class Stage:
+    """Plays episodes of one session; `given` are the arguments `model` and `tokenizer` of `score_episode`."""
 
-    Raises:
-        CallFailed: the environment failed.
-    """
-    reset = session.open(play.case.arguments(play.seed))
-    audience.opened(reset)
-    conversation, turns, stop = Conversation(play.case, reset), 0, ""
-    while not stop:
-        turn = _answer(play, conversation)
-        if turn is None:
-            stop = "out_of_replies"
-            break
-        audience.answered(turn)
-        turns += 1
-        response = _respond(session, play, turn, audience)
-        messages = [*conversation.messages, as_message(turn)]
-        if response.is_over:
-            stop = "done"
-        elif turns >= max_turns:
-            stop = "max_turns"
-        else:
-            audience.heard(response.messages)
-        # as in training, what is said after the last turn of a limit is not part of the episode
-        messages += response.messages if stop != "max_turns" else ()
-        conversation = Conversation(play.case, reset, tuple(messages))
-    arguments = {**_transcript(conversation).arguments(), **given}
-    return StagedEpisode(conversation, turns, stop, session.score(arguments))
+    session: Session
+    audience: Audience
+    max_turns: int
+    given: dict[str, object]
 
+    def play(self, play: Play) -> StagedEpisode:
+        """Play and score an episode.
 
-def _answer(play: Play, conversation: Conversation) -> AssistantTurn | None:
-    return run_if_async(play.policy(conversation))
+        Raises:
+            CallFailed: the environment failed.
+        """
+        reset = self._open(play)
+        self.audience.opened(reset)
+        conversation, turns, stop = Conversation(play.case, reset), 0, ""
+        while not stop:
+            turn = run_if_async(play.policy(conversation))
+            if turn is None:
+                stop = "out_of_replies"
+                break
+            self.audience.answered(turn)
+            turns += 1
+            response = self._respond(play, turn)
+            messages = [*conversation.messages, as_message(turn)]
+            if response.is_over:
+                stop = "done"
+            elif turns >= self.max_turns:
+                stop = "max_turns"
+            else:
+                self.audience.heard(response.messages)
+            # as in training, what is said after the last turn of a limit is not part of the episode
+            messages += response.messages if stop != "max_turns" else ()
+            conversation = Conversation(play.case, reset, tuple(messages))
+        arguments = {**_transcript(conversation).arguments(), **self.given}
+        return StagedEpisode(conversation, turns, stop, self.session.score(arguments))
 
+    def _open(self, play: Play) -> ResetResult:
+        reset = self.session.open(play.case.arguments(play.seed))
+        if reset.untrained is None:
+            return reset
+        return self._answered(play, EnvResponse(untrained=reset.untrained)).reset or ResetResult()
 
-def _respond(session: Session, play: Play, turn: AssistantTurn, audience: Audience) -> EnvResponse:
-    """The environment's response; answers its questions in other conversations first."""
-    response = session.respond(turn)
-    while response.untrained is not None:
-        chat = response.untrained
-        audience.asked_beside(chat)
-        beside = Conversation(
-            play.case, ResetResult(chat.tools, prompt=list(chat.messages), runs_tools=bool(chat.tools))
-        )
-        answer = _answer(play, beside) or AssistantTurn("")
-        audience.answered(answer)
-        response = session.respond(answer)
-    return response
+    def _respond(self, play: Play, turn: AssistantTurn) -> EnvResponse:
+        return self._answered(play, self.session.respond(turn))
+
+    def _answered(self, play: Play, response: EnvResponse) -> EnvResponse:
+        """The response, after the environment's questions in other conversations have been answered."""
+        while response.untrained is not None:
+            chat = response.untrained
+            self.audience.asked_beside(chat)
+            reset = ResetResult(chat.tools, runs_tools=bool(chat.tools), prompt=list(chat.messages))
+            answer = run_if_async(play.policy(Conversation(play.case, reset))) or AssistantTurn("")
+            self.audience.answered(answer)
+            response = self.session.respond(answer)
+        return response
 
 
 def _transcript(conversation: Conversation) -> Transcript:
