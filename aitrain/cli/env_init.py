@@ -37,7 +37,7 @@ def env_init(
 
 
 NEXT = """\
-Wrote {file} and its test, {test}. Edit them; then check, and train:
+Wrote {file} and its test, {test}. Edit, check, train:
 
   aitrain env check {file}
 

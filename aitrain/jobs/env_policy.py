@@ -38,7 +38,7 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig) -> Rollout:
     """
     transformers_logging.disable_progress_bar()
     tokenizer = load_tokenizer(config)
-    check_chat_template(opened.cases, tokenizer)
+    check_chat_template(opened.cases[0].is_chat, tokenizer)
     chat = _episode_format(opened, chat_format(tokenizer, config.trl_table("chat_template_kwargs")))
     model = load_model(config, choose_precision(config).dtype).eval()
     if torch.cuda.is_available() and config.quantization is None:

@@ -84,4 +84,4 @@ def _as_name(text: str) -> str:
 
 
 def _other_name(name: str) -> str:
-    return f"my_{name}"
+    return "my_task" if name == "test" else f"my_{name}"  # pytest takes my_test.py for tests
