@@ -72,7 +72,9 @@ def _lengths(opened: OpenedEnvironment, view: ModelView, reset: ResetResult) -> 
     measured = list(spread(cases, MOST_MEASURED))
     lengths = sorted(view.prompt(case.prompt, reset.tools).tokens for case in measured)
     number = f"{len(cases)} cases" if len(measured) == len(cases) else f"{len(measured)} of {len(cases)} cases"
-    return f"{lengths[0]} to {lengths[-1]} in a prompt, median {median(lengths):g} ({view.name}, {number})"
+    spread_out = f"{lengths[0]} to {lengths[-1]} in a prompt, median {median(lengths):g}"
+    same = f"{lengths[0]} in each prompt"
+    return f"{same if lengths[0] == lengths[-1] else spread_out} ({view.name}, {number})"
 
 
 def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, case: Case) -> None:
