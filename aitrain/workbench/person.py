@@ -88,7 +88,7 @@ def written(typed: str) -> str:
 
 
 def _call(call: dict[str, object]) -> str:
-    return f"<tool_call>{json.dumps({'arguments': {}, **call}, ensure_ascii=False)}</tool_call>"
+    return f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>"
 
 
 def _command(line: str) -> dict[str, object]:

@@ -191,8 +191,9 @@ class Player:
             response = await self.runner.respond(one.session, turn)
             while response.untrained is not None:  # a conversation of the environment's own, in which nobody answers
                 response = await self.runner.respond(one.session, AssistantTurn(""))
-            one.messages += response.messages
             one.stop = self._stop_after(one, response)
+            if one.stop in ("", "done"):  # as in training, an episode does not have what is said after its last turn
+                one.messages += response.messages
 
     def _stop_after(self, one: _Running, response: EnvResponse) -> str:
         if one.session.failure is not None:

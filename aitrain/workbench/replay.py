@@ -23,16 +23,21 @@ class Replay:
     record: RolloutRecord
     is_different: bool = False
 
+    @property
+    def answers(self) -> int:
+        """How many answers the record holds."""
+        return sum(message.get("role") == "assistant" for message in self.record.messages)
+
     def __call__(self, conversation: Conversation) -> AssistantTurn | None:
         """The next recorded answer; None after the last one, and where the conversations part."""
-        said = whole(conversation)
-        recorded = self.record.messages
-        next_one = recorded[len(said) : len(said) + 1]
-        if not _agree(said, recorded) or (next_one and next_one[0].get("role") != "assistant"):
-            self.is_different = True
-        if self.is_different or not next_one:
+        if conversation.answers >= self.answers:
             return None
-        return _turn(next_one[0], recorded[len(said) + 1 :], self.record.tools)
+        said, recorded = whole(conversation), self.record.messages
+        rest = recorded[len(said) :]
+        if not _agree(said, recorded) or not rest or rest[0].get("role") != "assistant":
+            self.is_different = True
+            return None
+        return _turn(rest[0], rest[1:], self.record.tools)
 
 
 def whole(conversation: Conversation) -> list[Message]:
@@ -44,23 +49,25 @@ def whole(conversation: Conversation) -> list[Message]:
 
 def problem_of(played: PlayedEpisode, replay: Replay) -> str:
     """Why a replayed episode is not the recorded one; empty if it is, so that its score counts."""
-    record = replay.record
     if played.failure is not None:
         return ""  # its score is missing, which is a result
-    answers = sum(message.get("role") == "assistant" for message in record.messages)
-    if replay.is_different or len(played.turns) != answers or not _agree(whole(played.conversation), record.messages):
+    said, recorded, stop = whole(played.conversation), replay.record.messages, replay.record.stop
+    is_done = played.stop == "done"
+    if replay.is_different or len(played.turns) != replay.answers or not _agree(said[: len(recorded)], recorded):
         return DIFFERENT
-    if record.stop in ("env_error", "env_timeout"):
-        return "" if played.stop == "done" else "a failure of the environment had cut it off"
-    return "" if (played.stop == "done") == (record.stop not in LIMITS) else DIFFERENT
+    if stop in ("env_error", "env_timeout"):
+        return "" if is_done else "a failure of the environment had cut it off"
+    if stop in LIMITS:
+        return DIFFERENT if is_done else ""
+    return "" if is_done and len(said) == len(recorded) else DIFFERENT
 
 
 def _agree(said: list[Message], recorded: list[JsonObject]) -> bool:
     """Whether the environment's messages are those of the record; answers are the record's own."""
-    if len(said) > len(recorded):
-        return False
     pairs = zip(said, recorded, strict=False)
-    return all(one["role"] == "assistant" or to_jsonable(one) == other for one, other in pairs)
+    return len(said) <= len(recorded) and all(
+        one["role"] == "assistant" or to_jsonable(one) == other for one, other in pairs
+    )
 
 
 def _turn(message: JsonObject, after: list[JsonObject], tools: list[JsonObject]) -> AssistantTurn:

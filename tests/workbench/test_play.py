@@ -236,17 +236,17 @@ def test_a_wrong_command_is_refused_before_anything_is_started(options: dict[str
     ("typed", "answer"),
     [
         ("85", "85"),
-        ("tool add first=2 second=3", '<tool_call>{"arguments": {"first": 2, "second": 3}, "name": "add"}</tool_call>'),
-        ("tool say text='two words'", '<tool_call>{"arguments": {"text": "two words"}, "name": "say"}</tool_call>'),
-        ("tool leave", '<tool_call>{"arguments": {}, "name": "leave"}</tool_call>'),
-        ('{"name": "leave"}', '<tool_call>{"arguments": {}, "name": "leave"}</tool_call>'),
+        ("tool add first=2 second=3", '<tool_call>{"name": "add", "arguments": {"first": 2, "second": 3}}</tool_call>'),
+        ("tool say text='two words'", '<tool_call>{"name": "say", "arguments": {"text": "two words"}}</tool_call>'),
+        ("tool leave", '<tool_call>{"name": "leave", "arguments": {}}</tool_call>'),
+        ('{"name": "leave"}', '<tool_call>{"name": "leave"}</tool_call>'),
         ('{"city": "Arla"}', '{"city": "Arla"}'),
         ("{not json", "{not json"),
-        ("so:\ntool leave", 'so:\n<tool_call>{"arguments": {}, "name": "leave"}</tool_call>'),
+        ("so:\ntool leave", 'so:\n<tool_call>{"name": "leave", "arguments": {}}</tool_call>'),
     ],
 )
 def test_calls_may_be_typed_in_short(typed: str, answer: str) -> None:
-    assert written(typed) == answer.replace('{"arguments"', '{"arguments"')
+    assert written(typed) == answer
 
 
 @pytest.mark.parametrize("typed", ["tool", "tool add 3", "tool add =3", "tool add text='open"])
