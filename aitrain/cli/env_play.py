@@ -19,7 +19,7 @@ POLICY_HELP = (
 
 def env_play(
     env: EnvName,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The replies, for --policy script.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="The replies, for --policy script.")] = None,
     *,
     policy: Annotated[str, typer.Option(help=POLICY_HELP, autocompletion=lambda: list(POLICIES))] = "person",
     model: Annotated[str | None, typer.Option(help="Model that plays: a Hub name, a folder, or tiny.")] = None,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby
 
-from aitrain.environment.contract import Case, Transcript, level_of
+from aitrain.environment.contract import Case, Transcript, level_of, scores_groups
+from aitrain.environment.group_scoring import Group, GroupMember, score_groups
 from aitrain.environment.remote_session import NoModel
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.score_parsing import ScoreResult
@@ -24,6 +26,7 @@ EXCERPT = 400
 """Characters that are kept of a prompt and an answer."""
 SAME = 1e-9
 """Scores that differ by less are the same."""
+INCOMPLETE = "another episode of its group could not be scored, and score_group compares them"
 
 
 @dataclass(frozen=True)
@@ -65,22 +68,23 @@ class Rescorer:
         self._level = level_of(self.opened.environment)
 
     def rescore(self, records: Iterable[RolloutRecord]) -> Iterator[RescoredEpisode]:
-        """Each episode with today's score."""
+        """Each episode with today's score; the records of a group follow each other."""
         runner = start_runner(self.opened.environment, self.config)
         runner.offer(NoModel(), self.tokenizer)
         loop, player = EventLoop(), Player(self.opened.environment, self.config, runner)
-        waiting = iter(records)
         try:
-            while batch := list(islice(waiting, BATCH)):
+            for batch in _batches(records):
                 cases = [self._case(record) for record in batch]
                 ready = [(record, case) for record, case in zip(batch, cases, strict=True) if isinstance(case, Case)]
                 if self._level == "score_episode":
                     results = [(result, "") for result in loop.run(_scored(runner, ready))]
                 else:
                     results = _replayed(player, ready)
-                by_record = dict(zip((id(record) for record, _ in ready), results, strict=True))
+                if scores_groups(self.opened.environment):
+                    results = loop.run(_with_groups(runner, batch, ready, results))
+                found = iter(results)
                 for record, case in zip(batch, cases, strict=True):
-                    result, problem = by_record.get(id(record), (ScoreResult(None), str(case)))
+                    result, problem = next(found) if isinstance(case, Case) else (ScoreResult(None), case)
                     yield self._episode(record, result, problem)
         finally:
             player.close()
@@ -141,7 +145,53 @@ class Rescorer:
         return ""
 
 
-async def _scored(runner: EnvRunner, ready: Sequence[tuple[RolloutRecord, Case]]) -> list[ScoreResult]:
+def _group_key(record: RolloutRecord) -> tuple[object, ...]:
+    return record.step, record.eval_phase, record.group, record.row_number if record.eval_phase else None
+
+
+def _batches(records: Iterable[RolloutRecord]) -> Iterator[list[RolloutRecord]]:
+    """Batches of about BATCH records, of whole groups."""
+    batch: list[RolloutRecord] = []
+    for _, group in groupby(records, _group_key):
+        batch += group
+        if len(batch) >= BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+Ready = Sequence[tuple[RolloutRecord, Case]]
+"""Records with the cases that they are scored with."""
+Result = tuple[ScoreResult, str]
+"""Today's score, and why it does not count."""
+
+
+async def _with_groups(
+    runner: EnvRunner, batch: Sequence[RolloutRecord], ready: Ready, results: Sequence[Result]
+) -> list[Result]:
+    """The results after `score_group`, which needs all episodes of a group."""
+    sizes, merged = Counter(map(_group_key, batch)), list(results)
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for place, (record, _) in enumerate(ready):
+        groups.setdefault(_group_key(record), []).append(place)
+    for key, places in groups.items():
+        if len(places) < sizes[key] or any(results[place][1] for place in places):
+            for place in places:
+                merged[place] = ScoreResult(None), results[place][1] or INCOMPLETE
+            continue
+        texts = [_transcript(*ready[place]) for place in places]
+        members = [
+            GroupMember(text.content, text.text, text.messages, results[place][0])
+            for text, place in zip(texts, places, strict=True)
+        ]
+        (scored,) = await score_groups(runner, [Group(ready[places[0]][1], members)])
+        for place, result in zip(places, scored, strict=True):
+            merged[place] = result, ""
+    return merged
+
+
+async def _scored(runner: EnvRunner, ready: Ready) -> list[ScoreResult]:
     """Scores of saved transcripts, by `score_episode`."""
     cases = [case for _, case in ready]
     sessions = await runner.open(cases, [record.seed or 0 for record, _ in ready])
@@ -156,7 +206,7 @@ def _transcript(record: RolloutRecord, case: Case) -> Transcript:
     return Transcript(case, record.messages[len(record.prompt) :])
 
 
-def _replayed(player: Player, ready: Sequence[tuple[RolloutRecord, Case]]) -> list[tuple[ScoreResult, str]]:
+def _replayed(player: Player, ready: Ready) -> list[Result]:
     """Scores of episodes that were played again with the saved answers, each with why it does not count."""
     replays = [Replay(record) for record, _ in ready]
     plays = [Play(case, replay, record.seed or 0) for replay, (record, case) in zip(replays, ready, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 
 from rich.console import Console
@@ -52,7 +53,7 @@ def spread(cases: Sequence[Case], count: int) -> Iterator[Case]:
 def _facts(opened: OpenedEnvironment, view: ModelView) -> Iterator[tuple[str, str]]:
     environment = opened.environment
     file = class_file(type(environment))
-    yield "class", type(environment).__name__ + (f" in {file}" if file else "")
+    yield "class", type(environment).__name__ + (f" in {_short(file)}" if file else "")
     level = level_of(environment)
     yield "cases", f"{len(opened.cases)}" + (f", {len(opened.held_out)} held out" if opened.held_out else "")
     yield "episode", "one answer (score_episode)" if level == "score_episode" else f"several turns ({level})"
@@ -62,6 +63,11 @@ def _facts(opened: OpenedEnvironment, view: ModelView) -> Iterator[tuple[str, st
     if reset.tools:
         yield "tools", "; ".join(map(signature, reset.tools))
     yield "tokens", _lengths(opened, view, reset)
+
+
+def _short(file: Path) -> str:
+    """The path from the working directory, for a file below it."""
+    return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file)
 
 
 def _lengths(opened: OpenedEnvironment, view: ModelView, reset: ResetResult) -> str:

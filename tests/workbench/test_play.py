@@ -268,3 +268,25 @@ def test_an_answer_ends_with_an_empty_line_or_with_quotes(monkeypatch: pytest.Mo
     person, conversation = Person(lambda _: None), Conversation(cases()[0], ResetResult())
     answers = [person(conversation) for _ in range(5)]
     assert [answer and answer.text for answer in answers] == ["two\nlines", "", "with\n\nempty ones", "last", None]
+
+
+class OwnLoop:
+    """Runs its own loop, with a second conversation that is not trained."""
+
+    async def rollout(self, answer: str, endpoint: Any) -> float:
+        messages = [{"role": "user", "content": "first?"}]
+        first = await endpoint.chat(messages)
+        beside = await endpoint.chat([{"role": "user", "content": "what do you think?"}], trained=False)
+        await endpoint.chat([*messages, first, {"role": "user", "content": f"you thought {beside['content']}"}])
+        return 0.5
+
+
+def test_an_environment_with_its_own_loop_is_played_and_its_other_conversations_are_marked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = played(OwnLoop(), capsys, policy="junk")
+    assert "-- the environment asks in another conversation, which is not trained" in shown
+    assert "what do you think?" in shown
+    assert "you thought qwzx" in shown
+    assert "(done, 2 turns)" in shown
+    assert "score 0.500" in shown

@@ -153,6 +153,25 @@ def test_a_failed_score_is_missing_before_and_a_score_now() -> None:
     assert "no such city" in rescored(Raises(), records)[0].failure
 
 
+class Longest(Exact):
+    """The longest answer of a group is the best one."""
+
+    def score_group(self, texts: list[str], scores: list[float]) -> list[float]:
+        return [score * (len(text) == max(map(len, texts))) for text, score in zip(texts, scores, strict=True)]
+
+
+def test_episodes_that_are_scored_as_a_group_are_scored_as_one_again() -> None:
+    first, other, failed, alone = saved(Exact(), number_of)
+    together = [replace(record, group=0) for record in (first, other)]
+    apart = [replace(record, group=1) for record in (replace(failed, messages=failed.messages[:1]), alone)]
+    found = rescored(Longest(), [*together, *apart])
+    assert [(one.before, one.after) for one in found[:2]] == [(1.0, 0.0), (0.0, 0.0)]
+    assert [one.problem for one in found[2:]] == [
+        "it has no answer",
+        "another episode of its group could not be scored, and score_group compares them",
+    ]
+
+
 # -- several turns
 
 
