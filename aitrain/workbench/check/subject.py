@@ -51,6 +51,8 @@ class Subject:
     """Maximum number of cases that are played."""
     budget: float = math.inf
     """Seconds that all checks may take; see `is_late`."""
+    is_serial: bool = False
+    """Whether episodes are played one after another, as they disturb each other."""
     model: ModelGuard = field(default_factory=ModelGuard)
     episodes: list[PlayedEpisode] = field(default_factory=list)
     """The episodes that were played, in their order, without those played `again`."""
@@ -140,7 +142,7 @@ class Subject:
         new = list({_key(play): play for play in wanted if again or _key(play) not in self._cache}.values())
         if again:
             new = wanted
-        played = self.player.play(new)
+        played = [self.player.play([play])[0] for play in new] if self.is_serial else self.player.play(new)
         if again:
             return played
         self.episodes += played

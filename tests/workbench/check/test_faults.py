@@ -30,7 +30,12 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("datasets_of.UnseededRows", "datasets_of.SeededRows", "repeatable-dataset", "two-ranks"),
     ("datasets_of.GrowingRows", "datasets_of.KeptRows", "repeatable-dataset", ""),
     ("datasets_of.KeyOfTheProcess", "datasets_of.KeyOfTheRow", "two-ranks", "repeatable-dataset"),
-    ("scores_of.Noise", "scores_of.NoNoise", "repeatable-score", "concurrency equivalent-forms"),
+    (
+        "scores_of.Noise",
+        "scores_of.NoNoise",
+        "repeatable-score",
+        "concurrency equivalent-forms message-forms two-ranks",
+    ),
     ("scores_of.NoveltyBonus", "scores_of.Memory", "repeatable-score", "concurrency"),
     ("scores_of.Percent", "scores_of.Share", "score-range", "reference"),
     ("scores_of.NotANumber", "scores_of.ANumber", "score-range", ""),
