@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-CASES = 24
+CASES = 16
 
 KNOWN: dict[str, tuple[str, ...]] = {
     "game_of_life_halting": ("floor", "other-answer", "wrong-answer", "lazy-policy"),
@@ -39,7 +39,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
 
 
 class Gym:
-    """One task of reasoning-gym; the whole reply is the answer."""
+    """One task of reasoning-gym; the reply is the answer, without space around it, as its `extract_answer` gives it."""
 
     def __init__(self, task: str, size: int = CASES) -> None:
         import reasoning_gym
@@ -51,7 +51,7 @@ class Gym:
         return [{"prompt": [{"role": "user", "content": entry["question"]}], "entry": entry} for entry in self.entries]
 
     def score_episode(self, text: str, entry: dict[str, Any]) -> float:
-        return float(self.dataset.score_answer(text, entry))
+        return float(self.dataset.score_answer(text.strip(), entry))
 
     def reference(self, case_idx: int) -> str | None:
         answer = self.entries[case_idx]["answer"]
@@ -147,9 +147,8 @@ def zoo() -> None:
         is_healthy = by_name[name].healthy
         caught += not is_healthy and bool(found)
         alarms += is_healthy and bool(found)
-        print(
-            f"{name:26} {'healthy' if is_healthy else by_name[name].expects:30} {', '.join(found) or '-'} {report.get('error', '')}"
-        )
+        expected = "healthy" if is_healthy else by_name[name].expects
+        print(f"{name:26} {expected:30} {', '.join(found) or '-'} {report.get('error', '')}", flush=True)
     defects = sum(not specimen.healthy for specimen in SPECIMENS)
     healthy = len(SPECIMENS) - defects
     print(f"{caught} of {defects} defects found, {alarms} of {healthy} healthy ones with a finding")
