@@ -112,10 +112,9 @@ def test_tool_calls_in_replies_are_run() -> None:
 
 def test_many_episodes_are_played_at_the_same_time_in_processes_as_well() -> None:
     prompt = [{"role": "user", "content": "begin"}]
-    plays = [
-        Play(Case(n, prompt, {"prompt": prompt}, n), Script(("a", "b", "right" if n % 2 else "wrong")))
-        for n in range(6)
-    ]
+    row = {"prompt": prompt}
+    last = ["right" if n % 2 else "wrong" for n in range(6)]
+    plays = [Play(Case(n, prompt, row, n), Script(("a", "b", word))) for n, word in enumerate(last)]
     for isolation in ("thread", "process"):
         with closing(Player(Echo(), TrainConfig(rl_env_isolation=isolation))) as player:
             assert [episode.score for episode in player.play(plays)] == [0.0, 1.0] * 3

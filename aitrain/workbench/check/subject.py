@@ -95,9 +95,14 @@ class Subject:
     # -- cases and references
 
     @cached_property
+    def chosen(self) -> list[Case]:
+        """Cases spread evenly over the dataset, for checks that play nothing."""
+        return spread(self.cases, self.limit)
+
+    @cached_property
     def sample(self) -> list[Case]:
         """Cases that are played: spread evenly over the dataset; few of them if episodes are slow."""
-        chosen = spread(self.cases, self.limit)
+        chosen = self.chosen
         first = self.play_one(chosen[0], self.reference(chosen[0]) or Script(("",)))
         return spread(chosen, SLOW_SAMPLE) if first.seconds > SLOW_SECONDS else chosen
 

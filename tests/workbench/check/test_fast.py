@@ -78,7 +78,7 @@ def test_a_check_that_fails_itself_says_so_and_the_others_run() -> None:
         (-1.0, 0.0, -0.5, 0.5),
         (0.0, None, 1.0, None),
         (0.0, 1.0, None, None),
-        (0.0, 1.0, -1.0, -1.0),
+        (0.0, 1.0, -1, -1),
     ],
 )
 def test_a_score_is_a_share_of_what_the_reference_earns(

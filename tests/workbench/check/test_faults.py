@@ -50,7 +50,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("scores_of.Truthy", "scores_of.Equal", "other-answer", "floor wrong-answer shotgun denied-answer lazy-policy"),
     ("scores_of.Contains", "scores_of.InTags", "shotgun", "denied-answer"),
     ("scores_of.LastNumber", "scores_of.LastLine", "denied-answer", ""),
-    ("scores_of.PaidFormat", "scores_of.SmallFormatBonus", "template", ""),
+    ("scores_of.PaidFormat", "scores_of.SmallFormatBonus", "template", "floor"),
     ("scores_of.MostlyYes", "scores_of.YesAndNo", "lazy-policy", ""),
     ("scores_of.FirstNumber", "scores_of.SomeNumber", "lazy-policy", ""),
     ("scores_of.WrongReference", "scores_of.RightReference", "reference", ""),
