@@ -74,6 +74,18 @@ class Constant:
         return conversation.turn(self.text)
 
 
+@dataclass(frozen=True)
+class Parrot:
+    """A policy that repeats what the environment said last; at first, the prompt."""
+
+    def __call__(self, conversation: Conversation) -> AssistantTurn:
+        """The repetition."""
+        prompt = conversation.prompt
+        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        last = next(m for m in reversed([*said, *conversation.messages]) if m["role"] != "assistant")
+        return AssistantTurn(str(last.get("content") or ""))
+
+
 EMPTY, JUNK = Constant(""), Constant(JUNK_TEXT)
 
 

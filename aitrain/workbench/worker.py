@@ -25,6 +25,11 @@ from aitrain.workbench.check.registry import CHECKS, CheckResult, EnvCheck, chos
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.opening import open_environment
 
+CALL_SECONDS = 10.0
+"""Deadline of a call to the environment, unless --rl-env-timeout is given: a hostile reply may hang it."""
+SECONDS = 180.0
+"""After this time no further check is begun."""
+
 Send = Callable[[dict[str, Any]], None]
 
 
@@ -37,7 +42,9 @@ def check(request: dict[str, Any], send: Send, tokenizer: object = None, more: S
     start = time.monotonic()
     opened, config = open_environment(resolve(TrainConfig, None, request["options"]), tokenizer)
     checks = chosen(request["only"], [*CHECKS, *more])
-    subject = Subject(opened, config, tokenizer)
+    if "rl_env_timeout" not in request["options"]:
+        config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
+    subject = Subject(opened, config, tokenizer, budget=SECONDS)
     counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
     name = type(opened.environment).__name__
     send({"opened": {"name": name, **counts, "note": opened.note, "seconds": time.monotonic() - start}})

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from aitrain.execution.failure import Failure
 from aitrain.workbench.check.exploits import probe
 from aitrain.workbench.check.finding import EnvFinding
-from aitrain.workbench.check.replies import HOSTILE
+from aitrain.workbench.check.replies import HOSTILE, HOSTILE_ANSWERS, rewrapped
 from aitrain.workbench.check.subject import NO_MODEL, Subject
 from aitrain.workbench.player import Constant, PlayedEpisode, Script
 
@@ -64,6 +64,8 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
 def _play_hostile(subject: Subject) -> None:
     count = 2 if subject.limit > len(subject.sample[:4]) else 1
     subject.play((case, Constant(text)) for text in HOSTILE.values() for case in subject.sample[:count])
+    answered = subject.answered[:count]
+    subject.play((case, Script((rewrapped(reply, text),))) for case, reply in answered for text in HOSTILE_ANSWERS)
 
 
 def _first_of_each(episodes: Sequence[PlayedEpisode], kinds: Sequence[str]) -> list[tuple[PlayedEpisode, Failure]]:

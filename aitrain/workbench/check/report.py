@@ -104,7 +104,8 @@ def _summary(results: list[Message], findings: list[Message], episodes: int) -> 
     )
     run = sum(not result["skipped"] for result in results)
     seconds = sum(result["seconds"] for result in results)
-    return f"{run} checks with {episodes} episodes in {seconds:.1f}s: {found or 'nothing found'}"
+    checks = "1 check" if run == 1 else f"{run} checks"
+    return f"{checks} with {episodes} episodes in {seconds:.1f}s: {found or 'nothing found'}"
 
 
 def _plain(text: str) -> str:
