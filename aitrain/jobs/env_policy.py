@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from rich.console import Console
 from transformers import PreTrainedModel
@@ -108,6 +106,6 @@ def _episode_format(opened: OpenedEnvironment, chat: ChatFormat) -> ChatFormat:
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokens that end a completion: those of the model, and the tokenizer's."""
-    named: Any = model.generation_config.eos_token_id
+    named: object = model.generation_config.eos_token_id
     of_model = named if isinstance(named, list) else [] if named is None else [named]
     return list(dict.fromkeys([*of_model, tokenizer.eos_token_id]))

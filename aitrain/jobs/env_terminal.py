@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 
@@ -27,6 +27,9 @@ from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment, open_environment
 from aitrain.workbench.play import PlayOptions, play
+
+if TYPE_CHECKING:
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 Request = dict[str, Any]
 NO_DEADLINE = 1e9
@@ -136,17 +139,17 @@ class LazyTokenizer:
         self._config = config
 
     @cached_property
-    def _loaded(self) -> Any:
+    def _loaded(self) -> PreTrainedTokenizerBase:
         from aitrain.training.model import load_tokenizer
 
         return load_tokenizer(self._config)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._loaded, name)
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, *arguments: object, **keywords: object) -> object:
         """The tokenizer's own call."""
         return self._loaded(*arguments, **keywords)
 
@@ -156,7 +159,7 @@ class LazyTokenizer:
     def __bool__(self) -> bool:
         return True
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return copy.copy, (self._loaded,)  # worker processes get the tokenizer itself
 
 

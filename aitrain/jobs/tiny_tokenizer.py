@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
@@ -33,6 +32,6 @@ class TinyTokenizer:
         """The text of token ids."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def apply_chat_template(self, conversation: list[Message], **options: Any) -> str:
+    def apply_chat_template(self, conversation: list[Message], **options: object) -> str:
         """The rendered conversation; options are the template's variables."""
         return str(self._template.render(**{"tools": None, **options}, messages=conversation))

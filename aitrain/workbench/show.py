@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -17,6 +17,7 @@ from aitrain.execution.failure import CallFailed
 from aitrain.execution.user_code import describe_error
 from aitrain.runs.environment_source import class_file
 from aitrain.ui.escape_controls import escape_controls
+from aitrain.workbench.check.subject import spread
 from aitrain.workbench.episode_view import shortened, show_columns, show_heading, show_text, signature
 from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment
@@ -36,18 +37,12 @@ def show(opened: OpenedEnvironment, view: ModelView, case: str | None = None, co
     """
     console = Console(highlight=False)
     cases = opened.all_cases
-    shown = [chosen_case(cases, case)] if case is not None else list(spread(cases, count))
+    shown = [chosen_case(cases, case)] if case is not None else spread(cases, count) if count else []
     for name, text in _facts(opened, view):
         console.print(Text(f"{name:9} {escape_controls(text)}"), soft_wrap=True)
     for one in shown:
         _show_case(console, opened, view, one)
     return 0
-
-
-def spread(cases: Sequence[Case], count: int) -> Iterator[Case]:
-    """At most `count` cases, evenly spread over the dataset, with the first one."""
-    number = min(count, len(cases))
-    return (cases[place * len(cases) // number] for place in range(number))
 
 
 def _facts(opened: OpenedEnvironment, view: ModelView) -> Iterator[tuple[str, str]]:
@@ -75,7 +70,7 @@ def _lengths(opened: OpenedEnvironment, view: ModelView, reset: ResetResult) -> 
     if level_of(opened.environment) != "score_episode":  # what each episode adds is known when it begins
         return f"of {view.name}; each prompt's are below"
     cases = opened.all_cases
-    measured = list(spread(cases, MOST_MEASURED))
+    measured = spread(cases, MOST_MEASURED)
     lengths = sorted(view.prompt(case.prompt, reset.tools).tokens for case in measured)
     number = f"{len(cases)} cases" if len(measured) == len(cases) else f"{len(measured)} of {len(cases)} cases"
     spread_out = f"{lengths[0]} to {lengths[-1]} in a prompt, median {median(lengths):g}"

@@ -8,7 +8,7 @@ import pytest
 
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.show import show, spread
+from aitrain.workbench.show import show
 from tests.workbench.test_play import VIEW, Add, OneTurn, Talk, cases
 
 
@@ -42,10 +42,11 @@ def test_what_the_environment_says_first_is_part_of_the_prompt(capsys: pytest.Ca
     assert "reference: none" in text
 
 
-def test_samples_are_spread_over_the_dataset() -> None:
-    assert [case.number for case in spread(cases(10), 3)] == [0, 3, 6]
-    assert [case.number for case in spread(cases(2), 3)] == [0, 1]
-    assert list(spread(cases(2), 0)) == []
+def test_samples_are_spread_over_the_dataset(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(OneTurn(), capsys, count=10)
+    assert [line.split(" (")[0] for line in text.splitlines() if line.startswith("--")] == [
+        "-- case 0", "-- case 3", "-- case 6",
+    ]  # fmt: skip
 
 
 def test_a_reference_that_knows_no_held_out_cases_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
