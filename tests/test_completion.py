@@ -50,6 +50,8 @@ def test_commands_are_completed(bash: Bash) -> None:
     assert bash("") == list(main.COMMANDS)
     assert bash("gr") == ["grpo"]
     assert bash("data", "gs") == ["gsm8k"]
+    assert bash("env", "re") == ["rescore"]
+    assert bash("env", "play", "my.py", "--policy", "ref") == ["reference"]
 
 
 def test_options_are_completed_with_both_forms_of_a_switch(bash: Bash) -> None:
