@@ -19,6 +19,7 @@ from rich.console import Console
 
 from aitrain.errors import AitrainError, ConfigError, Interrupted
 from aitrain.execution.async_calls import run_if_async
+from aitrain.execution.user_code import failure_message
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact
@@ -64,10 +65,7 @@ def _play_model(request: Request, options: PlayOptions) -> int:
     opened, config = open_environment(config, LazyTokenizer(config))
     from aitrain.jobs.env_policy import play_model  # here, because an environment that fails needs no torch
 
-    try:
-        return play_model(opened, config, options)
-    finally:
-        _close(opened.environment)
+    return play_model(opened, config, options)  # its runner closes the environment
 
 
 def _show(request: Request) -> int:
@@ -99,11 +97,8 @@ def _rescore(request: Request) -> int:
     config = resolve(TrainConfig, None, request["options"])
     tokenizer = LazyTokenizer(config)
     opened, config = open_environment(config, tokenizer)
-    try:
-        episodes = Rescorer(opened, config, tokenizer).rescore(map(index.record, entries))
-        report = RescoreReport(wanted["most"]).add_all(episodes)
-    finally:
-        _close(opened.environment)
+    episodes = Rescorer(opened, config, tokenizer).rescore(map(index.record, entries))
+    report = RescoreReport(wanted["most"]).add_all(episodes)
     report.check()
     if wanted["as_json"]:
         print(json.dumps(report.to_json(), indent=2))
@@ -165,8 +160,12 @@ class LazyTokenizer:
 
 def _close(environment: object) -> None:
     close = getattr(environment, "close", None)
-    if callable(close):
-        run_if_async(close())
+    try:
+        if callable(close):
+            run_if_async(close())
+    except Exception as error:  # the command has done its work
+        message = failure_message(f"{type(environment).__name__}.close raised", error)
+        print(f"aitrain: {escape_controls(message)}", file=sys.stderr)
 
 
 COMMANDS: dict[str, Callable[[Request], int]] = {"play": _play, "show": _show, "rescore": _rescore}

@@ -56,7 +56,9 @@ def _facts(opened: OpenedEnvironment, view: ModelView) -> Iterator[tuple[str, st
     yield "columns", ", ".join(f"{name} ({kind})" for name, kind in columns.items())
     reset = _begun(opened, opened.cases[0])
     if reset.tools:
-        yield "tools", "; ".join(map(signature, reset.tools))
+        yield "tools", "\n          ".join(map(signature, reset.tools))
+    if opened.note:
+        yield "requires", opened.note
     yield "tokens", _lengths(opened, view, reset)
 
 
@@ -68,7 +70,7 @@ def _short(file: Path) -> str:
 def _lengths(opened: OpenedEnvironment, view: ModelView, reset: ResetResult) -> str:
     """Tokens of the prompts, of `view.name`."""
     if level_of(opened.environment) != "score_episode":  # what each episode adds is known when it begins
-        return f"of {view.name}; each prompt's are below"
+        return f"counted for each case below ({view.name})"
     cases = opened.all_cases
     measured = spread(cases, MOST_MEASURED)
     lengths = sorted(view.prompt(case.prompt, reset.tools).tokens for case in measured)

@@ -111,3 +111,23 @@ def test_what_is_no_run_or_has_no_environment_is_refused(here: Path, run: Path) 
     (run / "config.yaml").write_text("model: tiny\nrl_env: gone.py\n")
     with pytest.raises(ConfigError, match=r"there is no file gone.py"):
         env_rescore.env_rescore("mine")
+
+
+@pytest.mark.usefixtures("run")
+def test_the_environment_is_closed_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    closed = "\n    def close(self):\n        print('closed')\n"
+    (here / "closing.py").write_text(ENVIRONMENT + closed)
+    env_rescore.env_rescore("mine", env="closing.py")
+    assert capsys.readouterr().out.count("closed") == 1
+    for command, arguments in (("play", {"policy": "empty"}), ("show", {})):
+        options = {"rl_env": "closing.py", "model": "tiny"}
+        assert env_terminal.main({"command": command, "options": options, command: arguments}) == 0
+        assert capsys.readouterr().out.count("closed") == 1
+
+
+def test_a_close_that_raises_is_told_and_changes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raising = "\n    def close(self):\n        raise OSError('gone')\n"
+    (here / "raising.py").write_text(ENVIRONMENT + raising)
+    options = {"rl_env": "raising.py", "model": "tiny"}
+    assert env_terminal.main({"command": "show", "options": options, "show": {}}) == 0
+    assert "Numbers.close raised: OSError: gone" in capsys.readouterr().err
