@@ -88,7 +88,7 @@ class Parrot:
         """The repetition."""
         prompt = conversation.prompt
         said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        last = next((m for m in reversed([*said, *conversation.messages]) if m["role"] != "assistant"), {})
+        last: Message = next((m for m in reversed([*said, *conversation.messages]) if m["role"] != "assistant"), {})
         text = str(last.get("content") or "")
         revealed = _REVEALED.search(text) if self.only_answer else None
         return AssistantTurn(revealed[1] if revealed else text)

@@ -51,7 +51,8 @@ def repeatable_episode(subject: Subject) -> Iterator[EnvFinding]:
     """The same case, seed and replies give the same conversation."""
     if subject.level == "score_episode":
         return
-    pairs = [*_pairs(subject, subject.sample[:3]), *((case, JUNK) for case in subject.sample[:2])]
+    pairs = _pairs(subject, subject.sample[:3])
+    pairs += [(case, JUNK) for case in subject.sample[:2]]
     first, second = [[subject.play_one(*pair, again=True) for pair in pairs] for _ in range(2)]
     for before, after in zip(first, second, strict=True):
         if _said(before) != _said(after):
