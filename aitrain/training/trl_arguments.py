@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from accelerate.utils import parse_flag_from_env
-from transformers import get_scheduler
+from transformers import Trainer, get_scheduler
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
@@ -139,6 +141,24 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
             f"Omit it, or train without {way}."
         )
     return made
+
+
+@contextmanager
+def explain_refusals() -> Iterator[None]:
+    """Turn what TRL, transformers and peft raise for settings that do not fit the model into a ConfigError.
+
+    Raises:
+        ConfigError: they refuse the settings.
+    """
+    try:
+        yield
+    except (ValueError, ImportError, NotImplementedError) as error:
+        raise _refused(error) from error
+
+
+def check_optimizer(trainer: Trainer) -> None:
+    """Look the optimizer up, which transformers does only when training begins: some need a package or a GPU."""
+    trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
 
 
 def _refused(error: Exception) -> ConfigError:
