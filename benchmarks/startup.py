@@ -45,6 +45,7 @@ COMMANDS = (
     Command("aitrain --help", ("--help",), bounds=NAMES),
     Command("aitrain --version", ("--version",), bounds=NAMES),
     Command("aitrain view --help", ("view", "--help"), bounds=NAMES),
+    Command("aitrain env --help", ("env", "--help"), bounds=NAMES),
     Command("aitrain grpo --help", ("grpo", "--help")),
     Command("refused: unknown flag", ("grpo", "--no-such-flag", "1"), 2),
     Command("refused: no such environment", ("grpo", "--model", "tiny", "--rl-env", "no_such_file.py:Task"), 2),

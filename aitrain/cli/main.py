@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup, TyperOption
 
 import aitrain
 from aitrain.cli import completion
+from aitrain.cli.lazy_group import LazyGroup
 from aitrain.errors import AitrainError, did_you_mean
 
 if TYPE_CHECKING:
-    from typer._click import Command, Context
     from typer.models import OptionInfo
 
 COMMANDS = {
@@ -31,53 +28,10 @@ COMMANDS = {
     "doctor": "Check whether this machine can train: libraries, GPUs, disk.",
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
     "schema": "Print the JSON schema of config files, for editors.",
+    "env": "Write, check, play and inspect environments.",
     "data": "Bring datasets into the form that the bundled environments read.",
 }
 """The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
-
-
-class LazyGroup(TyperGroup):
-    """Imports a command's module and builds its options when the command is called or completed, not before."""
-
-    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        """Replace the placeholder, which has only a name and a short help, by the command."""
-        name, placeholder, rest = super().resolve_command(ctx, args)
-        return name, placeholder and load_command(str(name)), rest
-
-    def get_help_option(self, ctx: Context) -> TyperOption | None:
-        """The help option with a default, without which Typer would load pydantic to convert None."""
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.default = False
-        return option
-
-
-def load_command(name: str) -> Command:
-    """The command as Typer parses it, with all its options."""
-    gc.disable()  # these objects are permanent; collections would take a fifth of a short command's time
-    try:
-        command = getattr(import_module(f"aitrain.cli.{name}"), name)
-        if not isinstance(command, typer.Typer):
-            function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
-            command.command(name)(function)
-        built = typer.main.get_command(command)
-    finally:
-        gc.freeze()
-        gc.enable()
-    for parameter in built.params:
-        if isinstance(parameter, TyperOption):
-            parameter.__class__ = LazyOption
-    return built
-
-
-class LazyOption(TyperOption):
-    """An option whose value is converted only if it is given, as Typer builds a pydantic converter for it."""
-
-    def process_value(self, ctx: Context, value: object) -> object:
-        """Convert the value, if there is one, and call the callback."""
-        is_absent = value is None and not (self.required or self.multiple or self.callback)
-        return None if is_absent else super().process_value(ctx, value)
-
 
 app = typer.Typer(
     cls=LazyGroup,

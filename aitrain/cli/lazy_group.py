@@ -1,0 +1,61 @@
+"""A group of commands that are imported when they are called, so that help and short commands start at once."""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import typer
+from typer.core import TyperGroup, TyperOption
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context
+
+
+class LazyGroup(TyperGroup):
+    """Imports a command's module and builds its options when the command is called or completed, not before.
+
+    Command `x` is the function or Typer app `x` of `aitrain.cli.x`, with the prefix in front of both names.
+    """
+
+    prefix = ""
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        """Replace the placeholder, which has only a name and a short help, by the command."""
+        name, placeholder, rest = super().resolve_command(ctx, args)
+        return name, placeholder and load_command(self.prefix + str(name)), rest
+
+    def get_help_option(self, ctx: Context) -> TyperOption | None:
+        """The help option with a default, without which Typer would load pydantic to convert None."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
+
+def load_command(name: str) -> Command:
+    """The command as Typer parses it, with all its options."""
+    gc.disable()  # these objects are permanent; collections would take a fifth of a short command's time
+    try:
+        command = getattr(import_module(f"aitrain.cli.{name}"), name)
+        if not isinstance(command, typer.Typer):
+            function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
+            command.command(name)(function)
+        built = typer.main.get_command(command)
+    finally:
+        gc.freeze()
+        gc.enable()
+    for parameter in built.params:
+        if isinstance(parameter, TyperOption):
+            parameter.__class__ = LazyOption
+    return built
+
+
+class LazyOption(TyperOption):
+    """An option whose value is converted only if it is given, as Typer builds a pydantic converter for it."""
+
+    def process_value(self, ctx: Context, value: object) -> object:
+        """Convert the value, if there is one, and call the callback."""
+        is_absent = value is None and not (self.required or self.multiple or self.callback)
+        return None if is_absent else super().process_value(ctx, value)

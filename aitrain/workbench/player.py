@@ -1,0 +1,216 @@
+"""Plays episodes of an environment with scripted policies: no model, no tokens, the calls as in training."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aitrain.environment.contract import Case, Prompt, Transcript
+from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
+from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult
+from aitrain.environment.tool_call_parser import read_calls
+from aitrain.execution.async_calls import run_if_async
+from aitrain.execution.failure import Failure
+from aitrain.options.train import TrainConfig
+from aitrain.rollout.event_loop import EventLoop
+
+JUNK_TEXT = "qwzx jjkp 0x1f ~~ lorem vv"
+"""An answer without meaning: no words of a task, no number, no format."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a policy sees before its next answer."""
+
+    case: Case
+    reset: ResetResult
+    """The start of the episode, with its tools."""
+    messages: tuple[Message, ...] = ()
+    """Messages of the policy and the environment, from the first answer on."""
+
+    @property
+    def prompt(self) -> Prompt:
+        """What the policy answers first: the row's prompt, and what the environment says when the episode begins."""
+        opening = list(self.reset.messages)
+        if isinstance(self.case.prompt, str):
+            return self.case.prompt + "".join(str(message["content"]) for message in opening)
+        return [*self.case.prompt, *opening]
+
+    @property
+    def answers(self) -> int:
+        """How many answers the policy has given."""
+        return sum(message["role"] == "assistant" for message in self.messages)
+
+    def turn(self, text: str) -> AssistantTurn:
+        """An answer as the environment gets it: its tool calls are parsed if the environment's tools are run."""
+        content, calls = read_calls(text) if self.reset.runs_tools else (text, [])
+        return AssistantTurn(content, tuple(calls))
+
+
+Policy = Callable[[Conversation], AssistantTurn | Awaitable[AssistantTurn | None] | None]
+"""Gives the next answer in a conversation; None if it has none left, which ends the episode like a limit."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A policy that gives these replies in this order."""
+
+    replies: tuple[str, ...]
+
+    def __call__(self, conversation: Conversation) -> AssistantTurn | None:
+        """The next reply."""
+        said = conversation.answers
+        return conversation.turn(self.replies[said]) if said < len(self.replies) else None
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A policy that gives the same reply in every turn."""
+
+    text: str
+
+    def __call__(self, conversation: Conversation) -> AssistantTurn:
+        """The reply."""
+        return conversation.turn(self.text)
+
+
+EMPTY, JUNK = Constant(""), Constant(JUNK_TEXT)
+
+
+def reference_of(environment: Any, case: Case) -> Script | None:
+    """The replies that `environment.reference(case_idx)` returns; None if it has no such method, or returns None.
+
+    Raises:
+        Exception: what the environment's method raises.
+    """
+    method = getattr(environment, "reference", None)
+    if not callable(method):
+        return None
+    found = run_if_async(method(case.case_idx))
+    if found is None:
+        return None
+    return Script(tuple(map(str, found)) if isinstance(found, (list, tuple)) else (str(found),))
+
+
+@dataclass(frozen=True)
+class Play:
+    """An episode to play."""
+
+    case: Case
+    policy: Policy
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """An episode that was played and scored."""
+
+    play: Play
+    conversation: Conversation
+    turns: tuple[AssistantTurn, ...]
+    stop: str
+    """done, max_turns, out_of_replies (the policy had none left), env_error or env_timeout."""
+    score: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
+    seconds: float = 0.0
+    """Seconds of the environment's calls together."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Messages of the policy and the environment, from the first answer on."""
+        return self.conversation.messages
+
+
+@dataclass
+class _Running:
+    """An episode while it is played."""
+
+    play: Play
+    session: EnvSession
+    messages: list[Message] = field(default_factory=list)
+    turns: list[AssistantTurn] = field(default_factory=list)
+    stop: str = ""
+
+    @property
+    def conversation(self) -> Conversation:
+        return Conversation(self.play.case, self.session.reset, tuple(self.messages))
+
+    @property
+    def transcript(self) -> Transcript:
+        case = self.play.case
+        said = "".join(str(message["content"]) for message in self.messages)
+        return Transcript(case, self.messages if case.is_chat else said)
+
+
+class Player:
+    """Plays episodes on one environment, many at the same time, with the deadlines and the isolation of a run."""
+
+    def __init__(self, environment: Any, config: TrainConfig, runner: EnvRunner | None = None) -> None:
+        self.config = config
+        self.runner = runner or start_runner(environment, config)
+        self._loop = EventLoop()
+
+    def play(self, plays: Sequence[Play]) -> list[PlayedEpisode]:
+        """Play the episodes, and score them; failures of the environment are in the results."""
+        return self._loop.run(self._play(plays)) if plays else []
+
+    def close(self) -> None:
+        """End the threads and processes of the environment."""
+        self.runner.close()
+        self._loop.close()
+
+    async def _play(self, plays: Sequence[Play]) -> list[PlayedEpisode]:
+        sessions = await self.runner.open([play.case for play in plays], [play.seed for play in plays])
+        running = [_Running(*pair) for pair in zip(plays, sessions, strict=True)]
+        await asyncio.gather(*(self._converse(one) for one in running if one.session.failure is None))
+        results = await self.runner.score(sessions, [one.transcript for one in running])
+        await self.runner.end(sessions)
+        return [
+            PlayedEpisode(
+                one.play,
+                one.conversation,
+                tuple(one.turns),
+                _stop_of(result.failure) or one.stop,
+                result.score,
+                result.metrics,
+                result.failure,
+                one.session.seconds,
+            )
+            for one, result in zip(running, results, strict=True)
+        ]
+
+    async def _converse(self, one: _Running) -> None:
+        while not one.stop:
+            given = one.play.policy(one.conversation)
+            turn = await given if inspect.isawaitable(given) else given
+            if turn is None:
+                one.stop = "out_of_replies"
+                return
+            one.turns.append(turn)
+            one.messages.append(_as_message(turn))
+            response = await self.runner.respond(one.session, turn)
+            one.stop = self._stop_after(one, response)
+            if not one.stop:
+                one.messages += response.messages
+
+    def _stop_after(self, one: _Running, response: EnvResponse) -> str:
+        if one.session.failure is not None:
+            return _stop_of(one.session.failure)
+        if response.is_over:
+            return "done"
+        return "max_turns" if len(one.turns) >= self.config.rl_max_turns else ""
+
+
+def _stop_of(failure: Failure | None) -> str:
+    if failure is None:
+        return ""
+    return "env_timeout" if failure.kind == "timed_out" else "env_error"
+
+
+def _as_message(turn: AssistantTurn) -> Message:
+    message: Message = {"role": "assistant", "content": turn.text}
+    return {**message, "tool_calls": [call.as_message_part() for call in turn.calls]} if turn.calls else message
