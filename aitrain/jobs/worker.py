@@ -29,7 +29,7 @@ from aitrain import activity
 from aitrain.environment.contract import check_methods
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
-from aitrain.environment.runner import start_runner
+from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
 from aitrain.options.reading import resolve
@@ -107,11 +107,7 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
         config = config.model_copy(update={"vllm_server_url": url})
     heartbeat.progress.stall_timeout = config.stall_timeout
     activity.own.enter("loading the environment", moves_files=True)
-    random.seed(config.seed)
-    numpy.random.seed(config.seed)
-    environment = load_env(find_env(config), config.rl_env_config or {})
-    check_methods(environment)
-    runner = start_runner(environment, config, close=[channel.stream.fileno()])
+    runner = load_runner(config, channel)
     heartbeat.start()
     activity.own.enter("importing torch and TRL", moves_files=True)
 
@@ -133,6 +129,19 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
         channel.watch()
         run(RunContext(config, folder, runner, channel, stop, checkpoint, heartbeat.progress))
     shutdown_group()
+
+
+def load_runner(config: TrainConfig, channel: EventChannel) -> EnvRunner:
+    """Load the environment, and start its processes if it runs in processes of its own.
+
+    Raises:
+        AitrainError: it cannot be loaded.
+    """
+    random.seed(config.seed)
+    numpy.random.seed(config.seed)
+    environment = load_env(find_env(config), config.rl_env_config or {})
+    check_methods(environment)
+    return start_runner(environment, config, close=[channel.stream.fileno()])
 
 
 def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:

@@ -94,6 +94,8 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     if note := note_on_truncation(config):
         notes.append(note)
     checkpoint = _find_checkpoint(config, processes, notes.append)
+    if checkpoint is None:
+        RunFolder.check_place(config)
     notes += check_resources(config, batch, gpus[:processes])
     return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes))
 

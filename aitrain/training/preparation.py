@@ -93,10 +93,11 @@ class PreparedCases:
     tokenizer: PreTrainedTokenizerBase
     built: Datasets
     chat: ChatFormat
+    """Renders prompts and, with several turns, whole conversations."""
     tools: Tools
 
 
-def prepare(context: RunContext, check_cases: Callable[[Cases], None] = lambda _: None) -> Prepared:
+def prepare(context: RunContext, check_cases: Callable[[Cases], object] = lambda _: None) -> Prepared:
     """Load and check everything, and make the trainer. Every rank must call this; `check_cases` is called with the
     dataset before the model is loaded.
 
@@ -117,15 +118,31 @@ def prepare(context: RunContext, check_cases: Callable[[Cases], None] = lambda _
 
 
 def prepare_cases(context: RunContext, precision: Precision, processes: int) -> PreparedCases:
-    """The dataset, as the model will be shown it.
+    """The settings of TRL, the dataset, and how the model will be shown it.
 
     Raises:
         AitrainError: an option or the environment cannot be used.
     """
+    arguments, batch = training_arguments(context, precision, processes)
+    tokenizer = load_tokenizer(context.config)
+    built = build_dataset(context, tokenizer, processes)
+    cases = built[0]
+    check_chat_template(cases, tokenizer)
+    chat = chat_format(tokenizer, arguments.chat_template_kwargs)
+    tools = _shown_tools(context, chat, cases[0].prompt)
+    chat = _episode_format(context, chat, tools, cases.is_chat)
+    return PreparedCases(precision, batch, arguments, tokenizer, built, chat, tools)
+
+
+def training_arguments(context: RunContext, precision: Precision, processes: int) -> tuple[GRPOConfig, BatchPlan]:
+    """The settings of TRL and the batch, with all that can be checked without a tokenizer and a dataset.
+
+    Raises:
+        AitrainError: an option cannot be used, or the environment lacks a method.
+    """
     transformers_logging.disable_progress_bar()
-    config, environment = context.config, context.runner.environment
-    context.runner.notify = context.note
-    check_methods(environment)
+    config, context.runner.notify = context.config, context.note
+    check_methods(context.runner.environment)
     check_quantization(config)
     if precision.dtype == torch.bfloat16 and not config.peft:
         context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
@@ -133,18 +150,20 @@ def prepare_cases(context: RunContext, precision: Precision, processes: int) -> 
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
     refuse_sharded(arguments, config)
     check_hub_token(config)
+    return arguments, batch
 
+
+def build_dataset(context: RunContext, tokenizer: PreTrainedTokenizerBase, processes: int) -> Datasets:
+    """The environment's datasets, with the columns that its methods ask for.
+
+    Raises:
+        EnvironmentFailed: a dataset is wrong, or a method has an unknown parameter.
+    """
     context.enter("building the dataset")
-    tokenizer = load_tokenizer(config)
-    set_seed(config.seed)
+    set_seed(context.config.seed)
     built = build(context.runner, tokenizer, processes)
-    cases = built[0]
-    check_chat_template(cases, tokenizer)
-    check_contract(environment, columns(built))
-    chat = chat_format(tokenizer, arguments.chat_template_kwargs)
-    tools = _shown_tools(context, chat, cases[0].prompt)
-    chat = _episode_format(context, chat, tools, cases.is_chat)
-    return PreparedCases(precision, batch, arguments, tokenizer, built, chat, tools)
+    check_contract(context.runner.environment, columns(built))
+    return built
 
 
 def fit_to_model(
