@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from accelerate import PartialState
 
+from aitrain.environment.dataset import Cases
 from aitrain.errors import EnvironmentFailed
-from aitrain.training.dataset import Cases
 from aitrain.training.run_context import RunContext
 from aitrain.workbench.check.before_training import FastCheck, check_quickly
 

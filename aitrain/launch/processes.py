@@ -221,6 +221,7 @@ def process_variables(plan: RunPlan) -> dict[str, str]:
     defaults = {
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONHASHSEED": "0",  # the order of sets is the same in every run and on every rank
         "OMP_NUM_THREADS": str(max(1, usable_cores() // plan.batch.processes)),
     }
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.gpus else {}

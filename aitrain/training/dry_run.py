@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from aitrain.environment.dataset import Cases
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.events import NotChecked
-from aitrain.training.dataset import Cases
+from aitrain.training.dataset import case_numbers
 from aitrain.training.model import choose_precision, is_out_of_reach, load_tokenizer, model_without_weights
 from aitrain.training.preparation import (
     build_dataset,
@@ -102,7 +103,7 @@ def _check_trainer(inputs: TrainerInputs) -> None:
             model=inputs.model,
             reward_funcs=[unused],
             args=arguments,
-            train_dataset=inputs.cases.as_dataset(),
+            train_dataset=case_numbers(inputs.cases),
             processing_class=inputs.tokenizer,
             peft_config=inputs.peft_config,
             rollout_func=unused,

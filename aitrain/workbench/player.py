@@ -34,10 +34,7 @@ class Conversation:
     @property
     def prompt(self) -> Prompt:
         """What the policy answers first: the row's prompt, and what the environment says when the episode begins."""
-        opening = list(self.reset.messages)
-        if isinstance(self.case.prompt, str):
-            return self.case.prompt + "".join(str(message["content"]) for message in opening)
-        return [*self.case.prompt, *opening]
+        return self.case.prompt if self.reset.prompt is None else self.reset.prompt
 
     @property
     def answers(self) -> int:
@@ -141,9 +138,8 @@ class _Running:
 
     @property
     def transcript(self) -> Transcript:
-        case = self.play.case
         said = "".join(str(message["content"]) for message in self.messages)
-        return Transcript(case, self.messages if case.is_chat else said)
+        return Transcript(self.play.case, said if isinstance(self.conversation.prompt, str) else self.messages)
 
 
 class Player:
@@ -193,9 +189,10 @@ class Player:
             one.turns.append(turn)
             one.messages.append(_as_message(turn))
             response = await self.runner.respond(one.session, turn)
+            while response.untrained is not None:  # a conversation of the environment's own, in which nobody answers
+                response = await self.runner.respond(one.session, AssistantTurn(""))
+            one.messages += response.messages
             one.stop = self._stop_after(one, response)
-            if not one.stop:
-                one.messages += response.messages
 
     def _stop_after(self, one: _Running, response: EnvResponse) -> str:
         if one.session.failure is not None:

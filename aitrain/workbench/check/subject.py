@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from aitrain.environment.contract import Case, level_of, named_by
+from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
 from aitrain.workbench.check.finding import Scale
 from aitrain.workbench.check.replies import core_of
@@ -24,6 +24,9 @@ SLOW_SAMPLE = 4
 SLOW_SECONDS = 0.5
 
 
+NO_MODEL = "env check has no model"
+
+
 class ModelGuard:
     """The `model` argument of `score_episode` during checks: remembers what was used of it, and raises."""
 
@@ -34,7 +37,7 @@ class ModelGuard:
         if name.startswith("__"):
             raise AttributeError(name)
         self.used.append(name)
-        raise AttributeError(f"env check has no model, so there is no model.{name}")
+        raise AttributeError(f"{NO_MODEL}, so there is no model.{name}")
 
 
 @dataclass
@@ -50,9 +53,12 @@ class Subject:
     """Seconds that all checks may take; see `is_late`."""
     model: ModelGuard = field(default_factory=ModelGuard)
     episodes: list[PlayedEpisode] = field(default_factory=list)
-    """All episodes that were played, in their order."""
+    """The episodes that were played, in their order, without those played `again`."""
     notes: list[str] = field(default_factory=list)
     """What aitrain said about how the environment's calls run."""
+    reference_errors: dict[int, str] = field(default_factory=dict)
+    """What `reference` raised, by the number of the case."""
+    _references: dict[int, Script | None] = field(default_factory=dict)
     _start: float = field(default_factory=time.monotonic)
     _cache: dict[tuple[int, Policy, int], PlayedEpisode] = field(default_factory=dict)
 
@@ -90,28 +96,33 @@ class Subject:
     def sample(self) -> list[Case]:
         """Cases that are played: spread evenly over the dataset; few of them if episodes are slow."""
         chosen = spread(self.cases, self.limit)
-        first = self.play_one(chosen[0], self.references.get(chosen[0].number) or Script(("",)))
+        first = self.play_one(chosen[0], self.reference(chosen[0]) or Script(("",)))
         return spread(chosen, SLOW_SAMPLE) if first.seconds > SLOW_SECONDS else chosen
 
-    @cached_property
-    def references(self) -> dict[int, Script]:
-        """The reference's replies by the number of the case; without those that raise or are None."""
-        found = {}
-        for case in spread(self.cases, self.limit):
-            with suppress(Exception):  # the check `reference` reports it
-                script = reference_of(self.environment, case)
-                if script is not None:
-                    found[case.number] = script
-        return found
-
     def reference(self, case: Case) -> Script | None:
-        """The reference's replies to a case of the sample."""
-        return self.references.get(case.number)
+        """The reference's replies to a case; None if there is none, or it raised (see `reference_errors`)."""
+        if case.number not in self._references:
+            self._references[case.number] = None
+            try:
+                self._references[case.number] = reference_of(self.environment, case)
+            except Exception as error:
+                self.reference_errors[case.number] = describe_error(error)
+        return self._references[case.number]
 
     def core(self, case: Case) -> str | None:
         """The answer in the reference's last reply, without its format; None without a reference."""
         script = self.reference(case)
         return core_of(script.replies[-1]) if script and script.replies else None
+
+    @cached_property
+    def answered(self) -> list[tuple[Case, str]]:
+        """The cases of the sample whose reference is a single reply that earns something, with that reply."""
+        single = [
+            (case, script.replies[0])
+            for case in self.sample
+            if (script := self.reference(case)) is not None and len(script.replies) == 1
+        ]
+        return [(case, reply) for case, reply in single if self.scale(case).full is not None]
 
     @cached_property
     def sees_the_case(self) -> bool:
@@ -130,9 +141,9 @@ class Subject:
         if again:
             new = wanted
         played = self.player.play(new)
-        self.episodes += played
         if again:
             return played
+        self.episodes += played
         self._cache.update({_key(episode.play): episode for episode in played})
         return [self._cache[_key(play)] for play in wanted]
 

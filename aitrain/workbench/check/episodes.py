@@ -1,0 +1,122 @@
+"""Checks of episodes: they end, repeat, do not disturb each other, and run at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
+
+from aitrain.environment.contract import Case
+from aitrain.workbench.check.finding import EnvFinding
+from aitrain.workbench.check.outcomes import NOISE
+from aitrain.workbench.check.subject import SLOW_SAMPLE, Subject
+from aitrain.workbench.player import EMPTY, JUNK, PlayedEpisode, Policy
+
+MANY, FEW = 32, 8
+"""Episodes that are played at the same time; few of them if the environment is slow."""
+
+
+def episode_end(subject: Subject) -> Iterator[EnvFinding]:
+    """Episodes end by themselves."""
+    if subject.level == "score_episode":
+        return
+    sample = subject.sample[:SLOW_SAMPLE]
+    scripts = [(case, script) for case in sample if (script := subject.reference(case))]
+    open_ended = [episode for episode in subject.play(scripts) if episode.stop in ("out_of_replies", "max_turns")]
+    if open_ended:
+        yield EnvFinding(
+            "episode-end",
+            "warning",
+            f"The episode goes on after the reference's {len(open_ended[0].turns)} replies: {open_ended[0].stop}.",
+            "Such episodes end at a limit, which costs turns, and their score is that of an unfinished episode.",
+            "Return the score (or None from step) when the task is done.",
+            open_ended[0].play.case.case_idx,
+        )
+    for policy, what in ((EMPTY, "empty replies"), (JUNK, "meaningless replies")):
+        endless = [
+            episode for episode in subject.play((case, policy) for case in sample) if episode.stop == "max_turns"
+        ]
+        if endless:
+            yield EnvFinding(
+                "episode-end",
+                "warning",
+                f"With {what} an episode never ends by itself: it was stopped after {len(endless[0].turns)} turns.",
+                "An early policy says such things, and every episode then costs --rl-max-turns generations.",
+                "End the episode after a number of turns without progress, or lower --rl-max-turns.",
+                endless[0].play.case.case_idx,
+            )
+            return
+
+
+def repeatable_episode(subject: Subject) -> Iterator[EnvFinding]:
+    """The same case, seed and replies give the same conversation."""
+    if subject.level == "score_episode":
+        return
+    pairs = _pairs(subject, subject.sample[:3])
+    for before, after in zip(subject.play(pairs), subject.play(pairs, again=True), strict=True):
+        if _said(before) != _said(after):
+            yield EnvFinding(
+                "repeatable-episode",
+                "fail",
+                "The same case, seed and replies gave two different conversations.",
+                "Episodes of a group then differ by luck: the difference of their scores is noise.",
+                "Draw random numbers from random.Random(seed), and begin each episode with fresh state.",
+                before.play.case.case_idx,
+            )
+            return
+
+
+def isolation(subject: Subject) -> Iterator[EnvFinding]:
+    """An episode is the same alone and between others."""
+    if subject.level == "score_episode" or len(subject.sample) < 2:
+        return
+    pairs = _pairs(subject, subject.sample[:3])
+    alone = [subject.play([pair], again=True)[0] for pair in pairs]
+    repeated = [subject.play([pair], again=True)[0] for pair in pairs]
+    together = subject.play(pairs, again=True)
+    for before, again, after in zip(alone, repeated, together, strict=True):
+        is_steady = _said(before) == _said(again) and before.score == again.score
+        if is_steady and (_said(before) != _said(after) or before.score != after.score):
+            yield EnvFinding(
+                "isolation",
+                "fail",
+                f"An episode between others differs from the same one alone: score {before.score} and {after.score}.",
+                "What one episode does changes another: scores belong to the wrong replies.",
+                "Keep the state of an episode in local variables, or in the object that `start` returns.",
+                before.play.case.case_idx,
+            )
+            return
+
+
+def concurrency(subject: Subject) -> Iterator[EnvFinding]:
+    """Many episodes at the same time give the same scores as one after another."""
+    is_slow = any(episode.seconds > 0.05 for episode in subject.play(_pairs(subject, subject.sample[:2])))
+    pairs = list(islice(cycle(_pairs(subject, subject.sample)), FEW if is_slow else MANY))
+    serial = {pair: subject.play([pair], again=True)[0] for pair in dict.fromkeys(pairs)}
+    for episode, pair in zip(subject.play(pairs, again=True), pairs, strict=True):
+        alone = serial[pair]
+        failed = episode.failure is not None and alone.failure is None
+        differs = abs((episode.score or 0.0) - (alone.score or 0.0)) > NOISE
+        if failed or differs:
+            why = episode.failure.message if episode.failure else f"{episode.score} instead of {alone.score}"
+            yield EnvFinding(
+                "concurrency",
+                "fail",
+                f"With {len(pairs)} episodes at the same time: {why}.",
+                "A training step plays its episodes at the same time, in threads.",
+                "Protect shared state with a lock, keep it in the episode, or use --rl-env-isolation process.",
+                pair[0].case_idx,
+            )
+            break
+    for note in subject.notes[:1]:
+        yield EnvFinding("concurrency", "info", " ".join(note.split()), "", "")
+
+
+def _pairs(subject: Subject, cases: Sequence[Case]) -> list[tuple[Case, Policy]]:
+    """The reference on each case, or a meaningless policy where there is none."""
+    return [(case, subject.reference(case) or JUNK) for case in cases]
+
+
+def _said(episode: PlayedEpisode) -> tuple[object, ...]:
+    """What the environment said in an episode."""
+    own = [message["content"] for message in episode.messages if message["role"] != "assistant"]
+    return (*(message["content"] for message in episode.conversation.reset.messages), *own)

@@ -1,0 +1,128 @@
+"""Checks of what the environment's calls return or raise, over all episodes that were played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from aitrain.execution.failure import Failure
+from aitrain.workbench.check.exploits import probe
+from aitrain.workbench.check.finding import EnvFinding
+from aitrain.workbench.check.replies import HOSTILE
+from aitrain.workbench.check.subject import NO_MODEL, Subject
+from aitrain.workbench.player import Constant, PlayedEpisode, Script
+
+SCORE_KINDS = ("wrong_type", "not_finite", "out_of_range")
+MOST_FINDINGS = 3
+REPEATS = 3
+NOISE = 0.2
+"""Spread of repeated scores, as a share of the reference's, from which training is hopeless."""
+
+
+def score_range(subject: Subject) -> Iterator[EnvFinding]:
+    """Scores are finite numbers in the range."""
+    _play_hostile(subject)
+    for episode, failure in _first_of_each(subject.episodes, SCORE_KINDS):
+        is_range = failure.kind == "out_of_range"
+        yield EnvFinding(
+            "score-range",
+            "fail",
+            f"{failure.place} {_first_line(failure)} for {_named(episode)}.",
+            "Such an episode is missing data: it trains nothing, and many of them end the run.",
+            "Declare the range with --rl-score-range, or scale the score." if is_range else "Return a number.",
+            episode.play.case.case_idx,
+        )
+    yield from _unscored(subject)
+
+
+def _unscored(subject: Subject) -> Iterator[EnvFinding]:
+    empty = [episode for episode in subject.episodes if episode.score is None and episode.failure is None]
+    if empty and 2 * len(empty) > len(subject.episodes):
+        yield EnvFinding(
+            "score-range",
+            "warning",
+            f"{len(empty)} of {len(subject.episodes)} episodes are unscored (None), such as {_named(empty[0])}.",
+            "Unscored episodes are left out of training: a wrong reply that is not scored is not punished.",
+            "Return 0 for a wrong reply, and None only if the score is unknown.",
+            empty[0].play.case.case_idx,
+        )
+
+
+def exceptions(subject: Subject) -> Iterator[EnvFinding]:
+    """No reply makes the environment raise or hang."""
+    _play_hostile(subject)
+    for episode, failure in _first_of_each(subject.episodes, ("raised", "crashed", "timed_out", "server")):
+        yield EnvFinding(
+            "exceptions",
+            "fail",
+            f"{failure.place} {failure.message} for {_named(episode)}.",
+            "The policy is not punished for such a reply: the episode counts as missing, and many of them end the run.",
+            "Catch it where the reply is parsed, and return 0 (or an error message in a conversation).",
+            episode.play.case.case_idx,
+        )
+
+
+def _play_hostile(subject: Subject) -> None:
+    count = 2 if subject.limit > len(subject.sample[:4]) else 1
+    subject.play((case, Constant(text)) for text in HOSTILE.values() for case in subject.sample[:count])
+
+
+def _first_of_each(episodes: Sequence[PlayedEpisode], kinds: Sequence[str]) -> list[tuple[PlayedEpisode, Failure]]:
+    """The first episode with each kind of failure at each place of the user's code, at most MOST_FINDINGS."""
+    found: dict[tuple[str, str], tuple[PlayedEpisode, Failure]] = {}
+    for episode in episodes:
+        failure = episode.failure
+        if failure is not None and failure.kind in kinds and NO_MODEL not in failure.message:
+            where = failure.message.partition("\n")[2] or failure.place
+            found.setdefault((failure.kind, where), (episode, failure))
+    return list(found.values())[:MOST_FINDINGS]
+
+
+def _named(episode: PlayedEpisode) -> str:
+    """The reply of an episode in a few words."""
+    policy = episode.play.policy
+    text = policy.text if isinstance(policy, Constant) else " | ".join(turn.text for turn in episode.turns)
+    kind = next((name for name, hostile in HOSTILE.items() if hostile == text), None)
+    if kind:
+        return kind
+    line = " ".join(text.split())
+    return f'the reply "{line if len(line) <= 60 else line[:57] + "..."}"' if line else "an empty reply"
+
+
+def _first_line(failure: Failure) -> str:
+    return failure.message.partition("\n")[0]
+
+
+def repeatable_score(subject: Subject) -> Iterator[EnvFinding]:
+    """The same reply gets the same score, whatever was scored before."""
+    pairs = [(case, script) for case in subject.sample[:6] if (script := subject.reference(case))]
+    pairs += [(case, Script(("the answer",))) for case in subject.sample[:6]]
+    first = subject.play(pairs)
+    for number in range(REPEATS):
+        order = pairs[::-1] if number % 2 == 0 else pairs
+        again = subject.play(order, again=True)
+        for before, after in zip(first, again[::-1] if number % 2 == 0 else again, strict=True):
+            if before.score is None or after.score is None or abs(before.score - after.score) < 1e-6:
+                continue
+            share = abs((subject.share(after) or after.score) - (subject.share(before) or before.score))
+            yield EnvFinding(
+                "repeatable-score",
+                "fail" if share >= NOISE else "warning",
+                f"The same reply got {before.score:g} and then {after.score:g}: {_named(before)}.",
+                "The difference between scores of a group is noise instead of the policy's merit.",
+                "Use random.Random(seed) instead of global random numbers, and keep nothing from call to call.",
+                before.play.case.case_idx,
+            )
+            return
+
+
+def model_use(subject: Subject) -> Iterator[EnvFinding]:
+    """score_episode does not generate with the model by itself."""
+    probe(subject, {"reference": [(case, Script(("the answer",))) for case in subject.sample[:1]]})
+    if subject.model.used:
+        yield EnvFinding(
+            "model-use",
+            "warning",
+            f"score_episode uses model.{subject.model.used[0]}. Scores that need the model were not checked.",
+            "What the model says inside the scorer is not trained: only the first reply of a conversation learns.",
+            "For a conversation write `episode` or `start`, in which every turn is trained.",
+        )
