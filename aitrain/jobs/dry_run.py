@@ -46,7 +46,7 @@ def _check(arguments: list[str], channel: EventChannel) -> None:
         from aitrain.training.dry_run import check_run
         from aitrain.training.run_context import RunContext
 
-        context = RunContext(config, folder, runner, channel, checkpoint=checkpoint)
+        context = RunContext(runner.config, folder, runner, channel, checkpoint=checkpoint)
         check_run(context, processes, lambda cases: refuse_unscorable(context, cases))
 
 

@@ -65,7 +65,7 @@ def _on_first_process(environment: object, build_both: Callable[[], Datasets], r
         raise received
     if built is None:
         assert received is not None
-        built, changed = cast("tuple[Datasets, dict[str, bytes]]", pickle.loads(received))
+        built, changed = pickle.loads(received)
         _attributes(environment).update({name: pickle.loads(value) for name, value in changed.items()})
     return built
 
