@@ -7,12 +7,13 @@ cannot be known here is sent as `NotChecked`, and the last event is `Failed` or 
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from contextlib import closing
 from pathlib import Path
 
-from aitrain.errors import to_aitrain_error
+from aitrain.errors import Interrupted, to_aitrain_error
 from aitrain.events import Ended, Failed, Phase
 from aitrain.jobs.worker import EventChannel, exit_now, load_runner, open_event_channel
 from aitrain.options.reading import resolve
@@ -51,4 +52,7 @@ def _check(arguments: list[str], channel: EventChannel) -> None:
 
 
 if __name__ == "__main__":
-    exit_now(main(sys.argv[1:], open_event_channel()))
+    own_channel = open_event_channel()
+    own_channel.on_broken = lambda: os._exit(Interrupted.exit_code)  # nobody waits for the result
+    own_channel.watch()
+    exit_now(main(sys.argv[1:], own_channel))

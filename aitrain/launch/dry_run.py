@@ -105,6 +105,8 @@ def _run(plan: RunPlan, folder: RunFolder) -> DryRun:
     finally:
         timer.cancel()
         _kill(child)  # and what the environment has started and left
+        assert child.stdout is not None
+        child.stdout.close()
     found.end = found.end or _silent_end(plan, found, child.returncode, is_late.is_set())
     return found
 
