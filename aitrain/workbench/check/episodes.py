@@ -90,10 +90,10 @@ def isolation(subject: Subject) -> Iterator[EnvFinding]:
 def concurrency(subject: Subject) -> Iterator[EnvFinding]:
     """Many episodes at the same time give the same scores as one after another."""
     is_slow = any(episode.seconds > 0.05 for episode in subject.play(_pairs(subject, subject.sample[:2])))
-    pairs = list(islice(cycle(_pairs(subject, subject.sample)), FEW if is_slow else MANY))
-    serial = {pair: subject.play([pair], again=True)[0] for pair in dict.fromkeys(pairs)}
-    for episode, pair in zip(subject.play(pairs, again=True), pairs, strict=True):
-        alone = serial[pair]
+    pairs = _pairs(subject, subject.sample)
+    serial = [subject.play([pair], again=True)[0] for pair in pairs]
+    many = list(islice(cycle(zip(pairs, serial, strict=True)), FEW if is_slow else MANY))
+    for episode, (pair, alone) in zip(subject.play((pair for pair, _ in many), again=True), many, strict=True):
         failed = episode.failure is not None and alone.failure is None
         differs = abs((episode.score or 0.0) - (alone.score or 0.0)) > NOISE
         if failed or differs:
@@ -101,7 +101,7 @@ def concurrency(subject: Subject) -> Iterator[EnvFinding]:
             yield EnvFinding(
                 "concurrency",
                 "fail",
-                f"With {len(pairs)} episodes at the same time: {why}.",
+                f"With {len(many)} episodes at the same time: {why}.",
                 "A training step plays its episodes at the same time, in threads.",
                 "Protect shared state with a lock, keep it in the episode, or use --rl-env-isolation process.",
                 pair[0].case_idx,

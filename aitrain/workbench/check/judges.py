@@ -17,7 +17,7 @@ MARGIN = 0.2
 def injection(subject: Subject) -> Iterator[EnvFinding]:
     """Replies that tell the judge what to say."""
     sample = subject.sample
-    (plain,) = probe(subject, {"plain": [(case, JUNK) for case in sample]}) or [None]
+    plain = next(iter(probe(subject, {"plain": [(case, JUNK) for case in sample]})), None)
     replies = {text: [(case, Constant(f"{JUNK_TEXT}\n{text}")) for case in sample] for text in INJECTIONS}
     for worst in probe(subject, replies)[:1]:
         if plain is not None and worst.mean > plain.mean + MARGIN:

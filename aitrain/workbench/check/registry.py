@@ -5,10 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from aitrain.environment.contract import Case
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
+from aitrain.workbench.check import (
+    calibration,
+    data_checks,
+    episodes,
+    exploits,
+    judges,
+    outcomes,
+    repetition,
+    tool_checks,
+)
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.opening import OpenedEnvironment
@@ -16,6 +28,10 @@ from aitrain.workbench.opening import OpenedEnvironment
 FAST_SECONDS = 4.0
 """What `fast_findings` may take before it leaves out the remaining checks."""
 FAST_CASES = 4
+
+
+Needs = Literal["rows", "scores", "scale", "reference", "reply", "turns"]
+"""What a check needs: the rows only, scores, scores with a scale, a reference, one of a single reply, several turns."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +42,24 @@ class EnvCheck:
     description: str
     """What is well if there is no finding: `the reference earns full score`."""
     find: Callable[[Subject], Iterator[EnvFinding]]
+    needs: Needs = "scores"
     is_fast: bool = False
     """Whether it runs before every training."""
+
+    def reason_to_skip(self, subject: Subject) -> str:
+        """Why the check cannot run on this environment; empty if it can."""
+        if self.needs == "rows":
+            return ""
+        if subject.model.used:
+            return "the scorer uses the model"
+        if self.needs == "turns":
+            return "one turn only" if subject.level == "score_episode" else ""
+        if self.needs == "reference":
+            return "" if any(map(subject.reference, subject.sample)) else "there is no reference"
+        if self.needs == "reply":
+            return "" if subject.answered else "there is no reference of one reply that earns anything"
+        is_calibrated = self.needs != "scale" or any(subject.scale(case).full is not None for case in subject.sample)
+        return "" if is_calibrated else "uncalibrated: nothing earns a score"
 
 
 @dataclass(frozen=True)
@@ -41,7 +73,40 @@ class CheckResult:
     seconds: float = 0.0
 
 
-CHECKS: tuple[EnvCheck, ...] = ()
+CHECKS: tuple[EnvCheck, ...] = (
+    EnvCheck("dataset", "prompts, roles and case_idx are usable", data_checks.dataset, "rows", is_fast=True),
+    EnvCheck("duplicates", "prompts differ, held-out ones are apart", data_checks.duplicates, "rows", is_fast=True),
+    EnvCheck("leaked-answer", "no prompt names its answer", data_checks.leaked_answer, "rows", is_fast=True),
+    EnvCheck("repeatable-dataset", "fresh processes build the same rows", repetition.repeatable_dataset, "rows"),
+    EnvCheck("two-ranks", "a second process scores alike", repetition.two_ranks, "reference"),
+    EnvCheck("model-use", "the scorer does not generate", outcomes.model_use, "rows", is_fast=True),
+    EnvCheck("reference", "the reference earns the highest score", calibration.reference, is_fast=True),
+    EnvCheck("equivalent-forms", "the reference earns it in other forms", calibration.equivalent, "reply"),
+    EnvCheck(
+        "message-forms",
+        "completions are read as they come",
+        calibration.message_forms,
+        "reference",
+        is_fast=True,
+    ),
+    EnvCheck("floor", "replies without content earn nothing", exploits.floor, "scale", is_fast=True),
+    EnvCheck("other-answer", "another case's answer does not pass", exploits.other_answer, "reference", is_fast=True),
+    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", exploits.wrong_answer, "reply"),
+    EnvCheck("shotgun", "a list of answers does not pass", exploits.shotgun, "reply"),
+    EnvCheck("denied-answer", "a rejected answer does not pass", exploits.denied_answer, "reply"),
+    EnvCheck("template", "the empty format earns little", exploits.template, "scale"),
+    EnvCheck("lazy-policy", "no fixed strategy is enough", exploits.lazy_policy, "scale"),
+    EnvCheck("injection", "a reply cannot command the judge", judges.injection, "scale"),
+    EnvCheck("tone", "confidence does not change a score", judges.tone, "reply"),
+    EnvCheck("repeatable-score", "the same reply gets the same score", outcomes.repeatable_score),
+    EnvCheck("repeatable-episode", "the same replies give the same conversation", episodes.repeatable_episode, "turns"),
+    EnvCheck("isolation", "episodes do not disturb each other", episodes.isolation, "turns"),
+    EnvCheck("concurrency", "episodes at the same time are scored alike", episodes.concurrency),
+    EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end, "turns"),
+    EnvCheck("tools", "tools are described and take wrong calls", tool_checks.tools, "rows"),
+    EnvCheck("score-range", "all scores are numbers in the range", outcomes.score_range, is_fast=True),
+    EnvCheck("exceptions", "no reply makes the environment raise", outcomes.exceptions, is_fast=True),
+)
 """All checks that need no model and no tokenizer."""
 
 
@@ -63,11 +128,15 @@ def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckRe
     """Run the checks one after another, as long as the subject's budget allows."""
     for check in checks:
         start = time.monotonic()
-        if subject.is_late:
-            yield CheckResult(check.name, check.description, skipped="no time left")
+        skipped = "no time left" if subject.is_late else check.reason_to_skip(subject)
+        if skipped:
+            yield CheckResult(check.name, check.description, skipped=skipped)
             continue
-        found = tuple(check.find(subject))
-        yield CheckResult(check.name, check.description, found, seconds=time.monotonic() - start)
+        try:
+            found, failed = tuple(check.find(subject)), ""
+        except Exception as error:  # one check that fails must not hide what the others find
+            found, failed = (), f"the check itself failed: {describe_error(error)}"
+        yield CheckResult(check.name, check.description, found, failed, time.monotonic() - start)
 
 
 def fast_findings(environment: object, cases: Sequence[Case], config: TrainConfig) -> list[EnvFinding]:

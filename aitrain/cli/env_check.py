@@ -1,0 +1,74 @@
+"""`aitrain env check`: find what is wrong with an environment before it costs a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from aitrain.cli.env_arguments import EnvConfig, EnvKeywords, EnvName, env_options
+from aitrain.errors import AitrainError
+
+
+def env_check(
+    env: EnvName,
+    rl_env_config: EnvConfig = None,
+    env_arg: EnvKeywords = None,
+    *,
+    only: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Run these checks only, such as floor,tools.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Model whose tokenizer renders the prompts; or `tiny`.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model that answers some cases: do its scores differ?")] = None,
+    rl_score_range: Annotated[str | None, typer.Option(help="Lowest and highest score, as in -1,1; or any.")] = None,
+    rl_max_turns: Annotated[int | None, typer.Option(help="Maximum number of turns in one episode.", min=1)] = None,
+    rl_env_timeout: Annotated[float | None, typer.Option(help="Deadline in seconds of one call.")] = None,
+    rl_env_isolation: Annotated[str | None, typer.Option(help="Where calls run: thread or process.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,
+) -> int:
+    """Find what is wrong with an environment before it costs a run.
+
+    Exit code 3 if a check failed, else 0.
+    """
+    from aitrain.environment.locator import check_by_reading, find_env  # here, because help needs none of it
+    from aitrain.options.reading import resolve
+    from aitrain.options.train import TrainConfig
+    from aitrain.workbench.check.process import PATIENCE, messages_of
+    from aitrain.workbench.check.report import as_json as report_as_json
+    from aitrain.workbench.check.report import exit_code, lines
+
+    options = {
+        "rl_score_range": rl_score_range,
+        "rl_max_turns": rl_max_turns,
+        "rl_env_timeout": rl_env_timeout,
+        "rl_env_isolation": rl_env_isolation,
+        "model": model or tokenizer,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    config = resolve(TrainConfig, None, env_options(env, rl_env_config, env_arg) | given)
+    check_by_reading(find_env(config), config.rl_env_config or {})
+    names = [name.strip() for name in (only or "").split(",") if name.strip()]
+    request = {"options": config.changed(), "only": names, "answers": model is not None}
+    module = "aitrain.jobs.env_model" if model or tokenizer else "aitrain.workbench.worker"
+    received = messages_of(module, request, PATIENCE + config.rl_env_timeout)
+    messages: list[dict[str, Any]] = []
+    if as_json:
+        messages += received
+        typer.echo(report_as_json(messages))
+    else:
+        for line in lines(_kept(received, messages)):
+            typer.echo(line)
+    for message in messages:
+        if "error" in message:
+            error = AitrainError(message["error"])
+            error.exit_code = message["exit_code"]
+            raise error
+    return exit_code(messages)
+
+
+def _kept(received: Iterator[dict[str, Any]], messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The messages as they arrive, collected in the list."""
+    for message in received:
+        messages.append(message)
+        yield message

@@ -1,0 +1,93 @@
+"""Checks that every process sees the same cases, and scores them the same way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from aitrain.workbench.check.finding import EnvFinding
+from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.fresh import FreshRun, attributes, digests, results
+
+HASH_SEEDS = ("1", "2")
+SEED_IT = "Use random.Random(seed) with a fixed seed, and sorted(...) where a set or a dict of sets is listed."
+
+
+def repeatable_dataset(subject: Subject) -> Iterator[EnvFinding]:
+    """Fresh processes build the same rows and references."""
+    options, own_seed = subject.config.changed(), os.environ.get("PYTHONHASHSEED", "random")
+    same, *others = results([FreshRun(options, seed) for seed in (own_seed, *HASH_SEEDS)])
+    here = digests(subject.environment, subject.cases)
+    if same and same["again"] != same["rows"]:
+        yield EnvFinding(
+            "repeatable-dataset",
+            "fail",
+            f"build_dataset returns other rows when it is called again: {_differing(same['rows'], same['again'])}.",
+            "A resumed run continues with other cases, and scores of two runs cannot be compared.",
+            SEED_IT,
+        )
+        return
+    for kind, what in (("rows", "rows"), ("references", "answers of reference")):
+        different = _differing(here[kind], same[kind]) if same else ""
+        if different and own_seed != "random":
+            yield EnvFinding(
+                "repeatable-dataset",
+                "fail",
+                f"A fresh process has other {what}: {different}.",
+                "A resumed run continues with other cases, and scores of two runs cannot be compared.",
+                SEED_IT,
+            )
+            return
+        for other in filter(None, others):
+            different = _differing(here[kind], other[kind])
+            if different:
+                yield EnvFinding(
+                    "repeatable-dataset",
+                    "warning",
+                    f"With another PYTHONHASHSEED the environment has other {what}: {different}.",
+                    "Training sets PYTHONHASHSEED=0, but what builds the dataset elsewhere gets other cases.",
+                    SEED_IT,
+                )
+                return
+
+
+def _differing(one: list[str], other: list[str]) -> str:
+    """How two lists of digests differ; empty if they do not."""
+    if len(one) != len(other):
+        return f"{len(other)} instead of {len(one)}"
+    count = sum(first != second for first, second in zip(one, other, strict=True))
+    return f"{count} of {len(one)} differ" if count else ""
+
+
+def two_ranks(subject: Subject) -> Iterator[EnvFinding]:
+    """The second process of a run scores the first one's cases as the first does."""
+    pairs = [(case, script) for case in subject.sample if (script := subject.reference(case))]
+    expected = [episode.score for episode in subject.play(pairs)]
+    if not pairs:
+        return
+    rank = {
+        "attributes": attributes(subject.environment),
+        "plays": [(case, script.replies) for case, script in pairs],
+    }
+    own_seed = os.environ.get("PYTHONHASHSEED", "random")
+    try:
+        (found,) = results([FreshRun(subject.config.changed(), own_seed, rank)])
+    except Exception:
+        return  # a row that cannot be sent: training on two processes says so
+    scores = found.get("scores", expected)
+    wrong = [
+        (case, before, after)
+        for (case, _), before, after in zip(pairs, expected, scores, strict=True)
+        if before is not None and (after is None or abs(before - after) > 1e-6)
+    ]
+    if wrong:
+        case, before, after = wrong[0]
+        yield EnvFinding(
+            "two-ranks",
+            "fail",
+            f"A second process scores {len(wrong)} of {len(pairs)} references differently: {before:g} and {after}.",
+            "Rows come from the first process, and each process scores with its own environment: with several GPUs"
+            " replies are scored against other cases.",
+            "Keep what a score needs in the row, or make __init__ repeatable.",
+            case.case_idx,
+        )

@@ -1,0 +1,76 @@
+"""The process that runs the checks of `aitrain env check`: `python -m aitrain.workbench.worker REQUEST`.
+
+Results go to the parent through the original standard output, one JSON line each. What the environment prints goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from aitrain.errors import to_aitrain_error
+from aitrain.options.reading import resolve
+from aitrain.options.train import TrainConfig
+from aitrain.runs.watchdog import DUMP
+from aitrain.workbench.check.registry import CHECKS, CheckResult, EnvCheck, chosen, run_checks
+from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.opening import open_environment
+
+Send = Callable[[dict[str, Any]], None]
+
+
+def check(request: dict[str, Any], send: Send, tokenizer: object = None, more: Sequence[EnvCheck] = ()) -> None:
+    """Construct the environment and run the checks; `more` are those that need a tokenizer or a model.
+
+    Raises:
+        AitrainError: the environment cannot be constructed.
+    """
+    start = time.monotonic()
+    opened, config = open_environment(resolve(TrainConfig, None, request["options"]), tokenizer)
+    checks = chosen(request["only"], [*CHECKS, *more])
+    subject = Subject(opened, config, tokenizer)
+    counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
+    name = type(opened.environment).__name__
+    send({"opened": {"name": name, **counts, "note": opened.note, "seconds": time.monotonic() - start}})
+    with closing(subject):
+        for one in checks:
+            send({"running": one.name})
+            for result in run_checks(subject, [one]):
+                send({"result": _as_json(result)})
+    send({"episodes": len(subject.episodes)})
+
+
+def _as_json(result: CheckResult) -> dict[str, Any]:
+    return {**asdict(result), "findings": [finding.to_json() for finding in result.findings]}
+
+
+def main(run: Callable[[dict[str, Any], Send], None] = check) -> None:
+    """Run the checks of the request in the file named in argv[1], and leave."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    faulthandler.register(DUMP, file=2, all_threads=True)
+
+    def send(message: dict[str, Any]) -> None:
+        channel.write(json.dumps(message) + "\n")
+        channel.flush()
+
+    try:
+        run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), send)
+    except Exception as error:
+        ours = to_aitrain_error(error)
+        send({"error": str(ours).replace("Training failed: ", "The check failed: "), "exit_code": ours.exit_code})
+    sys.stdout.flush()
+    os._exit(0)  # threads of the environment do not keep the process
+
+
+if __name__ == "__main__":
+    main()

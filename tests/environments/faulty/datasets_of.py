@@ -1,0 +1,155 @@
+"""Faults of datasets, each followed by its healthy twin."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from sums import Sums
+
+
+class LastWordOfAssistant(Sums):
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        said = [{"role": "user", "content": question}, {"role": "assistant", "content": "Let me see."}]
+        return {"prompt": said, "answer": answer}
+
+
+class LastWordOfUser(Sums):
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        said = [{"role": "user", "content": question}, {"role": "assistant", "content": "Let me see."}]
+        return {"prompt": [*said, {"role": "user", "content": "Well?"}], "answer": answer}
+
+
+class SharedCaseIdx(Sums):
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{**row, "case_idx": number // 2} for number, row in enumerate(super().build_dataset())]
+
+    def reference(self, case_idx: int) -> None:
+        return None
+
+
+class OwnCaseIdx(Sums):
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{**row, "case_idx": number + 100} for number, row in enumerate(super().build_dataset())]
+
+    def reference(self, case_idx: int) -> str:
+        return super().reference(case_idx - 100)
+
+
+class TemplatedTwice(Sums):
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        return super().row(f"<|im_start|>user\n{question}<|im_end|>", answer)
+
+
+class TemplatedOnce(Sums):
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        return {"prompt": f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n", "answer": answer}
+
+
+class FewPrompts(Sums):
+    def questions(self) -> list[tuple[str, str]]:
+        return super().questions()[:6] * 10
+
+
+class EachPromptTwice(Sums):
+    def questions(self) -> list[tuple[str, str]]:
+        return super().questions() * 2
+
+
+class TrainedOnHeldOut(Sums):
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        return self.build_dataset()[:5]
+
+
+class HeldOutApart(Sums):
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return super().build_dataset()[:-5]
+
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        return super().build_dataset()[-5:]
+
+
+class HalfAQuestion(Sums):
+    def questions(self) -> list[tuple[str, str]]:
+        return [("What is 13?", "52"), ("What is 13?", "51"), *super().questions()]
+
+
+class WholeQuestion(Sums):
+    def questions(self) -> list[tuple[str, str]]:
+        return [("What is 13 + 38?", "51"), *super().questions()]
+
+
+class AnswerInPrompt(Sums):
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        return super().row(f"{question} (answer: {answer})", answer)
+
+
+class ChoicesInPrompt(Sums):
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        choices = sorted({int(answer), int(answer) + 1, int(answer) - 7})
+        return super().row(f"{question} Choose one of {choices}.", answer)
+
+
+class OrderOfASet(Sums):
+    def questions(self) -> list[tuple[str, str]]:
+        return list(set(super().questions()))
+
+
+class OrderOfAList(Sums):
+    def questions(self) -> list[tuple[str, str]]:
+        return sorted(set(super().questions()))
+
+
+class UnseededRows(Sums):
+    def __init__(self) -> None:
+        self.chosen = random.sample(super().questions(), 20)
+
+    def questions(self) -> list[tuple[str, str]]:
+        return self.chosen
+
+
+class SeededRows(Sums):
+    def __init__(self) -> None:
+        self.chosen = random.Random(0).sample(super().questions(), 20)
+
+    def questions(self) -> list[tuple[str, str]]:
+        return self.chosen
+
+
+class GrowingRows(Sums):
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        self.rows += super().build_dataset()
+        return self.rows
+
+
+class KeptRows(Sums):
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        self.rows = super().build_dataset()
+        return self.rows
+
+
+class KeyOfTheProcess(Sums):
+    """Rows are always the same, and what is right depends on the process."""
+
+    def __init__(self) -> None:
+        self.shift = random.randrange(1_000_000)
+
+    def right(self, answer: str) -> str:
+        return str(int(answer) + self.shift)
+
+    def score_episode(self, text: str, answer: str) -> float:
+        return float(text.strip() == self.right(answer))
+
+    def reference(self, case_idx: int) -> str:
+        return self.right(super().reference(case_idx))
+
+
+class KeyOfTheRow(KeyOfTheProcess):
+    def __init__(self) -> None:
+        self.shift = 4711

@@ -1,0 +1,279 @@
+"""Faults of episodes and tools, each followed by its healthy twin."""
+
+from __future__ import annotations
+
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from sums import Sums
+
+Turns = Generator[str | None, str, float]
+
+
+class TwoTurns:
+    """Asks for a number, and then for the next one."""
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [
+            {"prompt": [{"role": "user", "content": f"Say the number after {number}."}]} for number in range(99, 119)
+        ]
+
+    def episode(self, case_idx: int, seed: int) -> Turns:
+        first = yield None
+        if first.strip() != str(100 + case_idx):
+            return 0.0
+        second = yield "And the next one?"
+        return float(second.strip() == str(101 + case_idx))
+
+    def reference(self, case_idx: int) -> list[str]:
+        return [str(100 + case_idx), str(101 + case_idx)]
+
+
+class Unseeded(TwoTurns):
+    def episode(self, case_idx: int, seed: int) -> Turns:
+        score = yield from super().episode(case_idx, seed)
+        yield f"You draw {random.random()}."
+        return score
+
+    def reference(self, case_idx: int) -> list[str]:
+        return [*super().reference(case_idx), "Good."]
+
+
+class Seeded(TwoTurns):
+    def episode(self, case_idx: int, seed: int) -> Turns:
+        score = yield from super().episode(case_idx, seed)
+        yield f"You draw {random.Random(seed).random()}."
+        return score
+
+    def reference(self, case_idx: int) -> list[str]:
+        return [*super().reference(case_idx), "Good."]
+
+
+class Endless(TwoTurns):
+    def episode(self, case_idx: int, seed: int) -> Turns:
+        reply = yield None
+        while reply.strip() != str(100 + case_idx):
+            reply = yield "Again."
+        return 1.0
+
+    def reference(self, case_idx: int) -> list[str]:
+        return [str(100 + case_idx)]
+
+
+class Patient(Endless):
+    def episode(self, case_idx: int, seed: int) -> Turns:
+        reply = yield None
+        for _ in range(3):
+            if reply.strip() == str(100 + case_idx):
+                return 1.0
+            reply = yield "Again."
+        return 0.0
+
+
+class GoesOn(TwoTurns):
+    """The task is done, and the episode is not."""
+
+    def start(self, case_idx: int) -> Any:
+        return Talk(str(100 + case_idx), ends=False)
+
+    def reference(self, case_idx: int) -> str:
+        return str(100 + case_idx)
+
+    episode = None
+
+
+class Ends(GoesOn):
+    def start(self, case_idx: int) -> Any:
+        return Talk(str(100 + case_idx), ends=True)
+
+
+class Talk:
+    def __init__(self, wanted: str, ends: bool) -> None:
+        self.wanted, self.ends, self.said = wanted, ends, list[str]()
+
+    def step(self, reply: str) -> str | None:
+        self.said.append(reply.strip())
+        is_over = len(self.said) == 4 or (self.ends and reply.strip() == self.wanted)
+        return None if is_over else "And?"
+
+    def score(self) -> float:
+        return float(self.wanted in self.said)
+
+
+OPEN: list[int] = []
+LOCK = threading.Lock()
+
+
+class Crosstalk(TwoTurns):
+    """What an episode says depends on how many others are open."""
+
+    def start(self, case_idx: int) -> Any:
+        return Crowd(case_idx, OPEN)
+
+    episode = None
+
+
+class NoCrosstalk(Crosstalk):
+    def start(self, case_idx: int) -> Any:
+        return Crowd(case_idx, [])
+
+
+class Crowd:
+    def __init__(self, case_idx: int, others: list[int]) -> None:
+        self.case_idx, self.others, self.said = case_idx, others, list[str]()
+        self.others.append(case_idx)
+
+    def step(self, reply: str) -> str | None:
+        self.said.append(reply.strip())
+        time.sleep(0.002)
+        return f"There are {len(self.others)} here. And the next one?" if len(self.said) == 1 else None
+
+    def score(self) -> float:
+        return float(self.said == [str(100 + self.case_idx), str(101 + self.case_idx)])
+
+    def close(self) -> None:
+        self.others.remove(self.case_idx)
+
+
+class OneFileForAll(Sums):
+    """Writes the reply to a file of a fixed name, and reads it back."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.mkdtemp(prefix="aitrain-faulty-")
+
+    def file(self, answer: str) -> Path:
+        return Path(self.folder, "reply.txt")
+
+    def score_episode(self, text: str, answer: str) -> float:
+        file = self.file(answer)
+        file.write_text(text.replace("\0", ""))
+        time.sleep(0.003)
+        return float(file.read_text().strip() == answer)
+
+
+class OneFileEach(OneFileForAll):
+    def file(self, answer: str) -> Path:
+        return Path(self.folder, f"{answer}-{threading.get_ident()}.txt")
+
+
+class FourAtOnce(TwoTurns):
+    """A server that allows four sessions."""
+
+    places = 4
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.open: set[int] = set()
+
+    def start(self, case_idx: int) -> Any:
+        return Place(self, case_idx)
+
+    episode = None
+
+
+class ManyAtOnce(FourAtOnce):
+    places = 1000
+
+
+class Place:
+    def __init__(self, server: FourAtOnce, case_idx: int) -> None:
+        self.server, self.case_idx, self.said = server, case_idx, list[str]()
+        with server.lock:
+            if len(server.open) >= server.places:
+                raise RuntimeError("CAPACITY_REACHED")
+            server.open.add(id(self))
+
+    def step(self, reply: str) -> str | None:
+        self.said.append(reply.strip())
+        return None if len(self.said) == 2 else "And the next one?"
+
+    def score(self) -> float:
+        return float(self.said == [str(100 + self.case_idx), str(101 + self.case_idx)])
+
+    def close(self) -> None:
+        with self.server.lock:
+            self.server.open.discard(id(self))
+
+
+class Alarm(Sums):
+    """Sets an alarm, which works in the main thread only."""
+
+    def score_episode(self, text: str, answer: str) -> float:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return super().score_episode(text, answer)
+
+
+class NoAlarm(Sums):
+    def score_episode(self, text: str, answer: str) -> float:
+        signal.getsignal(signal.SIGALRM)
+        return super().score_episode(text, answer)
+
+
+class Shelf:
+    """An environment with a tool, for one episode."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.seen = number, False
+
+    def get_tools(self) -> list[Callable[..., Any]]:
+        return [self.look]
+
+    def look(self, shelf: str) -> str:
+        """Look at a shelf.
+
+        Args:
+            shelf: top or bottom
+        """
+        self.seen = True
+        return {"top": "empty", "bottom": f"the number {self.number}"}.get(shelf, "There is no such shelf.")
+
+    def step(self, reply: str) -> None:
+        self.said = reply.strip()
+
+    def score(self) -> float:
+        return float(self.seen and getattr(self, "said", "") == str(self.number))
+
+
+class RaisingShelf(Shelf):
+    def look(self, shelf: str) -> str:
+        """Look at a shelf.
+
+        Args:
+            shelf: top or bottom
+        """
+        self.seen = True
+        return {"top": "empty", "bottom": f"the number {self.number}"}[shelf]
+
+
+class SilentShelf(Shelf):
+    def look(self, shelf: str) -> str:
+        self.seen = True
+        return {"top": "empty", "bottom": f"the number {self.number}"}.get(shelf, "There is no such shelf.")
+
+
+class ToolAnswers:
+    shelf: type[Shelf] = Shelf
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": [{"role": "user", "content": f"Number of box {n}?"}]} for n in range(20)]
+
+    def start(self, case_idx: int) -> Shelf:
+        return self.shelf(1000 + 7 * case_idx)
+
+    def reference(self, case_idx: int) -> list[str]:
+        call = '<tool_call>{"name": "look", "arguments": {"shelf": "bottom"}}</tool_call>'
+        return [call, str(1000 + 7 * case_idx)]
+
+
+class ToolRaises(ToolAnswers):
+    shelf = RaisingShelf
+
+
+class ToolUndescribed(ToolAnswers):
+    shelf = SilentShelf

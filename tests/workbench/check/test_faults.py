@@ -1,0 +1,115 @@
+"""Planted faults in tests/environments/faulty: each is found by its own check, and its healthy twin passes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from aitrain import TrainConfig
+from aitrain.workbench.check.finding import EnvFinding
+from aitrain.workbench.check.registry import CHECKS, run_checks
+from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.opening import open_environment
+
+FOLDER = Path(__file__).parents[2] / "environments" / "faulty"
+IN_PROCESSES = ("repeatable-dataset", "two-ranks")
+
+FAULTS: list[tuple[str, str, str, str]] = [
+    ("datasets_of.LastWordOfAssistant", "datasets_of.LastWordOfUser", "dataset", ""),
+    ("datasets_of.SharedCaseIdx", "datasets_of.OwnCaseIdx", "dataset", ""),
+    ("datasets_of.TemplatedTwice", "datasets_of.TemplatedOnce", "dataset", ""),
+    ("datasets_of.FewPrompts", "datasets_of.EachPromptTwice", "duplicates", ""),
+    ("datasets_of.TrainedOnHeldOut", "datasets_of.HeldOutApart", "duplicates", ""),
+    ("datasets_of.HalfAQuestion", "datasets_of.WholeQuestion", "duplicates", ""),
+    ("datasets_of.AnswerInPrompt", "datasets_of.ChoicesInPrompt", "leaked-answer", "lazy-policy"),
+    ("datasets_of.OrderOfASet", "datasets_of.OrderOfAList", "repeatable-dataset", ""),
+    ("datasets_of.UnseededRows", "datasets_of.SeededRows", "repeatable-dataset", "two-ranks"),
+    ("datasets_of.GrowingRows", "datasets_of.KeptRows", "repeatable-dataset", ""),
+    ("datasets_of.KeyOfTheProcess", "datasets_of.KeyOfTheRow", "two-ranks", "repeatable-dataset"),
+    ("scores_of.Noise", "scores_of.NoNoise", "repeatable-score", "concurrency equivalent-forms"),
+    ("scores_of.NoveltyBonus", "scores_of.Memory", "repeatable-score", "concurrency"),
+    ("scores_of.Percent", "scores_of.Share", "score-range", "reference"),
+    ("scores_of.NotANumber", "scores_of.ANumber", "score-range", ""),
+    ("scores_of.TextScore", "scores_of.BoolScore", "score-range", ""),
+    ("scores_of.NoneForWrong", "scores_of.NoneForUnknown", "score-range", ""),
+    ("scores_of.RaisesOnWords", "scores_of.CatchesWords", "exceptions", ""),
+    ("scores_of.Nested", "scores_of.Flat", "exceptions", ""),
+    ("scores_of.HangsOnLongReplies", "scores_of.CutsLongReplies", "exceptions", ""),
+    ("scores_of.ShortIsGood", "scores_of.RightAndShortIsGood", "floor", "lazy-policy"),
+    ("scores_of.ConsolationPrize", "scores_of.Penalty", "floor", ""),
+    ("scores_of.AnyNumber", "scores_of.TheNumber", "wrong-answer", "other-answer lazy-policy"),
+    ("scores_of.Truthy", "scores_of.Equal", "other-answer", "floor wrong-answer shotgun denied-answer lazy-policy"),
+    ("scores_of.Contains", "scores_of.InTags", "shotgun", "denied-answer"),
+    ("scores_of.LastNumber", "scores_of.LastLine", "denied-answer", ""),
+    ("scores_of.PaidFormat", "scores_of.SmallFormatBonus", "template", ""),
+    ("scores_of.MostlyYes", "scores_of.YesAndNo", "lazy-policy", ""),
+    ("scores_of.FirstNumber", "scores_of.SomeNumber", "lazy-policy", ""),
+    ("scores_of.WrongReference", "scores_of.RightReference", "reference", ""),
+    ("scores_of.NoStrip", "scores_of.Strip", "equivalent-forms", ""),
+    ("scores_of.ComparesMessages", "scores_of.ReadsMessages", "message-forms", "reference"),
+    ("scores_of.Generates", "scores_of.NamesTheModel", "model-use", ""),
+    ("scores_of.GullibleJudge", "scores_of.StrictJudge", "injection", ""),
+    ("scores_of.FlatteredJudge", "scores_of.CoolJudge", "tone", ""),
+    ("episodes_of.Unseeded", "episodes_of.Seeded", "repeatable-episode", ""),
+    ("episodes_of.Endless", "episodes_of.Patient", "episode-end", ""),
+    ("episodes_of.GoesOn", "episodes_of.Ends", "episode-end", ""),
+    ("episodes_of.Crosstalk", "episodes_of.NoCrosstalk", "isolation", ""),
+    ("episodes_of.OneFileForAll", "episodes_of.OneFileEach", "concurrency", ""),
+    ("episodes_of.FourAtOnce", "episodes_of.ManyAtOnce", "concurrency", ""),
+    ("episodes_of.Alarm", "episodes_of.NoAlarm", "exceptions", ""),
+    ("episodes_of.ToolRaises", "episodes_of.ToolAnswers", "tools", ""),
+    ("episodes_of.ToolUndescribed", "episodes_of.ToolAnswers", "tools", ""),
+]
+"""A fault, its twin, the check that finds the fault, and others that it also concerns."""
+
+RANGES = {"Penalty": "-1,1"}
+
+
+def found(name: str, in_processes: bool) -> Iterator[EnvFinding]:
+    """All findings about an environment, and none of a check that failed itself."""
+    module, _, class_name = name.partition(".")
+    config = TrainConfig(
+        rl_env=f"{FOLDER / module}.py:{class_name}", rl_env_timeout=1.0, rl_score_range=RANGES.get(class_name, "0,1")
+    )
+    opened, config = open_environment(config)
+    with closing(Subject(opened, config)) as subject:
+        checks = [check for check in CHECKS if in_processes or check.name not in IN_PROCESSES]
+        for result in run_checks(subject, checks):
+            assert "itself failed" not in result.skipped, result
+            yield from result.findings
+
+
+@pytest.fixture(autouse=True)
+def hash_seed_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh processes have the hash seed of this one, as in training."""
+    monkeypatch.setenv("PYTHONHASHSEED", os.environ.get("PYTHONHASHSEED", "random"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "related"), [(a, c, d) for a, _, c, d in FAULTS], ids=[f[0] for f in FAULTS]
+)
+def test_a_fault_is_found_by_its_own_check_and_by_nothing_unrelated(fault: str, check: str, related: str) -> None:
+    serious = [finding for finding in found(fault, check in IN_PROCESSES) if finding.level != "info"]
+    assert check in {finding.check for finding in serious}, serious
+    unrelated = [finding for finding in serious if finding.check not in {check, *related.split()}]
+    assert not unrelated
+    own = next(finding for finding in serious if finding.check == check)
+    assert own.what
+    assert own.why
+    assert own.fix
+
+
+@pytest.mark.parametrize(
+    ("twin", "check"), list(dict.fromkeys((b, c) for _, b, c, _ in FAULTS)), ids=lambda value: str(value)
+)
+def test_a_healthy_twin_passes(twin: str, check: str) -> None:
+    assert [finding for finding in found(twin, check in IN_PROCESSES) if finding.level != "info"] == []
+
+
+def test_there_are_thirty_faults_and_each_check_finds_one() -> None:
+    assert len({fault for fault, *_ in FAULTS}) >= 30
+    assert {check for _, _, check, _ in FAULTS} >= {check.name for check in CHECKS}
