@@ -1,4 +1,4 @@
-"""A dry run refuses what the run would refuse before its first step, with the same words, and says what it leaves out."""
+"""A dry run refuses what the run refuses before its first step, with the same words, and says what it leaves out."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
         {}, 3, "Env.requirements: rl_max_turns",
     ),
     # its dataset
-    "missing data file": (replaced("list(ROWS)", "open('data.jsonl')"), {}, 3, "No such file or directory: 'data.jsonl'"),
+    "missing data file": (replaced("list(ROWS)", "open('data.jsonl')"), {}, 3, "No such file or directory"),
     "empty dataset": (replaced("list(ROWS)", "[]"), {}, 3, "build_dataset returned no rows"),
     "no dataset": (replaced("list(ROWS)", "None"), {}, 3, "build_dataset returned None"),
     "row without a prompt": (replaced('"prompt"', '"question"'), {}, 3, "row 0 of build_dataset has no prompt"),
@@ -131,7 +131,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "mixes prompt types",
     ),
     "misspelt column": (replaced("completion, answer", "completion, anwser"), {}, 3, "unknown parameter, anwser"),
-    "column that some rows lack": (replaced("list(ROWS)", "[*ROWS, {'prompt': 'x'}]"), {}, 3, "unknown parameter, answer"),
+    "column that some rows lack": (replaced("list(ROWS)", "[*ROWS, {'prompt': 'x'}]"), {}, 3, "parameter, answer"),
     "held-out rows of another kind": (
         ENV + "    def build_eval_dataset(self):\n        return [{'prompt': [{'role': 'user', 'content': 'x'}]}]\n",
         {}, 3, "must have the same kind of prompt",
@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "too few cases for a batch": (ENV, {"rl_prompts_per_step": 32}, 2, "One step needs 32 prompts and there are 20"),
     "too many held out": (ENV, {"eval_cases": 20}, 2, "eval_cases: cannot hold out 20 of 20"),
     "prompts longer than the limit": (ENV, {"rl_max_prompt_length": 2}, 2, "20 had a prompt of more than 2 tokens"),
-    "prompts longer than the context": (replaced('f"say {number}"', '"x" * 9000'), {}, 2, "20 had a prompt of more than"),
+    "prompts longer than the context": (replaced('f"say {number}"', '"x" * 9000'), {}, 2, "20 had a prompt of more"),
     "no room for a prompt": (ENV, {"rl_max_new_tokens": 4096}, 2, "rl_max_new_tokens: 4096 new tokens leave no room"),
     # the chat template
     "template that is not there": (ENV, {"chat_template": "foo"}, 2, "chat_template: foo is neither"),
