@@ -22,7 +22,7 @@ from aitrain.jobs.worker import EventChannel
 from aitrain.launch.dry_run import DryRun, dry_run, not_checked
 from aitrain.launch.preflight import check
 from aitrain.runs.run_folder import RunFolder
-from tests.conftest import Run, listing, write
+from tests.conftest import Run, has_ended, listing, write
 
 ENV = """
 import os
@@ -382,19 +382,6 @@ def test_ctrl_c_ends_the_dry_run_and_its_process(here: Path) -> None:
     assert child.returncode == 130
     assert "Traceback" not in stderr
     assert has_ended(int((here / "pid").read_text()))
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or a zombie that nobody waits for."""
-    for _ in range(100):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_debug_shows_the_traceback_and_what_was_printed(aitrain_grpo: Run, here: Path) -> None:

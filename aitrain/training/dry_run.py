@@ -99,7 +99,8 @@ def _check_trainer(inputs: TrainerInputs) -> None:
 
     with explain_refusals(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
-        trainer = _TrainerWithoutWeights(
+        check_optimizer(arguments, inputs.model)
+        _TrainerWithoutWeights(
             model=inputs.model,
             reward_funcs=[unused],
             args=arguments,
@@ -108,4 +109,3 @@ def _check_trainer(inputs: TrainerInputs) -> None:
             peft_config=inputs.peft_config,
             rollout_func=unused,
         )
-        check_optimizer(trainer)

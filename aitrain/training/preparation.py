@@ -226,8 +226,8 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     callbacks = [tracking, reporter, DiagnosticsCallback(context.note, advice, bounds)]
     activity.own.enter("preparing the trainer", moves_files=True)
     with explain_refusals():
+        check_optimizer(inputs.arguments, inputs.model)
         trainer = EpisodeTrainer(inputs, TrainerHooks(write, context.note, callbacks, checkpoints.save))
-        check_optimizer(trainer)
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)

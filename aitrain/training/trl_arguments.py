@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import parse_flag_from_env
-from transformers import Trainer, get_scheduler
+from transformers import PreTrainedModel, Trainer, get_scheduler
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
@@ -156,9 +156,9 @@ def explain_refusals() -> Iterator[None]:
         raise _refused(error) from error
 
 
-def check_optimizer(trainer: Trainer) -> None:
+def check_optimizer(arguments: GRPOConfig, model: PreTrainedModel) -> None:
     """Look the optimizer up, which transformers does only when training begins: some need a package or a GPU."""
-    trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
+    Trainer.get_optimizer_cls_and_kwargs(arguments, model)
 
 
 def _refused(error: Exception) -> ConfigError:

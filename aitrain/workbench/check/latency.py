@@ -11,7 +11,7 @@ from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.player import JUNK, Policy
 
-SLOW = 5.0
+SLOW = 1.0
 """Seconds per step from which the environment is called slow."""
 BUDGET = 10.0
 """Seconds that the measurement may take, about."""

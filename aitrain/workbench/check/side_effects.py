@@ -123,6 +123,7 @@ def _changes(play: Callable[[], None]) -> dict[str, Any]:
     with tempfile.TemporaryFile() as output:
         for fd in (1, 2):
             os.dup2(output.fileno(), fd)
+        sys.stdout = sys.stderr = os.fdopen(1, "w", closefd=False)
         files |= {output.fileno()}
         ends = [_random_states_after(play, seed) for seed in (1, 2)]
         for stream in (sys.stdout, sys.stderr):
@@ -182,7 +183,15 @@ def _children() -> set[int]:
 
 
 def _files() -> set[int]:
-    return {int(name) for name in os.listdir("/dev/fd") if name.isdecimal()}
+    return {fd for fd in map(int, os.listdir("/dev/fd")) if _is_open(fd)}  # without that of the listing itself
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def _left(look: Callable[[], set[Any]]) -> set[Any]:
