@@ -257,6 +257,40 @@ def test_what_the_environment_requires_counts_in_a_dry_run(dry: DryRunner) -> No
     assert "rl_max_new_tokens: 4096 new tokens leave no room" in found.end.message
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("'0.5'", "returned '0.5' (str)"),
+        ("float('nan')", "returned nan"),
+        ("1.5", "returned 1.5"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("input()", "EOFError"),
+    ],
+)
+def test_an_environment_that_cannot_score_any_answer_is_refused_as_the_run_does(
+    value: str, words: str, dry: DryRunner
+) -> None:
+    env = replaced("return 0.5", f"return {value}")
+    end = dry.check(dry.config(env)).end
+    assert isinstance(end, Failed)
+    assert end.exit_code == 3
+    assert words in end.message
+    assert len(end.message.splitlines()) <= 5
+    message, code = message_of(lambda: aitrain.train(dry.config(env, eval_cases=2)))
+    assert "failed on all 2 held-out cases" in message
+    assert code == 3
+
+
+def test_an_environment_that_scores_some_answers_is_not_refused(dry: DryRunner) -> None:
+    env = (
+        replaced("return 0.5", "return {'yes': 1.0}[completion]")
+        + "    def reference(self, case_idx):\n        return 'yes'\n"
+    )
+    found = dry.check(dry.config(env))
+    assert not isinstance(found.end, Failed)
+    assert any("Environment check exceptions" in note for note in found.notes)
+
+
 # -- what cannot be known
 
 

@@ -41,7 +41,7 @@ Command:
   --resume
         Resume from the newest complete checkpoint; short for --resume-from-checkpoint auto.
   --dry-run
-        Check the run and show its plan, without training: the environment is loaded in a process of its own.
+        Check everything and show the plan: loads the environment, and trains nothing.
   --options-only
         With --dry-run: check options and files only, in a fraction of a second.
   -q, --quiet

@@ -94,4 +94,6 @@ def _drop_output() -> None:
     for fd in (0, 1, 2):
         os.dup2(nothing, fd)
     os.close(nothing)
-    sys.stdout = sys.stderr = os.fdopen(1, "w", closefd=False)  # a notebook has streams of its own
+    # a notebook has streams of its own
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stdout

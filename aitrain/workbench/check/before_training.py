@@ -20,6 +20,10 @@ SECONDS = 5.0
 """Seconds after which the process of the checks is ended."""
 
 
+SHOWN = 3
+"""Findings that are noted."""
+
+
 @dataclass(frozen=True)
 class FastCheck:
     """What the fast checks have found; `skipped` says why they did not run."""
@@ -39,9 +43,11 @@ class FastCheck:
         shown = [finding for finding in self.findings if finding.level != "info"]
         if self.passed and not shown:
             yield f"Environment checks: {self.passed} passed."
-        for finding in shown:
+        for finding in shown[:SHOWN]:
             case = "" if finding.case_idx is None else f" (case {finding.case_idx})"
-            yield "\n".join(filter(None, (f"Environment check `{finding.check}`{case}: {finding.what}", finding.fix)))
+            yield f"Environment check {finding.check}{case}: {' '.join(f'{finding.what} {finding.fix}'.split())}"
+        if len(shown) > SHOWN:
+            yield f"{len(shown) - SHOWN} more findings about the environment: aitrain env check shows all."
 
 
 def check_quickly(environment: Any, cases: Sequence[Case], config: TrainConfig, seconds: float = SECONDS) -> FastCheck:
