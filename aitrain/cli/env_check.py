@@ -23,6 +23,7 @@ def env_check(
     model: Annotated[str | None, typer.Option(help="Model that answers some cases: do its scores differ?")] = None,
     rl_score_range: Annotated[str | None, typer.Option(help="Lowest and highest score, as in -1,1; or any.")] = None,
     rl_max_turns: Annotated[int | None, typer.Option(help="Maximum number of turns in one episode.", min=1)] = None,
+    rl_max_new_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of one answer.", min=1)] = None,
     rl_env_timeout: Annotated[float | None, typer.Option(help="Deadline in seconds of one call.")] = None,
     rl_env_isolation: Annotated[str | None, typer.Option(help="Where calls run: thread or process.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of lines.")] = False,
@@ -41,6 +42,7 @@ def env_check(
     options = {
         "rl_score_range": rl_score_range,
         "rl_max_turns": rl_max_turns,
+        "rl_max_new_tokens": rl_max_new_tokens,
         "rl_env_timeout": rl_env_timeout,
         "rl_env_isolation": rl_env_isolation,
         "model": model or tokenizer,

@@ -149,7 +149,7 @@ LEAD = r"(?:answer|solution|result|ground truth|label|expected|correct)\W{0,3}(?
 def leaked_answer(subject: Subject) -> Iterator[EnvFinding]:
     """The reference's answer is named as the answer in the prompt."""
     found, looked = [], 0
-    for case in subject.sample:
+    for case in subject.chosen:
         core = subject.core(case)
         if not core:
             continue

@@ -52,7 +52,8 @@ def repeatable_episode(subject: Subject) -> Iterator[EnvFinding]:
     if subject.level == "score_episode":
         return
     pairs = _pairs(subject, subject.sample[:3])
-    for before, after in zip(subject.play(pairs), subject.play(pairs, again=True), strict=True):
+    first, second = [[subject.play_one(*pair, again=True) for pair in pairs] for _ in range(2)]
+    for before, after in zip(first, second, strict=True):
         if _said(before) != _said(after):
             yield EnvFinding(
                 "repeatable-episode",
@@ -70,8 +71,8 @@ def isolation(subject: Subject) -> Iterator[EnvFinding]:
     if subject.level == "score_episode" or len(subject.sample) < 2:
         return
     pairs = _pairs(subject, subject.sample[:3])
-    alone = [subject.play([pair], again=True)[0] for pair in pairs]
-    repeated = [subject.play([pair], again=True)[0] for pair in pairs]
+    alone = [subject.play_one(*pair, again=True) for pair in pairs]
+    repeated = [subject.play_one(*pair, again=True) for pair in pairs]
     together = subject.play(pairs, again=True)
     for before, again, after in zip(alone, repeated, together, strict=True):
         is_steady = _said(before) == _said(again) and before.score == again.score
@@ -91,7 +92,7 @@ def concurrency(subject: Subject) -> Iterator[EnvFinding]:
     """Many episodes at the same time give the same scores as one after another."""
     is_slow = any(episode.seconds > 0.05 for episode in subject.play(_pairs(subject, subject.sample[:2])))
     pairs = _pairs(subject, subject.sample)
-    serial = [subject.play([pair], again=True)[0] for pair in pairs]
+    serial = [subject.play_one(*pair, again=True) for pair in pairs]
     many = list(islice(cycle(zip(pairs, serial, strict=True)), FEW if is_slow else MANY))
     for episode, (pair, alone) in zip(subject.play((pair for pair, _ in many), again=True), many, strict=True):
         failed = episode.failure is not None and alone.failure is None
@@ -106,6 +107,7 @@ def concurrency(subject: Subject) -> Iterator[EnvFinding]:
                 "Protect shared state with a lock, keep it in the episode, or use --rl-env-isolation process.",
                 pair[0].case_idx,
             )
+            subject.is_serial = True  # the other checks look for other things
             break
     for note in subject.notes[:1]:
         yield EnvFinding("concurrency", "info", " ".join(note.split()), "", "")

@@ -34,7 +34,7 @@ def injection(subject: Subject) -> Iterator[EnvFinding]:
 def tone(subject: Subject) -> Iterator[EnvFinding]:
     """Wrong answers that are said with confidence."""
     wrong = {
-        case.number: (case, rewrapped(reply, next(wrong_answers(core_of(reply))))) for case, reply in subject.answered
+        case.number: (case, rewrapped(reply, wrong_answers(core_of(reply))[0])) for case, reply in subject.answered
     }
     plain = probe(subject, {"plain": [(case, Script((text,))) for case, text in wrong.values()]})
     sure = probe(subject, {"sure": [(case, Script((f"{CONFIDENT} {text}",))) for case, text in wrong.values()]})

@@ -46,7 +46,7 @@ def messages_of(module: str, request: Mapping[str, object], patience: float = PA
 
 
 def _watched(child: subprocess.Popen[bytes], log: Path, patience: float) -> Iterator[dict[str, Any]]:
-    running = "the environment is constructed"
+    running, is_done = "the environment is constructed", False
     assert child.stdout is not None
     for line in _lines(child.stdout, patience):
         if line is None:
@@ -56,12 +56,13 @@ def _watched(child: subprocess.Popen[bytes], log: Path, patience: float) -> Iter
             yield _error(f"The environment's process hangs while {running}: no sign of life for {patience:.0f}s.", log)
             return
         message: dict[str, Any] = json.loads(line)
+        is_done = "episodes" in message or "error" in message
         if "running" in message:
             running = f"the check {message['running']} runs"
         yield message
     code = child.wait()
-    if code != 0:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+    if not is_done:
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else "left without a report"
         yield _error(f"The environment's process {how} while {running}.", log)
 
 

@@ -83,8 +83,9 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("duplicates", "prompts differ, held-out ones are apart", data_checks.duplicates, "rows", is_fast=True),
     EnvCheck("leaked-answer", "no prompt names its answer", data_checks.leaked_answer, "rows", is_fast=True),
     EnvCheck("repeatable-dataset", "fresh processes build the same rows", repetition.repeatable_dataset, "rows"),
-    EnvCheck("two-ranks", "a second process scores alike", repetition.two_ranks, "reference"),
     EnvCheck("model-use", "the scorer does not generate", outcomes.model_use, "rows", is_fast=True),
+    EnvCheck("concurrency", "episodes at the same time are scored alike", episodes.concurrency),
+    EnvCheck("two-ranks", "a second process scores alike", repetition.two_ranks, "reference"),
     EnvCheck("reference", "the reference earns the highest score", calibration.reference, is_fast=True),
     EnvCheck("equivalent-forms", "the reference earns it in other forms", calibration.equivalent, "reply"),
     EnvCheck(
@@ -106,7 +107,6 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("repeatable-score", "the same reply gets the same score", outcomes.repeatable_score),
     EnvCheck("repeatable-episode", "the same replies give the same conversation", episodes.repeatable_episode, "turns"),
     EnvCheck("isolation", "episodes do not disturb each other", episodes.isolation, "turns"),
-    EnvCheck("concurrency", "episodes at the same time are scored alike", episodes.concurrency),
     EnvCheck("episode-end", "episodes end by themselves", episodes.episode_end, "turns"),
     EnvCheck("tools", "tools are described and take wrong calls", tool_checks.tools, "rows"),
     EnvCheck("score-range", "all scores are numbers in the range", outcomes.score_range, is_fast=True),

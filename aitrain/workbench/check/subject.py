@@ -51,6 +51,8 @@ class Subject:
     """Maximum number of cases that are played."""
     budget: float = math.inf
     """Seconds that all checks may take; see `is_late`."""
+    is_serial: bool = False
+    """Whether episodes are played one after another, as they disturb each other."""
     model: ModelGuard = field(default_factory=ModelGuard)
     episodes: list[PlayedEpisode] = field(default_factory=list)
     """The episodes that were played, in their order, without those played `again`."""
@@ -93,9 +95,14 @@ class Subject:
     # -- cases and references
 
     @cached_property
+    def chosen(self) -> list[Case]:
+        """Cases spread evenly over the dataset, for checks that play nothing."""
+        return spread(self.cases, self.limit)
+
+    @cached_property
     def sample(self) -> list[Case]:
         """Cases that are played: spread evenly over the dataset; few of them if episodes are slow."""
-        chosen = spread(self.cases, self.limit)
+        chosen = self.chosen
         first = self.play_one(chosen[0], self.reference(chosen[0]) or Script(("",)))
         return spread(chosen, SLOW_SAMPLE) if first.seconds > SLOW_SECONDS else chosen
 
@@ -140,7 +147,7 @@ class Subject:
         new = list({_key(play): play for play in wanted if again or _key(play) not in self._cache}.values())
         if again:
             new = wanted
-        played = self.player.play(new)
+        played = [self.player.play([play])[0] for play in new] if self.is_serial else self.player.play(new)
         if again:
             return played
         self.episodes += played

@@ -34,7 +34,7 @@ def tools(subject: Subject) -> Iterator[EnvFinding]:
         name = str(function.get("name"))
         for arguments in ({}, _example(function)):
             call = json.dumps({"name": name, "arguments": arguments})
-            episode = subject.play_one(case, Script((f"<tool_call>{call}</tool_call>",)))
+            episode = subject.play_one(case, Script((f"<tool_call>{call}</tool_call>",)), again=True)
             if episode.failure is not None and episode.failure.place == f"the tool {name}":
                 yield EnvFinding(
                     "tools",

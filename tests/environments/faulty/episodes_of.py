@@ -162,17 +162,16 @@ class OneFileEach(OneFileForAll):
         return Path(self.folder, f"{answer}-{threading.get_ident()}.txt")
 
 
+PLACES: list[int] = []
+
+
 class FourAtOnce(TwoTurns):
     """A server that allows four sessions."""
 
     places = 4
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.open: set[int] = set()
-
     def start(self, case_idx: int) -> Any:
-        return Place(self, case_idx)
+        return Place(self.places, case_idx)
 
     episode = None
 
@@ -182,12 +181,12 @@ class ManyAtOnce(FourAtOnce):
 
 
 class Place:
-    def __init__(self, server: FourAtOnce, case_idx: int) -> None:
-        self.server, self.case_idx, self.said = server, case_idx, list[str]()
-        with server.lock:
-            if len(server.open) >= server.places:
+    def __init__(self, places: int, case_idx: int) -> None:
+        self.case_idx, self.said = case_idx, list[str]()
+        with LOCK:
+            if len(PLACES) >= places:
                 raise RuntimeError("CAPACITY_REACHED")
-            server.open.add(id(self))
+            PLACES.append(case_idx)
 
     def step(self, reply: str) -> str | None:
         self.said.append(reply.strip())
@@ -197,8 +196,8 @@ class Place:
         return float(self.said == [str(100 + self.case_idx), str(101 + self.case_idx)])
 
     def close(self) -> None:
-        with self.server.lock:
-            self.server.open.discard(id(self))
+        with LOCK:
+            PLACES.remove(self.case_idx)
 
 
 class Alarm(Sums):
@@ -252,9 +251,11 @@ class RaisingShelf(Shelf):
 
 
 class SilentShelf(Shelf):
-    def look(self, shelf: str) -> str:
-        self.seen = True
-        return {"top": "empty", "bottom": f"the number {self.number}"}.get(shelf, "There is no such shelf.")
+    def get_tools(self) -> list[Callable[..., Any]]:
+        return [self.peek]
+
+    def peek(self, shelf: str) -> str:
+        return self.look(shelf)
 
 
 class ToolAnswers:
@@ -277,3 +278,6 @@ class ToolRaises(ToolAnswers):
 
 class ToolUndescribed(ToolAnswers):
     shelf = SilentShelf
+
+    def reference(self, case_idx: int) -> list[str]:
+        return [reply.replace("look", "peek") for reply in super().reference(case_idx)]

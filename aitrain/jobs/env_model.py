@@ -1,0 +1,167 @@
+"""`aitrain env check` with --tokenizer or --model: `python -m aitrain.jobs.env_model REQUEST`.
+
+The checks of workbench/worker.py, and those that render prompts as the model sees them, or let the model answer.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from transformers import AutoConfig
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from aitrain.engines.hf import HFEngine, HFModel
+from aitrain.engines.sampling import Sampling
+from aitrain.environment.contract import Case, Prompt
+from aitrain.errors import AitrainError
+from aitrain.options.reading import resolve
+from aitrain.options.train import TrainConfig
+from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
+from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.training.chat_templates import chat_format
+from aitrain.training.model import choose_precision, context_length, load_model, load_tokenizer, model_path
+from aitrain.workbench import worker
+from aitrain.workbench.check.finding import EnvFinding
+from aitrain.workbench.check.registry import EnvCheck
+from aitrain.workbench.check.subject import Subject, spread
+from aitrain.workbench.player import JUNK
+
+PROMPTS = 500
+GROUPS, GROUP_SIZE = 8, 4
+FLAT = 0.8
+"""Fraction of groups with equal scores above which there is too little to learn from."""
+CUT_OFF = 0.5
+
+
+def check(request: dict[str, Any], send: worker.Send) -> None:
+    """Run all checks with the tokenizer of the request's model, and if asked for, with its answers.
+
+    Raises:
+        AitrainError: the tokenizer or the environment cannot be loaded.
+    """
+    config = resolve(TrainConfig, None, request["options"])
+    tokenizer = load_tokenizer(config)
+    chat = chat_format(tokenizer)
+    more = [EnvCheck("tokenizer", "prompts are rendered and fit", partial(prompts, chat), "rows")]
+    if request["answers"]:
+        more.append(EnvCheck("model", "the model's scores differ", partial(answers, chat, tokenizer)))
+    worker.check(request, send, tokenizer, more)
+
+
+# -- what the model sees
+
+
+def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
+    """Prompts are rendered by the chat template, and leave room for an answer."""
+    opened = [episode.conversation for episode in subject.play((case, JUNK) for case in subject.sample)]
+    tools, is_chat = opened[0].reset.tools, not isinstance(opened[0].prompt, str)
+    try:
+        if is_chat and chat.tokenizer.chat_template is None:  # type: ignore[attr-defined]
+            raise AitrainError("The tokenizer has no chat template, and the prompts are messages.")
+        if is_chat:
+            _episode_format(chat, subject, bool(opened[0].reset.runs_tools))
+        asked: list[Prompt] = [case.prompt for case in spread(subject.cases, PROMPTS) if case.prompt]
+        if any(conversation.reset.messages for conversation in opened):
+            asked = [conversation.prompt for conversation in opened]
+        lengths = sorted(len(chat.prompt_ids(prompt, tools)) for prompt in asked)
+    except AitrainError as error:
+        fix = "Choose a model with a fitting chat template, or give one with --chat-template FILE."
+        yield EnvFinding("tokenizer", "fail", str(error), "The run would be refused.", fix)
+        return
+    yield from _room(subject, lengths)
+
+
+def _episode_format(chat: ChatFormat, subject: Subject, has_tools: bool) -> ChatFormat:
+    following = [] if subject.level == "score_episode" else ["user"]
+    return format_for_episodes(chat, [*following, "tool"] if has_tools else following)
+
+
+def _room(subject: Subject, lengths: Sequence[int]) -> Iterator[EnvFinding]:
+    """What the lengths of prompts leave of the context."""
+    config = subject.config
+    stated = AutoConfig.from_pretrained(model_path(config.model), trust_remote_code=config.trust_remote_code)
+    context = config.model_max_length or getattr(stated.get_text_config(), "max_position_embeddings", None)
+    shown = f"Prompts have {lengths[len(lengths) // 2]} tokens in the middle, {lengths[-1]} at most"
+    if context is None:
+        yield EnvFinding("tokenizer", "info", f"{shown}.")
+        return
+    long = sum(length >= context for length in lengths)
+    tight = sum(length + config.rl_max_new_tokens > context for length in lengths)
+    why = "Such cases are left out, or their answers are cut off."
+    fix = "Shorten the prompts, lower --rl-max-new-tokens, or take a model with a longer context."
+    if long:
+        what = f"{shown}: {long} of {len(lengths)} leave no room for an answer in a context of {context}."
+        yield EnvFinding("tokenizer", "fail" if long == len(lengths) else "warning", what, why, fix)
+    elif tight:
+        what = f"{shown}: {tight} of {len(lengths)} leave less than --rl-max-new-tokens in a context of {context}."
+        yield EnvFinding("tokenizer", "warning", what, why, fix)
+    else:
+        yield EnvFinding("tokenizer", "info", f"{shown}, of a context of {context}.")
+
+
+# -- what the model answers
+
+
+def answers(chat: ChatFormat, tokenizer: PreTrainedTokenizerBase, subject: Subject) -> Iterator[EnvFinding]:
+    """Scores of a group of answers differ."""
+    cases = spread(subject.cases, GROUPS)
+    episodes = _played(chat, tokenizer, subject, cases)
+    groups = [episodes[place : place + GROUP_SIZE] for place in range(0, len(episodes), GROUP_SIZE)]
+    scored = [[e.result.score for e in group if e.result.score is not None] for group in groups]
+    flat = [scores for scores in scored if len(set(scores)) < 2]
+    all_scores = [score for scores in scored for score in scores]
+    mean = f"{statistics.fmean(all_scores):.2f}" if all_scores else "unknown"
+    what = (
+        f"{GROUP_SIZE} answers to each of {len(cases)} cases: mean score {mean};"
+        f" in {len(flat)} of {len(groups)} groups all scores are equal."
+    )
+    is_flat = len(flat) > FLAT * len(groups)
+    yield EnvFinding(
+        "model",
+        "warning" if is_flat else "info",
+        what,
+        "A group with equal scores has no advantage: nothing is learned from it." if is_flat else "",
+        "Begin with easier cases, give partial scores, or raise --rl-num-generations." if is_flat else "",
+    )
+    cut = sum(episode.trajectory.stop == "max_tokens" for episode in episodes)
+    if cut > CUT_OFF * len(episodes):
+        yield EnvFinding(
+            "model",
+            "warning",
+            f"{cut} of {len(episodes)} answers were cut off at --rl-max-new-tokens {subject.config.rl_max_new_tokens}.",
+            "Answers that are cut off rarely hold the answer, and earn nothing.",
+            "Raise --rl-max-new-tokens, or ask for short answers.",
+        )
+
+
+def _played(
+    chat: ChatFormat, tokenizer: PreTrainedTokenizerBase, subject: Subject, cases: Sequence[Case]
+) -> list[Episode]:
+    """Episodes of the model, GROUP_SIZE for each case."""
+    config = subject.config
+    model = load_model(config, choose_precision(config).dtype).eval()
+    stated = model.generation_config.eos_token_id if model.generation_config else None
+    ends = {tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])} - {None}
+    context, end = (
+        context_length(config, model),
+        EndOfTurn([tokenizer.eos_token_id, *(ends - {tokenizer.eos_token_id})]),
+    )
+    engine = HFEngine(HFModel(model, tokenizer), Sampling.of(config), end, context)
+    has_tools = subject.play_one(cases[0], JUNK).conversation.reset.runs_tools
+    is_chat = not isinstance(cases[0].prompt, str)
+    chat = _episode_format(chat, subject, has_tools) if is_chat else chat
+    limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
+    several = [case for case in cases for _ in range(GROUP_SIZE)]
+    seeds = [number // GROUP_SIZE for number in range(len(several))]
+    return EventLoop().run(
+        Rollout(subject.player.runner, engine, chat, limits, end).play(several, seeds, range(len(several)))
+    )
+
+
+if __name__ == "__main__":
+    worker.main(check)

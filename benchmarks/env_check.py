@@ -1,0 +1,161 @@
+"""What `aitrain env check` finds in the tasks of reasoning-gym, and in the zoo of rl-envdoctor, against what is known.
+
+    python -m benchmarks.env_check reasoning-gym [TASK ...]
+    python -m benchmarks.env_check zoo
+
+Each runs in a virtual environment that has the package.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES = 16
+
+KNOWN: dict[str, tuple[str, ...]] = {
+    "game_of_life_halting": ("floor", "other-answer", "wrong-answer", "lazy-policy"),
+    "puzzle24": ("other-answer", "lazy-policy"),
+    "game_of_life": ("other-answer",),
+    "propositional_logic": ("floor",),
+    "spell_backward": ("floor",),
+    "figlet_font": ("floor",),
+    "prime_factorization": ("exceptions",),
+    "list_functions": ("repeatable-dataset",),
+    "isomorphic_strings": ("repeatable-dataset",),
+    "ransom_note": ("repeatable-dataset",),
+    "polynomial_multiplication": ("repeatable-dataset",),
+    "knight_swap": ("repeatable-dataset",),
+    "word_ladder": ("repeatable-dataset",),
+    **dict.fromkeys(("boxnet", "graph_color", "rubiks_cube", "rush_hour"), ("reference",)),
+}
+"""Defects of reasoning-gym 0.1.25 that a sweep by hand found, with the checks of which one must find each."""
+
+
+class Gym:
+    """One task of reasoning-gym; the reply is the answer, without space around it, as its `extract_answer` gives it."""
+
+    def __init__(self, task: str, size: int = CASES) -> None:
+        import reasoning_gym
+
+        self.dataset = reasoning_gym.create_dataset(task, size=size, seed=42)
+        self.entries = [self.dataset[number] for number in range(size)]
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": [{"role": "user", "content": entry["question"]}], "entry": entry} for entry in self.entries]
+
+    def score_episode(self, text: str, entry: dict[str, Any]) -> float:
+        return float(self.dataset.score_answer(text.strip(), entry))
+
+    def reference(self, case_idx: int) -> str | None:
+        answer = self.entries[case_idx]["answer"]
+        return None if answer is None else str(answer)
+
+
+class Zoo:
+    """One specimen of rl-envdoctor; the reference is the first form of the right answer that earns most."""
+
+    def __init__(self, name: str) -> None:
+        from envdoctor.zoo import SPECIMENS
+
+        self.specimen = next(specimen for specimen in SPECIMENS if specimen.name == name)
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"prompt": case.prompt, "answer": case.answer} for case in self.specimen.cases]
+
+    def score_episode(self, text: str, answer: str) -> float:
+        names = self.specimen.reward.__code__.co_varnames[: self.specimen.reward.__code__.co_argcount]
+        return float(
+            self.specimen.reward(
+                **{"completion": text, "answer": answer} if "answer" in names else {"completion": text}
+            )
+        )
+
+    def reference(self, case_idx: int) -> str:
+        answer = str(self.specimen.cases[case_idx].answer)
+        forms = [answer, f"<answer>{answer}</answer>", f"\\boxed{{{answer}}}"]
+        return max(forms, key=lambda form: self.score_episode(form, answer))
+
+
+def findings(class_name: str, key: str, value: str) -> dict[str, Any]:
+    """The report of `aitrain env check` for one task."""
+    command = [
+        sys.executable,
+        "-m",
+        "aitrain",
+        "env",
+        "check",
+        f"{__file__}:{class_name}",
+        "-E",
+        f"{key}={value}",
+        "--json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    try:
+        report: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        report = {"checks": [], "error": done.stderr[-300:]}
+    return report
+
+
+def serious(report: dict[str, Any], with_info: bool = False) -> list[dict[str, Any]]:
+    """The findings of a report; those of level info only if asked for."""
+    levels = {"fail", "warning", *(["info"] if with_info else [])}
+    return [finding for check in report["checks"] for finding in check["findings"] if finding["level"] in levels]
+
+
+def reports(class_name: str, key: str, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The reports of several tasks, two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        yield from zip(names, pool.map(lambda name: findings(class_name, key, name), names), strict=True)
+
+
+def reasoning_gym(names: list[str]) -> None:
+    """All tasks but composites: what was found, what was missed, what else was said."""
+    from reasoning_gym.factory import DATASETS
+
+    missed, others = [], []
+    tasks = names or sorted(name for name in DATASETS if name != "composite")
+    for name, report in reports("Gym", "task", tasks):
+        found = serious(report)
+        known = KNOWN.get(name, ())
+        checks = {finding["check"] for finding in serious(report, with_info=True)}
+        if known and not checks & {*known}:
+            missed.append(name)
+        others += [(name, finding) for finding in found if finding["check"] not in known]
+        seconds = sum(check["seconds"] for check in report["checks"])
+        said = "; ".join(f"{finding['level']} {finding['check']}: {finding['what']}" for finding in found)
+        print(f"{name:28} {seconds:5.1f}s {report.get('error', '')[:200]}{said or '-'}", flush=True)
+    print(f"\n{len(tasks)} tasks; {len(KNOWN) - len(missed)} of {len(KNOWN)} known defects found; missed: {missed}")
+    print(f"{len(others)} other findings:", *(f"{name} {finding['check']}" for name, finding in others), sep="\n  ")
+
+
+def zoo() -> None:
+    """The specimens of rl-envdoctor."""
+    from envdoctor.zoo import SPECIMENS
+
+    by_name = {specimen.name: specimen for specimen in SPECIMENS}
+    caught = alarms = 0
+    for name, report in reports("Zoo", "name", list(by_name)):
+        found = sorted({f"{finding['level']} {finding['check']}" for finding in serious(report)})
+        is_healthy = by_name[name].healthy
+        caught += not is_healthy and bool(found)
+        alarms += is_healthy and bool(found)
+        expected = "healthy" if is_healthy else by_name[name].expects
+        print(f"{name:26} {expected:30} {', '.join(found) or '-'} {report.get('error', '')}", flush=True)
+    defects = sum(not specimen.healthy for specimen in SPECIMENS)
+    healthy = len(SPECIMENS) - defects
+    print(f"{caught} of {defects} defects found, {alarms} of {healthy} healthy ones with a finding")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["zoo"]:
+        zoo()
+    else:
+        reasoning_gym(sys.argv[2:])
