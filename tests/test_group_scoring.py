@@ -145,6 +145,21 @@ def test_an_exception_leaves_the_other_groups_alone() -> None:
     assert [result.score for result in fine] == [0.5, 0.5, None]
 
 
+@pytest.mark.parametrize(("retries", "score"), [(0, None), (1, 0.5)])
+def test_a_failed_call_is_tried_again_as_often_as_the_option_says(retries: int, score: float | None) -> None:
+    class RaisesOnce(Longest):
+        calls = 0
+
+        def score_group(self) -> Any:
+            self.calls += 1
+            if self.calls == 1:
+                raise ValueError("no judge")
+            return [0.5] * 3
+
+    (results,) = scored(RaisesOnce(), rl_env_retries=retries)
+    assert results[0].score == score
+
+
 def test_groups_are_scored_one_after_another_so_that_one_may_compare_with_earlier_ones() -> None:
     class Remembers(Longest):
         best = 0

@@ -45,6 +45,15 @@ def test_options_that_were_not_given_take_what_the_environment_declares() -> Non
     )
 
 
+def test_a_range_may_be_any_or_a_list() -> None:
+    for declared, option in (("any", "any"), ([-2, 3], "-2,3"), ((0.5, 1.5), "0.5,1.5")):
+        needs: Any = declared
+        assert EnvRequirements(score_range=needs).as_options() == {"rl_score_range": option}
+        environment = Plain()
+        environment.requirements = EnvRequirements(score_range=needs)  # type: ignore[attr-defined]
+        assert with_requirements(TrainConfig(), environment)[0].rl_score_range == option
+
+
 def test_an_instance_may_declare_for_itself() -> None:
     environment = Plain()
     environment.requirements = EnvRequirements(max_turns=2)  # type: ignore[attr-defined]

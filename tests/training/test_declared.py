@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,54 @@ def test_a_resumed_run_takes_the_declaration_again_and_refuses_another_value(tra
 
     with pytest.raises(ConfigError, match="rl_max_turns: 5 -> 7"):
         train(Other(), rl_max_new_tokens=4, **again)
+
+
+def test_a_run_without_prompts_in_processes_is_resumed_with_the_scores_that_are_on_record(
+    train: Train, tmp_path: Path
+) -> None:
+    options = {**SAVED, "eval_cases": 2, "rl_env_isolation": "process"}
+    first = train(Counted(tmp_path), **options)
+    assert len(list(tmp_path.glob("held-*"))) == 2 * 4  # sampled and greedy, before and after
+    resumed = train(
+        Counted(tmp_path), **options, resume_from_checkpoint=str(first.folder / "checkpoints" / "checkpoint-1")
+    )
+
+    assert len(list(tmp_path.glob("held-*"))) == 2 * 6  # those before training were not played again
+    assert (resumed.score_before, resumed.greedy_before) == (first.score_before, first.greedy_before)
+    records = [*read_lines(resumed.folder / "rollouts" / "rank0.jsonl")]
+    assert {(record["prompt"] == [], record["messages"][0]["role"]) for record in records} == {(True, "user")}
+
+
+class Counted:
+    """Speaks first; leaves a file for each held-out episode."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes = notes
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"word": f"word {number}"} for number in range(12)]
+
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        return [{"word": f"held {number}"} for number in range(2)]
+
+    def start(self, word: str) -> Any:
+        if word.startswith("held"):
+            (self.notes / f"held-{uuid.uuid4()}").touch()
+        return Says(word)
+
+
+class Says:
+    def __init__(self, word: str) -> None:
+        self.word, self.said = word, ""
+
+    def opening(self) -> str:
+        return f"Say {self.word}."
+
+    def step(self, reply: str) -> None:
+        self.said = reply
+
+    def score(self) -> float:
+        return len(self.said) % 5 / 5
 
 
 def test_the_command_resumes_with_what_the_environment_declares(command: Command) -> None:
