@@ -127,11 +127,11 @@ def prepare_cases(context: RunContext, precision: Precision, processes: int) -> 
     arguments, batch = training_arguments(context, precision, processes)
     tokenizer = load_tokenizer(context.config)
     built = build_dataset(context, tokenizer, processes)
-    cases = built[0]
-    check_chat_template(cases, tokenizer)
+    is_chat = built[0].is_chat or level_of(context.runner.environment) == "rollout"
+    check_chat_template(is_chat, tokenizer)
     chat = chat_format(tokenizer, arguments.chat_template_kwargs)
-    tools = _shown_tools(context, chat, cases.is_chat)
-    chat = _episode_format(context, chat, tools, cases.is_chat)
+    tools = _shown_tools(context, chat, is_chat)
+    chat = _episode_format(context, chat, tools, is_chat)
     return PreparedCases(precision, batch, arguments, tokenizer, built, chat, tools)
 
 
@@ -230,6 +230,8 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
         trainer = EpisodeTrainer(inputs, TrainerHooks(write, context.note, callbacks, checkpoints.save))
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
+    if context.runner.has_sessions:
+        batch = min(batch, config.rl_env_episodes or batch)  # so that all ranks play as many batches
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)
     held_out, stopper = HeldOutScoring(context, trainer, plan, recorder, tracking), StopCallback(context.stop)
     if config.stop_when_flat is not None:
@@ -286,8 +288,11 @@ def _episode_format(context: RunContext, chat: ChatFormat, tools: Tools, is_chat
     if not is_chat:
         refuse_tools_for_strings(tools.schemas)
         return chat
-    following = [] if level_of(context.runner.environment) == "score_episode" else ["user"]
-    fit = format_for_episodes(chat, [*following, "tool"] if len(tools) else following)
+    level = level_of(context.runner.environment)
+    following = [] if level == "score_episode" else ["user"]
+    # a rollout says what its tools are when it asks
+    may_have_tools = len(tools) > 0 or (level == "rollout" and chat.support.has_tool_calls)
+    fit = format_for_episodes(chat, [*following, "tool"] if may_have_tools else following)
     if fit is not chat:
         context.note("This model's chat template is not prefix-preserving; TRL's training template is used.")
     return fit
