@@ -55,9 +55,10 @@ def call_forked(function: Callable[[Answer], object], seconds: float) -> object:
 
 def _read(reading: int, deadline: float) -> bytes | None:
     """What was written until the end of the line or of the process; None after the deadline."""
-    text = b""
+    text, poll = b"", select.poll()  # select takes no descriptor above 1023
+    poll.register(reading, select.POLLIN)
     while not text.endswith(b"\n"):
-        if not select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             return None
         read = os.read(reading, 1 << 16)
         if not read:

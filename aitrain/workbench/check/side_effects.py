@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any, cast
 
 from aitrain.execution.failure import CallFailed
@@ -44,9 +43,10 @@ def in_a_fork(subject: Subject, look: Look) -> dict[str, Any]:
         cut_connections()
 
         def play() -> None:
-            with closing(Player(subject.environment, config)) as player:
-                player.runner.offer(subject.model, subject.tokenizer)
-                player.play(plays)
+            player = Player(subject.environment, config)
+            player.runner.offer(subject.model, subject.tokenizer)
+            player.play(plays)
+            player.stop()
 
         return {**look(play), "episodes": len(plays)}
 

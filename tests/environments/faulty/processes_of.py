@@ -36,7 +36,8 @@ class SetsVariables(Sums):
 
 class GivesVariables(Sums):
     def score_episode(self, text: str, answer: str) -> Any:
-        subprocess.run(["true"], env={**os.environ, "EXPECTED_ANSWER": answer}, check=True)
+        if text == answer:
+            subprocess.run(["true"], env={**os.environ, "EXPECTED_ANSWER": answer}, check=True)
         return super().score_episode(text, answer)
 
 
@@ -74,13 +75,15 @@ class JoinsThreads(Sums):
 
 class LeavesProcesses(Sums):
     def score_episode(self, text: str, answer: str) -> Any:
-        subprocess.Popen(["sleep", "20"])
+        if text == answer:
+            subprocess.Popen(["sleep", "20"])
         return super().score_episode(text, answer)
 
 
 class WaitsForProcesses(Sums):
     def score_episode(self, text: str, answer: str) -> Any:
-        subprocess.run(["true"], check=True)
+        if text == answer:
+            subprocess.run(["true"], check=True)
         return super().score_episode(text, answer)
 
 

@@ -20,6 +20,9 @@ from aitrain.environment.dataset import build_cases
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.forked_call import call_forked
 from aitrain.workbench.check.before_training import FastCheck, check_quickly
+from aitrain.workbench.check.side_effects import network, side_effects, signals
+from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.opening import OpenedEnvironment
 from tests.conftest import has_ended
 
 
@@ -213,3 +216,14 @@ def test_a_forked_call_that_raises_is_a_failure() -> None:
 
     with pytest.raises(CallFailed, match="ended its process"):
         call_forked(fail, 30.0)
+
+
+def test_the_checks_do_not_close_the_environment_of_the_run(here: Path) -> None:
+    class Closing(Sums):
+        def close(self) -> None:
+            Path("closed").touch()
+
+    assert checked(Closing()).passed
+    with closing(Subject(OpenedEnvironment(Closing(), build_cases(Closing(), None)[0]), TrainConfig())) as subject:
+        assert [*side_effects(subject), *network(subject), *signals(subject)] == []
+        assert not Path("closed").exists()
