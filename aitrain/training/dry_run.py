@@ -19,13 +19,7 @@ from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.events import NotChecked
 from aitrain.training.dataset import case_numbers
 from aitrain.training.model import choose_precision, is_out_of_reach, load_tokenizer, model_without_weights
-from aitrain.training.preparation import (
-    build_dataset,
-    fit_to_model,
-    prepare_cases,
-    run_manifest,
-    training_arguments,
-)
+from aitrain.training.preparation import build_dataset, fit_to_model, prepare_cases, run_manifest
 from aitrain.training.provenance import describe_run
 from aitrain.training.run_context import RunContext
 from aitrain.training.trainer import TrainerInputs
@@ -69,7 +63,6 @@ def _cases_without_tokenizer(context: RunContext, processes: int) -> Cases:
             " template, nor the length of the prompts is known"
         )
     )
-    training_arguments(context, choose_precision(config), processes)
     stand_in = load_tokenizer(config.model_copy(update={"model": "tiny", "chat_template": None}))
     try:
         return build_dataset(context, stand_in, processes)[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from aitrain.environment.contract import Case, level_of, named_by
@@ -12,7 +14,7 @@ from aitrain.execution.forked_call import Answer, call_forked
 from aitrain.options.train import TrainConfig
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.outside import cut_connections, open_connections, watch_connections
-from aitrain.workbench.check.registry import CHECKS, FAST_CASES, FAST_SECONDS, run_checks
+from aitrain.workbench.check.registry import CHECKS, FAST_CASES, FAST_SECONDS, NO_TIME, CheckResult, run_checks
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.opening import OpenedEnvironment
 
@@ -20,6 +22,9 @@ SECONDS = 5.0
 """Seconds after which the process of the checks is ended."""
 
 
+MARGIN = 0.5
+"""Seconds before that in which the process says what it has found so far."""
+NEEDS_MODEL = "its scores need the model (aitrain env check --model checks them)"
 SHOWN = 3
 """Findings that are noted."""
 
@@ -30,6 +35,8 @@ class FastCheck:
 
     skipped: str = ""
     passed: int = 0
+    left_out: int = 0
+    """Number of checks for which there was no time."""
     findings: tuple[EnvFinding, ...] = ()
     played: int = 0
     """Number of episodes that were played."""
@@ -41,8 +48,9 @@ class FastCheck:
         if self.skipped:
             yield f"The environment was not checked: {self.skipped}."
         shown = [finding for finding in self.findings if finding.level != "info"]
-        if self.passed and not shown:
-            yield f"Environment checks: {self.passed} passed."
+        if (self.passed or self.left_out) and not shown:
+            late = f", {self.left_out} left out for lack of time" if self.left_out else ""
+            yield f"Environment checks: {self.passed} passed{late}."
         for finding in shown[:SHOWN]:
             case = "" if finding.case_idx is None else f" (case {finding.case_idx})"
             yield f"Environment check {finding.check}{case}: {' '.join(f'{finding.what} {finding.fix}'.split())}"
@@ -58,11 +66,12 @@ def check_quickly(environment: Any, cases: Sequence[Case], config: TrainConfig, 
     """
     names = named_by(getattr(environment, level_of(environment)))
     if names is not None and "model" in names:
-        return FastCheck(skipped="its scores need the model (aitrain env check --model checks them)")
+        return FastCheck(skipped=NEEDS_MODEL)
     if connected := open_connections():
         return FastCheck(skipped=f"it is connected to {connected[0]}, which only the run may use")
     try:
-        found = call_forked(lambda answer: _check(environment, cases, config, answer), seconds)
+        opened = OpenedEnvironment(environment, cases, [])
+        found = call_forked(partial(_check, opened, config, seconds), seconds)
     except CallFailed as failed:
         return FastCheck(skipped=f"the checks' process {failed.failure.message}")
     return _read(cast("dict[str, Any]", found))
@@ -72,23 +81,36 @@ def _read(found: dict[str, Any]) -> FastCheck:
     return FastCheck(**{**found, "findings": tuple(EnvFinding(**one) for one in found.get("findings", ()))})
 
 
-def _check(environment: Any, cases: Sequence[Case], config: TrainConfig, answer: Answer) -> dict[str, Any]:
-    """In the forked process: run the checks, and return the fields of a FastCheck as JSON."""
+def _check(opened: OpenedEnvironment, config: TrainConfig, seconds: float, answer: Answer) -> dict[str, Any]:
+    """In the forked process: run the checks, and return the fields of a FastCheck as JSON; after the time, those of the
+    checks that have ended."""
 
     def stop(address: str) -> None:
         answer({"skipped": f"it connects to {address} (aitrain env check checks it, with real connections)"})
 
     cut_connections()
     watch_connections(stop)
-    subject = Subject(OpenedEnvironment(environment, cases, []), config, limit=FAST_CASES, budget=FAST_SECONDS)
-    results = list(run_checks(subject, [check for check in CHECKS if check.is_fast]))
-    if subject.model.used:
-        return {"skipped": "its scores need the model (aitrain env check --model checks them)"}
-    failures = [episode.failure for episode in subject.episodes]
-    first = next(filter(None, failures), None)
-    return {
-        "passed": sum(not result.findings and not result.skipped for result in results),
-        "findings": [finding.to_json() for result in results for finding in result.findings],
-        "played": len(failures),
-        "all_failed": first.message if first is not None and all(failures) else "",
-    }
+    subject = Subject(opened, config, limit=FAST_CASES, budget=min(FAST_SECONDS, seconds))
+    checks, results = [check for check in CHECKS if check.is_fast], list[CheckResult]()
+
+    def found() -> dict[str, Any]:
+        """The fields of a FastCheck, of the checks that have run so far."""
+        if subject.model.used:
+            return {"skipped": NEEDS_MODEL}
+        failures = [episode.failure for episode in list(subject.episodes)]
+        first = next(filter(None, failures), None)
+        done = [result for result in list(results) if not result.skipped]
+        return {
+            "passed": sum(not result.findings for result in done),
+            "left_out": len(checks) - len(results) + sum(result.skipped == NO_TIME for result in results),
+            "findings": [finding.to_json() for result in done for finding in result.findings],
+            "played": len(failures),
+            "all_failed": first.message if first is not None and all(failures) else "",
+        }
+
+    timer = threading.Timer(seconds - MARGIN, lambda: answer(found()))
+    timer.daemon = True
+    timer.start()
+    for result in run_checks(subject, checks):
+        results.append(result)
+    return found()

@@ -31,6 +31,8 @@ from aitrain.workbench.opening import OpenedEnvironment
 FAST_SECONDS = 4.0
 """What `fast_findings` may take before it leaves out the remaining checks."""
 FAST_CASES = 4
+NO_TIME = "no time left"
+"""Why a check was skipped after the time of all checks."""
 
 
 Needs = Literal["rows", "scores", "scale", "reference", "reply", "turns"]
@@ -137,7 +139,7 @@ def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckRe
     """Run the checks one after another, as long as the subject's budget allows."""
     for check in checks:
         start = time.monotonic()
-        skipped = "no time left" if subject.is_late else check.reason_to_skip(subject)
+        skipped = NO_TIME if subject.is_late else check.reason_to_skip(subject)
         if skipped:
             yield CheckResult(check.name, check.description, skipped=skipped)
             continue

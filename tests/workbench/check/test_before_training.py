@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 import subprocess
 import threading
@@ -186,10 +187,22 @@ def test_checks_that_take_too_long_are_ended_with_what_they_started(here: Path) 
             time.sleep(600)
             return 1.0
 
-    found = checked(Slow(), seconds=1.0)
+    found = checked(Slow(), seconds=2.0)
+    assert found.left_out > 4
+    assert list(found.lines()) == [
+        f"Environment checks: {found.passed} passed, {found.left_out} left out for lack of time."
+    ]
+    assert has_ended(int(Path("pid").read_text()))
+
+
+def test_an_environment_that_holds_the_interpreter_is_ended_as_well() -> None:
+    class Holding(Sums):
+        def score_episode(self, text: str, answer: str) -> float:
+            return float(bool(re.match(r"(a+)+$", "a" * 60 + "b")))
+
+    found = checked(Holding(), seconds=1.0)
     assert found.skipped == "the checks' process took more than 1 seconds"
     assert list(found.lines()) == [f"The environment was not checked: {found.skipped}."]
-    assert has_ended(int(Path("pid").read_text()))
 
 
 def test_an_environment_that_ends_its_process_ends_only_that_of_the_checks() -> None:
