@@ -20,8 +20,8 @@ from aitrain.workbench.opening import OpenedEnvironment
 
 SECONDS = 5.0
 """Seconds after which the process of the checks is ended."""
-
-
+CUDA_IN_FORK = "Cannot re-initialize CUDA in forked subprocess"
+"""Message of torch, if this process has used the GPU before it was forked."""
 MARGIN = 0.5
 """Seconds before that in which the process says what it has found so far."""
 NEEDS_MODEL = "its scores need the model (aitrain env check --model checks them)"
@@ -98,6 +98,8 @@ def _check(opened: OpenedEnvironment, config: TrainConfig, seconds: float, answe
         if subject.model.used:
             return {"skipped": NEEDS_MODEL}
         failures = [episode.failure for episode in list(subject.episodes)]
+        if any(failure and CUDA_IN_FORK in failure.trace for failure in failures):
+            return {"skipped": "its scores use the GPU, which a forked process cannot (aitrain env check can)"}
         first = next(filter(None, failures), None)
         done = [result for result in list(results) if not result.skipped]
         return {

@@ -180,6 +180,16 @@ def test_an_environment_that_uses_the_model_behind_keywords_is_not_judged() -> N
     assert found.findings == ()
 
 
+def test_an_environment_that_scores_on_the_gpu_is_not_judged_by_the_error_of_the_fork() -> None:
+    class OnGPU(Sums):
+        def score_episode(self, text: str, answer: str) -> float:
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, ...")
+
+    found = checked(OnGPU())
+    assert "its scores use the GPU" in found.skipped
+    assert (found.findings, found.all_failed) == ((), "")
+
+
 def test_checks_that_take_too_long_are_ended_with_what_they_started(here: Path) -> None:
     class Slow(Sums):
         def score_episode(self, text: str, answer: str) -> float:
