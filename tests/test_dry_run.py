@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import aitrain
-from aitrain import AitrainError, TrainConfig
+from aitrain import AitrainError, ConfigError, TrainConfig
 from aitrain.events import Failed
 from aitrain.jobs import dry_run as job
 from aitrain.jobs.worker import EventChannel
@@ -223,6 +223,16 @@ def test_an_attribute_that_other_processes_cannot_get_is_refused_where_there_are
     assert two.exit_code == 3
 
 
+def test_batches_are_divided_by_the_processes_of_the_run(dry: DryRunner) -> None:
+    config = dry.config(num_processes=2, rl_num_generations=8, batch_size=4, rl_prompts_per_step=1)
+    assert not isinstance(dry.check(config).end, Failed)
+
+    wrong = dry.config(num_processes=2, rl_num_generations=4, batch_size=4, trl={"generation_batch_size": 12})
+    end = dry.check(wrong).end
+    assert isinstance(end, Failed)
+    assert "generation_batch_size" in end.message
+
+
 def test_rows_that_cannot_be_sent_to_another_process_are_refused(dry: DryRunner) -> None:
     env = replaced('"answer": number', '"answer": (lambda: number)')
     assert not isinstance(dry.check(dry.config(env)).end, Failed)
@@ -334,6 +344,17 @@ def test_what_a_dry_run_leaves_to_the_run_is_said(
     monkeypatch.setattr("aitrain.launch.preflight._check_packages", lambda config: None)
     said = list(not_checked(check(dry.config(**options))))
     assert all(any(line.startswith(word) or word in line for line in said) for word in words), said
+
+
+def test_an_adapter_that_vllm_cannot_serve_is_refused_before_vllm_is_started(
+    dry: DryRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aitrain.launch.preflight._check_packages", lambda config: None)
+    served: dict[str, Any] = {"use_vllm": True, "vllm_mode": "server", "peft": True}
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    assert check(dry.config(**served)).config.lora_r == 16
+    with pytest.raises(ConfigError, match="lora_r: vLLM serves adapters of rank 512 at most, not 1000"):
+        check(dry.config(**served, lora_r=1000))
 
 
 # -- its process

@@ -136,8 +136,8 @@ def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str
     yield f"memory of the {'GPUs' if plan.gpus else 'CPU'}, beyond the estimate of aitrain plan"
     if with_environment:
         yield "how the environment takes the model's own answers (aitrain env check tries many)"
-    if plan.folder is not None:
-        yield f"whether another process trains in {plan.folder.path}"
+    if plan.checkpoint is not None:
+        yield f"the weights and states in {plan.checkpoint}, and whether another process trains there"
     if plan.batch.processes > 1:
         yield f"the {plan.batch.processes} training processes and their connections"
     if config.use_vllm:

@@ -3,16 +3,18 @@
 Inside API of transformers 5.17 and TRL 1.16 that it uses (tests/training/test_upstream.py):
 
     Trainer._move_model_to_device(model, device)    overridden: a model without weights cannot be moved
+    GRPOConfig.world_size                           replaced: generation batches are divided by it
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from aitrain.environment.dataset import Cases
 from aitrain.errors import ConfigError, EnvironmentFailed
@@ -24,7 +26,7 @@ from aitrain.training.provenance import describe_run
 from aitrain.training.run_context import RunContext
 from aitrain.training.trainer import TrainerInputs
 from aitrain.training.trainer_checkpoint import resumed_eval_state
-from aitrain.training.trl_arguments import check_optimizer, explain_refusals
+from aitrain.training.trl_arguments import check_optimizer, explain_refusals, sharding
 
 
 def check_run(context: RunContext, processes: int, check_cases: Callable[[Cases], None]) -> None:
@@ -33,6 +35,21 @@ def check_run(context: RunContext, processes: int, check_cases: Callable[[Cases]
     Raises:
         AitrainError: as `preparation.prepare` does.
     """
+    with _as_if_ranks(processes):
+        _check_run(context, processes, check_cases)
+
+
+@contextmanager
+def _as_if_ranks(count: int) -> Iterator[None]:
+    """Let TRL divide its batches by the number of processes of the run, not of this dry run."""
+    GRPOConfig.world_size = property(lambda _: count)
+    try:
+        yield
+    finally:
+        del GRPOConfig.world_size  # what it inherits
+
+
+def _check_run(context: RunContext, processes: int, check_cases: Callable[[Cases], None]) -> None:
     config, precision = context.config, choose_precision(context.config)
     try:
         prepared = prepare_cases(context, precision, processes)
@@ -44,7 +61,10 @@ def check_run(context: RunContext, processes: int, check_cases: Callable[[Cases]
     check_cases(prepared.built[0])
     context.enter("preparing the trainer")
     inputs, parts = fit_to_model(context, prepared, model_without_weights(config, precision.dtype))
-    _check_trainer(inputs)
+    if way := sharding(inputs.arguments):
+        context.announce(NotChecked(f"TRL's trainer with {way}, which needs all processes"))
+    else:
+        _check_trainer(inputs)
     facts = describe_run(config, context.runner.environment)
     resumed_eval_state(context, run_manifest(context, inputs.cases, facts, processes))
     context.note(

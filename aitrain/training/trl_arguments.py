@@ -79,7 +79,7 @@ def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
     Raises:
         ConfigError: the weights are sharded.
     """
-    way, sync = _sharding(arguments), config.weight_sync
+    way, sync = sharding(arguments), config.weight_sync
     if way and sync in ("adapter", "disk"):
         raise ConfigError(
             f"vllm_sync: with {way} the weights are sharded, so that no process can write all of them for the server"
@@ -87,7 +87,7 @@ def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
         )
 
 
-def _sharding(arguments: GRPOConfig) -> str:
+def sharding(arguments: GRPOConfig) -> str:
     """What shards the weights, by `--trl` or accelerate's environment variables; empty if nothing does."""
     plugin = arguments.deepspeed_plugin
     if plugin is not None and plugin.zero_stage == 3:
@@ -135,7 +135,7 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
             "--trl use_transformers_continuous_batching: TRL rounds the trained weights to half precision for it\n"
             "Omit it, or add --mixed-precision no; --use-vllm generates faster."
         )
-    if made.sync_ref_model and (way := _sharding(made)):
+    if made.sync_ref_model and (way := sharding(made)):
         raise ConfigError(
             f"--trl sync_ref_model: with {way} checkpoints lack the reference model, so no run could resume exactly\n"
             f"Omit it, or train without {way}."
