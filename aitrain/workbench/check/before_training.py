@@ -25,6 +25,8 @@ CUDA_IN_FORK = "Cannot re-initialize CUDA in forked subprocess"
 MARGIN = 0.5
 """Seconds before that in which the process says what it has found so far."""
 NEEDS_MODEL = "its scores need the model (aitrain env check --model checks them)"
+Fields = dict[str, Any]
+"""The fields of a FastCheck as a JSON object."""
 SHOWN = 3
 """Findings that are noted."""
 
@@ -58,7 +60,9 @@ class FastCheck:
             yield f"{len(shown) - SHOWN} more findings about the environment: aitrain env check shows all."
 
 
-def check_quickly(environment: Any, cases: Sequence[Case], config: TrainConfig, seconds: float = SECONDS) -> FastCheck:
+def check_quickly(
+    environment: object, cases: Sequence[Case], config: TrainConfig, seconds: float = SECONDS
+) -> FastCheck:
     """Run the fast checks in a forked process, for at most so many seconds.
 
     No answer is scored that could cost something outside of this machine's memory: the process ends before its first
@@ -74,14 +78,14 @@ def check_quickly(environment: Any, cases: Sequence[Case], config: TrainConfig, 
         found = call_forked(partial(_check, opened, config, seconds), seconds)
     except CallFailed as failed:
         return FastCheck(skipped=f"the checks' process {failed.failure.message}")
-    return _read(cast("dict[str, Any]", found))
+    return _read(cast("Fields", found))
 
 
-def _read(found: dict[str, Any]) -> FastCheck:
+def _read(found: Fields) -> FastCheck:
     return FastCheck(**{**found, "findings": tuple(EnvFinding(**one) for one in found.get("findings", ()))})
 
 
-def _check(opened: OpenedEnvironment, config: TrainConfig, seconds: float, answer: Answer) -> dict[str, Any]:
+def _check(opened: OpenedEnvironment, config: TrainConfig, seconds: float, answer: Answer) -> Fields:
     """In the forked process: run the checks, and return the fields of a FastCheck as JSON; after the time, those of the
     checks that have ended."""
 
@@ -93,7 +97,7 @@ def _check(opened: OpenedEnvironment, config: TrainConfig, seconds: float, answe
     subject = Subject(opened, config, limit=FAST_CASES, budget=min(FAST_SECONDS, seconds))
     checks, results = [check for check in CHECKS if check.is_fast], list[CheckResult]()
 
-    def found() -> dict[str, Any]:
+    def found() -> Fields:
         """The fields of a FastCheck, of the checks that have run so far."""
         if subject.model.used:
             return {"skipped": NEEDS_MODEL}

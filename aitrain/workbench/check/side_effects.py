@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.forked_call import Answer, call_forked
@@ -24,14 +24,16 @@ SECONDS = 60.0
 CASES = 4
 PRINTED = 2000
 """Bytes that an episode may print."""
+T = TypeVar("T")
 SETTLE = 2.0
 """Seconds that threads and files of the player itself get to end."""
 
-Look = Callable[[Callable[[], None]], dict[str, Any]]
+Seen = dict[str, Any]
+Look = Callable[[Callable[[], None]], Seen]
 """Looks at a process before and after it plays; gets the function that plays."""
 
 
-def in_a_fork(subject: Subject, look: Look) -> dict[str, Any]:
+def in_a_fork(subject: Subject, look: Look) -> Seen:
     """What `look` returns in a forked process that plays a few episodes in threads, without network connections of
     this one; empty if that process ends or hangs, which other checks report."""
     cases = spread(subject.cases, CASES)
@@ -39,7 +41,7 @@ def in_a_fork(subject: Subject, look: Look) -> dict[str, Any]:
     plays = [*references, *(Play(case, JUNK) for case in cases), *(Play(case, Script(("",))) for case in cases)]
     config = subject.config.model_copy(update={"rl_env_isolation": "thread"})
 
-    def run(_: Answer) -> dict[str, Any]:
+    def run(_: Answer) -> Seen:
         cut_connections()
 
         def play() -> None:
@@ -51,7 +53,7 @@ def in_a_fork(subject: Subject, look: Look) -> dict[str, Any]:
         return {**look(play), "episodes": len(plays)}
 
     try:
-        return cast("dict[str, Any]", call_forked(run, SECONDS))
+        return cast("Seen", call_forked(run, SECONDS))
     except CallFailed:
         return {}
 
@@ -114,7 +116,7 @@ _SENTENCES = (
 )
 
 
-def _changes(play: Callable[[], None]) -> dict[str, Any]:
+def _changes(play: Callable[[], None]) -> Seen:
     """In the forked process: what playing changes, by the beginning of its sentence; empty texts for nothing."""
     directory, variables = os.getcwd(), dict(os.environ)
     logger = logging.getLogger()
@@ -194,7 +196,7 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def _left(look: Callable[[], set[Any]]) -> set[Any]:
+def _left(look: Callable[[], set[T]]) -> set[T]:
     """What is still there after a moment, in which the player's own threads and files end."""
     end = time.monotonic() + SETTLE
     while (left := look()) and time.monotonic() < end:
@@ -208,7 +210,7 @@ def _left(look: Callable[[], set[Any]]) -> set[Any]:
 def network(subject: Subject) -> Iterator[EnvFinding]:
     """Episodes need no network."""
 
-    def look(play: Callable[[], None]) -> dict[str, Any]:
+    def look(play: Callable[[], None]) -> Seen:
         used: list[str] = []
 
         def refuse(address: str) -> None:
@@ -250,7 +252,7 @@ def signals(subject: Subject) -> Iterator[EnvFinding]:
         )
 
 
-def _signals_in_threads(play: Callable[[], None]) -> dict[str, Any]:
+def _signals_in_threads(play: Callable[[], None]) -> Seen:
     """In the forked process: the functions of `signal` that were called outside of the main thread."""
     used: list[str] = []
 
