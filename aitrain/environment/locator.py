@@ -4,16 +4,22 @@ misspelt module, class or keyword at once."""
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from functools import partial
+from importlib import import_module
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
+from aitrain.environment.adapters import ADAPTERS, Adapter, adapter_named
+from aitrain.environment.user_modules import module_specs, names_in, parse, top_level
+from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
-from aitrain.packages import BUNDLED, in_working_directory, installed
+from aitrain.packages import BUNDLED, PACKAGE, in_working_directory
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,9 @@ class EnvSource:
     class_name: str | None
     is_module: bool
     """Whether it was given as a module instead of a file."""
+    adapter: Adapter | None = None
+    id: str = ""
+    """What follows the adapter's name; the first argument of its class."""
 
 
 def find_env(config: TrainConfig) -> EnvSource:
@@ -41,11 +50,29 @@ def find_env(config: TrainConfig) -> EnvSource:
             "rl_env: no environment is given. Name yours with --rl-env path/to/file.py:Class, or with --rl-env-module"
             f" and --rl-env-class.\nBundled ones to try: {', '.join(bundled_modules())}"
         )
+    adapter = adapter_named(place)
+    if adapter is not None and not _is_own_module(place, class_name):
+        return _adapter_source(adapter, class_name)
     wanted = class_name or config.rl_env_class
     if place.endswith(".py"):
         return _find_file(place, wanted)
     _refuse_path(place)
     return _find_module("rl_env", place, wanted)
+
+
+def _is_own_module(name: str, class_name: str) -> bool:
+    """Whether the working directory has a module of an adapter's name, and in it what is named: that wins."""
+    spec = in_working_directory(name)
+    if spec is None or spec.origin is None:
+        return False
+    return not class_name or (class_name.isidentifier() and class_name in names_in(parse(Path(spec.origin))))
+
+
+def _adapter_source(adapter: Adapter, id: str) -> EnvSource:
+    if not id:
+        raise ConfigError(f"rl_env: {adapter.name} needs what it is to load, as in {adapter.usage}")
+    file = PACKAGE.parent.joinpath(*adapter.module.split(".")).with_suffix(".py")
+    return EnvSource(adapter.module, file, adapter.class_name, True, adapter, id)
 
 
 def bundled_modules() -> list[str]:
@@ -86,7 +113,7 @@ def _folder_advice(folder: Path, example: str) -> str:
 def _find_module(option: str, module: str, class_name: str | None) -> EnvSource:
     if not all(part.isidentifier() for part in module.split(".")) or module.endswith(".py"):
         raise ConfigError(
-            f"{option}: {module} is not the name of a module, like package.module\n"
+            f"{option}: {module} is not the name of a module, like package.module.{did_you_mean(module, ADAPTERS)}\n"
             "A file is named with --rl-env path/to/file.py:Class"
         )
     chain = module_specs(module)
@@ -106,29 +133,8 @@ def _find_module(option: str, module: str, class_name: str | None) -> EnvSource:
     modules = [".".join(file.relative_to(here).with_suffix("").parts) for file in files]
     raise ConfigError(
         f"{option}: there is no module {module} (looked in {here} and among the installed packages)."
-        f"{did_you_mean(module, [*modules, *bundled])}\nBundled ones: {', '.join(bundled)}"
+        f"{did_you_mean(module, [*modules, *bundled, *ADAPTERS])}\nBundled ones: {', '.join(bundled)}"
     )
-
-
-def module_specs(module: str) -> list[ModuleSpec]:
-    """Import specs of a module's parent packages and the module, found without importing any.
-
-    The working directory comes first, so that an installed package called `tests` does not hide the user's.
-    """
-    top, *rest = module.split(".")
-    chains = [_down(spec, rest) for spec in (in_working_directory(top), installed(top)) if spec is not None]
-    found = [chain for chain in chains if len(chain) == len(rest) + 1]
-    return next((chain for chain in found if chain[-1].origin is not None), found[0] if found else [])
-
-
-def _down(spec: ModuleSpec, names: list[str]) -> list[ModuleSpec]:
-    chain = [spec]
-    for name in names:
-        below = PathFinder.find_spec(f"{chain[-1].name}.{name}", list(chain[-1].submodule_search_locations or []))
-        if below is None:
-            break
-        chain.append(below)
-    return chain
 
 
 _NEEDED = {
@@ -158,38 +164,34 @@ def check_by_reading(source: EnvSource, keywords: Mapping[str, object]) -> None:
 
     Raises:
         ConfigError: the class is missing or ambiguous, or the constructor does not take a keyword.
+        ConfigError: an adapter's package is missing or has another version, or the adapter refuses the id.
         EnvironmentFailed: the file is not valid Python.
     """
+    if source.adapter is not None:
+        _check_adapter(source.adapter, source.id, keywords)
+        return
     if source.file is None:
         return
-    tree = _parse(source.file)
-    classes = {node.name: node for node in _top_level(tree) if isinstance(node, ast.ClassDef)}
+    tree = parse(source.file)
+    classes = {node.name: node for node in top_level(tree) if isinstance(node, ast.ClassDef)}
     name = source.class_name or _only_candidate(source, classes)
     if name is None:
         return
     if name in classes:
         _check_keywords(classes[name], keywords)
-    elif {name, "*"}.isdisjoint(_names(tree)):
+    elif {name, "*"}.isdisjoint(names_in(tree)):
         raise ConfigError(no_such_class(source, name, list(classes)))
 
 
-def _parse(file: Path) -> ast.Module:
-    try:
-        return ast.parse(file.read_bytes(), filename=str(file))
-    except SyntaxError as error:
-        line = f", line {error.lineno}" if error.lineno else ""
-        raise EnvironmentFailed(f"{file}{line}: {type(error).__name__}: {error.msg}") from None
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise EnvironmentFailed(f"{file} cannot be read: {why}") from None
-
-
-def _top_level(tree: ast.AST) -> Iterator[ast.AST]:
-    """Module-level statements, including those inside `if`, `try` and `with`."""
-    for node in ast.iter_child_nodes(tree):
-        yield node
-        if isinstance(node, (ast.If, ast.Try, ast.ExceptHandler, ast.With)):
-            yield from _top_level(node)
+def _check_adapter(adapter: Adapter, id: str, keywords: Mapping[str, object]) -> None:
+    """Check package, keywords and id without importing the framework."""
+    adapter.require_package()
+    module = import_module(adapter.module)
+    kind = getattr(module, adapter.class_name)
+    check_signature(partial(kind, id), f"the adapter {adapter.name}", keywords)
+    check_id = getattr(kind, "check_id", None) or getattr(module, "check_id", None)
+    if check_id is not None:
+        check_id(id, keywords)
 
 
 def _only_candidate(source: EnvSource, classes: Mapping[str, ast.ClassDef]) -> str | None:
@@ -237,6 +239,19 @@ def _check_keywords(node: ast.ClassDef, keywords: Mapping[str, object]) -> None:
     refuse_keywords(node.name, keywords, (taken, needed))
 
 
+def check_signature(factory: Callable[..., object], name: str, keywords: Mapping[str, object]) -> None:
+    """Check keywords against the signature of a class or function, if it has one that names its parameters.
+
+    Raises:
+        ConfigError: a keyword is not accepted, or a required one is missing.
+    """
+    with suppress(TypeError, ValueError):  # no signature available: the call itself will show
+        parameters = list(inspect.signature(factory).parameters.values())
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            named = [p for p in parameters if p.kind is not p.VAR_POSITIONAL]
+            refuse_keywords(name, keywords, ([p.name for p in named], [p.name for p in named if p.default is p.empty]))
+
+
 def refuse_keywords(name: str, keywords: Mapping[str, object], signature: tuple[list[str], list[str]]) -> None:
     """Check keywords against a signature: (accepted parameters, required parameters).
 
@@ -256,20 +271,6 @@ def refuse_keywords(name: str, keywords: Mapping[str, object], signature: tuple[
             f"rl_env_config: {name} also needs {', '.join(missing)}.\n"
             f"Set it with --rl-env-config '{{\"{missing[0]}\": ...}}'"
         )
-
-
-def _names(tree: ast.Module) -> set[str]:
-    """Names that a module's top level binds; `*` for those of a star import."""
-    names = set()
-    for node in _top_level(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return names
 
 
 def no_such_class(source: EnvSource, name: str, classes: list[str]) -> str:

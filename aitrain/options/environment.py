@@ -31,7 +31,7 @@ class EnvironmentOptions(Options):
     replaces: ClassVar = {"rl_env": ("rl_env_module", "rl_env_class"), "rl_env_module": ("rl_env",)}
 
     rl_env: ResumeSafe[str | None] = None
-    """Environment to train on: path/to/file.py:Class, package.module:Class, or envs.gsm8k."""
+    """Environment to train on: path/to/file.py:Class, package.module:Class, envs.gsm8k, or an adapter's: NAME:ID."""
     rl_env_module: ResumeSafe[str | None] = None
     """Module of the environment class."""
     rl_env_class: ResumeSafe[str | None] = None
@@ -52,6 +52,9 @@ class EnvironmentOptions(Options):
     """Lowest and highest score that an environment may return, as in -1,1; any: all finite numbers."""
     rl_max_failed: ResumeSafe[Fraction] = 0.5
     """Fraction of failed episodes in a batch that is too high; three such batches in a row end the run."""
+
+    rl_check: ResumeSafe[bool] = True
+    """Check the environment with scripted answers before training, for at most 5 seconds; see aitrain env check."""
 
     @property
     def score_bounds(self) -> tuple[float, float]:

@@ -175,8 +175,13 @@ class Player:
         return self._loop.run(self._play(plays)) if plays else []
 
     def close(self) -> None:
-        """End the threads and processes of the environment."""
+        """Close the environment, and end its threads and processes."""
         self.runner.close()
+        self._loop.close()
+
+    def stop(self) -> None:
+        """End the threads, and leave the environment open, which a forked process must not close."""
+        self.runner.pool.close()
         self._loop.close()
 
     async def _play(self, plays: Sequence[Play]) -> list[PlayedEpisode]:

@@ -1,0 +1,133 @@
+"""Environments of other frameworks as ours: the table of adapters, each imported when `--rl-env NAME:ID` names it.
+
+The module of an adapter imports its framework inside functions only, so that an id and its settings are checked without
+it: a function `check_id(id, settings)` of the module, or a class method of that name, raises ConfigError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aitrain.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One adapter: what it makes an environment of, and the package that it needs."""
+
+    name: str
+    module: str
+    class_name: str
+    summary: str
+    example: str
+    """An id, for messages and `aitrain env list`."""
+    package: str | None = None
+    """Distribution of the framework; None if the adapter needs none, as those by URL."""
+    versions: str = ""
+    """Versions of the package that were tested; also those of aitrain's extra of the adapter's name."""
+    by_url: bool = False
+    """Whether the environment runs in a server of its own; otherwise in processes of the run."""
+
+    @property
+    def usage(self) -> str:
+        """The flag with the example."""
+        return f"--rl-env {self.name}:{self.example}"
+
+    @property
+    def installed_version(self) -> str | None:
+        """Version of the installed package; None if it is not installed, or the adapter needs none."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version(self.package) if self.package else None
+        except PackageNotFoundError:
+            return None
+
+    def require_package(self) -> None:
+        """Check the installed package without importing it.
+
+        Raises:
+            ConfigError: it is not installed, or in a version that the adapter does not work with.
+        """
+        if self.package is None:
+            return
+        from packaging.specifiers import SpecifierSet
+
+        found = self.installed_version
+        if found is None:
+            problem = f"{self.name} needs the package {self.package}, which is not installed"
+        elif not SpecifierSet(self.versions).contains(found, prereleases=True):
+            problem = f"{self.name} works with {self.package} {self.versions}, and {found} is installed"
+        else:
+            return
+        raise ConfigError(f'rl_env: {problem}\nInstall it with: pip install "aitrain[{self.name}]"')
+
+
+_ROOM = "aitrain.environment.adapters"
+
+ADAPTERS = {
+    adapter.name: adapter
+    for adapter in (
+        Adapter(
+            "reasoning-gym", f"{_ROOM}.reasoning_gym", "ReasoningGym",
+            "Generated puzzles with a scorer: over a hundred tasks, and mixtures of them.",
+            "chain_sum", "reasoning-gym", ">=0.1.25,<0.2",
+        ),
+        Adapter(
+            "textarena", f"{_ROOM}.textarena", "TextArena",
+            "Text games for one player, or for several with scripted opponents.",
+            "GuessTheNumber-v0", "textarena", ">=0.7.4,<0.8",
+        ),
+        Adapter(
+            "gym", f"{_ROOM}.gym", "Gymnasium",
+            "Gymnasium environments whose observations can be shown as text.",
+            "FrozenLake-v1", "gymnasium", ">=1.0,<2",
+        ),
+        Adapter(
+            "gem", f"{_ROOM}.gym", "Gem",
+            "GEM's games and question sets.",
+            "game:GuessTheNumber-v0-easy", "gem-llm", ">=0.1,<0.2",
+        ),
+        Adapter(
+            "trl", f"{_ROOM}.trl", "TRLEnvironment",
+            "Classes written for TRL's environment_factory: tools, reset and get_reward.",
+            "my_envs.py:Counter",
+        ),
+        Adapter(
+            "reward", f"{_ROOM}.reward", "RewardFunctions",
+            "Reward functions as TRL's trainers take them, over rows of a file or of the Hub.",
+            "my_rewards.py:exact,short",
+        ),
+        Adapter(
+            "verifiers", f"{_ROOM}.verifiers", "Verifiers",
+            "Environments of the verifiers library: single-turn, multi-turn, with tools.",
+            "my_verifiers_env", "verifiers", ">=0.3.1,<0.5",
+        ),
+        Adapter(
+            "inspect", f"{_ROOM}.inspect", "InspectTask",
+            "Tasks and scorers of Inspect.",
+            "inspect_evals/agentdojo", "inspect-ai", ">=0.3.285,<0.4",
+        ),
+        Adapter(
+            "openenv", f"{_ROOM}.openenv", "OpenEnv",
+            "Environments behind an OpenEnv server.",
+            "http://127.0.0.1:8000", by_url=True,
+        ),
+        Adapter(
+            "ors", f"{_ROOM}.ors", "OpenRewardServer",
+            "Environments behind a server of the Open Reward Standard.",
+            "http://127.0.0.1:8080", by_url=True,
+        ),
+        Adapter(
+            "nemo-gym", f"{_ROOM}.nemo_gym", "NeMoGym",
+            "Resources servers of NeMo Gym.",
+            "http://127.0.0.1:8000", by_url=True,
+        ),
+    )
+}  # fmt: skip
+"""All adapters by name."""
+
+
+def adapter_named(name: str) -> Adapter | None:
+    """The adapter of a name; `_` and `-` are the same."""
+    return ADAPTERS.get(name.replace("_", "-"))

@@ -1,0 +1,82 @@
+"""Settings that mean the same in all adapters.
+
+    size         number of cases; of rows that are at hand, the first ones
+    seed         which cases are generated; rows that are at hand are shuffled with it, and keep their order without it
+    system       system prompt, in place of the environment's own
+    few_shot     number of solved cases before each question; they are not among the cases asked
+    score_range  lowest and highest score, as in --rl-score-range; needed where the framework does not say
+
+A score is passed on in the framework's own range, which the adapter declares, and is not rescaled.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TypeVar
+
+from aitrain.environment.contract import Score
+from aitrain.errors import ConfigError
+from aitrain.options.value_types import score_bounds
+
+Row = TypeVar("Row")
+ChatMessage = dict[str, object]
+ScoreRange = tuple[float, float] | Literal["any"]
+
+
+def read_score_range(given: object, adapter: str) -> ScoreRange:
+    """The setting score_range, in the form in which an environment declares it.
+
+    Raises:
+        ConfigError: it is missing, or is not a range.
+    """
+    if given is None:
+        raise ConfigError(
+            f"rl_env_config: {adapter} cannot know the lowest and the highest score of this environment: set"
+            ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for all finite numbers.'
+        )
+    text = ",".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given)
+    bounds = score_bounds(text)
+    if bounds is None:
+        raise ConfigError(f"rl_env_config: score_range must be LOW,HIGH with the lower one first, or any; not {text}")
+    return "any" if text == "any" else bounds
+
+
+def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]:
+    """The first `size` rows; of the rows shuffled with the seed, if there is one."""
+    chosen = list(rows)
+    if seed is not None:
+        random.Random(seed).shuffle(chosen)
+    return chosen[:size]
+
+
+def game_rows(size: int, seed: int, system: str | None) -> list[dict[str, object]]:
+    """Rows of games that speak first: each has the seed of its game, and no prompt but the system prompt."""
+    prompt = [{"role": "system", "content": system}] if system else []
+    return [{"prompt": prompt, "game_seed": seed + number} for number in range(size)]
+
+
+def conversation(system: str | None, shots: Iterable[tuple[str, str]], question: str) -> list[ChatMessage]:
+    """Messages of a prompt: system prompt, solved cases, and the question."""
+    messages: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
+    for asked, answer in shots:
+        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+    return [*messages, {"role": "user", "content": question}]
+
+
+def with_system(prompt: Sequence[Mapping[str, object]], system: str | None) -> list[ChatMessage]:
+    """A prompt's messages with this system prompt in place of their own, if one is set."""
+    messages = [dict(message) for message in prompt]
+    if system is None:
+        return messages
+    return [{"role": "system", "content": system}, *(one for one in messages if one["role"] != "system")]
+
+
+def weighted(components: Mapping[str, tuple[float | None, float]]) -> Score:
+    """The sum of components, each with its weight, and each as a metric of its own.
+
+    A component that is None is left out; if all are, the episode is unscored.
+    """
+    known = {name: (float(value), weight) for name, (value, weight) in components.items() if value is not None}
+    metrics = {name: value for name, (value, _) in known.items()}
+    return Score(sum(value * weight for value, weight in known.values()) if known else None, metrics)
