@@ -10,7 +10,7 @@ import typer
 
 from aitrain.errors import ConfigError
 
-ENV_HELP = "Environment, as in --rl-env: path/to/file.py:Class, package.module:Class, or envs.gsm8k."
+ENV_HELP = "Environment, as in --rl-env: path/to/file.py:Class, package.module:Class, envs.gsm8k, or NAME:ID."
 CONFIG_HELP = "Keyword arguments of its constructor: a JSON object, or @file.json."
 KEYWORD_HELP = "One keyword argument, as in -E size=100; JSON if it parses, else text. Repeatable; wins over the above."
 

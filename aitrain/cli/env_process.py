@@ -47,3 +47,17 @@ def _left_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def check_environment(options: Mapping[str, object]) -> None:
+    """Find the environment of these options and read its file, so that a misspelt name is refused at once.
+
+    Raises:
+        AitrainError: an option is wrong, or there is no such environment.
+    """
+    from aitrain.environment.locator import check_by_reading, find_env
+    from aitrain.options.reading import resolve
+    from aitrain.options.train import TrainConfig
+
+    config = resolve(TrainConfig, None, options)
+    check_by_reading(find_env(config), config.rl_env_config or {})

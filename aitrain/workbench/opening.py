@@ -26,6 +26,11 @@ class OpenedEnvironment:
     note: str = ""
     """What the environment requires of a run; empty if nothing."""
 
+    @property
+    def all_cases(self) -> list[Case]:
+        """The cases of both datasets, by their numbers."""
+        return [*self.cases, *self.held_out]
+
 
 class NoTokenizer:
     """The `tokenizer` argument of an environment that is opened without one; every use raises."""

@@ -212,12 +212,13 @@ class Player:
                 one.stop = "out_of_replies"
                 return
             one.turns.append(turn)
-            one.messages.append(_as_message(turn))
+            one.messages.append(as_message(turn))
             response = await self.runner.respond(one.session, turn)
             while response.untrained is not None:  # a conversation of the environment's own, in which nobody answers
                 response = await self.runner.respond(one.session, AssistantTurn(""))
-            one.messages += response.messages
             one.stop = self._stop_after(one, response)
+            if one.stop in ("", "done"):  # as in training, an episode does not have what is said after its last turn
+                one.messages += response.messages
 
     def _stop_after(self, one: _Running, response: EnvResponse) -> str:
         if one.session.failure is not None:
@@ -233,6 +234,7 @@ def _stop_of(failure: Failure | None) -> str:
     return "env_timeout" if failure.kind == "timed_out" else "env_error"
 
 
-def _as_message(turn: AssistantTurn) -> Message:
+def as_message(turn: AssistantTurn) -> Message:
+    """An answer as a message of the conversation."""
     message: Message = {"role": "assistant", "content": turn.text}
     return {**message, "tool_calls": [call.as_message_part() for call in turn.calls]} if turn.calls else message

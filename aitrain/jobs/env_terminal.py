@@ -1,0 +1,180 @@
+"""The process of `aitrain env play`, `show` and `rescore`: `python -m aitrain.jobs.env_terminal FILE`.
+
+FILE holds the request as JSON. The process has the terminal of the command, so that breakpoint() and input() work in
+the environment.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from aitrain.errors import AitrainError, ConfigError, Interrupted
+from aitrain.execution.async_calls import run_if_async
+from aitrain.options.reading import resolve
+from aitrain.options.train import TrainConfig
+from aitrain.redaction import redact
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.workbench.model_view import ModelView
+from aitrain.workbench.opening import OpenedEnvironment, open_environment
+from aitrain.workbench.play import PlayOptions, play
+
+Request = dict[str, Any]
+NO_DEADLINE = 1e9
+"""Seconds of a call of the environment, which may wait in the debugger."""
+
+
+def main(request: Request) -> int:
+    """Do what the request says; returns the exit code."""
+    try:
+        return COMMANDS[request["command"]](request)
+    except KeyboardInterrupt:
+        print()
+        return Interrupted.exit_code
+    except AitrainError as error:
+        print(f"aitrain: {escape_controls(redact(str(error)))}", file=sys.stderr)
+        return error.exit_code
+
+
+def _play(request: Request) -> int:
+    options = PlayOptions(**request["play"])
+    if options.policy == "model":
+        return _play_model(request, options)
+    config, opened, view = _open(request)
+    try:
+        return play(opened, config, view, options)
+    finally:
+        _close(opened.environment)
+
+
+def _play_model(request: Request, options: PlayOptions) -> int:
+    config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
+    opened, config = open_environment(config, LazyTokenizer(config))
+    from aitrain.jobs.env_policy import play_model  # here, because an environment that fails needs no torch
+
+    try:
+        return play_model(opened, config, options)
+    finally:
+        _close(opened.environment)
+
+
+def _show(request: Request) -> int:
+    from aitrain.workbench.show import show
+
+    _, opened, view = _open(request)
+    try:
+        return show(opened, view, **request["show"])
+    finally:
+        _close(opened.environment)
+
+
+def _rescore(request: Request) -> int:
+    from aitrain.runs.rollout_index import RolloutIndex
+    from aitrain.runs.run_folder import RunFolder
+    from aitrain.ui.episodes import group_of
+    from aitrain.workbench.rescore import Rescorer
+    from aitrain.workbench.rescore_report import RescoreReport
+
+    wanted = request["rescore"]
+    index = RolloutIndex(RunFolder(Path(wanted["run"])).rollouts)
+    index.refresh()
+    steps = {entry.step for entry in index.entries if not entry.eval_phase}
+    step = max(steps, default=0) if wanted["last"] else wanted["step"]
+    wanted_ones = (entry for entry in index.entries if step is None or (entry.step == step and not entry.eval_phase))
+    entries = sorted(wanted_ones, key=group_of)
+    if not entries:
+        raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
+    config = resolve(TrainConfig, None, request["options"])
+    tokenizer = LazyTokenizer(config)
+    opened, config = open_environment(config, tokenizer)
+    try:
+        episodes = Rescorer(opened, config, tokenizer).rescore(map(index.record, entries))
+        report = RescoreReport(wanted["most"]).add_all(episodes)
+    finally:
+        _close(opened.environment)
+    report.check()
+    if wanted["as_json"]:
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        report.show(Console(highlight=False))
+    return 0
+
+
+def _open(request: Request) -> tuple[TrainConfig, OpenedEnvironment, ModelView]:
+    """The options with what the environment requires, the environment with its cases, and a model's view of them."""
+    config = resolve(TrainConfig, None, request["options"])
+    tokenizer = LazyTokenizer(config)
+    opened, config = open_environment(config, tokenizer)
+    return config, opened, ModelView(_chat_format(config), config.model, tokenizer)
+
+
+def _chat_format(config: TrainConfig) -> ChatFormat:
+    """The chat format of the model that the options name; only its tokenizer is loaded."""
+    if config.model == "tiny":
+        from aitrain.jobs.tiny_tokenizer import TinyTokenizer
+
+        return ChatFormat(TinyTokenizer())
+    from aitrain.training.chat_templates import chat_format
+    from aitrain.training.model import load_tokenizer
+
+    return chat_format(load_tokenizer(config))
+
+
+class LazyTokenizer:
+    """The `tokenizer` argument of an environment: loaded when it is used, as most environments only take it."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+
+    @cached_property
+    def _loaded(self) -> Any:
+        from aitrain.training.model import load_tokenizer
+
+        return load_tokenizer(self._config)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._loaded, name)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """The tokenizer's own call."""
+        return self._loaded(*arguments, **keywords)
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return copy.copy, (self._loaded,)  # worker processes get the tokenizer itself
+
+
+def _close(environment: object) -> None:
+    close = getattr(environment, "close", None)
+    if callable(close):
+        run_if_async(close())
+
+
+COMMANDS: dict[str, Callable[[Request], int]] = {"play": _play, "show": _show, "rescore": _rescore}
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process also if a thread of the environment still runs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    exit_now(main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))

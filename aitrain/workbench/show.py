@@ -1,0 +1,114 @@
+"""`aitrain env show`: sample cases of an environment, as the model sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.text import Text
+
+from aitrain.environment.contract import Case, level_of
+from aitrain.environment.session import ResetResult
+from aitrain.environment.session_kinds import session_for
+from aitrain.errors import EnvironmentFailed
+from aitrain.execution.failure import CallFailed
+from aitrain.execution.user_code import describe_error
+from aitrain.runs.environment_source import class_file
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.workbench.episode_view import shortened, show_columns, show_heading, show_text, signature
+from aitrain.workbench.model_view import ModelView
+from aitrain.workbench.opening import OpenedEnvironment
+from aitrain.workbench.play import chosen_case, is_named
+from aitrain.workbench.player import reference_of
+
+MOST_MEASURED = 256
+"""Cases whose prompts are counted in tokens."""
+
+
+def show(opened: OpenedEnvironment, view: ModelView, case: str | None = None, count: int = 3) -> int:
+    """Show what the environment is, then a case, or several that are spread over the dataset; returns the exit code.
+
+    Raises:
+        ConfigError: there is no such case.
+        EnvironmentFailed: an episode cannot be begun, or a prompt not be rendered.
+    """
+    console = Console(highlight=False)
+    cases = opened.all_cases
+    shown = [chosen_case(cases, case)] if case is not None else list(spread(cases, count))
+    for name, text in _facts(opened, view):
+        console.print(Text(f"{name:9} {escape_controls(text)}"), soft_wrap=True)
+    for one in shown:
+        _show_case(console, opened, view, one)
+    return 0
+
+
+def spread(cases: Sequence[Case], count: int) -> Iterator[Case]:
+    """At most `count` cases, evenly spread over the dataset, with the first one."""
+    number = min(count, len(cases))
+    return (cases[place * len(cases) // number] for place in range(number))
+
+
+def _facts(opened: OpenedEnvironment, view: ModelView) -> Iterator[tuple[str, str]]:
+    environment = opened.environment
+    file = class_file(type(environment))
+    yield "class", type(environment).__name__ + (f" in {_short(file)}" if file else "")
+    level = level_of(environment)
+    yield "cases", f"{len(opened.cases)}" + (f", {len(opened.held_out)} held out" if opened.held_out else "")
+    yield "episode", "one answer (score_episode)" if level == "score_episode" else f"several turns ({level})"
+    columns = {name: type(value).__name__ for name, value in opened.cases[0].row.items()}
+    yield "columns", ", ".join(f"{name} ({kind})" for name, kind in columns.items())
+    reset = _begun(opened, opened.cases[0])
+    if reset.tools:
+        yield "tools", "; ".join(map(signature, reset.tools))
+    yield "tokens", _lengths(opened, view, reset)
+
+
+def _short(file: Path) -> str:
+    """The path from the working directory, for a file below it."""
+    return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file)
+
+
+def _lengths(opened: OpenedEnvironment, view: ModelView, reset: ResetResult) -> str:
+    """Tokens of the prompts, of `view.name`."""
+    if level_of(opened.environment) != "score_episode":  # what each episode adds is known when it begins
+        return f"of {view.name}; each prompt's are below"
+    cases = opened.all_cases
+    measured = list(spread(cases, MOST_MEASURED))
+    lengths = sorted(view.prompt(case.prompt, reset.tools).tokens for case in measured)
+    number = f"{len(cases)} cases" if len(measured) == len(cases) else f"{len(measured)} of {len(cases)} cases"
+    spread_out = f"{lengths[0]} to {lengths[-1]} in a prompt, median {median(lengths):g}"
+    same = f"{lengths[0]} in each prompt"
+    return f"{same if lengths[0] == lengths[-1] else spread_out} ({view.name}, {number})"
+
+
+def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, case: Case) -> None:
+    reset = _begun(opened, case)
+    rendered = view.prompt(reset.prompt or case.prompt, reset.tools)
+    named = f" (case_idx {case.case_idx})" if is_named(case) else ""
+    held_out = ", held out" if case.number >= len(opened.cases) else ""
+    console.print()
+    show_heading(console, f"case {case.number}{named}{held_out}: {rendered.tokens} tokens")
+    show_text(console, rendered.text)
+    show_columns(console, case)
+    show_text(console, _reference(opened.environment, case), "green")
+
+
+def _reference(environment: object, case: Case) -> str:
+    try:
+        script = reference_of(environment, case)
+    except Exception as error:  # such as for held-out cases, which many methods do not know
+        return f"reference raised: {describe_error(error)}"
+    return "reference: " + ("none" if script is None else "\n           ".join(map(shortened, script.replies)))
+
+
+def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:
+    """The start of an episode of the case."""
+    session = session_for(opened.environment)
+    try:
+        return session.open(case.arguments(seed=0))
+    except CallFailed as error:
+        raise EnvironmentFailed(f"{error.failure.place} of case {case.case_idx} {error.failure.message}") from error
+    finally:
+        session.close()

@@ -1,0 +1,20 @@
+"""The newcomer's path, as the script of CI walks it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_newcomer_gets_from_an_empty_folder_to_a_trained_model_with_one_edit() -> None:
+    command = [str(ROOT / ".ci" / "newcomer"), str(Path(sys.executable).parent)]
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "score 1.000" in done.stdout  # the reference, played
+    assert "reward over 20 steps" in done.stdout
+    assert "from an empty folder to 20 training steps in" in done.stdout
