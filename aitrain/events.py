@@ -33,6 +33,13 @@ class Note:
 
 
 @dataclass(frozen=True)
+class NotChecked:
+    """Something that a dry run does not check."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Step:
     """Optimizer steps were done. `reward` is their mean score, None if nothing was scored; unknown values are None."""
 
@@ -85,11 +92,11 @@ class Ended:
 SERVER_VARIABLE = "AITRAIN_VLLM_SERVER"
 """Environment variable by which the parent passes the address of the run's own vLLM server to training processes."""
 
-Event: TypeAlias = Started | Phase | Note | Step | Evaluated | Failed | Ended
+Event: TypeAlias = Started | Phase | Note | NotChecked | Step | Evaluated | Failed | Ended
 Announce: TypeAlias = Callable[[Event], None]
 
 _KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (Started, Phase, Note, Step, Evaluated, Failed, Ended)
+    kind.__name__: kind for kind in (Started, Phase, Note, NotChecked, Step, Evaluated, Failed, Ended)
 }
 
 

@@ -2,16 +2,19 @@
 
     python -m benchmarks.env_check reasoning-gym [TASK ...]
     python -m benchmarks.env_check zoo
+    python -m benchmarks.env_check falsepass
 
 Each runs in a virtual environment that has the package.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -83,6 +86,142 @@ class Zoo:
         return max(forms, key=lambda form: self.score_episode(form, answer))
 
 
+def _marks(text: str) -> list[str]:
+    return re.findall(r"^#### (.+?)\s*$", text, re.MULTILINE)
+
+
+def _tags(text: str) -> list[str]:
+    return [found.strip() for found in re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)]
+
+
+def _strict(text: str, answer: str) -> float:
+    return float(_marks(text) == [answer])
+
+
+def _leaky(text: str, answer: str) -> float:
+    return 0.8 * (answer in text) + 0.2 * ("####" in text)
+
+
+def _raises(text: str, answer: str) -> float:
+    raise ValueError("boom")
+
+
+CALLS, EPISODES = itertools.count(), itertools.count()
+
+
+def _alternating(text: str, answer: str) -> float:
+    return float(next(CALLS) % 2)
+
+
+def _rejecting(text: str, answer: str) -> float:
+    try:
+        return float(bool(_marks(text)) and not abs(float(_marks(text)[-1]) - float(answer)) > 0.01)
+    except ValueError:
+        return 0.0
+
+
+def _truncating(text: str, answer: str) -> float:
+    try:
+        return float(bool(_marks(text)) and int(float(_marks(text)[-1])) == int(answer))
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def _hedged(text: str, answer: str) -> float:
+    value = (_marks(text) or [""])[-1].split("=")[-1].strip()
+    value = value.split(" (")[0].split(" is wrong")[0].split(" or ")[-1].removeprefix("not ")
+    return float(value.strip() == answer)
+
+
+def _first_tag(text: str, answer: str) -> float:
+    return float(_tags(text)[:1] == [answer])
+
+
+def _last_tag(text: str, answer: str) -> float:
+    return float(_tags(text)[-1:] == [answer])
+
+
+def _last_nonempty_tag(text: str, answer: str) -> float:
+    found = re.findall(r"<answer>((?:(?!<answer>).)*?)</answer>", text, re.DOTALL)
+    return float([block.strip() for block in found if block.strip()][-1:] == [answer])
+
+
+FALSEPASS: dict[str, tuple[Callable[[str, str], float], str, tuple[str, ...]]] = {
+    "strict": (_strict, "#### {}", ()),
+    "leaky": (_leaky, "#### {}", ("shotgun", "denied-answer", "floor")),
+    "raises": (_raises, "#### {}", ("exceptions",)),
+    "alternating": (_alternating, "#### {}", ("repeatable-score", "concurrency")),
+    "rejecting": (_rejecting, "#### {}", ("wrong-answer",)),
+    "truncating": (_truncating, "#### {}", ("wrong-answer",)),
+    "hedged": (_hedged, "#### {}", ("denied-answer",)),
+    "first_tag": (_first_tag, "<answer>{}</answer>", ("equivalent-forms",)),
+    "last_tag": (_last_tag, "<answer>{}</answer>", ("equivalent-forms",)),
+    "last_nonempty_tag": (_last_nonempty_tag, "<answer>{}</answer>", ()),
+    "conflicting_labels": (_strict, "#### {}", ("duplicates",)),
+    "state_of_episodes": (_strict, "{}", ("repeatable-episode", "isolation")),
+    "endless": (_strict, "{}", ("episode-end",)),
+    "reveals": (_strict, "{}", ("floor",)),
+    "reveals_and_knows": (_strict, "{}", ()),
+}
+"""The graders and conversations of falsepass's own tests, with the checks of which one must find each defect."""
+
+
+class Grader:
+    """One grader of falsepass's tests, on sums."""
+
+    def __new__(cls, name: str) -> Any:
+        """Those of conversations are played, the others scored."""
+        is_talk = name in ("state_of_episodes", "endless", "reveals", "reveals_and_knows")
+        return object.__new__(Conversing if is_talk and cls is Grader else cls)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.grade, self.form, _ = FALSEPASS[name]
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        """Sums with two digits; one of them twice with two answers."""
+        rows = [{"prompt": f"What is {n} plus 40?", "answer": str(n + 40)} for n in range(11, 27)]
+        return [*rows, {**rows[0], "answer": "50"}] if self.name == "conflicting_labels" else rows
+
+    def score_episode(self, text: str, answer: str) -> float:
+        """The grader's score."""
+        return self.grade(text, answer)
+
+    def reference(self, case_idx: int) -> str:
+        """The answer in the grader's form."""
+        return self.form.format(self.build_dataset()[case_idx]["answer"])
+
+
+class Conversing(Grader):
+    """The conversations of falsepass's tests."""
+
+    score_episode = None
+
+    def episode(self, answer: str) -> Iterator[Any]:
+        """Up to three attempts."""
+        said, number = [(yield None)], next(EPISODES)
+        while self.name == "endless" or len(said) < 3:
+            if said[-1].strip() == answer and self.name != "endless":
+                break
+            told = f"Wrong. The answer was {answer}. Try again." if self.name.startswith("reveals") else "Once more."
+            said.append((yield told + (f" (episode {number})" if self.name == "state_of_episodes" else "")))
+        right = said[:1] if self.name == "reveals_and_knows" else said
+        return float(any(reply.strip() == answer for reply in right))
+
+
+def falsepass() -> None:
+    """The graders and conversations of falsepass's own tests."""
+    found = alarms = 0
+    for name, report in reports("Grader", "name", list(FALSEPASS)):
+        expected = FALSEPASS[name][2]
+        said = {finding["check"] for finding in serious(report, with_info="equivalent-forms" in expected)}
+        found += bool(said & {*expected})
+        alarms += not expected and bool(said)
+        print(f"{name:20} {' or '.join(expected) or 'healthy':36} {', '.join(sorted(said)) or '-'}", flush=True)
+    defects = sum(bool(expected) for _, _, expected in FALSEPASS.values())
+    print(f"{found} of {defects} defects found, {alarms} of {len(FALSEPASS) - defects} healthy ones with a finding")
+
+
 def findings(class_name: str, key: str, value: str) -> dict[str, Any]:
     """The report of `aitrain env check` for one task."""
     command = [
@@ -107,7 +246,8 @@ def findings(class_name: str, key: str, value: str) -> dict[str, Any]:
 def serious(report: dict[str, Any], with_info: bool = False) -> list[dict[str, Any]]:
     """The findings of a report; those of level info only if asked for."""
     levels = {"fail", "warning", *(["info"] if with_info else [])}
-    return [finding for check in report["checks"] for finding in check["findings"] if finding["level"] in levels]
+    checks = [check for check in report["checks"] if check["name"] != "latency"]  # of the machine, which is busy here
+    return [finding for check in checks for finding in check["findings"] if finding["level"] in levels]
 
 
 def reports(class_name: str, key: str, names: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -157,5 +297,7 @@ def zoo() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["zoo"]:
         zoo()
+    elif sys.argv[1:2] == ["falsepass"]:
+        falsepass()
     else:
         reasoning_gym(sys.argv[2:])

@@ -101,7 +101,7 @@ def main() -> int:
     os.environ.update(SURROUNDINGS)
     with tempfile.TemporaryDirectory(prefix="aitrain-overhead-") as folder:
         random, tiny = prepare(Path(folder), wanted.steps)
-        launcher = run([*aitrain_command(random, random.folder / "clock"), "--dry-run"]).peak_mib
+        launcher = run([*aitrain_command(random, random.folder / "clock"), "--dry-run", "--options-only"]).peak_mib
         rows = compare("10 million weights", random, wanted.pairs, (SECONDS, MEMORY))
         rows += compare("tiny model", tiny, wanted.pairs, (None, None))
     print(f"{wanted.pairs} pairs; {wanted.steps} timed steps of the random model, {tiny.steps} of the tiny one\n")

@@ -14,6 +14,8 @@ from benchmarks.measuring import ROOT, Bounds, Row, options, run, script, show
 NAMES = Bounds(ratio=0.05, ours=0.15)
 """Of help that needs no option of a run."""
 LIGHT = Bounds(ratio=0.1, ours=0.25)
+CHILD = Bounds(ratio=2.0)
+"""Of commands whose child process loads the environment, torch and TRL, as the run does."""
 HEAVY = ("torch", "transformers", "trl", "datasets", "peft", "accelerate", "vllm")
 
 LOADED = f"""
@@ -50,8 +52,10 @@ COMMANDS = (
     Command("refused: unknown flag", ("grpo", "--no-such-flag", "1"), 2),
     Command("refused: no such environment", ("grpo", "--model", "tiny", "--rl-env", "no_such_file.py:Task"), 2),
     Command("refused: no such run", ("show", "no-such-run"), 2),
-    Command("grpo --dry-run", ("grpo", *RUN, "--dry-run")),
-    Command("plan", ("plan", *RUN)),
+    Command("grpo --dry-run --options-only", ("grpo", *RUN, "--dry-run", "--options-only")),
+    Command("plan --options-only", ("plan", *RUN, "--options-only")),
+    Command("grpo --dry-run", ("grpo", *RUN, "--dry-run"), bounds=CHILD),
+    Command("plan", ("plan", *RUN), bounds=CHILD),
     Command("runs", ("runs",)),
     Command("doctor", ("doctor",), None),
     Command(

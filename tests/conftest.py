@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,19 @@ def write(folder: Path, files: Mapping[str, str | bytes | None]) -> None:
 def case_name(value: object) -> str:
     """The name of a test's case: without addresses, which differ between the processes that run tests."""
     return re.sub(r" at 0x[0-9a-f]+| id='\d+'", "", ascii(value))[:40]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or a zombie that nobody waits for."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def listing(folder: Path) -> list[str]:

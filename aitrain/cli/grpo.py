@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +12,10 @@ import typer
 
 from aitrain.cli.flags import Flag, with_options
 from aitrain.cli.verbosity import Verbosity
+from aitrain.errors import ConfigError
 from aitrain.options.documentation import help_text
 from aitrain.options.train import TrainConfig
+from aitrain.ui.escape_controls import escape_controls
 
 if TYPE_CHECKING:
     from aitrain.launch.preflight import RunPlan
@@ -38,7 +41,9 @@ Command:
   --resume
         Resume from the newest complete checkpoint; short for --resume-from-checkpoint auto.
   --dry-run
-        Check everything and show the plan; start nothing.
+        Check everything and show the plan: loads the environment, and trains nothing.
+  --options-only
+        With --dry-run: check options and files only, in a fraction of a second.
   -q, --quiet
         Show errors and the last line only.
   -v, --verbose
@@ -55,6 +60,7 @@ Command:
 def grpo(
     config: Annotated[Path | None, typer.Option("--config")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run")] = False,
+    options_only: Annotated[bool, typer.Option("--options-only")] = False,
     *,
     resume: Annotated[bool, typer.Option("--resume")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
@@ -68,9 +74,13 @@ def grpo(
     from aitrain.options.reading import resolve
 
     verbosity = Verbosity(quiet, verbose, debug)
+    if options_only and not dry_run:
+        raise ConfigError("--options-only: add --dry-run, or omit it to train")
     plan = check(resolve(TrainConfig, config, given_flags(flags, resume)))
     if dry_run:
-        for line in (*plan_lines(plan), *plan.notes):
+        for line in plan_lines(plan):
+            typer.echo(line)
+        for line in checked_lines(plan, options_only, debug):
             typer.echo(line)
         return 0
     from aitrain.cli.running import start  # here, because a refused command needs none of it
@@ -82,6 +92,28 @@ def given_flags(flags: Mapping[str, Flag], resume: bool) -> dict[str, Flag]:
     """The options given on the command line; `--resume` becomes `resume_from_checkpoint: auto`."""
     given: dict[str, Flag] = {"resume_from_checkpoint": "auto"} if resume else {}
     return given | {name: value for name, value in flags.items() if value not in (None, [])}
+
+
+def checked_lines(plan: RunPlan, options_only: bool, debug: bool) -> Iterator[str]:
+    """The notes of a plan, of the process that checks it, and what is not checked.
+
+    Raises:
+        AitrainError: the run would be refused.
+    """
+    from aitrain.launch.dry_run import dry_run, not_checked
+
+    yield from (f"! {note}" for note in plan.notes)
+    if options_only:
+        yield from (f"not checked: {what}" for what in not_checked(plan, with_environment=False))
+        return
+    sys.stdout.flush()  # the process takes seconds
+    found = dry_run(plan, _print_output if debug else None)
+    yield from (f"! {escape_controls(note)}" for note in found.notes)
+    yield from (f"not checked: {what}" for what in found.unchecked)
+
+
+def _print_output(text: str) -> None:
+    print(escape_controls(text), file=sys.stderr)
 
 
 def plan_lines(plan: RunPlan) -> list[str]:

@@ -16,7 +16,7 @@ import typer
 
 from aitrain.batch import schedule_cases
 from aitrain.cli.flags import Flag, with_options
-from aitrain.cli.grpo import given_flags, plan_lines
+from aitrain.cli.grpo import checked_lines, given_flags, plan_lines
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Failed
 from aitrain.launch.model_shape import read_model_shape
@@ -52,6 +52,8 @@ Command:
         YAML file with options; flags override it.
   --measure INTEGER
         Train this number of steps in a temporary folder, to show how long the run would take.
+  --options-only
+        Check options and files only, in a fraction of a second; do not load the environment.
   --debug
         Show tracebacks and the libraries' output.
   -h, --help
@@ -65,19 +67,22 @@ def plan(
     config: Annotated[Path | None, typer.Option("--config")] = None,
     measure: Annotated[int | None, typer.Option("--measure", min=2)] = None,
     *,
+    options_only: Annotated[bool, typer.Option("--options-only")] = False,
     resume: Annotated[bool, typer.Option("--resume")] = False,
     debug: Annotated[bool, typer.Option("--debug")] = False,
     show_help: Annotated[bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help)] = False,
     **flags: Flag,
 ) -> int:
     """Show what a run would do, and what it needs."""
+    if measure and options_only:
+        raise ConfigError("--measure: trains, so it cannot be combined with --options-only\nLeave one of them out.")
     wanted = check(resolve(TrainConfig, config, given_flags(flags, resume)))
     for line in (*plan_lines(wanted), *_resource_lines(wanted)):
         typer.echo(line)
     for line in _measured(wanted, measure, debug) if measure else _time_left(wanted):
         typer.echo(line)
-    for note in wanted.notes:
-        typer.echo(f"! {note}")
+    for line in checked_lines(wanted, options_only, debug):
+        typer.echo(line)
     return 0
 
 

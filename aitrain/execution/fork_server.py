@@ -39,7 +39,7 @@ def run_fork_server(environment: object, connection: socket.socket, close: Seque
         with suppress(OSError):
             os.close(fd)
     if parent is not None:
-        _end_with(parent)
+        end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the training process, which ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _detach_stdin()
@@ -108,7 +108,7 @@ class _ForkServer:
 def _run_worker(environment: object, fds: Sequence[int], control: socket.socket, parent: int) -> None:
     with suppress(OSError):
         os.setpgid(0, 0)  # so that what the user's code starts is ended with it
-    _end_with(parent)
+    end_with(parent)
     control.close()
     connection, dump = fds
     for fd in fds:
@@ -196,7 +196,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """Have this process killed when its parent ends; Linux only. Elsewhere it ends when the socket is closed."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1

@@ -14,6 +14,7 @@ from accelerate.utils import broadcast_object_list
 from aitrain.engines.scopes import frozen_heap
 from aitrain.errors import AitrainError, CannotWriteError, DivergedError, EnvironmentFailed, RunFailed, ServerFailed
 from aitrain.events import Ended
+from aitrain.jobs.environment_check import note_findings
 from aitrain.jobs.outcome import RunOutcome, result_of
 from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, newest_checkpoint, step_of
 from aitrain.runs.result import Result
@@ -43,7 +44,7 @@ def run(context: RunContext) -> Result:
         if is_first:
             clean_partial(context.folder)
         try:
-            prepared = prepare(context)
+            prepared = prepare(context, lambda cases: note_findings(context, cases))
             with frozen_heap(), closing(prepared.trainer.rollouts), closing(prepared.tracking):
                 return _train_and_score(context, prepared)
         except ServerFailed:

@@ -30,7 +30,7 @@ from aitrain.environment.contract import check_methods
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
 from aitrain.environment.requirements import with_requirements
-from aitrain.environment.runner import start_runner
+from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Note, Started, encode
 from aitrain.options.reading import resolve
@@ -106,18 +106,12 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     config = resolve(TrainConfig, folder.config, {"resume_anyway": "anyway" in arguments[2:]})
     heartbeat.progress.stall_timeout = config.stall_timeout
     activity.own.enter("loading the environment", moves_files=True)
-    random.seed(config.seed)
-    numpy.random.seed(config.seed)
-    environment = load_env(find_env(config), config.rl_env_config or {})
-    check_methods(environment)
-    config, note = with_requirements(config, environment)
+    runner = load_runner(config, channel)
+    config = runner.config
     if channel.rank == 0:
         folder.write_config(config)
-        if note:
-            channel(Note(note))
     if url := os.environ.get(SERVER_VARIABLE):
         config = config.model_copy(update={"vllm_server_url": url})
-    runner = start_runner(environment, config, close=[channel.stream.fileno()])
     heartbeat.start()
     activity.own.enter("importing torch and TRL", moves_files=True)
 
@@ -139,6 +133,23 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
         channel.watch()
         run(RunContext(config, folder, runner, channel, stop, checkpoint, heartbeat.progress))
     shutdown_group()
+
+
+def load_runner(config: TrainConfig, channel: EventChannel) -> EnvRunner:
+    """Load the environment, and start its processes if it runs in processes of its own. The runner's options have what
+    the environment requires.
+
+    Raises:
+        AitrainError: it cannot be loaded.
+    """
+    random.seed(config.seed)
+    numpy.random.seed(config.seed)
+    environment = load_env(find_env(config), config.rl_env_config or {})
+    check_methods(environment)
+    config, note = with_requirements(config, environment)
+    if note:
+        channel(Note(note))
+    return start_runner(environment, config, close=[channel.stream.fileno()])
 
 
 def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:

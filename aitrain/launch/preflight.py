@@ -32,6 +32,7 @@ from aitrain.runs.checkpoint import (
     refuse_changes,
 )
 from aitrain.runs.run_folder import RunFolder
+from aitrain.vllm.adapter_ranks import needed_rank
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
 
@@ -87,6 +88,8 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     served = visible_gpus()[-config.vllm_server_gpus :] if starts_server(config) else ()
     if starts_server(config):
         check_vllm_memory(config, served, engines=1)
+        if config.weight_sync == "adapter":
+            needed_rank(config.lora_r)
     elif config.use_vllm and config.vllm_mode == "colocate":
         check_vllm_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
     batch = plan_batch(config, processes)
@@ -94,6 +97,8 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     if note := note_on_truncation(config):
         notes.append(note)
     checkpoint = _find_checkpoint(config, processes, notes.append)
+    if checkpoint is None:
+        RunFolder.check_place(config)
     notes += check_resources(config, batch, gpus[:processes])
     return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes))
 

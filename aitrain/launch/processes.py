@@ -111,18 +111,9 @@ class Processes:
         ]
 
     def _environment(self) -> dict[str, str]:
-        """Environment variables; those of the user win, except for the GPUs, which the plan chose."""
-        count = self.plan.batch.processes
-        defaults = {
-            "PYTHONUNBUFFERED": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONHASHSEED": "0",  # the order of sets is the same in every run and on every rank
-            "OMP_NUM_THREADS": str(max(1, usable_cores() // count)),
-        }
-        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}
         server = {SERVER_VARIABLE: self.server} if self.server else {}
         activity = {ACTIVITY_VARIABLE: str(self.activity.path)} if self.activity else {}
-        return {**defaults, **os.environ, **gpus, **server, **activity}
+        return {**process_variables(self.plan), **server, **activity}
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
@@ -223,6 +214,18 @@ class Processes:
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         message = f"The training process ended without an error message: {how}{hint}\nSee {self.folder.log}"
         return Failed(message, RunFailed.exit_code)
+
+
+def process_variables(plan: RunPlan) -> dict[str, str]:
+    """Environment variables of a training process; those of the user win, except for the GPUs, which the plan chose."""
+    defaults = {
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONHASHSEED": "0",  # the order of sets is the same in every run and on every rank
+        "OMP_NUM_THREADS": str(max(1, usable_cores() // plan.batch.processes)),
+    }
+    gpus = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.gpus else {}
+    return {**defaults, **os.environ, **gpus}
 
 
 def _mask_logs(folder: RunFolder) -> None:

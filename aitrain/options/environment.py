@@ -53,6 +53,9 @@ class EnvironmentOptions(Options):
     rl_max_failed: ResumeSafe[Fraction] = 0.5
     """Fraction of failed episodes in a batch that is too high; three such batches in a row end the run."""
 
+    rl_check: ResumeSafe[bool] = True
+    """Check the environment with scripted answers before training, for at most 5 seconds; see aitrain env check."""
+
     @property
     def score_bounds(self) -> tuple[float, float]:
         """The lowest and the highest score of rl_score_range; infinite ones for any."""

@@ -7,6 +7,7 @@ runs/<project-name>/
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -119,10 +120,22 @@ class RunFolder:
             parent.mkdir(parents=True, exist_ok=True)
             path = _make_unused(parent / config.project_name)
         except OSError as error:
-            raise ConfigError(
-                f"output_dir: cannot make a run folder in {parent}: {error.strerror}\nChoose another with --output-dir."
-            ) from None
+            raise _cannot_make(parent, error.strerror) from None
         return cls(path, (*missing, path))
+
+    @staticmethod
+    def check_place(config: TrainConfig) -> None:
+        """Check that `create` can make a folder, without making one.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        parent = Path(os.path.expanduser(config.output_dir))
+        nearest = next(folder for folder in (parent, *parent.absolute().parents) if os.path.lexists(folder))
+        if not nearest.is_dir():
+            raise _cannot_make(parent, os.strerror(errno.ENOTDIR))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise _cannot_make(parent, os.strerror(errno.EACCES))
 
     def write_config(self, config: TrainConfig) -> None:
         """Write config.yaml, with the folder's name as project name, and its schema.
@@ -191,6 +204,10 @@ class RunFolder:
                 folder.rmdir()
             except OSError:
                 return  # another run uses it
+
+
+def _cannot_make(parent: Path, why: str | None) -> ConfigError:
+    return ConfigError(f"output_dir: cannot make a run folder in {parent}: {why}\nChoose another with --output-dir.")
 
 
 def _lock(file: TextIO) -> bool:

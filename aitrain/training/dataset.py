@@ -22,16 +22,16 @@ def case_numbers(cases: Cases) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"case": list(range(len(cases)))})
 
 
-def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase) -> Datasets:
+def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase, ranks: int = 1) -> Datasets:
     """Build the environment's dataset, and the held-out one if it has `build_eval_dataset`. Attributes that building
-    sets on the environment are copied to the environment's own processes.
+    sets on the environment are copied to the environment's own processes, and to the other `ranks`.
 
     Raises:
         EnvironmentFailed: a dataset is missing, empty, or has invalid prompts, or an attribute cannot be copied.
     """
     environment, processes = runner.environment, runner.processes
     before = {} if processes is None else _pickled_attributes(environment)
-    built = _on_first_process(environment, lambda: build_cases(environment, tokenizer))
+    built = _on_first_process(environment, lambda: build_cases(environment, tokenizer), ranks)
     if processes is not None:
         try:
             processes.update(_changed_attributes(environment, before))
@@ -43,29 +43,49 @@ def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase) -> Datasets:
 # -- sending the dataset to all processes
 
 
-def _on_first_process(environment: object, build_both: Callable[[], Datasets]) -> Datasets:
+def _on_first_process(environment: object, build_both: Callable[[], Datasets], ranks: int) -> Datasets:
     """Build on the first process and send the result, and the attributes that building changed, to the others.
 
     Building on every process could give different rows, and scores would belong to other prompts.
     """
-    state = PartialState()
-    if state.num_processes == 1:
+    if ranks == 1:
         return build_both()
-    parcel: list[AitrainError | tuple[Datasets, dict[str, bytes]] | None] = [None]
+    state = PartialState()
+    built: Datasets | None = None
+    packed: list[AitrainError | bytes | None] = [None]
     if state.is_main_process:
-        before = _pickled_attributes(environment)
         try:
-            parcel = [(build_both(), _changed_attributes(environment, before))]
+            built, packed[0] = _packed(environment, build_both)
         except AitrainError as error:
-            parcel = [error]
-    broadcast_object_list(parcel)
-    received = parcel[0]
+            packed = [error]
+    if state.num_processes > 1:  # a dry run is a single process
+        broadcast_object_list(packed)
+    received = packed[0]
     if isinstance(received, AitrainError):
         raise received
-    assert received is not None
-    built, changed = received
-    _attributes(environment).update({name: pickle.loads(value) for name, value in changed.items()})
+    if built is None:
+        assert received is not None
+        built, changed = pickle.loads(received)
+        _attributes(environment).update({name: pickle.loads(value) for name, value in changed.items()})
     return built
+
+
+def _packed(environment: object, build_both: Callable[[], Datasets]) -> tuple[Datasets, bytes]:
+    """The datasets; and, pickled for the other processes, the datasets and the attributes that building them changed.
+
+    Raises:
+        EnvironmentFailed: a row, or a new attribute, cannot be pickled.
+    """
+    before = _pickled_attributes(environment)
+    built = build_both()
+    changed = _changed_attributes(environment, before)
+    try:
+        return built, pickle.dumps((built, changed))
+    except Exception as error:
+        raise EnvironmentFailed(
+            f"The rows of build_dataset cannot be sent to the other processes: {type(error).__name__}: {error}\n"
+            "Keep plain data in them: texts, numbers, lists, dicts."
+        ) from error
 
 
 def _attributes(environment: object) -> dict[str, object]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain import activity
@@ -106,12 +106,18 @@ def _cannot_load(config: TrainConfig, error: Exception) -> ConfigError:
     )
 
 
+OUT_OF_REACH = "there is no folder of this name, and the Hub cannot be reached"
 _REASONS = {
-    "couldn't connect": "there is no folder of this name, and the Hub cannot be reached",
+    "couldn't connect": OUT_OF_REACH,
     "is not a valid model identifier": "there is no folder of this name, and no such model on the Hub",
     "instantiate the backend tokenizer": "it has no tokenizer",
 }
 """Parts of transformers' messages, and a short form of each."""
+
+
+def is_out_of_reach(error: ConfigError) -> bool:
+    """Whether it is unknown if the model exists: it is not on this machine, and the Hub cannot be asked."""
+    return OUT_OF_REACH in str(error)
 
 
 def _chat_template(wanted: str) -> str:
@@ -131,15 +137,9 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
     Raises:
         ConfigError: the model cannot be loaded, or not be quantized on this machine.
     """
-    options: dict[str, object] = {
-        "dtype": dtype,
-        "trust_remote_code": config.trust_remote_code,
-        "use_safetensors": True,
-    }
-    if config.attn_implementation is not None:
-        options["attn_implementation"] = config.attn_implementation
+    options: dict[str, object] = {"dtype": dtype, "use_safetensors": True, **_model_options(config)}
     if config.quantization is not None:
-        options |= _quantized(config)
+        options = {**options, **_quantized(config)}
     options |= config.trl_table("model_init_kwargs")  # TRL loads the reference model with the same ones
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_path(config.model), **options)
@@ -147,6 +147,29 @@ def load_model(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
         raise _cannot_load(config, error) from error
     disable_dropout(model)
     return model
+
+
+def model_without_weights(config: TrainConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model on torch's meta device, from its configuration alone: its modules and their sizes, in milliseconds.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    options = _model_options(config)
+    try:
+        shape = AutoConfig.from_pretrained(model_path(config.model), trust_remote_code=config.trust_remote_code)
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(shape, dtype=dtype, **options)
+    except Exception as error:
+        raise _cannot_load(config, error) from error
+    return model
+
+
+def _model_options(config: TrainConfig) -> dict[str, object]:
+    options: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
+    if config.attn_implementation is not None:
+        options["attn_implementation"] = config.attn_implementation
+    return options
 
 
 def disable_dropout(model: PreTrainedModel) -> None:
@@ -197,11 +220,22 @@ def keep_adapter_float32(model: torch.nn.Module) -> None:
             parameter.data = parameter.data.float()
 
 
-def _quantized(config: TrainConfig) -> dict[str, object]:
+def check_quantization(config: TrainConfig) -> None:
+    """Check that this machine can quantize, if the options ask for it.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if config.quantization is None:
+        return
     if not torch.cuda.is_available():
         raise ConfigError(f"quantization: {config.quantization} needs a CUDA GPU, and none is visible")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError("quantization: needs bitsandbytes\nInstall it with: pip install bitsandbytes")
+
+
+def _quantized(config: TrainConfig) -> dict[str, object]:
+    check_quantization(config)
     if config.quantization == "int8":
         return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
     compute = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16

@@ -4,19 +4,23 @@ loaded."""
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, set_seed
+from transformers import PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
+from trl import GRPOConfig
 
 from aitrain import activity
-from aitrain.batch import plan_batch, schedule_cases
+from aitrain.batch import BatchPlan, plan_batch, schedule_cases
 from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
-from aitrain.environment.dataset import columns, fingerprint
+from aitrain.environment.dataset import Cases, Datasets, columns, fingerprint
 from aitrain.environment.tools import Tools
-from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
 from aitrain.rollout.episode import refuse_tools_for_strings
@@ -37,6 +41,7 @@ from aitrain.training.holdout import DatasetSplit, PromptLimit, check_enough, pr
 from aitrain.training.hub import check_hub_token
 from aitrain.training.model import (
     Precision,
+    check_quantization,
     check_vocabulary,
     choose_precision,
     context_length,
@@ -52,7 +57,16 @@ from aitrain.training.server_engine import ServedRun, server_engine_factory
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
 from aitrain.training.trainer_checkpoint import CheckpointWriter, RestoreState, resumed_eval_state
-from aitrain.training.trl_arguments import Lengths, fit_vllm, fit_warmup, grpo_arguments, grpo_config, refuse_sharded
+from aitrain.training.trl_arguments import (
+    Lengths,
+    check_optimizer,
+    explain_refusals,
+    fit_vllm,
+    fit_warmup,
+    grpo_arguments,
+    grpo_config,
+    refuse_sharded,
+)
 from aitrain.training.zero_variance import StopOnZeroVariance
 
 
@@ -70,55 +84,108 @@ class Prepared:
     tracking: Tracking
 
 
-def prepare(context: RunContext) -> Prepared:
-    """Load and check everything, and make the trainer. Every rank must call this.
+@dataclass(frozen=True)
+class PreparedCases:
+    """What a run has before it loads a model. All errors of options and environment that need no model come first."""
+
+    precision: Precision
+    batch: BatchPlan
+    arguments: GRPOConfig
+    tokenizer: PreTrainedTokenizerBase
+    built: Datasets
+    chat: ChatFormat
+    """Renders prompts and, with several turns, whole conversations."""
+    tools: Tools
+
+
+def prepare(context: RunContext, check_cases: Callable[[Cases], object] = lambda _: None) -> Prepared:
+    """Load and check everything, and make the trainer. Every rank must call this; `check_cases` is called with the
+    dataset before the model is loaded.
 
     Raises:
         AitrainError: an option, the environment or the model cannot be used.
     """
-    transformers_logging.disable_progress_bar()
-    context.runner.notify = context.note
-    check_methods(context.runner.environment)
     precision = choose_precision(context.config)
-    if precision.dtype == torch.bfloat16 and not context.config.peft:
-        context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
-    inputs, parts = _trainer_inputs(context, precision)
+    prepared = prepare_cases(context, precision, init_processes(context.config, precision))
+    check_cases(prepared.built[0])
+    context.stop.check()
+    context.enter(f"loading {context.config.model}")
+    model = load_model(context.config, precision.dtype)
+    check_weights_finite(model, context.config.model)
+    inputs, parts = fit_to_model(context, prepared, model)
+    served = ServedRun(context.config, context.folder, lambda: context.stop.requested, context.note)
+    inputs = replace(inputs, serve=server_engine_factory(served, inputs.limits.context))
     return _assemble(context, inputs, parts, precision)
 
 
-def _trainer_inputs(context: RunContext, precision: Precision) -> tuple[TrainerInputs, DatasetSplit]:
-    """The trainer's inputs, and the split of the dataset."""
-    config, environment = context.config, context.runner.environment
-    batch = plan_batch(config, init_processes(config, precision))
-    arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
-    refuse_sharded(arguments, config)
-    check_hub_token(config)
+def prepare_cases(context: RunContext, precision: Precision, processes: int) -> PreparedCases:
+    """The settings of TRL, the dataset, and how the model will be shown it.
 
-    context.enter("building the dataset")
-    tokenizer = load_tokenizer(config)
-    set_seed(config.seed)
-    built = build(context.runner, tokenizer)
-    is_chat = built[0].is_chat or level_of(environment) == "rollout"
+    Raises:
+        AitrainError: an option or the environment cannot be used.
+    """
+    arguments, batch = training_arguments(context, precision, processes)
+    tokenizer = load_tokenizer(context.config)
+    built = build_dataset(context, tokenizer, processes)
+    is_chat = built[0].is_chat or level_of(context.runner.environment) == "rollout"
     check_chat_template(is_chat, tokenizer)
-    check_contract(environment, columns(built))
     chat = chat_format(tokenizer, arguments.chat_template_kwargs)
     tools = _shown_tools(context, chat, is_chat)
     chat = _episode_format(context, chat, tools, is_chat)
-    context.stop.check()
+    return PreparedCases(precision, batch, arguments, tokenizer, built, chat, tools)
 
-    context.enter(f"loading {config.model}")
-    model = load_model(config, precision.dtype)
-    check_weights_finite(model, config.model)
-    check_vocabulary(tokenizer, model)
+
+def training_arguments(context: RunContext, precision: Precision, processes: int) -> tuple[GRPOConfig, BatchPlan]:
+    """The settings of TRL and the batch, with all that can be checked without a tokenizer and a dataset.
+
+    Raises:
+        AitrainError: an option cannot be used, or the environment lacks a method.
+    """
+    transformers_logging.disable_progress_bar()
+    config, context.runner.notify = context.config, context.note
+    check_methods(context.runner.environment)
+    check_quantization(config)
+    if precision.dtype == torch.bfloat16 and not config.peft:
+        context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
+    batch = plan_batch(config, processes)
+    arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
+    refuse_sharded(arguments, config)
+    check_hub_token(config)
+    return arguments, batch
+
+
+def build_dataset(context: RunContext, tokenizer: PreTrainedTokenizerBase, processes: int) -> Datasets:
+    """The environment's datasets, with the columns that its methods ask for.
+
+    Raises:
+        EnvironmentFailed: a dataset is wrong, or a method has an unknown parameter.
+    """
+    context.enter("building the dataset")
+    set_seed(context.config.seed)
+    built = build(context.runner, tokenizer, processes)
+    check_contract(context.runner.environment, columns(built))
+    return built
+
+
+def fit_to_model(
+    context: RunContext, prepared: PreparedCases, model: PreTrainedModel
+) -> tuple[TrainerInputs, DatasetSplit]:
+    """The trainer's inputs, without a server's engine, and the split of the dataset; nothing reads the model's weights.
+
+    Raises:
+        ConfigError: the dataset does not fit the model's context, or an option does not fit the dataset or the model.
+    """
+    config, arguments, batch = context.config, prepared.arguments, prepared.batch
+    check_vocabulary(prepared.tokenizer, model)
     context_tokens = context_length(config, model)
-    may_open = level_of(environment) != "score_episode"
-    limit = PromptLimit(chat, prompt_limit(config, context_tokens), tools.schemas, may_open)
-    parts = split(built, config, limit, batch.prompts_per_step)
+    may_open = level_of(context.runner.environment) != "score_episode"
+    limit = PromptLimit(prepared.chat, prompt_limit(config, context_tokens), prepared.tools.schemas, may_open)
+    parts = split(prepared.built, config, limit, batch.prompts_per_step)
     check_enough(parts, batch.prompts_per_step, limit.tokens)
     for text in parts.notes(limit.tokens):
         context.note(text)
     if config.use_vllm:
-        is_one_turn = level_of(environment) == "score_episode" and not len(tools)
+        is_one_turn = level_of(context.runner.environment) == "score_episode" and not len(prepared.tools)
         new_tokens = config.rl_max_new_tokens if is_one_turn else config.rl_max_episode_tokens
         context_tokens = fit_vllm(arguments, config, _lengths(config, parts, limit, new_tokens, context_tokens))
     limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context_tokens)
@@ -129,19 +196,23 @@ def _trainer_inputs(context: RunContext, precision: Precision) -> tuple[TrainerI
         context.note(str(schedule))
     if note := fit_warmup(arguments):
         context.note(note)
-    served = ServedRun(config, context.folder, lambda: context.stop.requested, context.note)
-    serve, lora = server_engine_factory(served, context_tokens), lora_config(config)
+    lora = lora_config(config)
     inputs = TrainerInputs(
-        model, tokenizer, arguments, parts.train, context.runner, chat, limits, schedule, lora, serve
+        model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora
     )
     return inputs, parts
+
+
+def run_manifest(context: RunContext, cases: Cases, facts: dict[str, Any], processes: int) -> Manifest:
+    """What a checkpoint of the run says of it, to compare it with the run that resumes from it."""
+    return Manifest(0, context.config.written(), facts, fingerprint(cases), processes, facts["packages"])
 
 
 def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, precision: Precision) -> Prepared:
     """The trainer, and its callbacks in the order in which they are called."""
     config, environment = context.config, context.runner.environment
-    facts, processes = describe_run(config, environment), PartialState().num_processes
-    manifest = Manifest(0, config.written(), facts, fingerprint(inputs.cases), processes, facts["packages"])
+    facts = describe_run(config, environment)
+    manifest = run_manifest(context, inputs.cases, facts, PartialState().num_processes)
     eval_state = resumed_eval_state(context, manifest)
     recorder, tracking = RunRecorder(context.folder, context.checkpoint), Tracking(context)
     checkpoints = CheckpointWriter(context.folder, recorder, manifest, eval_state, config.save_total_limit)
@@ -154,13 +225,13 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     reporter = MetricsReporter(recorder, context.progress, context.announce)
     callbacks = [tracking, reporter, DiagnosticsCallback(context.note, advice, bounds)]
     activity.own.enter("preparing the trainer", moves_files=True)
-    try:
+    with explain_refusals():
+        check_optimizer(inputs.arguments, inputs.model)
         trainer = EpisodeTrainer(inputs, TrainerHooks(write, context.note, callbacks, checkpoints.save))
-    except (ValueError, ImportError, NotImplementedError) as error:
-        raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
-    batch = min(batch, config.rl_env_episodes or batch)  # as many batches on all ranks
+    if context.runner.has_sessions:
+        batch = min(batch, config.rl_env_episodes or batch)  # so that all ranks play as many batches
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)
     held_out, stopper = HeldOutScoring(context, trainer, plan, recorder, tracking), StopCallback(context.stop)
     if config.stop_when_flat is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from accelerate.utils import parse_flag_from_env
-from transformers import get_scheduler
+from transformers import PreTrainedModel, Trainer, get_scheduler
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
@@ -77,7 +79,7 @@ def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
     Raises:
         ConfigError: the weights are sharded.
     """
-    way, sync = _sharding(arguments), config.weight_sync
+    way, sync = sharding(arguments), config.weight_sync
     if way and sync in ("adapter", "disk"):
         raise ConfigError(
             f"vllm_sync: with {way} the weights are sharded, so that no process can write all of them for the server"
@@ -85,7 +87,7 @@ def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
         )
 
 
-def _sharding(arguments: GRPOConfig) -> str:
+def sharding(arguments: GRPOConfig) -> str:
     """What shards the weights, by `--trl` or accelerate's environment variables; empty if nothing does."""
     plugin = arguments.deepspeed_plugin
     if plugin is not None and plugin.zero_stage == 3:
@@ -133,12 +135,30 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
             "--trl use_transformers_continuous_batching: TRL rounds the trained weights to half precision for it\n"
             "Omit it, or add --mixed-precision no; --use-vllm generates faster."
         )
-    if made.sync_ref_model and (way := _sharding(made)):
+    if made.sync_ref_model and (way := sharding(made)):
         raise ConfigError(
             f"--trl sync_ref_model: with {way} checkpoints lack the reference model, so no run could resume exactly\n"
             f"Omit it, or train without {way}."
         )
     return made
+
+
+@contextmanager
+def explain_refusals() -> Iterator[None]:
+    """Turn what TRL, transformers and peft raise for settings that do not fit the model into a ConfigError.
+
+    Raises:
+        ConfigError: they refuse the settings.
+    """
+    try:
+        yield
+    except (ValueError, ImportError, NotImplementedError) as error:
+        raise _refused(error) from error
+
+
+def check_optimizer(arguments: GRPOConfig, model: PreTrainedModel) -> None:
+    """Look the optimizer up, which transformers does only when training begins: some need a package or a GPU."""
+    Trainer.get_optimizer_cls_and_kwargs(arguments, model)
 
 
 def _refused(error: Exception) -> ConfigError:

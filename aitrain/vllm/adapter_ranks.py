@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from aitrain.errors import ConfigError
+
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank`; tests/vllm/test_server.py keeps them equal to vLLM's."""
 
@@ -9,3 +11,15 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 def served_rank(rank: int) -> int | None:
     """The smallest value of `--max-lora-rank` that an adapter of this rank fits in; None where it fits in none."""
     return next((possible for possible in RANKS if possible >= rank), None)
+
+
+def needed_rank(rank: int) -> int:
+    """The value of `--max-lora-rank` for adapters of this rank.
+
+    Raises:
+        ConfigError: vLLM serves none of this rank.
+    """
+    fitting = served_rank(rank)
+    if fitting is None:
+        raise ConfigError(f"lora_r: vLLM serves adapters of rank {RANKS[-1]} at most, not {rank}")
+    return fitting

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from aitrain.errors import ConfigError, RunFailed
-from aitrain.vllm.adapter_ranks import RANKS, served_rank
+from aitrain.errors import RunFailed
+from aitrain.vllm.adapter_ranks import needed_rank
 
 if TYPE_CHECKING:
     import psutil
@@ -79,7 +79,7 @@ class ServerConfig:
 
     def arguments(self, port: int, *names: str) -> list[str]:
         """Command-line arguments of vLLM; sampling defaults are vLLM's neutral ones, not the model's."""
-        lora = [] if self.lora_rank is None else ["--enable-lora", f"--max-lora-rank={_rank(self.lora_rank)}"]
+        lora = [] if self.lora_rank is None else ["--enable-lora", f"--max-lora-rank={needed_rank(self.lora_rank)}"]
         return [
             f"--model={self.model}",
             "--served-model-name",
@@ -115,13 +115,6 @@ class ServerConfig:
         }
         given = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
         return {**defaults, **on_cpu, **given, **ours}
-
-
-def _rank(rank: int) -> int:
-    fitting = served_rank(rank)
-    if fitting is None:
-        raise ConfigError(f"lora_rank: vLLM serves adapters of rank {RANKS[-1]} at most, not {rank}")
-    return fitting
 
 
 class _PortTaken(RunFailed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,16 +75,23 @@ class Constant:
         return conversation.turn(self.text)
 
 
+_REVEALED = re.compile(r"(?i)(?:answer|solution|word|number|result)\W+(?:was|is)\W+([^\s.,;!]+)")
+
+
 @dataclass(frozen=True)
 class Parrot:
-    """A policy that repeats what the environment said last; at first, the prompt."""
+    """A policy that repeats what the environment said last, or only the answer that it gives away there."""
+
+    only_answer: bool = False
 
     def __call__(self, conversation: Conversation) -> AssistantTurn:
         """The repetition."""
         prompt = conversation.prompt
         said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        last = next(m for m in reversed([*said, *conversation.messages]) if m["role"] != "assistant")
-        return AssistantTurn(str(last.get("content") or ""))
+        last: Message = next((m for m in reversed([*said, *conversation.messages]) if m["role"] != "assistant"), {})
+        text = str(last.get("content") or "")
+        revealed = _REVEALED.search(text) if self.only_answer else None
+        return AssistantTurn(revealed[1] if revealed else text)
 
 
 EMPTY, JUNK = Constant(""), Constant(JUNK_TEXT)
@@ -167,8 +175,13 @@ class Player:
         return self._loop.run(self._play(plays)) if plays else []
 
     def close(self) -> None:
-        """End the threads and processes of the environment."""
+        """Close the environment, and end its threads and processes."""
         self.runner.close()
+        self._loop.close()
+
+    def stop(self) -> None:
+        """End the threads, and leave the environment open, which a forked process must not close."""
+        self.runner.pool.close()
         self._loop.close()
 
     async def _play(self, plays: Sequence[Play]) -> list[PlayedEpisode]:

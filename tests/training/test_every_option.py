@@ -26,6 +26,7 @@ from aitrain import TrainConfig, activity
 from aitrain.batch import plan_batch
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
+from aitrain.environment.dataset import build_cases
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
@@ -33,6 +34,7 @@ from aitrain.environment.score_parsing import parse_score
 from aitrain.errors import AitrainError
 from aitrain.execution.processes import ProcessPool
 from aitrain.jobs import grpo, worker
+from aitrain.jobs.environment_check import note_findings
 from aitrain.launch import managed_server, preflight, processes
 from aitrain.launch.processes import Processes
 from aitrain.options.documentation import help_text
@@ -94,6 +96,14 @@ def sampled(config: TrainConfig) -> object:
 def score(config: TrainConfig) -> object:
     """What becomes of a score of 2."""
     return parse_score(2.0, config.score_bounds).score
+
+
+def checked(config: TrainConfig) -> object:
+    """What is noted about the environment before the training."""
+    notes: list[object] = []
+    context = RunContext(config, RunFolder(Path("run")), EnvRunner(Vowels(), config), notes.append)
+    note_findings(context, build_cases(Vowels(), None)[0])
+    return len(notes)
 
 
 def lora(config: TrainConfig) -> object:
@@ -355,11 +365,13 @@ EFFECTS = {
     "rl_env_class": seen(environment, "ChatVowels", rl_env="tests/environments/vowels.py", rl_env_class="Vowels"),
     "rl_env_config": seen(environment, {"cases": 7}, **ENV),
     "rl_env_workers": seen(calls, 3),
+    "rl_env_episodes": seen(calls, 2),
     "rl_env_isolation": seen(calls, "process"),
     "rl_env_timeout": seen(calls, 7.0),
     "rl_env_retries": seen(tries, 2),
     "rl_max_failed": seen(trainer, 0.25, **TINY),
     "rl_score_range": seen(score, "0,3"),
+    "rl_check": seen(checked, False),
     "project_name": seen(folder, "other"),
     "output_dir": seen(folder, "elsewhere"),
     "seed": seen(arguments, 7),

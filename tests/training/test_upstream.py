@@ -69,6 +69,7 @@ OVERRIDDEN_OR_CALLED = {
     "_load_from_checkpoint": ["resume_from_checkpoint", "model"],
     "_prepare_inputs": ["generation_batch"],
     "_compute_loss": ["model", "inputs"],
+    "_move_model_to_device": ["model", "device"],
 }  # fmt: skip
 
 

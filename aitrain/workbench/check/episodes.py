@@ -52,6 +52,7 @@ def repeatable_episode(subject: Subject) -> Iterator[EnvFinding]:
     if subject.level == "score_episode":
         return
     pairs = _pairs(subject, subject.sample[:3])
+    pairs += [(case, JUNK) for case in subject.sample[:2]]
     first, second = [[subject.play_one(*pair, again=True) for pair in pairs] for _ in range(2)]
     for before, after in zip(first, second, strict=True):
         if _said(before) != _said(after):

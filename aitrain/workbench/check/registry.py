@@ -17,8 +17,11 @@ from aitrain.workbench.check import (
     episodes,
     exploits,
     judges,
+    latency,
     outcomes,
+    process_needs,
     repetition,
+    side_effects,
     tool_checks,
 )
 from aitrain.workbench.check.finding import EnvFinding
@@ -28,6 +31,8 @@ from aitrain.workbench.opening import OpenedEnvironment
 FAST_SECONDS = 4.0
 """What `fast_findings` may take before it leaves out the remaining checks."""
 FAST_CASES = 4
+NO_TIME = "no time left"
+"""Why a check was skipped after the time of all checks."""
 
 
 Needs = Literal["rows", "scores", "scale", "reference", "reply", "turns"]
@@ -75,6 +80,8 @@ class CheckResult:
 
 CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("dataset", "prompts, roles and case_idx are usable", data_checks.dataset, "rows", is_fast=True),
+    # first of those that play: what an environment changes only once would not be seen later
+    EnvCheck("side-effects", "episodes leave their process as it was", side_effects.side_effects),
     EnvCheck("duplicates", "prompts differ, held-out ones are apart", data_checks.duplicates, "rows", is_fast=True),
     EnvCheck("leaked-answer", "no prompt names its answer", data_checks.leaked_answer, "rows", is_fast=True),
     EnvCheck("repeatable-dataset", "fresh processes build the same rows", repetition.repeatable_dataset, "rows"),
@@ -106,6 +113,10 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("tools", "tools are described and take wrong calls", tool_checks.tools, "rows"),
     EnvCheck("score-range", "all scores are numbers in the range", outcomes.score_range, is_fast=True),
     EnvCheck("exceptions", "no reply makes the environment raise", outcomes.exceptions, is_fast=True),
+    EnvCheck("network", "episodes need no network", side_effects.network),
+    EnvCheck("signals", "episodes work outside of the main thread", side_effects.signals),
+    EnvCheck("pickling", "rows and attributes can be sent to processes", process_needs.pickling, "rows"),
+    EnvCheck("latency", "steps wait little for the environment", latency.latency),
 )
 """All checks that need no model and no tokenizer."""
 
@@ -128,7 +139,7 @@ def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckRe
     """Run the checks one after another, as long as the subject's budget allows."""
     for check in checks:
         start = time.monotonic()
-        skipped = "no time left" if subject.is_late else check.reason_to_skip(subject)
+        skipped = NO_TIME if subject.is_late else check.reason_to_skip(subject)
         if skipped:
             yield CheckResult(check.name, check.description, skipped=skipped)
             continue

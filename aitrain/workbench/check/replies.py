@@ -108,9 +108,9 @@ def wrong_answers(core: str) -> list[str]:
     if number is None or abs(number) >= 1e15:
         answers = [scrambled(core), "zzz"]
     elif number == int(number):
-        answers = [str(2 * int(number) + 7), str(int(number) + 1), f"{int(number)}.9", "zzz"]
+        answers = [str(2 * int(number) + 7), str(int(number) + 1), f"{int(number)}.9", "NaN", "zzz"]
     else:
-        answers = [f"{2 * number + 7:g}", "zzz"]
+        answers = [f"{2 * number + 7:g}", "NaN", "zzz"]
     return [answer for answer in answers if not same_answer(answer, core)]
 
 
@@ -150,7 +150,7 @@ def denials(reply: str) -> Iterator[str]:
 def spaced_forms(reply: str) -> Iterator[str]:
     """The reply with space around it, which should never matter."""
     yield reply + "\n"
-    yield f"\n {reply} "
+    yield f"\n{reply}\n\n"
 
 
 def equivalent_forms(reply: str) -> dict[str, str]:
@@ -167,6 +167,10 @@ def equivalent_forms(reply: str) -> dict[str, str]:
         forms["as a decimal number"] = rewrapped(reply, f"{int(number)}.0")
         if abs(number) >= 1000:
             forms["with thousands separators"] = rewrapped(reply, f"{int(number):,}")
+    tag = re.search(r"<(\w+)>[^<]*</\1>\s*\Z", reply)
+    if tag:
+        forms["with its tag named before it"] = f"I will answer in <{tag[1]}> tags.\n{reply}"
+        forms["with an empty tag after it"] = f"{reply}\nThat was <{tag[1]}></{tag[1]}>."
     return {name: form for name, form in forms.items() if form != reply}
 
 

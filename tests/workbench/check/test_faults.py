@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -68,6 +69,20 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("episodes_of.Alarm", "episodes_of.NoAlarm", "exceptions", ""),
     ("episodes_of.ToolRaises", "episodes_of.ToolAnswers", "tools", ""),
     ("episodes_of.ToolUndescribed", "episodes_of.ToolAnswers", "tools", ""),
+    ("processes_of.ChangesDirectory", "processes_of.FullPaths", "side-effects", ""),
+    ("processes_of.SetsVariables", "processes_of.GivesVariables", "side-effects", ""),
+    ("processes_of.SetsGlobalSeed", "processes_of.DrawsOwnNumbers", "side-effects", ""),
+    ("processes_of.DrawsGlobalNumbers", "processes_of.DrawsOwnNumbers", "side-effects", ""),
+    ("processes_of.LeavesThreads", "processes_of.JoinsThreads", "side-effects", ""),
+    ("processes_of.LeavesProcesses", "processes_of.WaitsForProcesses", "side-effects", ""),
+    ("processes_of.LeavesFilesOpen", "processes_of.ClosesFiles", "side-effects", ""),
+    ("processes_of.ChangesRootLogger", "processes_of.OwnLogger", "side-effects", ""),
+    ("processes_of.PrintsMuch", "processes_of.PrintsLittle", "side-effects", ""),
+    ("processes_of.AsksSomebody", "processes_of.TalksToItself", "network", ""),
+    ("processes_of.AlarmCaught", "processes_of.AlarmSetBefore", "signals", ""),
+    ("processes_of.LockInTheRow", "processes_of.DataInTheRow", "pickling", ""),
+    ("processes_of.LockOfTheDataset", "processes_of.LockOfTheEnvironment", "pickling", ""),
+    ("processes_of.SlowScore", "processes_of.WaitsTogether", "latency", ""),
 ]
 """A fault, its twin, the check that finds the fault, and others that it also concerns."""
 
@@ -92,6 +107,17 @@ def found(name: str, in_processes: bool) -> Iterator[EnvFinding]:
 def hash_seed_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh processes have the hash seed of this one, as in training."""
     monkeypatch.setenv("PYTHONHASHSEED", os.environ.get("PYTHONHASHSEED", "random"))
+
+
+@pytest.fixture(autouse=True)
+def process_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What faulty environments change in this process is undone."""
+    variables, level = dict(os.environ), logging.getLogger().level
+    monkeypatch.chdir(Path.cwd())
+    yield
+    os.environ.clear()
+    os.environ.update(variables)
+    logging.getLogger().setLevel(level)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,152 @@
+"""Starts the process of a dry run, which loads the environment and builds its dataset, and waits for its result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aitrain.errors import AitrainError, EnvironmentFailed, Interrupted, RunFailed
+from aitrain.events import Ended, Failed, NotChecked, Note, Phase, decode
+from aitrain.launch.model_shape import folder_of
+from aitrain.launch.preflight import RunPlan
+from aitrain.launch.processes import PYTHON, process_variables
+from aitrain.redaction import disable_telemetry, redact_file
+from aitrain.runs.run_folder import RunFolder
+
+MODULE = "aitrain.jobs.dry_run"
+
+
+@dataclass
+class DryRun:
+    """What the process of a dry run has sent."""
+
+    notes: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    phase: str = "starting"
+    end: Ended | Failed | None = None
+
+    def hear(self, line: str) -> None:
+        """Take a line of its standard output."""
+        match decode(line):
+            case Note(text):
+                self.notes.append(text)
+            case NotChecked(text):
+                self.unchecked.append(text)
+            case Phase(text):
+                self.phase = text
+            case Ended() | Failed() as end:
+                self.end = self.end or end
+
+
+def dry_run(plan: RunPlan, show_output: Callable[[str], None] | None = None) -> DryRun:
+    """Check a run in a process of its own, as far as that is possible without its weights. `show_output` gets what the
+    libraries and the environment printed.
+
+    Raises:
+        AitrainError: the run would be refused, by the same error.
+    """
+    disable_telemetry(plan.config.telemetry)
+    with tempfile.TemporaryDirectory(prefix="aitrain-dry-run-") as parent:
+        folder = RunFolder(Path(parent))
+        folder.write_config(plan.config)
+        found = _run(plan, folder)
+        redact_file(folder.log)  # programs that the environment runs write to it directly
+        if show_output is not None:
+            show_output(folder.log.read_text(encoding="utf-8", errors="replace"))
+    if isinstance(found.end, Failed):
+        error = AitrainError(found.end.message)
+        error.exit_code = found.end.exit_code
+        raise error
+    found.unchecked += not_checked(plan)
+    return found
+
+
+def _run(plan: RunPlan, folder: RunFolder) -> DryRun:
+    arguments = [str(folder.path), str(plan.batch.processes), *([str(plan.checkpoint)] if plan.checkpoint else [])]
+    if plan.config.resume_anyway and plan.checkpoint:
+        arguments.append("anyway")
+    found = DryRun()
+    with folder.log.open("w", encoding="utf-8") as log:
+        child = subprocess.Popen(
+            [*PYTHON, "-m", MODULE, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=process_variables(plan),
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+    is_late = threading.Event()
+
+    def give_up() -> None:
+        is_late.set()
+        _kill(child)
+
+    timer = threading.Timer(plan.config.stall_timeout, give_up)
+    timer.start()
+    try:
+        for line in child.stdout or ():
+            found.hear(line)
+            if found.end is not None:
+                break
+        if found.end is None:
+            child.wait()
+    except KeyboardInterrupt:
+        raise Interrupted("Stopped.") from None
+    finally:
+        timer.cancel()
+        _kill(child)  # and what the environment has started and left
+        assert child.stdout is not None
+        child.stdout.close()
+    found.end = found.end or _silent_end(plan, found, child.returncode, is_late.is_set())
+    return found
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    """End the process and its session."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _silent_end(plan: RunPlan, found: DryRun, code: int, is_late: bool) -> Failed:
+    if is_late:
+        why = f"The dry run took more than {plan.config.stall_timeout:g} seconds (--stall-timeout), while"
+        return Failed(f"{why} {found.phase}", EnvironmentFailed.exit_code)
+    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return Failed(f"The process ended without an error message while {found.phase}: {how}", RunFailed.exit_code)
+
+
+def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str]:
+    """What a dry run of this plan leaves to the run."""
+    config = plan.config
+    if not with_environment:
+        yield "the environment, its dataset, the tokenizer, and what TRL refuses (--options-only)"
+    is_here = folder_of(config.model) is not None
+    yield f"the {'weights' if is_here else 'download'} of {config.model}"
+    yield f"memory of the {'GPUs' if plan.gpus else 'CPU'}, beyond the estimate of aitrain plan"
+    if with_environment:
+        yield "how the environment takes the model's own answers (aitrain env check tries many)"
+    if plan.checkpoint is not None:
+        yield f"the weights and states in {plan.checkpoint}, and whether another process trains there"
+    if plan.batch.processes > 1:
+        yield f"the {plan.batch.processes} training processes and their connections"
+    if config.use_vllm:
+        yield (
+            f"the vLLM server at {config.vllm_server_url}" if config.vllm_server_url else "vLLM, which was not started"
+        )
+    if config.quantization is not None:
+        yield f"the quantization of the weights ({config.quantization})"
+    if config.push_to_hub:
+        yield "whether the token may write to the Hub"
+    if config.log != "none":
+        yield f"the login of {config.log}"

@@ -1,0 +1,204 @@
+"""Faults of the process in which episodes run, each followed by its healthy twin."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from sums import Sums
+
+
+class ChangesDirectory(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        os.chdir(Path(__file__).parent)
+        return super().score_episode(text, answer)
+
+
+class FullPaths(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        assert (Path(__file__).parent / "sums.py").is_file()
+        return super().score_episode(text, answer)
+
+
+class SetsVariables(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        os.environ["EXPECTED_ANSWER"] = answer
+        return super().score_episode(text, answer)
+
+
+class GivesVariables(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        if text == answer:
+            subprocess.run(["true"], env={**os.environ, "EXPECTED_ANSWER": answer}, check=True)
+        return super().score_episode(text, answer)
+
+
+class SetsGlobalSeed(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        random.seed(int(answer))
+        return super().score_episode(text, answer)
+
+
+class DrawsGlobalNumbers(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        random.random()
+        return super().score_episode(text, answer)
+
+
+class DrawsOwnNumbers(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        random.Random(answer).random()
+        return super().score_episode(text, answer)
+
+
+class LeavesThreads(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        threading.Thread(target=time.sleep, args=[600], daemon=True).start()
+        return super().score_episode(text, answer)
+
+
+class JoinsThreads(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        thread = threading.Thread(target=time.sleep, args=[0.001])
+        thread.start()
+        thread.join()
+        return super().score_episode(text, answer)
+
+
+class LeavesProcesses(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        if text == answer:
+            subprocess.Popen(["sleep", "20"])
+        return super().score_episode(text, answer)
+
+
+class WaitsForProcesses(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        if text == answer:
+            subprocess.run(["true"], check=True)
+        return super().score_episode(text, answer)
+
+
+OPENED = []
+
+
+class LeavesFilesOpen(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        OPENED.append(open(__file__))  # noqa: SIM115
+        return super().score_episode(text, answer)
+
+
+class ClosesFiles(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        with open(__file__) as file:
+            file.readline()
+        return super().score_episode(text, answer)
+
+
+class ChangesRootLogger(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        logging.getLogger().setLevel(logging.DEBUG)
+        return super().score_episode(text, answer)
+
+
+class OwnLogger(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        logging.getLogger(__name__).setLevel(logging.DEBUG)
+        return super().score_episode(text, answer)
+
+
+class PrintsMuch(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        print("compared with", answer, "." * 5000)
+        return super().score_episode(text, answer)
+
+
+class PrintsLittle(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        print("compared with", answer)
+        return super().score_episode(text, answer)
+
+
+class AsksSomebody(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        try:
+            socket.create_connection(("127.0.0.1", 9), timeout=0.1).close()
+        except OSError:
+            pass
+        return super().score_episode(text, answer)
+
+
+class TalksToItself(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        one, other = socket.socketpair()
+        with one, other:
+            one.sendall(b"x")
+        return super().score_episode(text, answer)
+
+
+class AlarmCaught(Sums):
+    """As math-verify: a time limit by a signal, and whatever goes wrong is a wrong answer."""
+
+    def score_episode(self, text: str, answer: str) -> Any:
+        try:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+        except ValueError:
+            time.sleep(0)  # and goes on without a limit
+        return super().score_episode(text, answer)
+
+
+class AlarmSetBefore(Sums):
+    def __init__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+
+
+class LockInTheRow(Sums):
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        return {**super().row(question, answer), "compare": lambda text: text == answer}
+
+
+class DataInTheRow(Sums):
+    def row(self, question: str, answer: str) -> dict[str, Any]:
+        return {**super().row(question, answer), "accepted": {answer, f"{answer}.0"}}
+
+
+class LockOfTheDataset(Sums):
+    def build_dataset(self) -> list[dict[str, Any]]:
+        self.lock = threading.Lock()
+        return super().build_dataset()
+
+
+class LockOfTheEnvironment(Sums):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        with self.lock:
+            return super().build_dataset()
+
+
+class SlowScore(Sums):
+    """Keeps a count on itself, so that scores are made one after another."""
+
+    right = 0
+
+    def score_episode(self, text: str, answer: str) -> Any:
+        if text.strip() == answer:
+            self.right = self.right + 1
+            time.sleep(0.15)
+        return super().score_episode(text, answer)
+
+
+class WaitsTogether(Sums):
+    def score_episode(self, text: str, answer: str) -> Any:
+        time.sleep(0.05)
+        return super().score_episode(text, answer)
