@@ -21,8 +21,7 @@ from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 MOST_PLAYERS = 15
-GAME = -1
-"""The sender of the game's own messages."""
+GAME = -1  # the sender of the game's own messages
 
 
 class TextArena:
@@ -98,9 +97,7 @@ class _Match:
         self.owner, self.rng, self.stream = owner, rng, RandomStream(seed)
         with self.stream.active():
             self.env = owner.start_game(owner.players, seed)
-        self.is_over = False
-        self.last_moves: dict[int, str] = {}
-        """The last text with moves in brackets that each other player was shown."""
+        self.is_over, self.last_moves = False, dict[int, str]()  # the last text with moves that each player was shown
 
     def play(self, reply: str) -> str | None:
         """Make the policy's move; returns what it sees at its next turn, None if the game is over."""
