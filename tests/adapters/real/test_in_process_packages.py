@@ -77,8 +77,8 @@ def test_five_steps_of_training(rl_env: str, mode: str, here: Path, aitrain_grpo
     episodes = [json.loads(line) for file in (here / "runs/it/rollouts").rglob("*.jsonl") for line in file.open()]
     assert len([episode for episode in episodes if episode["score"] is not None]) >= 5 * 8
     for episode in episodes:  # each is scored against the entry that its prompt asks
-        asked = episode["case"].get("entry", {}).get("question", "")
-        assert asked in str(episode["messages"][0]["content"])
+        asked = episode["row"].get("entry", {}).get("question", "")
+        assert asked in (episode["prompt"] or [{"content": ""}])[-1]["content"]
 
 
 # -- reasoning-gym
