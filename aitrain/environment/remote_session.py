@@ -13,7 +13,8 @@ from typing import Any
 
 from aitrain.environment.call_policy import CopyPlan
 from aitrain.environment.score_parsing import Bounds, ScoreResult
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session, session_for
+from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session
+from aitrain.environment.session_kinds import session_for
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.processes import ProcessPool, WorkerLease
 

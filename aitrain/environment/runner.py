@@ -17,7 +17,8 @@ from aitrain.environment.contract import Case, Transcript, level_of
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, session_for
+from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult
+from aitrain.environment.session_kinds import session_for
 from aitrain.environment.state_watch import StateWatch
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
@@ -91,6 +92,7 @@ class EnvRunner:
     """Called on the event loop after each call."""
 
     _watch: StateWatch | None = None
+    _shown: set[str] = field(default_factory=set)
     _calls: int = 0
     _phase: ExitStack = field(default_factory=ExitStack)
     """Shows "waiting for the environment" as this process's activity while there are calls."""
@@ -145,6 +147,7 @@ class EnvRunner:
             opened = await self._repeat(sessions, [partial(self._open, one) for one in sessions], self._level)
             for one, result in zip(sessions, opened, strict=True):
                 one.session, one.reset = result or (None, ResetResult())
+                _show_once(one.reset.note, self._shown, self.notify)
         return sessions
 
     def _open(self, one: EnvSession) -> tuple[SessionLike, ResetResult]:
@@ -167,9 +170,11 @@ class EnvRunner:
         if one.session is None:
             return EnvResponse(is_over=True)
         place = "step" if self._level == "start" else self._level  # where a call that hangs or crashes is
-        if turn.calls:
+        if turn.calls and self._level != "rollout":
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
-        return await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
+        response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
+        _show_once(response.note, self._shown, self.notify)
+        return response
 
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
         """The score of each episode, in their order; None for those that failed, here or earlier."""
@@ -271,6 +276,13 @@ class EnvRunner:
         stored = self.given.get("tokenizer")
         if isinstance(stored, StoredTokenizer):
             stored.file.unlink(missing_ok=True)
+
+
+def _show_once(note: str, shown: set[str], notify: Notify) -> None:
+    """Show a session's note, unless it was shown before."""
+    if note and note not in shown:
+        shown.add(note)
+        notify(note)
 
 
 def _has_tools(environment: object) -> bool:

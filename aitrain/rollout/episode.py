@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from aitrain.environment.contract import Case, Prompt, Transcript
+from aitrain.environment.contract import Case, Prompt, Transcript, level_of
 from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
-from aitrain.environment.session import AssistantTurn, EnvResponse, Message
+from aitrain.environment.session import (
+    AssistantTurn,
+    EnvResponse,
+    Message,
+    ResetResult,
+    TokenUsage,
+    UntrainedChat,
+)
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import Failure
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.trajectory import Trajectory
 
@@ -29,6 +36,15 @@ without room for another completion (truncated), by a failure, or before it bega
 
 TRUNCATED = ("max_tokens", "max_turns", "truncated")
 """The members of STOPS that are limits."""
+
+LIMITS = {
+    "max_turns": "the episode has had --rl-max-turns answers",
+    "truncated": "the episode has no room for another answer (--rl-max-episode-tokens, or the model's context)",
+}
+"""What a `rollout` is told about the limit that ended its episode."""
+
+Sample = Callable[[list[int], int, SampleSeed | None], Coroutine[Any, Any, Completion]]
+"""Samples a completion after these tokens, of at most so many tokens, with this seed."""
 
 
 @dataclass(eq=False)
@@ -140,7 +156,12 @@ class Rollout:
 
     def _begin(self, session: EnvSession) -> Episode:
         episode = Episode(session)
-        trajectory = episode.trajectory
+        if session.reset.untrained is None or session.failure is not None:
+            self._render_prompt(episode)
+        return episode
+
+    def _render_prompt(self, episode: Episode) -> None:
+        trajectory, session = episode.trajectory, episode.session
         if session.failure is None:
             with _template_errors(session):
                 trajectory.prompt_ids = self._prompt_ids(episode)
@@ -150,7 +171,6 @@ class Rollout:
             trajectory.stop, episode.too_long, episode.is_dropped = "no_room", len(trajectory.prompt_ids), True
         if trajectory.stop is not None:
             trajectory.prompt_ids = trajectory.prompt_ids[:1] or [self.end.eos_ids[0]]  # TRL takes no empty prompt
-        return episode
 
     def _prompt_ids(self, episode: Episode) -> list[int]:
         reset = episode.session.reset
@@ -163,17 +183,24 @@ class Rollout:
     async def _converse(self, episode: Episode, place: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
         trajectory, session = episode.trajectory, episode.session
+
+        async def sample(ids: list[int], room: int, seed: SampleSeed | None) -> Completion:
+            return await self.engine.generate(GenerationRequest(ids, room, seed, decoding, place))
+
         try:
+            if session.reset.untrained is not None:
+                response = await self._respond(session, EnvResponse(untrained=session.reset.untrained), sample)
+                session.reset = response.reset or ResetResult()
+                self._render_prompt(episode)
             while trajectory.stop is None:
                 room = self.limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
                 sampling = session.sampling
                 seed = None if sampling is None else SampleSeed(sampling.seed, trajectory.sampled_tokens)
-                request = GenerationRequest(trajectory.context, room, seed, decoding, place)
-                trajectory.append_completion(await self.engine.generate(request))
-                turn = self._read(episode)
-                with self.clock.running("environment"):
-                    response = await self.runner.respond(session, turn)
+                trajectory.append_completion(await sample(trajectory.context, room, seed))
+                response = await self._respond(session, self._read(episode), sample)
                 trajectory.stop = self._apply(episode, response)
+            if trajectory.stop in LIMITS and not response.is_over and level_of(self.runner.environment) == "rollout":
+                await self._respond(session, AssistantTurn("", limit=LIMITS[trajectory.stop]), sample)
         finally:
             leave()
 
@@ -184,7 +211,34 @@ class Rollout:
         before, ids = trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:]
         answer = self.chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
         episode.messages.append(answer.message)
-        return answer.turn
+        return replace(answer.turn, usage=TokenUsage(len(before), len(ids), not trajectory.ended_by_policy))
+
+    async def _respond(self, session: EnvSession, turn: AssistantTurn | EnvResponse, sample: Sample) -> EnvResponse:
+        """The environment's response to a turn, or to the answer of an untrained conversation; such conversations are
+        answered until it goes on with the trained one."""
+        response = turn if isinstance(turn, EnvResponse) else await self._call(session, turn)
+        while response.untrained is not None and session.failure is None:
+            response = await self._call(session, await self._answer(session, response.untrained, sample))
+        return response
+
+    async def _call(self, session: EnvSession, turn: AssistantTurn) -> EnvResponse:
+        if session.failure is not None:
+            return EnvResponse(is_over=True)
+        with self.clock.running("environment"):
+            return await self.runner.respond(session, turn)
+
+    async def _answer(self, session: EnvSession, chat: UntrainedChat, sample: Sample) -> AssistantTurn:
+        """The policy's answer in an untrained conversation, sampled with a seed of its own."""
+        ids: list[int] = []
+        with _template_errors(session):
+            ids = self.chat.prompt_ids(list(chat.messages), chat.tools)
+        room = self.limits.room(len(ids), 0)
+        if room < 1 or session.failure is not None:
+            return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
+        seed = None if session.sampling is None else SampleSeed(session.sampling.next_call())
+        completion = await sample(ids, room, seed)
+        turn = self.chat.read(completion.ids, ids, chat.tools, self.end.eos_ids).turn
+        return replace(turn, usage=TokenUsage(len(ids), len(completion.ids), completion.finish_reason == "length"))
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
