@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -79,6 +80,22 @@ def test_the_first_colon_ends_the_name_of_the_adapter(here: Path, rl_env: str, a
 def test_the_class_gets_the_id_and_the_settings(here: Path) -> None:
     environment = made("weather:Oslo", size=3)
     assert vars(environment) == {"place": "Oslo", "size": 3}
+
+
+@pytest.mark.usefixtures("weather")
+def test_loading_an_adapter_leaves_the_runs_random_numbers_alone(here: Path) -> None:
+    site = here.parent / "site"
+    write(
+        site,
+        {
+            "weather_adapter.py": "import random\nrandom.seed(3)\n"
+            + WEATHER.replace("self.place,", "random.random(); self.place,")
+        },
+    )
+    random.seed(5)
+    before = random.getstate()
+    made("weather:Oslo")
+    assert random.getstate() == before
 
 
 @pytest.mark.usefixtures("weather")

@@ -14,7 +14,7 @@ from aitrain.environment.adapters.answer_rules import EXAMPLES, Completion
 from aitrain.environment.adapters.reward_functions import Lists, Rewards, check_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
 from aitrain.environment.adapters.settings import read_score_range
-from aitrain.environment.adapters.user_objects import parse_id
+from aitrain.environment.adapters.user_objects import parse_id, source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 
@@ -45,7 +45,7 @@ class RewardFunctions:
         self.requirements = EnvRequirements(
             "process", score_range=read_score_range("0,1" if is_known else score_range, "reward")
         )
-        self.rewards, self.group = Rewards(places, weights), group
+        self.rewards, self.group, self.source_files = Rewards(places, weights), group, source_files(places)
         self.source = RowSource(data, split, columns or {}, size, seed, system, few_shot)
         self.eval_source = RowSource(eval_data or data, split, columns or {}, system=system)
         if eval_data is None:
