@@ -11,7 +11,9 @@ from typing import Any
 from aitrain.environment.adapters.env_server import EnvServer, server_url
 from aitrain.environment.adapters.settings import choose, read_score_range, with_system
 from aitrain.environment.adapters.step_rewards import is_number
-from aitrain.environment.contract import EnvRequirements, Score, ToolResult
+from aitrain.environment.adapters.tool_results import run_calls, tool_schema
+from aitrain.environment.contract import Score
+from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import ConfigError
 
@@ -67,35 +69,27 @@ class _Episode:
 
     def get_tools(self) -> list[ToolJson]:
         tools = self.task["responses_create_params"].get("tools") or []
-        return [{key: tool[key] for key in ("name", "description", "parameters") if key in tool} for tool in tools]
+        return [tool_schema(tool["name"], tool.get("description"), tool.get("parameters")) for tool in tools]
 
     async def step(self, reply: str, calls: Sequence[ToolCall]) -> Any:
         if reply or not calls:
             text = {"type": "output_text", "text": reply, "annotations": []}
-            self._add("message", "m", role="assistant", content=[text], status="completed")
-        results, is_done = [], False
-        for call in calls:
-            text = await self._call(call)
-            results.append({"role": "tool", "name": call.name, "content": text})
-            is_done = is_done or (self.done_flag and _says_done(text))
-        return ToolResult(results, done=True) if is_done else results or None
+            self._add("message", role="assistant", content=[text])
+        return await run_calls(calls, self._call)
 
-    async def _call(self, call: ToolCall) -> str:
-        """The tool's result; an error of the tool is a result too, as NeMo Gym's agents pass it on."""
-        arguments, call_id = call.arguments or {}, f"call_{len(self.output)}"
-        self._add(
-            "function_call", "f", name=call.name, arguments=json.dumps(arguments), call_id=call_id, status="completed"
-        )
-        known = [tool["name"] for tool in self.get_tools()]
-        if call.problem or call.name not in known:
-            result = f"error: {call.problem or f'there is no tool {call.name}'}"
-        else:
+    async def _call(self, call: ToolCall) -> tuple[str, bool]:
+        """The tool's result, which may be an error, and whether it ends the episode."""
+        call_id, arguments = f"call_{len(self.output)}", call.arguments or {}
+        self._add("function_call", name=call.name, arguments=json.dumps(arguments), call_id=call_id)
+        if call.name in [tool["name"] for tool in self.get_tools()]:
             result = (await self.server.request("POST", f"/{call.name}", arguments, may_fail=True)).text
-        self._add("function_call_output", "o", call_id=call_id, output=result)
-        return result
+        else:
+            result = f"error: there is no tool {call.name}"
+        self._add("function_call_output", call_id=call_id, output=result)
+        return result, self.done_flag and _says_done(result)
 
-    def _add(self, kind: str, prefix: str, **fields: Any) -> None:
-        self.output.append({"type": kind, "id": f"{prefix}{len(self.output)}", **fields})
+    def _add(self, kind: str, **fields: Any) -> None:
+        self.output.append({"type": kind, "id": f"item_{len(self.output)}", "status": "completed", **fields})
 
     async def score(self) -> Score:
         params = self.task["responses_create_params"]

@@ -11,7 +11,9 @@ from typing import Any
 from aitrain.environment.adapters.env_server import EnvServer, server_url, starting
 from aitrain.environment.adapters.settings import choose, read_score_range
 from aitrain.environment.adapters.step_rewards import StepRewards, check_use
-from aitrain.environment.contract import EnvRequirements, Score, ToolResult
+from aitrain.environment.adapters.tool_results import run_calls, tool_schema
+from aitrain.environment.contract import Score
+from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import ConfigError
 
@@ -77,7 +79,7 @@ class _Episode:
         self.prompt = _text(await self.server.get(f"{self.path}/prompt"))
         listed = await self.server.request("GET", f"{self.path}/task_tools", may_fail=True)
         tools = listed.json() if listed.status_code == 200 else await self.server.get(f"{self.path}/tools")
-        self.tools = [{**tool, "parameters": tool.pop("input_schema", None) or {}} for tool in tools["tools"]]
+        self.tools = [tool_schema(one["name"], one["description"], one["input_schema"]) for one in tools["tools"]]
         self.ping = asyncio.ensure_future(self._ping())
 
     def opening(self) -> str:
@@ -87,13 +89,7 @@ class _Episode:
         return self.tools
 
     async def step(self, reply: str, calls: Sequence[ToolCall]) -> Any:
-        results = []
-        for call in calls:
-            text, is_finished = (f"error: {call.problem}", False) if call.problem else await self._call(call)
-            results.append({"role": "tool", "name": call.name, "content": text})
-            if is_finished:
-                return ToolResult(results, done=True)
-        return results or None
+        return await run_calls(calls, self._call)
 
     async def _call(self, call: ToolCall) -> tuple[str, bool]:
         """The tool's result, and whether the episode is finished."""
