@@ -5,10 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Interrupted, RunFailed
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, EpisodeTruncated, Interrupted, RunFailed
 
 if TYPE_CHECKING:
-    from aitrain.environment.contract import Score
+    from aitrain.environment.contract import Score, ToolResult
+    from aitrain.environment.requirements import EnvRequirements
+    from aitrain.environment.tool_call_parser import ToolCall
     from aitrain.options.train import TrainConfig
     from aitrain.runs.result import Result
 
@@ -16,18 +18,25 @@ __version__ = "0.1.0"
 __all__ = [
     "AitrainError",
     "ConfigError",
+    "EnvRequirements",
     "EnvironmentFailed",
+    "EpisodeTruncated",
     "Interrupted",
     "Result",
     "RunFailed",
     "Score",
+    "ToolCall",
+    "ToolResult",
     "TrainConfig",
     "train",
 ]
 
 _LAZY = {
+    "EnvRequirements": "aitrain.environment.requirements",
     "Result": "aitrain.runs.result",
     "Score": "aitrain.environment.contract",
+    "ToolCall": "aitrain.environment.tool_call_parser",
+    "ToolResult": "aitrain.environment.contract",
     "TrainConfig": "aitrain.options.train",
 }
 """Names that are imported on first use, by module: `import aitrain` needs no pydantic."""

@@ -12,11 +12,12 @@
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         CallFailed                  a call of the environment failed; defined in execution/failure.py
         CheckpointDamagedError      a file of a checkpoint is missing or was changed
+        EpisodeTruncated            a limit ended the episode of an environment that runs its own loop
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tool_schema.py
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
 
-The last five are caught and turned into something that a user sees. A message says what happened, where, and what to do
+The last six are caught and turned into something that a user sees. A message says what happened, where, and what to do
 next, in at most five lines.
 """
 
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from http import HTTPStatus
 
-__all__ = ["AitrainError", "ConfigError", "EnvironmentFailed", "Interrupted", "RunFailed"]
+__all__ = ["AitrainError", "ConfigError", "EnvironmentFailed", "EpisodeTruncated", "Interrupted", "RunFailed"]
 
 
 class AitrainError(Exception):
@@ -54,6 +55,11 @@ class RunFailed(AitrainError):
     """Training was started and failed for a reason that is neither the user's command nor the environment."""
 
     exit_code = 1
+
+
+class EpisodeTruncated(AitrainError):
+    """A limit ended the episode (tokens, turns or the context); raised in `rollout`, which may catch it and return a
+    score."""
 
 
 class CannotWriteError(RunFailed):

@@ -81,16 +81,19 @@ class Watchers:
 
 def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
     disable_telemetry(plan.config.telemetry)
+    from aitrain.environment.requirements import with_requirements
     from aitrain.environment.runner import start_runner
     from aitrain.jobs.grpo import run
     from aitrain.training.run_context import RunContext, StopRequest
 
     folder, screen, heartbeat = watchers.folder, watchers.screen, watchers.heartbeat
-    for note in plan.notes:
+    resolved, required = with_requirements(plan.config, environment)
+    folder.write_config(resolved)
+    for note in (*plan.notes, *filter(None, [required])):
         screen(Note(note))
     with managed_server(plan, folder, screen) as url, StopRequest(raises_on_second=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
-        config = plan.config.model_copy(update=changed)
+        config = resolved.model_copy(update=changed)
         runner = start_runner(environment, config)
         heartbeat.start()
         announce = watchers.report.during(screen.start())

@@ -6,7 +6,7 @@ A method is called by signature: it gets the parameters it names, and no others.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,9 @@ MODEL_ARGUMENTS = ("model", "tokenizer")
 START_ARGUMENTS = ("case_idx", "seed", "prompt", "case")
 """Parameters that `episode` and `start` may have, beside the columns of the dataset."""
 
+GROUP_ARGUMENTS = ("completions", "texts", "messages", "scores", "metrics", "case_idx", "prompt", "case")
+"""Parameters that `score_group` may have, beside the columns of the dataset; the first five are lists."""
+
 
 @dataclass(frozen=True)
 class Score:
@@ -35,6 +38,14 @@ class Score:
 
     score: float | None
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What a tool returns if its result may end the episode: with `done`, the model is not asked again."""
+
+    content: object
+    done: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,7 @@ class Case:
 
     case_idx: Any
     prompt: Prompt
+    """Empty messages for a row without a prompt: the environment speaks first."""
     row: Mapping[str, Any]
     number: int = 0
 
@@ -100,6 +112,26 @@ class Transcript:
         }
 
 
+def with_opening(prompt: Prompt, opening: Sequence[dict[str, Any]]) -> Prompt:
+    """The conversation before the first answer: the prompt, and what the environment says first. A text that follows
+    a user's text is joined to it, as many chat templates refuse two messages of the user in a row."""
+    if isinstance(prompt, str):
+        return prompt + "".join(str(message["content"]) for message in opening)
+    if not (prompt and opening and all(_is_users_text(message) for message in (prompt[-1], opening[0]))):
+        return [*prompt, *opening]
+    joined = {**prompt[-1], "content": f"{prompt[-1]['content']}\n\n{opening[0]['content']}"}
+    return [*prompt[:-1], joined, *opening[1:]]
+
+
+def _is_users_text(message: Mapping[str, Any]) -> bool:
+    return message.get("role") == "user" and isinstance(message.get("content"), str)
+
+
+def asks_nothing(prompt: Prompt) -> bool:
+    """Whether a prompt has no message of the user: it may be complete only after the environment's opening."""
+    return not isinstance(prompt, str) and all(message.get("role") != "user" for message in prompt)
+
+
 def level_of(environment: object) -> str:
     """Which of LEVELS the environment has.
 
@@ -144,11 +176,20 @@ def check_contract(environment: Any, columns: Iterable[str]) -> None:
         EnvironmentFailed: a method is missing, or has a required parameter that is neither known nor a column.
     """
     check_methods(environment)
-    level = level_of(environment)
-    arguments = SCORE_ARGUMENTS if level == "score_episode" else START_ARGUMENTS
-    place, columns = f"{type(environment).__name__}.{level}", set(columns)
-    known = {*arguments, *columns}
-    for parameter in inspect.signature(getattr(environment, level)).parameters.values():
+    level, columns = level_of(environment), set(columns)
+    _check_parameters(environment, level, SCORE_ARGUMENTS if level == "score_episode" else START_ARGUMENTS, columns)
+    if scores_groups(environment):
+        _check_parameters(environment, "score_group", GROUP_ARGUMENTS, columns)
+
+
+def scores_groups(environment: object) -> bool:
+    """Whether the environment scores the episodes of a group together."""
+    return callable(getattr(environment, "score_group", None))
+
+
+def _check_parameters(environment: object, method: str, arguments: Sequence[str], columns: set[str]) -> None:
+    place, known = f"{type(environment).__name__}.{method}", {*arguments, *columns}
+    for parameter in inspect.signature(getattr(environment, method)).parameters.values():
         takes_rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if takes_rest or parameter.default is not parameter.empty:
             continue

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aitrain.environment.contract import MODEL_ARGUMENTS, arguments_for, level_of
+from aitrain.environment.contract import MODEL_ARGUMENTS, Prompt, arguments_for, level_of, named_by, with_opening
 from aitrain.environment.row_copies import copy_arguments
 from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.tool_call_parser import ToolCall
@@ -34,23 +34,36 @@ class AssistantTurn:
 
 @dataclass(frozen=True)
 class ResetResult:
-    """The start of an episode: the schemas of its tools, and the environment's messages before the first answer."""
+    """The start of an episode: the conversation before the first answer, and the schemas of its tools."""
 
     tools: tuple[dict[str, Any], ...] = ()
     messages: tuple[Message, ...] = ()
+    """What the environment says first; `prompt` holds it."""
     runs_tools: bool = False
-    """Whether tool calls in the answers are parsed and run; if not, the environment gets the answers unchanged."""
+    """Whether tool calls in the answers are parsed; if not, the environment gets the answers unchanged."""
+    prompt: Prompt | None = None
+    """The whole conversation before the first answer; None: the row's prompt."""
+
+
+@dataclass(frozen=True)
+class UntrainedChat:
+    """A conversation in which the policy's weights answer once, outside of the trajectory."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
 class EnvResponse:
-    """The environment's response to an answer: messages, or the end of the episode."""
+    """The environment's response to an answer: messages, or the end of the episode, perhaps with last messages."""
 
     messages: tuple[Message, ...] = ()
     is_over: bool = False
     calls: int = 0
     wrong_calls: int = 0
     """Number of the `calls` that were malformed, so that the tool was not run."""
+    untrained: UntrainedChat | None = None
+    """A conversation to answer first; its answer is the next argument of `Session.respond`."""
 
 
 @contextmanager
@@ -81,28 +94,36 @@ class Session(ABC):
 
     def open(self, arguments: Mapping[str, Any]) -> ResetResult:
         """Begin the episode; `arguments` are those of `episode` and `start`."""
-        response = self._begin(arguments)
-        messages = () if response is None else _as_messages(response, self._place)
-        if isinstance(arguments.get("prompt"), str) and self.tools.of_schemas:
+        opening = self._begin(arguments)
+        messages = () if opening is None else _as_messages(opening, self._opening_place)
+        asked: Prompt = arguments.get("prompt") or []
+        if isinstance(asked, str) and self.tools.of_schemas:
             self.tools = Tools.of(None)  # without a chat template, the model is not shown the schemas
-        return ResetResult(tuple(self.tools.schemas), messages, len(self.tools) > 0)
+        prompt = with_opening(asked, messages)
+        if not prompt:
+            what = "said nothing, and the row has no prompt: return or yield what the model is to answer"
+            raise _wrong_type(self._opening_place, what)
+        is_parsed = len(self.tools) > 0 or (self._takes_calls and bool(self.tools.schemas))
+        return ResetResult(tuple(self.tools.schemas), messages, is_parsed, prompt)
 
     def respond(self, turn: AssistantTurn) -> EnvResponse:
         """Run the answer's tool calls; an answer without calls goes to the environment."""
         if turn.calls and not self.tools.are_only_shown:
             return self._use_tools(turn.calls)
-        response = self._respond(turn.text)
+        response = self._respond(turn)
         return EnvResponse(is_over=True) if response is None else EnvResponse(_as_messages(response, self._place))
 
     def _use_tools(self, calls: tuple[ToolCall, ...]) -> EnvResponse:
-        """Run the calls one after another, as a later one may depend on an earlier one."""
-        messages, wrong = [], 0
+        """Run the calls one after another, as a later one may depend on an earlier one, until one ends the episode."""
+        messages, wrong = list[Message](), 0
         for call in calls:
             with within(f"the tool {call.name}"):
-                text, is_wrong = self.tools.run(call)
-            messages.append({"role": "tool", "name": call.name, "content": text})
-            wrong += is_wrong
-        return EnvResponse(tuple(messages), calls=len(calls), wrong_calls=wrong)
+                outcome = self.tools.run(call)
+            messages.append({"role": "tool", "name": call.name, "content": outcome.text})
+            wrong += outcome.is_wrong
+            if outcome.ends_episode:
+                break
+        return EnvResponse(tuple(messages), outcome.ends_episode, calls=len(messages), wrong_calls=wrong)
 
     @abstractmethod
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
@@ -113,12 +134,20 @@ class Session(ABC):
     def _place(self) -> str:
         """The method that returns the environment's messages."""
 
+    @property
+    def _opening_place(self) -> str:
+        """The method that returns what the environment says first."""
+        return self._place
+
+    _takes_calls = False
+    """Whether the environment gets the tool calls of the answers."""
+
     @abstractmethod
     def _begin(self, arguments: Mapping[str, Any]) -> Any:
         """Begin; returns the environment's messages before the first answer, or None."""
 
     @abstractmethod
-    def _respond(self, text: str) -> Any:
+    def _respond(self, turn: AssistantTurn) -> Any:
         """The environment's messages after an answer; None ends the episode."""
 
     def close(self) -> None:
@@ -142,7 +171,7 @@ class SingleTurnSession(Session):
         with within("get_tools"):
             self.tools = Tools.of(self.environment)
 
-    def _respond(self, text: str) -> None:
+    def _respond(self, turn: AssistantTurn) -> None:
         return None
 
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
@@ -178,9 +207,9 @@ class GeneratorSession(Session):
             raise _wrong_type("episode", "ended before the model's first answer: `reply = yield` gets it")
         return response
 
-    def _respond(self, text: str) -> Any:
+    def _respond(self, turn: AssistantTurn) -> Any:
         with within("episode"):
-            response = self._advance(text)
+            response = self._advance(turn.text)
         if response is None and not self.is_over:
             raise _wrong_type("episode", "yielded None after an answer: yield what to say next, or return the score")
         return response
@@ -219,23 +248,44 @@ class GeneratorSession(Session):
 
 
 class ObjectSession(Session):
-    """`start`: an object with `step`, `score`, and perhaps `get_tools` and `close`, each of which may be async."""
+    """`start`: an object with `step`, `score`, and perhaps `opening`, `get_tools` and `close`, each of which may be
+    async. If `step` names `calls`, it gets all answers, with their tool calls; otherwise the tools are run here."""
 
     _place = "step"
+    _opening_place = "opening"
 
-    def _begin(self, arguments: Mapping[str, Any]) -> None:
+    def _begin(self, arguments: Mapping[str, Any]) -> Any:
         method = self.environment.start
         with within("start"):
             self.object = run_if_async(method(**copy_arguments(arguments_for(method, arguments))))
         for name in ("step", "score"):
             if not callable(getattr(self.object, name, None)):
                 raise _wrong_type("start", f"returned {shown(self.object)}, which has no {name}")
+        self._takes_calls = "calls" in (named_by(self.object.step) or ())
         with within("get_tools"):
-            self.tools = Tools.of(self.object if hasattr(self.object, "get_tools") else self.environment)
+            owner = self.object if hasattr(self.object, "get_tools") else self.environment
+            self.tools = Tools.of(owner, runs_calls=not self._takes_calls)
+        if not hasattr(self.object, "opening"):
+            return None
+        with within("opening"):
+            return run_if_async(self.object.opening())
 
-    def _respond(self, text: str) -> Any:
+    def respond(self, turn: AssistantTurn) -> EnvResponse:
+        """Run the answer's tool calls, or give them to `step`."""
+        response = super().respond(turn)
+        if not (self._takes_calls and turn.calls):
+            return response
+        wrong = sum(bool(call.problem) for call in turn.calls)
+        return replace(response, calls=len(turn.calls), wrong_calls=wrong)
+
+    def _respond(self, turn: AssistantTurn) -> Any:
         with within("step"):
-            return run_if_async(self.object.step(text))
+            if not self._takes_calls:
+                return run_if_async(self.object.step(turn.text))
+            response = run_if_async(self.object.step(turn.text, calls=list(turn.calls)))
+        if turn.calls and isinstance(response, str):
+            return {"role": "tool", "name": turn.calls[0].name, "content": response}
+        return response
 
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """What the object's `score` returns."""

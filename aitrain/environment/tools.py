@@ -10,9 +10,11 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from typing import NamedTuple
 
 from pydantic_core import to_jsonable_python
 
+from aitrain.environment.contract import ToolResult
 from aitrain.environment.function_tool import tool_of_function
 from aitrain.environment.schema_tool import function_part, method_for, shown_tool, tool_of_schema
 from aitrain.environment.tool_call_parser import TOO_DEEP, ToolCall, ToolJson, clean, is_deep, short
@@ -23,6 +25,14 @@ from aitrain.execution.user_code import failure_message
 
 MAX_ERROR = 500
 """Maximum length of the error message for a wrong call, in characters: it takes space in the model's context."""
+
+
+class ToolOutcome(NamedTuple):
+    """What came of a call: the result as text, or an error message for the model if the call `is_wrong`."""
+
+    text: str
+    is_wrong: bool = False
+    ends_episode: bool = False
 
 
 class Tools:
@@ -44,8 +54,9 @@ class Tools:
         return bool(self.schemas) and not self._tools
 
     @classmethod
-    def of(cls, owner: object) -> Tools:
-        """The tools that `owner.get_tools()` returns; none if it has no such method.
+    def of(cls, owner: object, runs_calls: bool = True) -> Tools:
+        """The tools that `owner.get_tools()` returns; none if it has no such method. Without `runs_calls` the
+        environment gets the calls itself, and schemas need not name methods.
 
         Raises:
             EnvironmentFailed: the method raised, or returned what cannot be tools.
@@ -53,7 +64,7 @@ class Tools:
         place = f"{type(owner).__name__}.get_tools"
         found: dict[str, Tool] = {}
         items = _listed(owner, place)
-        only_shown = all(isinstance(item, dict) and method_for(item, owner) is None for item in items)
+        only_shown = not runs_calls or all(isinstance(item, dict) and method_for(item, owner) is None for item in items)
         for item in items:
             try:
                 tool = shown_tool(item) if only_shown and isinstance(item, dict) else _tool(item, owner)
@@ -64,15 +75,16 @@ class Tools:
                 label = short(named if isinstance(named, str) and named else repr(item))
                 raise EnvironmentFailed(f"{place}: {label}: {error}") from None
             found[tool.name] = tool
+        of_schemas = all(isinstance(item, dict) for item in items)
         if only_shown:
-            return cls(shown=[tool.schema for tool in found.values()])
-        return cls(found.values(), of_schemas=all(isinstance(item, dict) for item in items))
+            return cls(shown=[tool.schema for tool in found.values()], of_schemas=of_schemas)
+        return cls(found.values(), of_schemas=of_schemas)
 
     def __len__(self) -> int:
         return len(self._tools)
 
-    def run(self, call: ToolCall) -> tuple[str, bool]:
-        """Run a call. Returns the result as text and False, or an error message for the model and True.
+    def run(self, call: ToolCall) -> ToolOutcome:
+        """Run a call, or find out what is wrong with it.
 
         A result that is text is returned unchanged; any other is written as JSON. Exceptions of the tool are raised,
         as are those of a user-defined type's validation other than ValueError.
@@ -85,15 +97,18 @@ class Tools:
             problem = TOO_DEEP
         if problem or tool is None:
             near, names = did_you_mean(named, self._tools), ", ".join(self._tools) or "none"
-            return _error(problem or f"there is no tool {named}.{near} Tools: {names}"), True
+            return _wrong(problem or f"there is no tool {named}.{near} Tools: {names}")
         values, problems = tool.read(copy.deepcopy(call.arguments or {}))  # a tool may change what it is given
         if problems:
-            return _error(f"{tool.name}: {'; '.join(short(problem, 200) for problem in problems)}"), True
-        return _as_text(run_if_async(tool.run(**values))), False
+            return _wrong(f"{tool.name}: {'; '.join(short(problem, 200) for problem in problems)}")
+        result = run_if_async(tool.run(**values))
+        if isinstance(result, ToolResult):
+            return ToolOutcome(_as_text(result.content), ends_episode=bool(result.done))
+        return ToolOutcome(_as_text(result))
 
 
-def _error(problem: str) -> str:
-    return clean(short(f"error: {problem}", MAX_ERROR))
+def _wrong(problem: str) -> ToolOutcome:
+    return ToolOutcome(clean(short(f"error: {problem}", MAX_ERROR)), is_wrong=True)
 
 
 def _as_text(result: object) -> str:

@@ -29,9 +29,10 @@ from aitrain import activity
 from aitrain.environment.contract import check_methods
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
+from aitrain.environment.requirements import with_requirements
 from aitrain.environment.runner import start_runner
 from aitrain.errors import RunFailed, to_aitrain_error
-from aitrain.events import SERVER_VARIABLE, Event, Failed, Started, encode
+from aitrain.events import SERVER_VARIABLE, Event, Failed, Note, Started, encode
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream
@@ -103,14 +104,19 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     """Load the environment, then import torch and run: errors of the environment show within a second."""
     checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
     config = resolve(TrainConfig, folder.config, {"resume_anyway": "anyway" in arguments[2:]})
-    if url := os.environ.get(SERVER_VARIABLE):
-        config = config.model_copy(update={"vllm_server_url": url})
     heartbeat.progress.stall_timeout = config.stall_timeout
     activity.own.enter("loading the environment", moves_files=True)
     random.seed(config.seed)
     numpy.random.seed(config.seed)
     environment = load_env(find_env(config), config.rl_env_config or {})
     check_methods(environment)
+    config, note = with_requirements(config, environment)
+    if channel.rank == 0:
+        folder.write_config(config)
+        if note:
+            channel(Note(note))
+    if url := os.environ.get(SERVER_VARIABLE):
+        config = config.model_copy(update={"vllm_server_url": url})
     runner = start_runner(environment, config, close=[channel.stream.fileno()])
     heartbeat.start()
     activity.own.enter("importing torch and TRL", moves_files=True)

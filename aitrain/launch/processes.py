@@ -116,6 +116,7 @@ class Processes:
         defaults = {
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONHASHSEED": "0",  # the order of sets is the same in every run and on every rank
             "OMP_NUM_THREADS": str(max(1, usable_cores() // count)),
         }
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.plan.gpus)} if self.plan.gpus else {}

@@ -14,6 +14,15 @@ from aitrain.options.value_types import (
     score_bounds,
 )
 
+DECLARED_OPTIONS = {
+    "isolation": "rl_env_isolation",
+    "max_turns": "rl_max_turns",
+    "max_new_tokens": "rl_max_new_tokens",
+    "score_range": "rl_score_range",
+    "episodes_at_once": "rl_env_episodes",
+}
+"""Options that an environment may declare in its `requirements`, by their names there; one that is given wins."""
+
 
 class EnvironmentOptions(Options):
     """Which environment is loaded, and how its code is called."""
@@ -31,6 +40,8 @@ class EnvironmentOptions(Options):
     """Keyword arguments of the environment's constructor: a JSON object, or @file.json."""
     rl_env_workers: ResumeSafe[PositiveInt | None] = None
     """Concurrent calls to the environment; unset: 64 (in processes: 4 for each CPU core)."""
+    rl_env_episodes: ResumeSafe[PositiveInt | None] = None
+    """Concurrent episodes of the environment in each process; unset: all of a batch."""
     rl_env_isolation: ResumeSafe[Literal["thread", "process"]] = "thread"
     """Where the environment's code runs: threads, or processes for code that hangs, crashes or holds the GIL."""
     rl_env_timeout: ResumeSafe[PositiveFloat] = 60.0

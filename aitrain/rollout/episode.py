@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.contract import Case, Prompt, Transcript
 from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
@@ -37,8 +37,6 @@ class Episode:
 
     session: EnvSession
     trajectory: Trajectory = field(default_factory=Trajectory)
-    opening: list[Message] = field(default_factory=list)
-    """The environment's messages before the first turn."""
     messages: list[Message] = field(default_factory=list)
     """Messages of the policy and the environment, from the first turn on."""
     tool_calls: int = 0
@@ -51,9 +49,25 @@ class Episode:
         return self.session.case
 
     @property
+    def prompt(self) -> Prompt:
+        """The conversation before the first turn: the row's prompt, and what the environment says first."""
+        return self.case.prompt if self.session.reset.prompt is None else self.session.reset.prompt
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the conversation is chat messages."""
+        return not isinstance(self.prompt, str)
+
+    @property
+    def conversation(self) -> list[Message]:
+        """All messages, beginning with the prompt; a prompt that is a string as a message of the user."""
+        asked = [{"role": "user", "content": self.prompt}] if isinstance(self.prompt, str) else self.prompt
+        return [*asked, *self.messages]
+
+    @property
     def transcript(self) -> Transcript:
         """The conversation, as `score_episode` gets it."""
-        if self.case.is_chat:
+        if self.is_chat:
             return Transcript(self.case, self.messages)
         return Transcript(self.case, "".join(str(message["content"]) for message in self.messages))
 
@@ -112,10 +126,11 @@ class Rollout:
         return episodes
 
     def _begin(self, session: EnvSession) -> Episode:
-        episode = Episode(session, opening=list(session.reset.messages))
+        episode = Episode(session)
         trajectory = episode.trajectory
-        with _template_errors(session):
-            trajectory.prompt_ids = self._prompt_ids(session)
+        if session.failure is None:
+            with _template_errors(session):
+                trajectory.prompt_ids = self._prompt_ids(episode)
         if session.failure is None and self.limits.room(len(trajectory.prompt_ids), 0) < 1:
             what = f"have {len(trajectory.prompt_ids)} tokens, which leaves no room for an answer"
             session.failure = Failure("wrong_type", what, place="Prompt and tools")
@@ -124,14 +139,13 @@ class Rollout:
             trajectory.prompt_ids = trajectory.prompt_ids[:1] or [self.end.eos_ids[0]]  # TRL takes no empty prompt
         return episode
 
-    def _prompt_ids(self, session: EnvSession) -> list[int]:
-        messages, tools = session.reset.messages, session.reset.tools
-        if isinstance(session.case.prompt, str):
-            refuse_tools_for_strings(tools)
-            return self.chat.prompt_ids(session.case.prompt + "".join(str(message["content"]) for message in messages))
-        if session.reset.runs_tools:
+    def _prompt_ids(self, episode: Episode) -> list[int]:
+        reset = episode.session.reset
+        if not episode.is_chat:
+            refuse_tools_for_strings(reset.tools)
+        elif reset.runs_tools:
             self.chat.check_tools()
-        return self.chat.prompt_ids([*session.case.prompt, *messages], tools)
+        return self.chat.prompt_ids(episode.prompt, reset.tools)
 
     async def _converse(self, episode: Episode, place: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
@@ -167,13 +181,14 @@ class Rollout:
         if session.failure is not None:
             return "env_error"
         if response.is_over:
+            episode.messages += response.messages
             return "done" if trajectory.ended_by_policy else "max_tokens"
         if len(trajectory.turns) >= self.limits.turns:
             return "max_turns"
         ids: list[int] = []
         with _template_errors(session):
             last = trajectory.ids[-1] if trajectory.ids else -1
-            ids = self.chat.following_ids(response.messages, last, session.case.is_chat)
+            ids = self.chat.following_ids(response.messages, last, episode.is_chat)
         if session.failure is not None:
             return "env_error"
         if self.limits.room(len(trajectory.prompt_ids), len(trajectory.ids) + len(ids)) < 1:

@@ -21,6 +21,7 @@ from aitrain.errors import CheckpointDamagedError, ConfigError
 from aitrain.options.option import options_of
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
+from aitrain.runs.json_values import as_object
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, keep_lines, sync, to_json_object, write_json
@@ -50,7 +51,7 @@ class Manifest:
     config: dict[str, object]
     """The resolved options."""
     environment: dict[str, object]
-    """As in environment.json: module, class, file, sha256, config."""
+    """As in environment.json: module, class, file, sha256, config, requires."""
     dataset: str
     """Fingerprint of the training cases."""
     processes: int
@@ -257,11 +258,15 @@ def clean_partial(folder: RunFolder) -> None:
 
 
 def changed_options(before: Manifest, config: TrainConfig, processes: int) -> list[str]:
-    """Changed options that affect the training, as `lr: 1e-05 -> 0.001`."""
+    """Changed options that affect the training, as `lr: 1e-05 -> 0.001`.
+
+    Options that the environment declared before, and that are not given now, are compared when it has been loaded.
+    """
     old, new = _flat(before.config), _flat(to_json_object(config.written()))
     old["processes"], new["processes"] = before.processes, processes
     safe = {option.name for option in options_of(type(config)) if option.resume_safe}
-    names = [name for name in {**old, **new} if name.partition(".")[0] not in safe]
+    declared = as_object(before.environment.get("requires")).keys() - config.model_fields_set
+    names = [name for name in {**old, **new} if name.partition(".")[0] not in {*safe, *declared}]
     in_both = {"gradient_accumulation"}  # derived if it is not set
     return [
         f"{name}: {_shown(name, old.get(name))} -> {_shown(name, new.get(name))}"

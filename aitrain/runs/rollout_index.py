@@ -106,7 +106,7 @@ class RolloutIndex:
                     self.entries.append(entry)
                     key = (entry.is_held_out, entry.case)
                     if key not in self.prompts:
-                        self.prompts[key] = prompt_excerpt(values.get("prompt"))
+                        self.prompts[key] = prompt_excerpt(values.get("prompt"), values.get("messages"))
                 elif line.strip() or end - start >= LONGEST_LINE:
                     self.damaged += 1
 
@@ -177,8 +177,11 @@ def _word(value: object) -> str:
     return "" if value is None else sys.intern(str(value)[:200])
 
 
-def prompt_excerpt(prompt: object) -> str:
-    """Excerpt of a prompt's last message, as the first one is often the system's."""
+def prompt_excerpt(prompt: object, messages: object) -> str:
+    """Excerpt of a prompt's last message, as the first one is often the system's; without a prompt, of the first one of
+    the episode's messages."""
+    if not prompt and isinstance(messages, list):
+        prompt = messages[:1]
     last = prompt[-1] if isinstance(prompt, list) and prompt else prompt
     return excerpt(as_text(last.get("content") if isinstance(last, dict) else last))
 

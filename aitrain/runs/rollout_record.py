@@ -91,10 +91,11 @@ class RolloutRecord:
     """The columns of the case's row, without the prompt."""
     seed: int | None = None
     prompt: Prompt = ""
+    """The row's prompt; `messages` begins with what the policy was asked."""
     tools: list[JsonObject] = field(default_factory=list)
     """Schemas of the tools that the chat template showed to the policy."""
     messages: list[JsonObject] = field(default_factory=list)
-    """The whole conversation, beginning with the prompt."""
+    """The whole conversation, beginning with the prompt and the environment's opening."""
     completion: str = ""
     """The policy's last answer as text."""
     turns: tuple[RecordedTurn, ...] = ()
@@ -168,9 +169,11 @@ class RolloutRecord:
         }
 
     def transcript(self) -> tuple[list[TranscriptMessage], list[TranscriptMessage]]:
-        """The messages of the prompt, and those after it."""
+        """The messages before the policy's first answer, and those from there on."""
         asked = len(self.prompt) if isinstance(self.prompt, list) else 1
         messages = [TranscriptMessage.of(message) for message in self.messages]
+        while asked < len(messages) and messages[asked].role != "assistant":  # the environment's opening
+            asked += 1
         return messages[:asked], messages[asked:]
 
 

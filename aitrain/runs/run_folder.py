@@ -125,14 +125,21 @@ class RunFolder:
         return cls(path, (*missing, path))
 
     def write_config(self, config: TrainConfig) -> None:
-        """Write config.yaml, with the folder's name as project name, and its schema."""
-        from aitrain.options.schema import json_schema  # here, because commands that only read runs need neither
+        """Write config.yaml, with the folder's name as project name, and its schema.
+
+        Options that the environment may declare are left out until it was asked, unless they are given.
+        """
+        # here, because commands that only read runs need none of them
+        from aitrain.options.environment import DECLARED_OPTIONS
+        from aitrain.options.schema import json_schema
         from aitrain.options.yaml_text import write_yaml
 
         named = config.model_copy(update={"project_name": self.path.name})
+        asked_later = {*DECLARED_OPTIONS.values()} - config.model_fields_set
+        values = {name: value for name, value in named.written().items() if name not in asked_later}
         write_json(self.config_schema, json_schema(type(config)))
         header = f"# yaml-language-server: $schema={self.config_schema.name}\n"
-        write_text(self.config, header + write_yaml(named.written()))
+        write_text(self.config, header + write_yaml(values))
 
     def write_status(self, status: str, **known: object) -> None:
         """Update status.json; values that are None or missing are kept."""

@@ -1,90 +1,25 @@
-"""The environment's dataset: built on the first process, and sent to the others."""
+"""The environment's dataset in training: built on the first process, and sent to the others."""
 
 from __future__ import annotations
 
-import hashlib
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast, overload
+from collections.abc import Callable, Mapping
 
 import datasets
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from aitrain.environment.contract import Case, call_with_tokenizer
-from aitrain.environment.row_copies import copy_rows
+from aitrain.environment.dataset import Cases, Datasets, build_cases
 from aitrain.environment.runner import EnvRunner
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed
-from aitrain.execution.user_code import failure_message
-
-Row: TypeAlias = Mapping[str, Any]
-Datasets: TypeAlias = "tuple[Cases, Cases | None]"
 
 
-@dataclass(frozen=True)
-class Cases(Sequence[Case]):
-    """A selection of rows of the environment's dataset; rows are read on access, not copied."""
-
-    rows: Sequence[Row]
-    numbers: Sequence[int]
-    """Selected row numbers, in order."""
-    offset: int = 0
-    """Added to row numbers: those of a separate held-out dataset follow those of the training dataset."""
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @overload
-    def __getitem__(self, index: int) -> Case: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Case]: ...
-
-    def __getitem__(self, index: int | slice) -> Case | list[Case]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        row, number = self.rows[self.numbers[index]], self.numbers[index] + self.offset
-        return Case(row.get("case_idx", number), row["prompt"], row, number)
-
-    @property
-    def is_chat(self) -> bool:
-        """Whether prompts are chat messages; all rows have the same kind."""
-        return self[0].is_chat
-
-    def select(self, numbers: Sequence[int]) -> Cases:
-        """Another selection of the same dataset."""
-        return replace(self, numbers=numbers)
-
-    def as_dataset(self) -> datasets.Dataset:
-        """A dataset for TRL with one column, `case`, the index; rows do not pass through Arrow, which would change
-        Python objects in them."""
-        return datasets.Dataset.from_dict({"case": list(range(len(self)))})
-
-
-def fingerprint(cases: Cases) -> str:
-    """SHA-256 of all rows in order; equal in every process for equal content."""
-    digest = hashlib.sha256()
-    for case in cases:
-        digest.update(canonical_text(case.row).encode(errors="replace"))
-    return digest.hexdigest()
-
-
-def canonical_text(value: object) -> str:
-    """A canonical text of a value, without memory addresses and with sets in sorted order."""
-    if isinstance(value, Mapping):
-        items = (f"{canonical_text(key)}:{canonical_text(item)}" for key, item in value.items())
-        return "{" + ",".join(sorted(items)) + "}"
-    if isinstance(value, (set, frozenset)):
-        return "{" + ",".join(sorted(map(canonical_text, value))) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(canonical_text, value)) + "]"
-    if hasattr(value, "tolist"):  # the repr of arrays and tensors is abbreviated
-        return canonical_text(value.tolist())
-    text = f"{type(value).__qualname__} {value!r}"
-    return type(value).__qualname__ if " at 0x" in text else text
+def case_numbers(cases: Cases) -> datasets.Dataset:
+    """A dataset for TRL with one column, `case`, the index; rows do not pass through Arrow, which would change Python
+    objects in them."""
+    return datasets.Dataset.from_dict({"case": list(range(len(cases)))})
 
 
 def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase) -> Datasets:
@@ -96,97 +31,13 @@ def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase) -> Datasets:
     """
     environment, processes = runner.environment, runner.processes
     before = {} if processes is None else _pickled_attributes(environment)
-    built = _on_first_process(environment, lambda: _build_both(environment, tokenizer))
+    built = _on_first_process(environment, lambda: build_cases(environment, tokenizer))
     if processes is not None:
         try:
             processes.update(_changed_attributes(environment, before))
         except CallFailed as error:
             raise EnvironmentFailed(f"build_dataset set what another process cannot load: {error}") from error
     return built
-
-
-def _build_both(environment: object, tokenizer: PreTrainedTokenizerBase) -> Datasets:
-    train = _call(cast(Any, environment).build_dataset, tokenizer)
-    build_eval = getattr(environment, "build_eval_dataset", None)
-    if not callable(build_eval):
-        return train, None
-    held_out = replace(_call(build_eval, tokenizer), offset=len(train.rows))
-    if held_out.is_chat != train.is_chat:
-        raise EnvironmentFailed("build_dataset and build_eval_dataset must have the same kind of prompt")
-    return train, held_out
-
-
-def _call(method: Callable[..., object], tokenizer: PreTrainedTokenizerBase) -> Cases:
-    name = getattr(method, "__name__", "build_dataset")
-    try:
-        rows = _as_rows(name, call_with_tokenizer(method, tokenizer))
-    except AitrainError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailed(failure_message(f"{name} raised", error)) from error
-    _check_rows(name, rows)
-    return Cases(rows, range(len(rows)))
-
-
-def _as_rows(name: str, returned: object) -> Sequence[Row]:
-    if isinstance(returned, datasets.Dataset):
-        return cast(Sequence[Row], returned)  # only len() and [] are used
-    if isinstance(returned, Iterable) and not isinstance(returned, (str, bytes, Mapping)):
-        return cast(Sequence[Row], copy_rows(list(returned)))  # the environment may change its list later
-    splits = f": return one of {', '.join(map(repr, returned))}" if isinstance(returned, datasets.DatasetDict) else ""
-    raise EnvironmentFailed(
-        f"{name} returned {'None' if returned is None else 'a ' + type(returned).__name__}{splits}\n"
-        "Return a datasets.Dataset or a list of dicts, one a case."
-    )
-
-
-def _check_rows(name: str, rows: Sequence[Row]) -> None:
-    if len(rows) == 0:
-        raise EnvironmentFailed(f"{name} returned no rows: there is nothing to train on")
-    first_is_chat = None
-    for number, row in enumerate(rows):
-        _check_prompt(f"row {number} of {name}", row)
-        is_chat = not isinstance(row["prompt"], str)
-        first_is_chat = is_chat if first_is_chat is None else first_is_chat
-        if is_chat != first_is_chat:
-            raise EnvironmentFailed(
-                f"{name} mixes prompt types: row 0 has {'messages' if first_is_chat else 'a string'},"
-                f" row {number} {'messages' if is_chat else 'a string'}.\nUse one of the two in all rows."
-            )
-
-
-def _check_prompt(place: str, row: object) -> None:
-    if not isinstance(row, Mapping):
-        raise EnvironmentFailed(f"{place} is a {type(row).__name__}: return dicts with a prompt")
-    if "prompt" not in row:
-        raise EnvironmentFailed(f"{place} has no prompt (it has: {', '.join(map(str, row)) or 'nothing'})")
-    if not _is_prompt(row["prompt"]):
-        raise EnvironmentFailed(
-            f"{place} has an invalid prompt: {repr(row['prompt'])[:60]}\n"
-            'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
-        )
-
-
-def _is_prompt(prompt: object) -> bool:
-    if isinstance(prompt, str):
-        return bool(prompt)
-    return isinstance(prompt, list) and bool(prompt) and all(_is_message(message) for message in prompt)
-
-
-def _is_message(message: object) -> bool:
-    """Whether a chat message has text, parts or tool calls."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        return False
-    return isinstance(message.get("content"), (str, list)) or bool(message.get("tool_calls"))
-
-
-def columns(built: Datasets) -> set[str]:
-    """Columns of every row, including held-out ones: the parameters available to `score_episode` in every episode."""
-    names: list[set[str]] = []
-    for cases in built:
-        rows = () if cases is None else cases.rows
-        names += [set(rows.column_names)] if isinstance(rows, datasets.Dataset) else [set(row) for row in rows]
-    return set.intersection(*names)
 
 
 # -- sending the dataset to all processes

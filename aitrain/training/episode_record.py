@@ -11,7 +11,6 @@ from aitrain.runs.rollout_record import RecordedError, RecordedTurn, RolloutReco
 def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutRecord:
     """The rollout record of an episode, without the fields of its batch (group, advantage, evaluation, sample)."""
     trajectory, case, session = episode.trajectory, episode.case, episode.session
-    prompt = [{"role": "user", "content": case.prompt}] if isinstance(case.prompt, str) else case.prompt
     return RolloutRecord(
         step=step,
         weight_version=weight_version,
@@ -21,7 +20,7 @@ def episode_record(episode: Episode, step: int, weight_version: int) -> RolloutR
         seed=session.seed,
         prompt=case.prompt,
         tools=list(session.reset.tools),
-        messages=[*prompt, *episode.opening, *episode.messages],
+        messages=episode.conversation,
         completion=episode.transcript.text,
         turns=_turns(trajectory),
         tokens=trajectory.sampled_tokens,

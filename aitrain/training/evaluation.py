@@ -14,13 +14,13 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
+from aitrain.environment.dataset import Cases
 from aitrain.errors import EnvironmentFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.runs.held_out import Scoring, by_case, mean_score
-from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.rollout_record import RolloutRecord, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, to_jsonable
-from aitrain.training.dataset import Cases
 from aitrain.training.episode_record import episode_record
 from aitrain.training.policy_rollouts import PolicyRollouts
 
@@ -159,7 +159,7 @@ def _gather_scores(rollouts: PolicyRollouts, played: list[tuple[_Sample, Episode
 
 def recorded_before(folder: RunFolder, cases: Cases) -> RecordedScores:
     """The recorded scores before training of these cases, the same on every rank; without rows whose prompt has
-    changed."""
+    changed, or the other columns if there is no prompt."""
     found: list[Any] = [_read_before(folder, cases) if PartialState().is_main_process else None]
     broadcast_object_list(found)
     scores: RecordedScores = found[0]
@@ -167,13 +167,13 @@ def recorded_before(folder: RunFolder, cases: Cases) -> RecordedScores:
 
 
 def _read_before(folder: RunFolder, cases: Cases) -> RecordedScores:
-    prompts = {case.number: to_jsonable(case.prompt) for case in cases}
+    asked = {case.number: to_jsonable(case.prompt or row_columns(case.row)) for case in cases}
     found: dict[str, dict[tuple[int, int], float | None]] = {"sampled": {}, "greedy": {}}
     for file in sorted(folder.rollouts.glob("*.jsonl")):
         for record in read_rollouts(file):
             phase, _, decoding = record.eval_phase.rpartition("_")
             row = record.row_number
-            if phase == "before" and row in prompts and record.prompt == prompts[row]:
+            if phase == "before" and row in asked and (record.prompt or record.row) == asked[row]:
                 found[decoding][row, record.sample or 0] = record.score
     return found
 

@@ -10,11 +10,11 @@ import random
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from aitrain.environment.contract import Prompt
+from aitrain.environment.contract import Case, asks_nothing
+from aitrain.environment.dataset import Cases, Datasets, canonical_text
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
-from aitrain.training.dataset import Cases, Datasets, canonical_text
 
 DEFAULT_EVAL_SHARE = 10
 DEFAULT_EVAL_CASES = 64
@@ -55,17 +55,29 @@ class PromptLimit:
     chat: ChatFormat
     tokens: int | None
     tools: Sequence[dict[str, object]] = ()
+    may_open: bool = False
+    """Whether the environment may speak first, so that a row alone need not be a whole prompt."""
 
-    def prompt_hash(self, prompt: Prompt) -> bytes:
-        """Hash of the rendered prompt; empty if it is too long.
+    def key_of(self, case: Case) -> bytes:
+        """Hash of the rendered prompt, or of the row if the prompt is not known before the episode; empty if the prompt
+        is too long.
 
         A text of n bytes has at most n tokens, so that most prompts need not be tokenized.
         """
-        text = self.chat.prompt_text(prompt, self.tools).encode(errors="surrogatepass")
+        if self.is_open(case):
+            return hashlib.sha256(canonical_text(case.row).encode(errors="replace")).digest()
+        text = self.chat.prompt_text(case.prompt, self.tools).encode(errors="surrogatepass")
         if self.tokens is None or len(text) < self.tokens:
             return hashlib.sha256(text).digest()
-        is_too_long = len(self.chat.prompt_ids(prompt, self.tools)) > self.tokens
-        return b"" if is_too_long else hashlib.sha256(text).digest()
+        return b"" if self.length_of(case) > self.tokens else hashlib.sha256(text).digest()
+
+    def is_open(self, case: Case) -> bool:
+        """Whether the environment's opening makes the prompt of this case."""
+        return self.may_open and asks_nothing(case.prompt)
+
+    def length_of(self, case: Case) -> int:
+        """Tokens of the prompt as far as they are known before the episode."""
+        return 0 if self.is_open(case) else len(self.chat.prompt_ids(case.prompt, self.tools))
 
 
 def prompt_limit(config: TrainConfig, context: int | None) -> int | None:
@@ -117,7 +129,7 @@ def _usable(cases: Cases, limit: PromptLimit) -> tuple[Cases, list[bytes]]:
     found = {
         number: key
         for number, case in zip(cases.numbers, cases, strict=True)
-        if (key := limit.prompt_hash(case.prompt))
+        if (key := limit.key_of(case))
     }
     return cases.select(list(found)), list(found.values())
 

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from aitrain import activity
 from aitrain.batch import plan_batch, schedule_cases
 from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
+from aitrain.environment.dataset import columns, fingerprint
 from aitrain.environment.tools import Tools
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
@@ -27,7 +28,7 @@ from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import write_json
 from aitrain.training.callbacks import EvalCallback, EvalState, MetricsReporter, StopCallback
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import build, check_chat_template, columns, fingerprint
+from aitrain.training.dataset import build, check_chat_template
 from aitrain.training.diagnostics import DiagnosticsCallback, RatioAdvice
 from aitrain.training.distributed import init_processes
 from aitrain.training.evaluation import BATCH, EvalPlan
@@ -101,7 +102,7 @@ def _trainer_inputs(context: RunContext, precision: Precision) -> tuple[TrainerI
     check_chat_template(cases, tokenizer)
     check_contract(environment, columns(built))
     chat = chat_format(tokenizer, arguments.chat_template_kwargs)
-    tools = _shown_tools(context, chat, cases[0].prompt)
+    tools = _shown_tools(context, chat, cases.is_chat)
     chat = _episode_format(context, chat, tools, cases.is_chat)
     context.stop.check()
 
@@ -110,7 +111,8 @@ def _trainer_inputs(context: RunContext, precision: Precision) -> tuple[TrainerI
     check_weights_finite(model, config.model)
     check_vocabulary(tokenizer, model)
     context_tokens = context_length(config, model)
-    limit = PromptLimit(chat, prompt_limit(config, context_tokens), tools.schemas)
+    may_open = level_of(environment) != "score_episode"
+    limit = PromptLimit(chat, prompt_limit(config, context_tokens), tools.schemas, may_open)
     parts = split(built, config, limit, batch.prompts_per_step)
     check_enough(parts, batch.prompts_per_step, limit.tokens)
     for text in parts.notes(limit.tokens):
@@ -181,19 +183,24 @@ def _lengths(
     if new_tokens is None:
         return Lengths(context_tokens or config.rl_max_turns * config.rl_max_new_tokens, context_tokens)
     cases = (*parts.train, *parts.held_out)
-    whole = new_tokens + max(len(limit.chat.prompt_ids(case.prompt, limit.tools)) for case in cases)
+    if context_tokens is not None and any(map(limit.is_open, cases)):
+        return Lengths(new_tokens, context_tokens)
+    whole = new_tokens + max(map(limit.length_of, cases))
     return Lengths(new_tokens, min(whole, context_tokens or whole))
 
 
-def _shown_tools(context: RunContext, chat: ChatFormat, prompt: Prompt) -> Tools:
+def _shown_tools(context: RunContext, chat: ChatFormat, is_chat: bool) -> Tools:
     """The tools that the model is shown, with a note if they are JSON schemas whose calls the environment parses
     itself; string prompts cannot show these."""
     environment = context.runner.environment
-    tools, is_text = Tools.of(environment), isinstance(prompt, str)
-    if not (tools.are_only_shown or (is_text and tools.of_schemas and tools.schemas)):
+    tools = Tools.of(environment)
+    if not (tools.are_only_shown or (not is_chat and tools.of_schemas and tools.schemas)):
         return tools
-    is_shown = not is_text and chat.prompt_text(prompt, tools.schemas) != chat.prompt_text(prompt)
-    why = "the prompts are strings" if is_text else "the chat template has no place for them"
+    asked: Prompt = [{"role": "user", "content": "question"}]
+    is_shown = is_chat and chat.prompt_text(asked, tools.schemas) != chat.prompt_text(asked)
+    if is_shown and level_of(environment) == "start":  # its objects may take the calls
+        return tools
+    why = "the chat template has no place for them" if is_chat else "the prompts are strings"
     shown = "The model is shown the schemas of get_tools" if is_shown else f"get_tools is not used: {why}"
     method = f"{type(environment).__name__}.{level_of(environment)}"
     context.note(f"{shown}; tool calls in its answers are not run, {method} gets the answers unchanged.")

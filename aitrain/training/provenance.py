@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from aitrain.environment.requirements import requirements_of
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
@@ -28,6 +29,7 @@ def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
         "file": str(file) if file else None,
         "sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file else None,
         "config": without_secrets(config.rl_env_config or {}),
+        "requires": requirements_of(environment).as_options(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "git_commit": _git_commit(),
         "python": platform.python_version(),

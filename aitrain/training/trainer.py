@@ -45,11 +45,12 @@ from aitrain.engines.colocated import ColocatedGeneration
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.scopes import replaced
 from aitrain.engines.server import VLLMServerEngine
+from aitrain.environment.dataset import Cases
 from aitrain.environment.runner import EnvRunner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.training.dataset import Cases
+from aitrain.training.dataset import case_numbers
 from aitrain.training.episode_metrics import episode_metrics
 from aitrain.training.epochs import CaseSampler, EpochCallback
 from aitrain.training.kept_rows import KEPT, KeptRows
@@ -60,6 +61,10 @@ from aitrain.training.rollout_setup import make_rollouts
 from aitrain.training.stopwatch import Stopwatch
 from aitrain.training.training_batch import TrainingBatch
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
+
+
+UNKNOWN = [{"role": "user", "content": ""}]
+"""For TRL, the prompt of a case that the environment's opening makes; TRL only asks whether it is messages."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class EpisodeTrainer(ResumableTrainer):
                 model=inputs.model,
                 reward_funcs=[self.score],
                 args=inputs.arguments,
-                train_dataset=inputs.cases.as_dataset(),
+                train_dataset=case_numbers(inputs.cases),
                 processing_class=inputs.tokenizer,
                 peft_config=inputs.peft_config,
                 callbacks=hooks.callbacks,
@@ -128,12 +133,14 @@ class EpisodeTrainer(ResumableTrainer):
         self.aligns_rows = self.is_sharded or self.depends_on_left_padding()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """`inputs`: one row of `Cases.as_dataset()` for each completion of this process, groups side by side."""
+        """`inputs`: one row of `case_numbers` for each completion of this process, groups side by side."""
         numbers = [row["case"] for row in inputs]
         cases = [self.cases[number] for number in numbers]
         places = self._next_places(len(inputs))
         self._batch = TrainingBatch(self.state.global_step, places, self.num_generations, numbers, cases)
-        output: dict[str, Any] = super()._generate_and_score_completions([{"prompt": case.prompt} for case in cases])
+        output: dict[str, Any] = super()._generate_and_score_completions(
+            [{"prompt": case.prompt or UNKNOWN} for case in cases]
+        )
         self.hooks.write(self._batch.records(output["advantages"].tolist()))
         return output | self._loss_rows()
 

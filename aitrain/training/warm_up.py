@@ -18,6 +18,7 @@ import torch
 from aitrain.engines.scopes import replaced
 from aitrain.environment.tools import Tools
 from aitrain.errors import RunFailed
+from aitrain.training.holdout import PromptLimit
 from aitrain.training.kept_rows import MicroBatch
 from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 
@@ -34,10 +35,10 @@ def longest_shapes(inputs: TrainerInputs) -> LongestShapes:
     """Longest shapes by the training cases and the options.
 
     Environment responses are limited by `rl_max_episode_tokens` and the context alone; without the former only the
-    model's own tokens are counted.
+    model's own tokens are counted. A prompt that the environment's opening makes is not counted.
     """
-    limits, tools = inputs.limits, Tools.of(inputs.runner.environment).schemas
-    prompt = max(len(inputs.chat.prompt_ids(case.prompt, tools)) for case in inputs.cases)
+    limits, limit = inputs.limits, PromptLimit(inputs.chat, None, Tools.of(inputs.runner.environment).schemas, True)
+    prompt = max(1, *map(limit.length_of, inputs.cases))
     completion = limits.turn_tokens
     if inputs.runner.has_sessions:
         completion = limits.episode_tokens or limits.turns * limits.turn_tokens

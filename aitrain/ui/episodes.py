@@ -162,7 +162,7 @@ def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
     return {
         "n": number,
         **{name: getattr(entry, name) for name in FACTS},
-        "prompt": prompt_excerpt(record.prompt),
+        "prompt": prompt_excerpt(record.prompt, record.messages),
         "answer": excerpt(record.completion),
     }
 

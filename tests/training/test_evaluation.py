@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from rich.console import Console
 
 from aitrain import Result, Score, TrainConfig
+from aitrain.environment.dataset import Cases
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
 from aitrain.rollout.chat_format import ChatFormat
@@ -25,7 +26,6 @@ from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines
-from aitrain.training.dataset import Cases
 from aitrain.training.evaluation import EvalPhase, EvalPlan, evaluate, recorded_before
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.ui.summary import held_out_curve, scores, summary

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from aitrain import Result, TrainConfig
+from aitrain.environment.dataset import Cases
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.runs.run_folder import read_lines
-from aitrain.training.dataset import Cases
 from aitrain.training.holdout import DatasetSplit, PromptLimit, hold_out, split
 from aitrain.training.model import load_tokenizer
 from tests.training.test_evaluation import result_of

@@ -1,0 +1,178 @@
+"""The rows of an environment's dataset, built and checked. Needs neither torch nor `datasets`: a Dataset of the latter
+is recognised by its attributes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast, overload
+
+from aitrain.environment.contract import Case, call_with_tokenizer, level_of
+from aitrain.environment.row_copies import copy_rows
+from aitrain.errors import AitrainError, EnvironmentFailed
+from aitrain.execution.user_code import failure_message
+
+Row: TypeAlias = Mapping[str, Any]
+Datasets: TypeAlias = "tuple[Cases, Cases | None]"
+"""Training cases, and those of `build_eval_dataset`."""
+
+
+@dataclass(frozen=True)
+class Cases(Sequence[Case]):
+    """A selection of rows of the environment's dataset; rows are read on access, not copied."""
+
+    rows: Sequence[Row]
+    numbers: Sequence[int]
+    """Selected row numbers, in order."""
+    offset: int = 0
+    """Added to row numbers: those of a separate held-out dataset follow those of the training dataset."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Case: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Case]: ...
+
+    def __getitem__(self, index: int | slice) -> Case | list[Case]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        row, number = self.rows[self.numbers[index]], self.numbers[index] + self.offset
+        return Case(row.get("case_idx", number), row.get("prompt") or [], row, number)
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether prompts are chat messages; all rows have the same kind."""
+        return self[0].is_chat
+
+    def select(self, numbers: Sequence[int]) -> Cases:
+        """Another selection of the same dataset."""
+        return replace(self, numbers=numbers)
+
+
+def fingerprint(cases: Cases) -> str:
+    """SHA-256 of all rows in order; equal in every process for equal content."""
+    digest = hashlib.sha256()
+    for case in cases:
+        digest.update(canonical_text(case.row).encode(errors="replace"))
+    return digest.hexdigest()
+
+
+def canonical_text(value: object) -> str:
+    """A canonical text of a value, without memory addresses and with sets in sorted order."""
+    if isinstance(value, Mapping):
+        items = (f"{canonical_text(key)}:{canonical_text(item)}" for key, item in value.items())
+        return "{" + ",".join(sorted(items)) + "}"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ",".join(sorted(map(canonical_text, value))) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(canonical_text, value)) + "]"
+    if hasattr(value, "tolist"):  # the repr of arrays and tensors is abbreviated
+        return canonical_text(value.tolist())
+    text = f"{type(value).__qualname__} {value!r}"
+    return type(value).__qualname__ if " at 0x" in text else text
+
+
+def build_cases(environment: object, tokenizer: object) -> Datasets:
+    """Build the environment's dataset, and the held-out one if it has `build_eval_dataset`.
+
+    Raises:
+        EnvironmentFailed: a dataset is missing or empty, has invalid prompts, or building it raised.
+    """
+    needs_prompt = level_of(environment) == "score_episode"
+    train = _call(cast(Any, environment).build_dataset, tokenizer, needs_prompt)
+    build_eval = getattr(environment, "build_eval_dataset", None)
+    if not callable(build_eval):
+        return train, None
+    held_out = replace(_call(build_eval, tokenizer, needs_prompt), offset=len(train.rows))
+    if held_out.is_chat != train.is_chat:
+        raise EnvironmentFailed("build_dataset and build_eval_dataset must have the same kind of prompt")
+    return train, held_out
+
+
+def columns(built: Datasets) -> set[str]:
+    """Columns of every row, including held-out ones: the parameters available to `score_episode` in every episode."""
+    names: list[set[str]] = []
+    for cases in built:
+        rows: Sequence[Row] = () if cases is None else cases.rows
+        names += [set(rows.column_names)] if _is_dataset(rows) else [set(row) for row in rows]  # type: ignore[attr-defined]
+    return set.intersection(*names)
+
+
+def _call(method: Callable[..., object], tokenizer: object, needs_prompt: bool) -> Cases:
+    name = getattr(method, "__name__", "build_dataset")
+    try:
+        rows = _as_rows(name, call_with_tokenizer(method, tokenizer))
+    except AitrainError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailed(failure_message(f"{name} raised", error)) from error
+    _check_rows(name, rows, needs_prompt)
+    return Cases(rows, range(len(rows)))
+
+
+def _is_dataset(value: object) -> bool:
+    """Whether it is a `datasets.Dataset`, whose rows are read by number."""
+    return all(hasattr(value, name) for name in ("column_names", "__getitem__", "__len__"))
+
+
+def _as_rows(name: str, returned: object) -> Sequence[Row]:
+    is_mapping = isinstance(returned, Mapping)
+    if _is_dataset(returned) and not is_mapping:
+        return cast(Sequence[Row], returned)  # only len() and [] are used
+    if isinstance(returned, Iterable) and not isinstance(returned, (str, bytes)) and not is_mapping:
+        return cast(Sequence[Row], copy_rows(list(returned)))  # the environment may change its list later
+    splits = ""
+    if isinstance(returned, Mapping) and hasattr(returned, "column_names"):  # a DatasetDict
+        splits = f": return one of {', '.join(map(repr, returned))}"
+    raise EnvironmentFailed(
+        f"{name} returned {'None' if returned is None else 'a ' + type(returned).__name__}{splits}\n"
+        "Return a datasets.Dataset or a list of dicts, one a case."
+    )
+
+
+def _check_rows(name: str, rows: Sequence[Row], needs_prompt: bool) -> None:
+    if len(rows) == 0:
+        raise EnvironmentFailed(f"{name} returned no rows: there is nothing to train on")
+    first = ""
+    for number, row in enumerate(rows):
+        kind = _kind_of_prompt(f"row {number} of {name}", row, needs_prompt)
+        first = first or kind
+        if (kind == "a string") != (first == "a string"):
+            raise EnvironmentFailed(
+                f"{name} mixes prompt types: row 0 has {first}, row {number} {kind}.\nUse one of the two in all rows."
+            )
+
+
+def _kind_of_prompt(place: str, row: object, needs_prompt: bool) -> str:
+    """The kind of a row's prompt, in words for a message: a string, messages, or none.
+
+    Raises:
+        EnvironmentFailed: it is invalid, or missing where the environment cannot speak first.
+    """
+    if not isinstance(row, Mapping):
+        raise EnvironmentFailed(f"{place} is a {type(row).__name__}: return dicts with a prompt")
+    prompt = row.get("prompt")
+    if prompt is None or (isinstance(prompt, (str, list)) and not prompt):
+        if not needs_prompt:
+            return "none"
+        if "prompt" not in row:
+            raise EnvironmentFailed(f"{place} has no prompt (it has: {', '.join(map(str, row)) or 'nothing'})")
+    elif isinstance(prompt, str):
+        return "a string"
+    elif isinstance(prompt, list) and all(_is_message(message) for message in prompt):
+        return "messages"
+    raise EnvironmentFailed(
+        f"{place} has an invalid prompt: {repr(prompt)[:60]}\n"
+        'Use a string that is not empty, or messages: [{"role": "user", "content": "..."}]'
+    )
+
+
+def _is_message(message: object) -> bool:
+    """Whether a chat message has text, parts or tool calls."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    return isinstance(message.get("content"), (str, list)) or bool(message.get("tool_calls"))

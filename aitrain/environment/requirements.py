@@ -1,0 +1,69 @@
+"""What an environment declares that it needs, as values for options that the user did not give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.options.environment import DECLARED_OPTIONS
+from aitrain.options.train import TrainConfig
+
+
+@dataclass(frozen=True)
+class EnvRequirements:
+    """What an environment needs of a run; set it as `requirements` of the class or the instance. None: any value.
+
+    An option that the user gives wins over it.
+    """
+
+    isolation: Literal["thread", "process"] | None = None
+    """--rl-env-isolation"""
+    max_turns: int | None = None
+    """--rl-max-turns"""
+    max_new_tokens: int | None = None
+    """--rl-max-new-tokens"""
+    score_range: tuple[float, float] | Literal["any"] | None = None
+    """--rl-score-range"""
+    episodes_at_once: int | None = None
+    """--rl-env-episodes"""
+
+    def as_options(self) -> dict[str, object]:
+        """The declared values by the names of their options."""
+        values = {DECLARED_OPTIONS[field.name]: getattr(self, field.name) for field in fields(self)}
+        if isinstance(self.score_range, tuple):
+            values["rl_score_range"] = ",".join(map(str, self.score_range))
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def requirements_of(environment: object) -> EnvRequirements:
+    """The environment's `requirements`; without the attribute, nothing is required.
+
+    Raises:
+        EnvironmentFailed: the attribute is not an EnvRequirements.
+    """
+    declared = getattr(environment, "requirements", None) or EnvRequirements()
+    if not isinstance(declared, EnvRequirements):
+        raise EnvironmentFailed(
+            f"{type(environment).__name__}.requirements is a {type(declared).__name__}\n"
+            "Write requirements = aitrain.EnvRequirements(max_turns=4), for example."
+        )
+    return declared
+
+
+def with_requirements(config: TrainConfig, environment: object) -> tuple[TrainConfig, str]:
+    """The options with what the environment declares in the place of those that were not given, and a note about them;
+    empty without any. All options that can be declared count as given afterwards.
+
+    Raises:
+        EnvironmentFailed: a declared value is not one of its option.
+    """
+    given = config.model_fields_set
+    declared = {name: value for name, value in requirements_of(environment).as_options().items() if name not in given}
+    values = {name: getattr(config, name) for name in (*given, *DECLARED_OPTIONS.values())}
+    try:
+        resolved = type(config)(**{**values, **declared})
+    except ConfigError as error:
+        raise EnvironmentFailed(f"{type(environment).__name__}.requirements: {error}") from error
+    flags = [f"--{name.replace('_', '-')} {getattr(resolved, name)}" for name in declared]
+    return resolved, f"{type(environment).__name__} requires {', '.join(flags)}." if flags else ""
