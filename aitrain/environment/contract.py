@@ -42,7 +42,7 @@ class Score:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a tool returns if its result may end the episode: with `done`, the model is not asked again."""
+    """What a tool, or `step`, returns if its result may end the episode: with `done`, the model is not asked again."""
 
     content: object
     done: bool = False

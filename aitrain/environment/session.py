@@ -12,7 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aitrain.environment.contract import MODEL_ARGUMENTS, Prompt, arguments_for, level_of, named_by, with_opening
+from aitrain.environment.contract import (
+    MODEL_ARGUMENTS,
+    Prompt,
+    ToolResult,
+    arguments_for,
+    level_of,
+    named_by,
+    with_opening,
+)
 from aitrain.environment.row_copies import copy_arguments
 from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.tool_call_parser import ToolCall
@@ -111,6 +119,8 @@ class Session(ABC):
         if turn.calls and not self.tools.are_only_shown:
             return self._use_tools(turn.calls)
         response = self._respond(turn)
+        if isinstance(response, ToolResult):
+            return EnvResponse(_as_messages(response.content, self._place), is_over=response.done)
         return EnvResponse(is_over=True) if response is None else EnvResponse(_as_messages(response, self._place))
 
     def _use_tools(self, calls: tuple[ToolCall, ...]) -> EnvResponse:

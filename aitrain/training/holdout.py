@@ -126,11 +126,7 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
 
 def _usable(cases: Cases, limit: PromptLimit) -> tuple[Cases, list[bytes]]:
     """Cases whose prompt is short enough, and the prompt hash of each."""
-    found = {
-        number: key
-        for number, case in zip(cases.numbers, cases, strict=True)
-        if (key := limit.key_of(case))
-    }
+    found = {number: key for number, case in zip(cases.numbers, cases, strict=True) if (key := limit.key_of(case))}
     return cases.select(list(found)), list(found.values())
 
 

@@ -25,11 +25,13 @@ class NeMoGym:
     def __init__(
         self,
         url: str,
+        /,
+        *,
         data: str,
         size: int | None = None,
         seed: int | None = None,
         system: str | None = None,
-        score_range: Any = None,
+        score_range: object = None,
         done_flag: bool = False,
     ) -> None:
         self.url, self.data, self.done_flag = server_url(url, "nemo-gym"), data, done_flag
@@ -60,6 +62,15 @@ class NeMoGym:
             await server.close()
             raise
         return _Episode(server, task, self.done_flag)
+
+
+def check_id(id: str, settings: Mapping[str, Any]) -> None:
+    """Check URL and settings without the server.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    NeMoGym(id, **settings)
 
 
 class _Episode:

@@ -27,10 +27,12 @@ class OpenEnv:
     def __init__(
         self,
         url: str,
+        /,
+        *,
         size: int = 256,
         seed: int = 0,
         system: str | None = None,
-        score_range: Any = None,
+        score_range: object = None,
         sessions: int = 64,
         split: str | None = None,
         reset: Mapping[str, Any] | None = None,
@@ -92,6 +94,15 @@ class OpenEnv:
     def get_tools(self) -> list[ToolJson]:
         """The tools of an MCP environment."""
         return self.tools
+
+
+def check_id(id: str, settings: Mapping[str, Any]) -> None:
+    """Check URL and settings without the server.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    OpenEnv(id, **settings)
 
 
 class _Episode:

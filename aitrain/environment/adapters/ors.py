@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -28,12 +28,14 @@ class OpenRewardServer:
     def __init__(
         self,
         url: str,
+        /,
+        *,
         env: str | None = None,
         split: str = "train",
         size: int | None = None,
         seed: int | None = None,
         system: str | None = None,
-        score_range: Any = None,
+        score_range: object = None,
         rewards: str = "last",
         unrewarded: float | None = 0.0,
     ) -> None:
@@ -63,6 +65,15 @@ class OpenRewardServer:
             await episode.close()
             raise
         return episode
+
+
+def check_id(id: str, settings: Mapping[str, Any]) -> None:
+    """Check URL and settings without the server.
+
+    Raises:
+        ConfigError: one of them is wrong.
+    """
+    OpenRewardServer(id, **settings)
 
 
 class _Episode:
