@@ -50,7 +50,10 @@ class OpenEnvText:
         """
         name = self.text_field
         if name is None:
-            return self._json_object(reply)
+            action = _json_object(reply)
+            if not action:
+                raise RefusedAction(f"answer with a JSON object with the fields {', '.join(self.fields)}")
+            return action
         if self.fields.get(name, {}).get("type") == "string":
             return {name: reply}
         try:
@@ -58,15 +61,18 @@ class OpenEnvText:
         except ValueError:
             return {name: reply.strip()}
 
-    def _json_object(self, reply: str) -> dict[str, Any]:
-        try:
-            return dict(json.JSONDecoder().raw_decode(reply, max(reply.find("{"), 0))[0])
-        except (ValueError, TypeError):
-            raise RefusedAction(f"answer with a JSON object with the fields {', '.join(self.fields)}") from None
-
     def text_of(self, observation: Mapping[str, Any]) -> str:
         """What the policy sees: the value of the only field, or all fields as JSON."""
         names = self.shown or [name for name in observation if name not in NOT_SHOWN]
         values = {name: observation.get(name) for name in names}
         value = values[names[0]] if len(names) == 1 else values
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _json_object(reply: str) -> dict[str, Any]:
+    """The JSON object that begins at the first brace; empty if there is none."""
+    start = reply.find("{")
+    try:
+        return dict(json.JSONDecoder().raw_decode(reply[start:])[0]) if start >= 0 else {}
+    except ValueError:
+        return {}
