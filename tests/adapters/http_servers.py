@@ -41,6 +41,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send(text.encode(), "text/event-stream")
 
 
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+
 class Server:
     """A server with what it was asked; its sessions are dicts by their id."""
 
@@ -48,8 +53,7 @@ class Server:
         self.sessions: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
         self.is_broken = False
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), {"owner": self}))
-        self._http.daemon_threads = True
+        self._http = _Http(("127.0.0.1", 0), type("Handler", (handler,), {"owner": self}))
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
     @contextmanager

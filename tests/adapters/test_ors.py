@@ -139,6 +139,7 @@ def test_many_episodes_at_once_keep_to_their_sessions(server: Server) -> None:
         sessions = open_sessions(runner, [Case(n, [], built[n % 12], n) for n in range(48)], [0] * 48)
     finally:
         runner.close()
+    assert [one.failure for one in sessions] == [None] * 48
     said = [one.reset.messages[0]["content"] for one in sessions]
     assert said == [f"What is {n % 12} + 1?" for n in range(48)]
     assert len(server.sessions) == 48
