@@ -9,6 +9,7 @@ from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Episode
 
 if TYPE_CHECKING:
     from aitrain.environment.contract import Score, ToolResult
+    from aitrain.environment.protocol import Environment, EpisodeGenerator, EpisodeObject, ScoreValue, SpeakingFirst
     from aitrain.environment.requirements import EnvRequirements
     from aitrain.environment.tool_call_parser import ToolCall
     from aitrain.options.train import TrainConfig
@@ -19,12 +20,17 @@ __all__ = [
     "AitrainError",
     "ConfigError",
     "EnvRequirements",
+    "Environment",
     "EnvironmentFailed",
+    "EpisodeGenerator",
+    "EpisodeObject",
     "EpisodeTruncated",
     "Interrupted",
     "Result",
     "RunFailed",
     "Score",
+    "ScoreValue",
+    "SpeakingFirst",
     "ToolCall",
     "ToolResult",
     "TrainConfig",
@@ -33,8 +39,13 @@ __all__ = [
 
 _LAZY = {
     "EnvRequirements": "aitrain.environment.requirements",
+    "Environment": "aitrain.environment.protocol",
+    "EpisodeGenerator": "aitrain.environment.protocol",
+    "EpisodeObject": "aitrain.environment.protocol",
     "Result": "aitrain.runs.result",
     "Score": "aitrain.environment.contract",
+    "ScoreValue": "aitrain.environment.protocol",
+    "SpeakingFirst": "aitrain.environment.protocol",
     "ToolCall": "aitrain.environment.tool_call_parser",
     "ToolResult": "aitrain.environment.contract",
     "TrainConfig": "aitrain.options.train",

@@ -8,7 +8,8 @@ from typing import Any
 
 from aitrain.environment.contract import Case, Transcript
 from aitrain.environment.score_parsing import ScoreResult
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, session_for
+from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult
+from aitrain.environment.session_kinds import session_for
 from aitrain.environment.tool_call_parser import read_calls
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from aitrain import EnvironmentFailed, Score
 from aitrain.environment.contract import Case, check_contract, check_methods
-from aitrain.environment.session import AssistantTurn, session_for
+from aitrain.environment.session import AssistantTurn
+from aitrain.environment.session_kinds import session_for
 from aitrain.execution.failure import CallFailed, Failure
 from tests.rehearsal import rehearse
 
@@ -352,7 +353,7 @@ def test_two_ways_to_play_are_one_too_many(levels: tuple[str, str]) -> None:
 
 
 def test_an_environment_without_any_is_told_what_to_add() -> None:
-    with pytest.raises(EnvironmentFailed, match=r"Rows has no score_episode(.|\n)*`episode` or `start`"):
+    with pytest.raises(EnvironmentFailed, match=r"Rows has no score_episode(.|\n)*`episode`, `start` or `rollout`"):
         check_methods(Rows())
 
 

@@ -16,7 +16,7 @@ from aitrain.execution.async_calls import run_if_async
 Prompt = str | list[dict[str, Any]]
 """What a case asks: a string, or chat messages."""
 
-LEVELS = ("score_episode", "episode", "start")
+LEVELS = ("score_episode", "episode", "start", "rollout")
 """Methods that play an episode; an environment has exactly one of them."""
 
 SCORE_ARGUMENTS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text")
@@ -27,6 +27,12 @@ MODEL_ARGUMENTS = ("model", "tokenizer")
 
 START_ARGUMENTS = ("case_idx", "seed", "prompt", "case")
 """Parameters that `episode` and `start` may have, beside the columns of the dataset."""
+
+ROLLOUT_ARGUMENTS = (*START_ARGUMENTS, "endpoint")
+"""Parameters that `rollout` may have, beside the columns of the dataset."""
+
+ARGUMENTS = {"score_episode": SCORE_ARGUMENTS, "rollout": ROLLOUT_ARGUMENTS}
+"""Parameters of the methods of LEVELS; START_ARGUMENTS for the others."""
 
 GROUP_ARGUMENTS = ("completions", "texts", "messages", "scores", "metrics", "case_idx", "prompt", "case")
 """Parameters that `score_group` may have, beside the columns of the dataset; the first five are lists."""
@@ -143,7 +149,7 @@ def level_of(environment: object) -> str:
     if not found:
         raise EnvironmentFailed(
             f"{name} has no score_episode: give it one that returns a score from 0 to 1\n"
-            "(or, for several turns, `episode` or `start`, see docs/environments.md)"
+            "(or, for several turns, `episode`, `start` or `rollout`, see docs/environments.md)"
         )
     if len(found) > 1:
         raise EnvironmentFailed(f"{name} has both {found[0]} and {found[1]}: remove one of them")
@@ -167,6 +173,11 @@ def check_methods(environment: object) -> None:
             f"{type(environment).__name__}.episode is async, but an async generator cannot return a score\n"
             "Write it with `def`, or use `start`, whose methods may be async."
         )
+    if level == "rollout" and (inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)):
+        raise EnvironmentFailed(
+            f"{type(environment).__name__}.rollout has a `yield`, but it asks the model with endpoint.chat and returns"
+            " the score\nA generator that is sent the answers is called `episode`."
+        )
 
 
 def check_contract(environment: Any, columns: Iterable[str]) -> None:
@@ -177,7 +188,7 @@ def check_contract(environment: Any, columns: Iterable[str]) -> None:
     """
     check_methods(environment)
     level, columns = level_of(environment), set(columns)
-    _check_parameters(environment, level, SCORE_ARGUMENTS if level == "score_episode" else START_ARGUMENTS, columns)
+    _check_parameters(environment, level, ARGUMENTS.get(level, START_ARGUMENTS), columns)
     if scores_groups(environment):
         _check_parameters(environment, "score_group", GROUP_ARGUMENTS, columns)
 

@@ -22,6 +22,7 @@ class FailureCount:
     """Share of a batch that may fail (rl_max_failed)."""
     reported: set[str] = field(default_factory=set)
     batches: int = 0
+    played: int = 0
     scored: int = 0
     empty_batches: int = 0
     bad_batches: int = 0
@@ -34,15 +35,16 @@ class FailureCount:
         return list(news.values())
 
     def after_batch(self, scores: int, failures: int, episodes: int) -> None:
-        """Count a batch, with the sums over all processes.
+        """Count a batch, with the sums over all processes; dropped episodes are not among `episodes`.
 
         Raises:
             EnvironmentFailed: no episode was scored, or too many failed, in PATIENCE consecutive batches.
         """
         self.batches += 1
+        self.played += episodes
         self.scored += scores
         self.bad_batches = self.bad_batches + 1 if failures > self.max_failed * episodes else 0
-        is_empty = not scores and (failures or not self.scored)
+        is_empty = not scores and (failures or not self.scored)  # a later batch may be of dropped cases only
         self.empty_batches = self.empty_batches + 1 if is_empty else 0
         if self.empty_batches >= PATIENCE:
             raise EnvironmentFailed(self._nothing_to_learn_from(f"{PATIENCE} batches in a row"))
@@ -85,6 +87,11 @@ class FailureCount:
             raise EnvironmentFailed(self._nothing_to_learn_from("the whole run"))
 
     def _nothing_to_learn_from(self, where: str) -> str:
+        if not self.played:
+            return (
+                f"Every case of {where} was dropped: no prompt leaves room for an answer in the model's context.\n"
+                "Shorten the prompts, the tools or what the environment says first, or use a model with a longer one."
+            )
         if self.reported:
             return (
                 f"The environment failed on every episode of {where}: there is nothing to learn from.\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +13,8 @@ from typing import Any
 
 from aitrain.environment.call_policy import CopyPlan
 from aitrain.environment.score_parsing import Bounds, ScoreResult
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session, session_for
+from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session
+from aitrain.environment.session_kinds import session_for
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.processes import ProcessPool, WorkerLease
 
@@ -68,6 +71,14 @@ class StoredTokenizer:
     """The `tokenizer` argument in worker processes; unpickled from a file on first use."""
 
     file: Path
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> StoredTokenizer:
+        """Pickle a tokenizer into a temporary file."""
+        handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
+        with os.fdopen(handle, "wb") as file:
+            pickle.dump(tokenizer, file)
+        return cls(Path(name))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -4,23 +4,21 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import pickle
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from aitrain import activity
 from aitrain.environment.call_policy import CallPolicy, Notify
+from aitrain.environment.closing import close_environment
 from aitrain.environment.contract import Case, Transcript, level_of
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, session_for
+from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult
+from aitrain.environment.session_kinds import session_for
 from aitrain.environment.state_watch import StateWatch
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
@@ -94,6 +92,7 @@ class EnvRunner:
     """Called on the event loop after each call."""
 
     _watch: StateWatch | None = None
+    _shown: set[str] = field(default_factory=set)
     _calls: int = 0
     _phase: ExitStack = field(default_factory=ExitStack)
     """Shows "waiting for the environment" as this process's activity while there are calls."""
@@ -121,22 +120,24 @@ class EnvRunner:
     @property
     def _threads(self) -> int:
         default = THREADS if self.processes is None else PROCESSES_PER_CORE * usable_cores()
-        return self.config.rl_env_workers or default
+        return min(self.config.rl_env_workers or default, self.config.rl_env_episodes or default)
 
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Set the arguments `model` and `tokenizer` of `score_episode`; worker processes get the tokenizer only."""
         if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self._level == "score_episode":
-            handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
-            with os.fdopen(handle, "wb") as file:
-                pickle.dump(tokenizer, file)
-            self.given = {"model": NoModel(), "tokenizer": StoredTokenizer(Path(name))}
+            self.given = {"model": NoModel(), "tokenizer": StoredTokenizer.of(tokenizer)}
 
     @cached_property
     def has_sessions(self) -> bool:
         """Whether an episode has calls before its score: `episode`, `start` or tools."""
         return self._level != "score_episode" or hasattr(self.environment, "get_tools")
+
+    @property
+    def has_rollouts(self) -> bool:
+        """Whether the environment's own code asks the policy, and is told when a limit ends its episode."""
+        return self._level == "rollout"
 
     # -- an episode, from its beginning to its end
 
@@ -151,6 +152,7 @@ class EnvRunner:
             opened = await self._repeat(sessions, [partial(self._open, one) for one in sessions], self._level)
             for one, result in zip(sessions, opened, strict=True):
                 one.session, one.reset = result or (None, ResetResult())
+                self._show(one.reset.note)
         return sessions
 
     def _open(self, one: EnvSession) -> tuple[SessionLike, ResetResult]:
@@ -173,9 +175,17 @@ class EnvRunner:
         if one.session is None:
             return EnvResponse(is_over=True)
         place = "step" if self._level == "start" else self._level  # where a call that hangs or crashes is
-        if turn.calls:
+        if turn.calls and not self.has_rollouts:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
-        return await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
+        response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
+        self._show(response.note)
+        return response
+
+    def _show(self, note: str) -> None:
+        """Show a note of a session, once."""
+        if note and note not in self._shown:
+            self._shown.add(note)
+            self.notify(note)
 
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
         """The score of each episode, in their order; None for those that failed, here or earlier."""
@@ -269,7 +279,8 @@ class EnvRunner:
         return outcome.value
 
     def close(self) -> None:
-        """End the threads and processes."""
+        """Close the environment, here and in its processes, and end the threads and processes."""
+        close_environment(self.environment, self.pool, self.processes, self.notify)
         self.pool.close()
         if self.processes is not None:
             self.processes.close()

@@ -12,15 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aitrain.environment.contract import (
-    MODEL_ARGUMENTS,
-    Prompt,
-    ToolResult,
-    arguments_for,
-    level_of,
-    named_by,
-    with_opening,
-)
+from aitrain.environment.contract import MODEL_ARGUMENTS, Prompt, ToolResult, arguments_for, named_by, with_opening
 from aitrain.environment.row_copies import copy_arguments
 from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.tool_call_parser import ToolCall
@@ -33,11 +25,31 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class TokenUsage:
+    """Numbers of tokens: before an answer, and of the answer; `is_cut` if it was cut off."""
+
+    prompt: int
+    completion: int
+    is_cut: bool = False
+
+
+@dataclass(frozen=True)
 class AssistantTurn:
     """One answer of the model: its text, and the tool calls that were in it."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
+    usage: TokenUsage | None = None
+    limit: str = ""
+    """In place of an answer, to a `rollout` only: the limit that leaves no room for one."""
+
+
+@dataclass(frozen=True)
+class UntrainedChat:
+    """A conversation in which the policy's weights answer once, outside of the trajectory."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,14 +63,10 @@ class ResetResult:
     """Whether tool calls in the answers are parsed; if not, the environment gets the answers unchanged."""
     prompt: Prompt | None = None
     """The whole conversation before the first answer; None: the row's prompt."""
-
-
-@dataclass(frozen=True)
-class UntrainedChat:
-    """A conversation in which the policy's weights answer once, outside of the trajectory."""
-
-    messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...] = ()
+    untrained: UntrainedChat | None = None
+    """A conversation to answer before the episode begins: then the response to its answer has `reset`."""
+    note: str = ""
+    """A note for the user, shown once."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,10 @@ class EnvResponse:
     """Number of the `calls` that were malformed, so that the tool was not run."""
     untrained: UntrainedChat | None = None
     """A conversation to answer first; its answer is the next argument of `Session.respond`."""
+    reset: ResetResult | None = None
+    """The start of an episode that began with an untrained conversation."""
+    note: str = ""
+    """A note for the user, shown once."""
 
 
 @contextmanager
@@ -86,11 +98,6 @@ def within(place: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         failure = as_failure(error.__cause__ if isinstance(error, EnvironmentFailed) and error.__cause__ else error)
         raise CallFailed(replace(failure, place=failure.place or place)) from error
-
-
-def session_for(environment: Any, bounds: Bounds = ZERO_TO_ONE) -> Session:
-    """The session of a new episode, for an environment with score_episode, episode or start."""
-    return _SESSIONS[level_of(environment)](environment, bounds)
 
 
 class Session(ABC):
@@ -306,13 +313,6 @@ class ObjectSession(Session):
         close = getattr(getattr(self, "object", None), "close", None)
         if callable(close):
             run_if_async(close())
-
-
-_SESSIONS: dict[str, type[Session]] = {
-    "score_episode": SingleTurnSession,
-    "episode": GeneratorSession,
-    "start": ObjectSession,
-}
 
 
 def _as_messages(response: Any, place: str) -> tuple[Message, ...]:

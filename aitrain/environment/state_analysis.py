@@ -58,7 +58,8 @@ class _EpisodeReader(ExpressionReader):
         anytime = []
         if level == "start":
             self._enter("start")
-            anytime = [name for name in ("step", "score", "close") if hasattr(self.type, name)]
+            if hasattr(self.type, "step"):  # `start` may return the environment
+                anytime = [name for name in ("opening", "step", "score", "close") if hasattr(self.type, name)]
         self.referenced = set()  # get_tools only refers to tools, which run later
         if hasattr(self.environment, "get_tools"):
             self._enter("get_tools")

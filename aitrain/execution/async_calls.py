@@ -46,7 +46,7 @@ def run_async(awaitable: Awaitable[T]) -> T:
         with on_cancel(lambda _: future.cancel(), partial(stack_of_awaitable, awaitable)):
             result = future.result()
     except concurrent.futures.CancelledError:
-        _replace_if_blocked(loop)
+        replace_if_blocked(loop)
         raise
     except BaseException:
         future.cancel()
@@ -56,7 +56,7 @@ def run_async(awaitable: Awaitable[T]) -> T:
     return result
 
 
-def _replace_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
+def replace_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
     """Give later calls a new loop if an `async def` that never yields blocks this one."""
     answered = threading.Event()
     loop.call_soon_threadsafe(answered.set)

@@ -76,7 +76,7 @@ class DeadlineThread:
         if wait is not None and task.late is None:
             self._cancel(task, wait)
         elif thread is not None:
-            stack = stack_of_thread(thread)
+            stack = stack_of_thread(thread) if wait is None else wait.stack()
             self._abandon(task, task.late or task.timed_out(stack), stack)
 
     def _cancel(self, task: Task[object], wait: Wait) -> None:

@@ -79,6 +79,11 @@ class ProcessPool:
                 self._ask("reap", self._lost.pop())
         return WorkerLease(self, self._free_worker() or self._spawn(), make)
 
+    def lease_idle(self, make: Callable[[object], object]) -> list[WorkerLease]:
+        """Lease every process that runs and is not leased; none is started."""
+        free, self._free = self._free, []
+        return [WorkerLease(self, worker, make) for worker in free]
+
     def close(self) -> None:
         """End all processes, and wait for them."""
         with self._lock:

@@ -5,30 +5,46 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from aitrain.environment.contract import Case, Prompt, Transcript
 from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
-from aitrain.environment.session import AssistantTurn, EnvResponse, Message
+from aitrain.environment.session import (
+    AssistantTurn,
+    EnvResponse,
+    Message,
+    ResetResult,
+    TokenUsage,
+    UntrainedChat,
+)
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import Failure
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.clock import RolloutClock
-from aitrain.rollout.engine import Decoding, Engine, GenerationRequest, Leave
+from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.trajectory import Trajectory
 
 T = TypeVar("T")
 
-STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout")
+STOPS = ("done", "max_tokens", "max_turns", "truncated", "env_error", "env_timeout", "no_room")
 """Why an episode ended: by the environment (done, or max_tokens if the last completion was cut off), by --rl-max-turns,
-without room for another completion (truncated), or by a failure."""
+without room for another completion (truncated), by a failure, or before it began, as its prompt left no room."""
 
 TRUNCATED = ("max_tokens", "max_turns", "truncated")
 """The members of STOPS that are limits."""
+
+LIMITS = {
+    "max_turns": "the episode has had --rl-max-turns answers",
+    "truncated": "the episode has no room for another answer (--rl-max-episode-tokens, or the model's context)",
+}
+"""What a `rollout` is told about the limit that ended its episode."""
+
+Sample = Callable[[list[int], int, SampleSeed | None], Coroutine[Any, Any, Completion]]
+"""Samples a completion after these tokens, of at most so many tokens, with this seed."""
 
 
 @dataclass(eq=False)
@@ -42,6 +58,10 @@ class Episode:
     tool_calls: int = 0
     wrong_tool_calls: int = 0
     result: ScoreResult = field(default_factory=lambda: ScoreResult(None))
+    too_long: int | None = None
+    """Tokens of a prompt that leaves no room for an answer."""
+    is_dropped: bool = False
+    """Whether it takes no part, as the prompt of an episode of its group leaves no room."""
 
     @property
     def case(self) -> Case:
@@ -74,6 +94,8 @@ class Episode:
     @property
     def stop(self) -> str:
         """Why it ended, one of STOPS."""
+        if self.is_dropped:
+            return "no_room"
         if self.result.failure is not None:
             return "env_timeout" if self.result.failure.kind == "timed_out" else "env_error"
         return self.trajectory.stop or "done"
@@ -112,32 +134,43 @@ class Rollout:
     ) -> list[Episode]:
         """One episode for each case, in their order; failures of the environment are in them. `seeds` are the
         environment's, `sampling_seeds` the policy's (None: the engine's own random numbers)."""
+        limit = self.runner.config.rl_env_episodes if self.runner.has_sessions else None
+        sampling = [None] * len(cases) if sampling_seeds is None else [EpisodeSeeds(seed) for seed in sampling_seeds]
+        count, episodes = max(1, len(cases)), list[Episode]()  # without cases too, as ranks may generate together
         with self.clock.running("rollout"):
-            sampling = (
-                [None] * len(cases) if sampling_seeds is None else [EpisodeSeeds(seed) for seed in sampling_seeds]
-            )
-            with self.clock.running("environment"):
-                sessions = await self.runner.open(cases, seeds, sampling)
-            episodes = [self._begin(session) for session in sessions]
-            live = [(place, episode) for place, episode in enumerate(episodes) if episode.trajectory.stop is None]
-            async with self.engine.batch(len(live)) as leave:
-                await run_all(self._converse(episode, place, decoding, leave) for place, episode in live)
-            await self._score(episodes)
+            for start in range(0, count, limit or count):
+                part = slice(start, start + (limit or count))
+                with self.clock.running("environment"):
+                    sessions = await self.runner.open(cases[part], seeds[part], sampling[part])
+                episodes += await self._play(sessions, decoding)
+        return episodes
+
+    async def _play(self, sessions: Sequence[EnvSession], decoding: Decoding) -> list[Episode]:
+        """Play and score episodes at the same time."""
+        episodes = [self._begin(session) for session in sessions]
+        live = [(place, episode) for place, episode in enumerate(episodes) if episode.trajectory.stop is None]
+        async with self.engine.batch(len(live)) as leave:
+            await run_all(self._converse(episode, place, decoding, leave) for place, episode in live)
+        await self._score(episodes)
         return episodes
 
     def _begin(self, session: EnvSession) -> Episode:
         episode = Episode(session)
-        trajectory = episode.trajectory
+        if session.reset.untrained is None or session.failure is not None:
+            self._render_prompt(episode)
+        return episode
+
+    def _render_prompt(self, episode: Episode) -> None:
+        trajectory, session = episode.trajectory, episode.session
         if session.failure is None:
             with _template_errors(session):
                 trajectory.prompt_ids = self._prompt_ids(episode)
-        if session.failure is None and self.limits.room(len(trajectory.prompt_ids), 0) < 1:
-            what = f"have {len(trajectory.prompt_ids)} tokens, which leaves no room for an answer"
-            session.failure = Failure("wrong_type", what, place="Prompt and tools")
         if session.failure is not None:
             trajectory.stop = "env_error"
+        elif self.limits.room(len(trajectory.prompt_ids), 0) < 1:
+            trajectory.stop, episode.too_long, episode.is_dropped = "no_room", len(trajectory.prompt_ids), True
+        if trajectory.stop is not None:
             trajectory.prompt_ids = trajectory.prompt_ids[:1] or [self.end.eos_ids[0]]  # TRL takes no empty prompt
-        return episode
 
     def _prompt_ids(self, episode: Episode) -> list[int]:
         reset = episode.session.reset
@@ -150,17 +183,24 @@ class Rollout:
     async def _converse(self, episode: Episode, place: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
         trajectory, session = episode.trajectory, episode.session
+
+        async def sample(ids: list[int], room: int, seed: SampleSeed | None) -> Completion:
+            return await self.engine.generate(GenerationRequest(ids, room, seed, decoding, place))
+
         try:
+            if session.reset.untrained is not None:
+                response = await self._respond(session, EnvResponse(untrained=session.reset.untrained), sample)
+                session.reset = response.reset or ResetResult()
+                self._render_prompt(episode)
             while trajectory.stop is None:
                 room = self.limits.room(len(trajectory.prompt_ids), len(trajectory.ids))
                 sampling = session.sampling
                 seed = None if sampling is None else SampleSeed(sampling.seed, trajectory.sampled_tokens)
-                request = GenerationRequest(trajectory.context, room, seed, decoding, place)
-                trajectory.append_completion(await self.engine.generate(request))
-                turn = self._read(episode)
-                with self.clock.running("environment"):
-                    response = await self.runner.respond(session, turn)
+                trajectory.append_completion(await sample(trajectory.context, room, seed))
+                response = await self._respond(session, self._read(episode), sample)
                 trajectory.stop = self._apply(episode, response)
+            if trajectory.stop in LIMITS and not response.is_over and self.runner.has_rollouts:
+                await self._respond(session, AssistantTurn("", limit=LIMITS[trajectory.stop]), sample)
         finally:
             leave()
 
@@ -171,7 +211,34 @@ class Rollout:
         before, ids = trajectory.prompt_ids + trajectory.ids[:start], trajectory.ids[start:]
         answer = self.chat.read(ids, before, reset.tools if reset.runs_tools else (), self.end.eos_ids)
         episode.messages.append(answer.message)
-        return answer.turn
+        return replace(answer.turn, usage=TokenUsage(len(before), len(ids), not trajectory.ended_by_policy))
+
+    async def _respond(self, session: EnvSession, turn: AssistantTurn | EnvResponse, sample: Sample) -> EnvResponse:
+        """The environment's response to a turn, or to the answer of an untrained conversation; such conversations are
+        answered until it goes on with the trained one."""
+        response = turn if isinstance(turn, EnvResponse) else await self._call(session, turn)
+        while response.untrained is not None and session.failure is None:
+            response = await self._call(session, await self._answer(session, response.untrained, sample))
+        return response
+
+    async def _call(self, session: EnvSession, turn: AssistantTurn) -> EnvResponse:
+        if session.failure is not None:
+            return EnvResponse(is_over=True)
+        with self.clock.running("environment"):
+            return await self.runner.respond(session, turn)
+
+    async def _answer(self, session: EnvSession, chat: UntrainedChat, sample: Sample) -> AssistantTurn:
+        """The policy's answer in an untrained conversation, sampled with a seed of its own."""
+        ids: list[int] = []
+        with _template_errors(session):
+            ids = self.chat.prompt_ids(list(chat.messages), chat.tools)
+        room = self.limits.room(len(ids), 0)
+        if room < 1 or session.failure is not None:
+            return AssistantTurn("", limit=f"a conversation of {len(ids)} tokens leaves no room for an answer")
+        seed = None if session.sampling is None else SampleSeed(session.sampling.next_call())
+        completion = await sample(ids, room, seed)
+        turn = self.chat.read(completion.ids, ids, chat.tools, self.end.eos_ids).turn
+        return replace(turn, usage=TokenUsage(len(ids), len(completion.ids), completion.finish_reason == "length"))
 
     def _apply(self, episode: Episode, response: EnvResponse) -> str | None:
         """Append the environment's messages; returns why the episode ended, None if it continues."""
@@ -198,13 +265,16 @@ class Rollout:
         return None
 
     async def _score(self, episodes: list[Episode]) -> None:
-        sessions = [episode.session for episode in episodes]
+        begun = [episode for episode in episodes if not episode.is_dropped]
         with self.clock.running("environment"):
             async with self.scoring():
-                results = await self.runner.score(sessions, [episode.transcript for episode in episodes])
-        await self.runner.end(sessions)
-        for episode, result in zip(episodes, results, strict=True):
+                results = await self.runner.score(
+                    [episode.session for episode in begun], [episode.transcript for episode in begun]
+                )
+        await self.runner.end([episode.session for episode in episodes])
+        for episode, result in zip(begun, results, strict=True):
             episode.result = result
+        for episode in episodes:
             if not episode.trajectory.ids:
                 episode.trajectory.append_env_tokens([self.end.eos_ids[0]])  # TRL takes no empty completion
 

@@ -105,7 +105,7 @@ class RolloutRecord:
     advantage: float | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     stop: str = ""
-    """Why the episode ended: done, max_turns, max_tokens, truncated, env_error, env_timeout."""
+    """Why the episode ended: done, max_turns, max_tokens, truncated, env_error, env_timeout, no_room."""
     error: RecordedError | None = None
     seconds: float | None = None
     """Seconds of all calls of the environment together."""

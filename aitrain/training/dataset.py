@@ -101,13 +101,13 @@ def _changed_attributes(environment: object, before: Mapping[str, bytes | None])
     return {name: value for name, value in now.items() if value is not None and value != before.get(name)}
 
 
-def check_chat_template(cases: Cases, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that there is a chat template for chat prompts.
+def check_chat_template(is_chat: bool, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that there is a chat template if the model is asked in chat messages.
 
     Raises:
         ConfigError: there is none.
     """
-    if cases.is_chat and tokenizer.chat_template is None:
+    if is_chat and tokenizer.chat_template is None:
         raise ConfigError(
             "chat_template: the prompts are chat messages and this model's tokenizer has no chat template.\n"
             "Choose one with --chat-template chatml, or let build_dataset return prompts that are strings."

@@ -14,6 +14,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, set_seed
 
+from aitrain.environment.contract import scores_groups
 from aitrain.environment.dataset import Cases
 from aitrain.errors import EnvironmentFailed
 from aitrain.rollout.engine import Decoding
@@ -21,6 +22,7 @@ from aitrain.rollout.episode import Episode
 from aitrain.runs.held_out import Scoring, by_case, mean_score
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, to_jsonable
+from aitrain.training.episode_groups import finish_groups
 from aitrain.training.episode_record import episode_record
 from aitrain.training.policy_rollouts import PolicyRollouts
 
@@ -95,6 +97,8 @@ def evaluate(
     scorings = []
     for name, decoding, samples in (("sampled", Decoding.SEEDED, plan.samples), ("greedy", Decoding.GREEDY, 1)):
         recorded = plan.recorded.get(name, {})
+        if scores_groups(rollouts.rollout.runner.environment):
+            recorded = _whole_groups(recorded, range(plan.first_sample, plan.first_sample + samples))
         missing = [
             _Sample(index, case.number, number)
             for index, case in enumerate(plan.cases)
@@ -126,7 +130,15 @@ def _play(
         seeds = [rollouts.env_seed("held-out", sample.row) for sample in batch]
         sampling_seeds = [rollouts.sampling_seed("held-out", sample.row, sample.number) for sample in batch]
         episodes += rollouts.play(cases, seeds, sampling_seeds, decoding)
+    finish_groups(rollouts, episodes, [(sample.case, sample.number) for sample in share])
     return list(zip(share, episodes, strict=True))
+
+
+def _whole_groups(
+    recorded: Mapping[tuple[int, int], float | None], numbers: range
+) -> Mapping[tuple[int, int], float | None]:
+    """The recorded scores of cases that have all samples: those of a case are scored together."""
+    return {key: score for key, score in recorded.items() if all((key[0], number) in recorded for number in numbers)}
 
 
 def _record(episode: Episode, phase: EvalPhase, sample: _Sample) -> RolloutRecord:

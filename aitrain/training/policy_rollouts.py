@@ -37,6 +37,7 @@ class PolicyRollouts:
     sampled_tokens: int = 0
     """Tokens that all ranks sampled in training since `take_sampled_tokens`."""
     loop: EventLoop = field(default_factory=EventLoop)
+    has_noted_dropped: bool = False
 
     @property
     def server(self) -> VLLMServerEngine | None:
@@ -79,8 +80,9 @@ class PolicyRollouts:
         """
         scores = sum(episode.result.score is not None for episode in episodes)
         failures = sum(episode.result.failure is not None for episode in episodes)
+        played = sum(not episode.is_dropped for episode in episodes)
         tokens = sum(episode.trajectory.sampled_tokens for episode in episodes)
-        own = [scores, failures, len(episodes), tokens, self.abandoned_threads]
+        own = [scores, failures, played, tokens, self.abandoned_threads]
         counts = torch.tensor(own, device=self.accelerator.device)
         scores, failures, total, tokens, abandoned = self.accelerator.reduce(counts, reduction="sum").tolist()
         self.sampled_tokens += tokens
@@ -88,6 +90,16 @@ class PolicyRollouts:
             self.report_failures(episodes)
         self.check_abandoned(abandoned)
         self.failures.after_batch(scores, failures, total)
+
+    def note_dropped(self, case_idx: object, tokens: int) -> None:
+        """Note the first case of the run that was dropped."""
+        if self.has_noted_dropped:
+            return
+        self.has_noted_dropped = True
+        self.notify(
+            f"Case {case_idx} is dropped: its prompt has {tokens} tokens, which leaves no room for an answer in a"
+            f" context of {self.rollout.limits.context}. Dropped cases take no part (metric stopped/no_room)."
+        )
 
     def report_failures(self, episodes: list[Episode]) -> None:
         """Show the first failure of each kind on any rank. Every rank must call this."""

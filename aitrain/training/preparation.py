@@ -98,12 +98,12 @@ def _trainer_inputs(context: RunContext, precision: Precision) -> tuple[TrainerI
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
     built = build(context.runner, tokenizer)
-    cases = built[0]
-    check_chat_template(cases, tokenizer)
+    is_chat = built[0].is_chat or context.runner.has_rollouts
+    check_chat_template(is_chat, tokenizer)
     check_contract(environment, columns(built))
     chat = chat_format(tokenizer, arguments.chat_template_kwargs)
-    tools = _shown_tools(context, chat, cases.is_chat)
-    chat = _episode_format(context, chat, tools, cases.is_chat)
+    tools = _shown_tools(context, chat, is_chat)
+    chat = _episode_format(context, chat, tools, is_chat)
     context.stop.check()
 
     context.enter(f"loading {config.model}")
@@ -160,6 +160,7 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
         raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
+    batch = min(batch, config.rl_env_episodes or batch)  # as many batches on all ranks
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)
     held_out, stopper = HeldOutScoring(context, trainer, plan, recorder, tracking), StopCallback(context.stop)
     if config.stop_when_flat is not None:
@@ -217,7 +218,9 @@ def _episode_format(context: RunContext, chat: ChatFormat, tools: Tools, is_chat
         refuse_tools_for_strings(tools.schemas)
         return chat
     following = [] if level_of(context.runner.environment) == "score_episode" else ["user"]
-    fit = format_for_episodes(chat, [*following, "tool"] if len(tools) else following)
+    # a rollout says what its tools are when it asks
+    may_have_tools = len(tools) > 0 or (context.runner.has_rollouts and chat.support.has_tool_calls)
+    fit = format_for_episodes(chat, [*following, "tool"] if may_have_tools else following)
     if fit is not chat:
         context.note("This model's chat template is not prefix-preserving; TRL's training template is used.")
     return fit

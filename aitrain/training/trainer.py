@@ -62,7 +62,6 @@ from aitrain.training.stopwatch import Stopwatch
 from aitrain.training.training_batch import TrainingBatch
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
 
-
 UNKNOWN = [{"role": "user", "content": ""}]
 """For TRL, the prompt of a case that the environment's opening makes; TRL only asks whether it is messages."""
 
@@ -156,8 +155,10 @@ class EpisodeTrainer(ResumableTrainer):
     def _loss_rows(self) -> dict[str, torch.Tensor]:
         """Mask of this process's episodes in the loss, and whether all advantages of all processes are zero."""
         device, kept = self.accelerator.device, self._batch.kept(self.masks_truncated)
-        everywhere = self.accelerator.gather(torch.tensor([self._batch.scores(), kept], device=device).T)
-        share = zero_variance_share(everywhere[:, 0], everywhere[:, 1], self.num_generations)
+        dropped = [episode.is_dropped for episode in self._batch.episodes]
+        everywhere = self.accelerator.gather(torch.tensor([self._batch.scores(), kept, dropped], device=device).T)
+        played = everywhere[everywhere[:, 2] == 0]  # whole groups are dropped
+        share = zero_variance_share(played[:, 0], played[:, 1], self.num_generations)
         self._metrics["train"]["frac_reward_zero_std"][-1] = share
         mean = everywhere[:, 0].nanmean().item()
         self.zero_variance.reward = None if math.isnan(mean) else mean
@@ -176,7 +177,7 @@ class EpisodeTrainer(ResumableTrainer):
 
     def _generate(self, prompts: list[Any]) -> Any:
         output = super()._generate(prompts)
-        if self.rollouts.rollout.end.stop_strings is not None:
+        if self.rollouts.rollout.end.stop_strings is not None or self._batch.dropped:
             for name, value in self._batch.length_metrics().items():
                 self._metrics["train"][name][-1] = value
         return output

@@ -11,6 +11,7 @@ from accelerate.utils import gather_object
 from aitrain.environment.contract import Case
 from aitrain.rollout.episode import Episode
 from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.training.episode_groups import finish_groups
 from aitrain.training.episode_metrics import length_metrics
 from aitrain.training.episode_record import episode_record
 from aitrain.training.policy_rollouts import PolicyRollouts
@@ -29,6 +30,8 @@ class TrainingBatch:
     """The row number of each episode's case."""
     cases: list[Case]
     episodes: list[Episode] = field(default_factory=list)
+    dropped: int = 0
+    """Episodes on all ranks whose prompt leaves no room for an answer."""
 
     def play(self, rollouts: PolicyRollouts) -> None:
         """Play the episodes. Those of a group have consecutive sampling seeds, and one environment seed."""
@@ -39,6 +42,8 @@ class TrainingBatch:
             for number, (group, member) in zip(self.numbers, groups, strict=True)
         ]
         self.episodes = rollouts.play(self.cases, seeds, sampling_seeds)
+        keys = [(place // self.group_size, place) for place in self.places]
+        self.dropped = len(finish_groups(rollouts, self.episodes, keys))
 
     def scores(self) -> list[float]:
         """The score of each episode, NaN for none."""
@@ -53,8 +58,10 @@ class TrainingBatch:
         ]
 
     def length_metrics(self) -> dict[str, float]:
-        """TRL's length metrics over all ranks; TRL's own count completions that end with a stop string as truncated."""
-        own = [(e.trajectory.sampled_tokens, not e.trajectory.ended_by_policy) for e in self.episodes]
+        """TRL's length metrics over all ranks; TRL's own count dropped episodes, and completions that end with a stop
+        string as truncated."""
+        played = [episode for episode in self.episodes if not episode.is_dropped]
+        own = [(e.trajectory.sampled_tokens, not e.trajectory.ended_by_policy) for e in played]
         return length_metrics(gather_object(own))
 
     def records(self, advantages: Sequence[float]) -> list[RolloutRecord]:

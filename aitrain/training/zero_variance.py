@@ -16,8 +16,11 @@ ZERO_VARIANCE = "flat"
 def zero_variance_share(scores: torch.Tensor, kept: torch.Tensor, size: int) -> float:
     """Share of the groups without a nonzero advantage among the episodes in the loss.
 
-    `scores` and `kept` have shape (episodes,), with the members of a group next to each other; NaN means unscored.
+    `scores` and `kept` have shape (episodes,), with the members of a group next to each other; NaN means unscored. 1 if
+    there are no groups.
     """
+    if not len(scores):
+        return 1.0
     groups, kept = scores.view(-1, size), kept.bool().view(-1, size)
     low = groups.nan_to_num(nan=math.inf).amin(1, keepdim=True)
     spread = groups.nan_to_num(nan=-math.inf).amax(1, keepdim=True) - low

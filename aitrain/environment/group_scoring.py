@@ -1,0 +1,116 @@
+"""Scores the episodes of a group together: `score_group` of an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from aitrain import activity
+from aitrain.environment.contract import Case, arguments_for
+from aitrain.environment.row_copies import copy_arguments
+from aitrain.environment.runner import EnvRunner
+from aitrain.environment.score_parsing import Bounds, ScoreResult, parse_score, shown
+from aitrain.environment.session import Message, within
+from aitrain.execution.async_calls import run_if_async
+from aitrain.execution.deadline_thread import GRACE
+from aitrain.execution.failure import CallFailed, Failure
+
+PLACE = "score_group"
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """One episode of a group, and its own score, None if it failed."""
+
+    completion: str | list[Message]
+    text: str
+    messages: list[Message]
+    result: ScoreResult
+
+
+@dataclass(frozen=True)
+class Group:
+    """The episodes of one case that are compared."""
+
+    case: Case
+    members: Sequence[GroupMember]
+
+    def arguments(self) -> dict[str, Any]:
+        """All arguments for `score_group`; a column with one of our names is not passed."""
+        results = [member.result for member in self.members]
+        return {
+            **self.case.row,
+            "completions": [member.completion for member in self.members],
+            "texts": [member.text for member in self.members],
+            "messages": [member.messages for member in self.members],
+            "scores": [result.score for result in results],
+            "metrics": [result.metrics for result in results],
+            "case_idx": self.case.case_idx,
+            "prompt": self.case.prompt,
+            "case": dict(self.case.row),
+        }
+
+
+@dataclass(frozen=True)
+class GroupScorer:
+    """Scores groups in the process of the environment."""
+
+    bounds: Bounds
+    environment: Any
+
+    def score(self, group: Group) -> list[ScoreResult]:
+        """The result of each member: the score of `score_group`, with the metrics of both; an episode that failed keeps
+        its failure."""
+        method = self.environment.score_group
+        with within(PLACE):
+            returned = run_if_async(method(**copy_arguments(arguments_for(method, group.arguments()))))
+        if hasattr(returned, "tolist"):
+            returned = returned.tolist()
+        if not isinstance(returned, (list, tuple)) or len(returned) != len(group.members):
+            count = f"{len(returned)} scores" if isinstance(returned, (list, tuple)) else shown(returned)
+            message = (
+                f"returned {count}: return a list with one score, or None, for each of {len(group.members)} episodes"
+            )
+            raise CallFailed(Failure("wrong_type", message, place=PLACE))
+        return [
+            _merged(member.result, parse_score(value, self.bounds))
+            for member, value in zip(group.members, returned, strict=True)
+        ]
+
+
+def _merged(own: ScoreResult, result: ScoreResult) -> ScoreResult:
+    if own.failure is not None:
+        return own
+    failure = None if result.failure is None else replace(result.failure, place=PLACE)
+    return ScoreResult(result.score, {**own.metrics, **result.metrics}, failure)
+
+
+async def score_groups(runner: EnvRunner, groups: Sequence[Group]) -> list[list[ScoreResult]]:
+    """The results of each group, one call after another, as they may compare with what earlier ones left on the
+    environment. If the call fails, all of its members have the failure."""
+    return [await _score_group(runner, group) for group in groups]
+
+
+async def _score_group(runner: EnvRunner, group: Group) -> list[ScoreResult]:
+    job = partial(GroupScorer(runner.config.score_bounds, runner.environment).score, group)
+    if runner.processes is not None:
+        job = partial(_score_in_process, runner, group)
+    with activity.own.waiting("waiting for the environment", runner.pool.timeout + GRACE):
+        outcome = await runner.pool.call(job)
+    if outcome.value is not None:
+        return outcome.value
+    assert outcome.failure is not None
+    failure = replace(outcome.failure, place=outcome.failure.place or PLACE)
+    return [_merged(member.result, ScoreResult(None, failure=failure)) for member in group.members]
+
+
+def _score_in_process(runner: EnvRunner, group: Group) -> list[ScoreResult]:
+    assert runner.processes is not None
+    lease = runner.processes.lease(partial(GroupScorer, runner.config.score_bounds))
+    try:
+        results: list[ScoreResult] = lease.call("score", group)
+        return results
+    finally:
+        lease.release()

@@ -1,0 +1,22 @@
+"""The kinds of sessions, by the method that plays an episode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aitrain.environment.contract import level_of
+from aitrain.environment.rollout_session import RolloutSession
+from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds
+from aitrain.environment.session import GeneratorSession, ObjectSession, Session, SingleTurnSession
+
+_SESSIONS: dict[str, type[Session]] = {
+    "score_episode": SingleTurnSession,
+    "episode": GeneratorSession,
+    "start": ObjectSession,
+    "rollout": RolloutSession,
+}
+
+
+def session_for(environment: Any, bounds: Bounds = ZERO_TO_ONE) -> Session:
+    """The session of a new episode."""
+    return _SESSIONS[level_of(environment)](environment, bounds)

@@ -1,0 +1,58 @@
+"""Episodes of environments with `rollout`, played with a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+from aitrain import TrainConfig
+from aitrain.environment.contract import Case
+from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.rollout.chat_format import ChatFormat, NoTemplateSupport
+from aitrain.rollout.engine import Engine
+from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.limits import Limits
+from tests.rollout.scripted import END, Letters, cases
+
+
+class Asks:
+    """Base of the environments: rows are not needed, as tests play cases of their own."""
+
+    def build_dataset(self) -> list[Any]:
+        return []
+
+
+class WithTools(NoTemplateSupport):
+    """A template that can write calls and their results."""
+
+    has_tool_calls = True
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def play(
+    environment: object, engine: Engine, limits: Limits | None = None, of: Sequence[Case] = (), **options: Any
+) -> tuple[list[Episode], list[str]]:
+    """Episodes of these cases (one, if none are given), and the notes that the user was shown."""
+    notes: list[str] = []
+
+    async def rollout(runner: EnvRunner) -> list[Episode]:
+        runner.notify = notes.append
+        chosen = of or cases()
+        chat = ChatFormat(Letters(), support=WithTools())
+        return await Rollout(runner, engine, chat, limits or Limits(9, 99), END).play(
+            chosen, range(len(chosen)), [100 + n for n in range(len(chosen))]
+        )
+
+    with closing(start_runner(environment, TrainConfig(**options))) as runner:
+        return asyncio.run(rollout(runner)), notes
+
+
+def play_one(environment: object, engine: Engine, limits: Limits | None = None, **options: Any) -> Episode:
+    """The episode of one case."""
+    (episode,), _ = play(environment, engine, limits, **options)
+    return episode

@@ -1,0 +1,291 @@
+"""The OpenAI-compatible address of a `rollout`: real requests of an HTTP client to the scripted policy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from aitrain.environment import endpoint_server
+from aitrain.environment.endpoint_server import MAX_BODY
+from aitrain.rollout.limits import Limits
+from tests.rollout.asking import Asks, play, play_one, user
+from tests.rollout.scripted import Scripted, cases
+from tests.test_rollout_session import Rounds
+
+ECHO = Scripted(lambda so_far: f"{so_far.count('u:')}$")
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+Ask = Callable[..., httpx.Response]
+
+
+def client_of(endpoint: Any) -> httpx.Client:
+    return httpx.Client(
+        base_url=endpoint.base_url, headers={"Authorization": f"Bearer {endpoint.api_key}"}, timeout=None
+    )
+
+
+def said(response: httpx.Response) -> dict[str, Any]:
+    response.raise_for_status()
+    message: dict[str, Any] = response.json()["choices"][0]["message"]
+    return message
+
+
+class ByHttp(Asks):
+    """Runs a function with the endpoint and `ask(messages, **fields)`, in a thread; the function returns the score."""
+
+    def __init__(self, body: Callable[[Any, Ask], float | None]) -> None:
+        self.body = body
+
+    def rollout(self, endpoint: Any) -> float | None:
+        with client_of(endpoint) as client:
+
+            def ask(messages: Any, **fields: Any) -> httpx.Response:
+                body = {"model": endpoint.model, "messages": messages, **fields}
+                return client.post("/chat/completions", json=body)
+
+            return self.body(endpoint, ask)
+
+
+def in_episode(body: Callable[[Any, Ask], Any], engine: Scripted = ECHO, **options: Any) -> Any:
+    """What the function returns when it is called in a rollout, after one answer of the policy."""
+    found: list[Any] = []
+
+    def then(endpoint: Any, ask: Ask) -> float:
+        said(ask([user("first")]))
+        found.append(body(endpoint, ask))
+        return 1.0
+
+    episode = play_one(ByHttp(then), engine, **options)
+    assert episode.result.score == 1.0, episode.failure_message
+    return found[0]
+
+
+def test_an_answer_has_openais_format_with_the_true_numbers_of_tokens() -> None:
+    def body(endpoint: Any, ask: Ask) -> float:
+        answer = ask([user("one")]).json()
+        assert {key: answer[key] for key in ("object", "model")} == {"object": "chat.completion", "model": "policy"}
+        message = {"role": "assistant", "content": "1"}
+        assert answer["choices"] == [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}]
+        assert answer["usage"] == {"prompt_tokens": 8, "completion_tokens": 2, "total_tokens": 10}
+        return float(said(ask([user("one"), message, user("two")]))["content"])
+
+    episode = play_one(ByHttp(body), ECHO, rl_score_range="any")
+    assert (episode.result.score, episode.failure_message) == (2.0, "")
+    assert "".join(map(chr, episode.trajectory.ids)) == "1$u:two$a:2$"
+
+
+def test_an_answer_that_was_cut_off_says_so() -> None:
+    def body(endpoint: Any, ask: Ask) -> float:
+        return float(ask([user("one")]).json()["choices"][0]["finish_reason"] == "length")
+
+    assert play_one(ByHttp(body), Scripted(lambda _: "abcdef"), Limits(9, 3)).result.score == 1.0
+
+
+def test_an_answer_can_be_streamed() -> None:
+    def body(endpoint: Any, ask: Ask) -> float:
+        tools = {"tools": [TOOL], "stream": True, "stream_options": {"include_usage": True}}
+        response = ask([user("one")], **tools)
+        assert response.headers["content-type"] == "text/event-stream"
+        *events, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+        chunks = [json.loads(event) for event in events]
+        assert last == "[DONE]"
+        assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 3
+        (call,) = chunks[0]["choices"][0]["delta"]["tool_calls"]
+        assert (call["index"], call["function"]["arguments"]) == (0, '{"a": 1}')
+        assert chunks[1]["choices"][0]["finish_reason"] == "tool_calls"
+        assert (chunks[2]["choices"], chunks[2]["usage"]["completion_tokens"]) == ([], 62)
+        return 1.0
+
+    engine = Scripted(lambda _: '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>$')
+    assert play_one(ByHttp(body), engine).failure_message == ""
+
+
+def test_the_untrained_model_is_another_conversation() -> None:
+    def body(endpoint: Any, ask: Ask) -> str:
+        return str(said(ask([user("a"), user("b"), user("c")], model=endpoint.untrained_model))["content"])
+
+    assert in_episode(body) == "3"
+
+
+def test_models_are_listed() -> None:
+    def body(endpoint: Any, ask: Ask) -> list[str]:
+        with client_of(endpoint) as client:
+            assert client.get(f"/models/{endpoint.model}").json()["object"] == "model"
+            return [model["id"] for model in client.get("/models").json()["data"]]
+
+    assert in_episode(body) == ["policy", "policy-untrained"]
+
+
+def test_settings_of_the_sampling_are_not_used_and_noted_once() -> None:
+    def body(endpoint: Any, ask: Ask) -> float:
+        settings = {"temperature": 0, "max_tokens": 1, "tool_choice": "auto", "stop": None}
+        return float(said(ask([user("one")], **settings))["content"])
+
+    episodes, notes = play(ByHttp(body), ECHO, of=cases(3))
+    assert [episode.result.score for episode in episodes] == [1.0] * 3
+    (note,) = notes
+    assert note.startswith("The environment's requests set max_tokens, temperature: not used")
+
+
+# -- what is refused
+
+
+def refused(response: httpx.Response) -> tuple[int, str | None, str | None]:
+    error = response.json()["error"]
+    assert error["message"]
+    assert error["type"] in ("invalid_request_error", "authentication_error")
+    return response.status_code, error["code"], error["param"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model": "gpt-5"}, (404, "model_not_found", "model")),
+        ({"n": 2}, (400, None, "n")),
+        ({"messages": []}, (400, None, "messages")),
+        ({"messages": None}, (400, None, "messages")),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, (400, None, "messages")),
+        ({"tools": [{"type": "function"}]}, (400, None, "tools")),
+    ],
+)
+def test_a_wrong_request_is_refused_and_the_episode_goes_on(fields: dict[str, Any], expected: Any) -> None:
+    def body(endpoint: Any, ask: Ask) -> Any:
+        found = refused(ask(**{"messages": [user("second")], **fields}))
+        said(ask([user("first"), {"role": "assistant", "content": "1"}, user("second")]))
+        return found
+
+    assert in_episode(body) == expected
+
+
+@pytest.mark.parametrize(
+    ("send", "status"),
+    [
+        (lambda client: client.post("/chat/completions", content=b"{"), 400),
+        (lambda client: client.post("/chat/completions", content=b"[" * 100_000), 400),
+        (lambda client: client.post("/chat/completions", content=b"[]"), 400),
+        (lambda client: client.post("/chat/completions", content=iter([b"{}"])), 411),
+        (lambda client: client.post("/chat/completions", content=bytes(MAX_BODY + 1)), 413),
+        (lambda client: client.post("/embeddings", json={}), 404),
+        (lambda client: client.get("/nothing"), 404),
+        (lambda client: client.put("/models"), 501),
+        (lambda client: client.get("/models", headers={"Authorization": "Bearer no"}), 401),
+        (lambda client: client.get("/models", headers={"Authorization": "Bearer \u00e9".encode()}), 401),
+    ],
+)
+def test_what_is_no_request_for_an_answer_is_refused_in_openais_format(send: Any, status: int) -> None:
+    def body(endpoint: Any, ask: Ask) -> int:
+        with client_of(endpoint) as client:
+            return refused(send(client))[0]
+
+    assert in_episode(body) == status
+
+
+def test_requests_after_the_episode_are_refused() -> None:
+    def body(endpoint: Any, ask: Ask) -> tuple[str, str]:
+        return endpoint.base_url, endpoint.api_key
+
+    url, key = in_episode(body)
+    response = httpx.get(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
+    assert refused(response) == (404, "episode_over", None)
+
+
+def test_a_limit_is_an_error_of_the_context_length_and_scores_0_if_it_is_not_caught() -> None:
+    caught: list[Any] = []
+
+    def body(endpoint: Any, ask: Ask) -> float:
+        messages = [user("go")]
+        while True:
+            response = ask(messages)
+            if response.is_error:
+                caught.append(refused(response))
+            messages += [said(response), user("on")]
+
+    episode = play_one(ByHttp(body), ECHO, Limits(2, 9))
+    assert caught == [(400, "context_length_exceeded", "messages")]
+    assert (episode.stop, episode.result.score, episode.failure_message) == ("max_turns", 0.0, "")
+
+
+def test_a_conversation_that_is_rewritten_is_an_error_and_fails_the_episode() -> None:
+    caught: list[Any] = []
+
+    def body(endpoint: Any, ask: Ask) -> float:
+        said(ask([user("first")]))
+        caught.append(refused(ask([user("second")])))
+        return 1.0
+
+    episode = play_one(ByHttp(body), ECHO)
+    assert "rewrote messages[0]" in episode.failure_message
+    assert caught == [(400, "conversation_rewritten", None)]
+
+
+# -- many at once
+
+
+def test_requests_use_one_connection_again() -> None:
+    def body(endpoint: Any, ask: Ask) -> set[str]:
+        messages = [user("first"), {"role": "assistant", "content": "1"}]
+        for number in range(3):
+            messages += [user(str(number))]
+            messages += [said(ask(messages))]
+        return {thread.name for thread in threading.enumerate() if "process_request_thread" in thread.name}
+
+    before = {thread.name for thread in threading.enumerate()}
+    assert len(in_episode(body) - before) == 1
+
+
+def test_requests_of_one_episode_are_answered_one_after_another() -> None:
+    class Gathers(Asks):
+        async def rollout(self, endpoint: Any) -> float:
+            headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+            async with httpx.AsyncClient(base_url=endpoint.base_url, headers=headers, timeout=None) as client:
+                bodies = [{"model": endpoint.untrained_model, "messages": [user("x")] * n} for n in range(1, 9)]
+                asked = [client.post("/chat/completions", json=body) for body in bodies]
+                answers = [said(response)["content"] for response in await asyncio.gather(*asked)]
+            await endpoint.chat([user("go")])
+            return 1.0 if answers == [str(n) for n in range(1, 9)] else 0.0
+
+    assert play_one(Gathers(), ECHO).result.score == 1.0
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_many_episodes_ask_at_the_same_time(isolation: Any) -> None:
+    home = os.getpid()
+
+    def body(endpoint: Any, ask: Ask) -> float:
+        assert (os.getpid() == home) == (isolation == "thread")
+        messages = [user("one")]
+        messages += [said(ask(messages)), user("two")]
+        return float(said(ask(messages))["content"]) / 2
+
+    episodes, _ = play(ByHttp(body), ECHO, of=cases(12), rl_env_isolation=isolation)
+    assert [(episode.result.score, episode.failure_message) for episode in episodes] == [(1.0, "")] * 12
+
+
+def test_a_client_that_blocks_the_event_loop_fails_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_server, "BLOCKED", 0.2)
+
+    class Blocks(Asks):
+        async def rollout(self, endpoint: Any) -> float:
+            with client_of(endpoint) as client:
+                body = {"model": endpoint.model, "messages": [user("x")]}
+                client.post("/chat/completions", json=body).raise_for_status()
+            return 1.0
+
+    class Both(Blocks):
+        async def rollout(self, endpoint: Any, case_idx: int) -> float:  # type: ignore[override]
+            if case_idx == 0:
+                return await super().rollout(endpoint)
+            await asyncio.sleep(0.1)
+            await endpoint.chat([user("x")])
+            return 1.0
+
+    episodes, _ = play(Both(), Rounds(), of=cases(2))
+    assert "400" in episodes[0].failure_message
+    assert episodes[1].result.score == 1.0

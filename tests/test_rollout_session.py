@@ -1,0 +1,434 @@
+"""`rollout`: the environment's own code asks the policy, and every answer in its conversation is trained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aitrain import EnvironmentFailed, EpisodeTruncated, Score
+from aitrain.engines.batching import BatchingEngine, BatchRow
+from aitrain.environment.contract import check_contract, check_methods
+from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import Completion, Decoding
+from aitrain.rollout.episode import Episode
+from aitrain.rollout.limits import Limits
+from tests.rollout.asking import Asks, play, play_one, user
+from tests.rollout.scripted import END, Scripted, cases
+
+ECHO = Scripted(lambda so_far: f"{so_far.count('u:')}$")
+"""Answers with the number of questions so far."""
+
+CALCULATOR = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def text(ids: list[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+def trained(episode: Episode) -> str:
+    trajectory = episode.trajectory
+    return text([token for token, own in zip(trajectory.ids, trajectory.mask, strict=True) if own])
+
+
+class Twice(Asks):
+    """Asks for one more, once."""
+
+    async def rollout(self, case: dict[str, Any], endpoint: Any) -> Score:
+        messages = [user(f"first {case['word']}")]
+        messages.append(await endpoint.chat(messages))
+        answer = await endpoint.chat([*messages, user("more")])
+        return Score(0.5, {"last": float(answer["content"])})
+
+
+class TwiceInAThread(Asks):
+    """The same without async."""
+
+    def rollout(self, case: dict[str, Any], endpoint: Any) -> Score:
+        messages = [user(f"first {case['word']}")]
+        messages.append(endpoint.chat(messages))
+        answer = endpoint.chat([*messages, user("more")])
+        return Score(0.5, {"last": float(answer["content"])})
+
+
+def words(count: int) -> list[Any]:
+    return [type(case)(case.case_idx, case.prompt, {"word": f"w{case.number}"}, case.number) for case in cases(count)]
+
+
+@pytest.mark.parametrize("environment", [Twice(), TwiceInAThread()])
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_the_answers_are_trained_and_what_the_rollout_says_is_not(environment: Any, isolation: Any) -> None:
+    episodes, _ = play(environment, ECHO, of=words(3), rl_env_isolation=isolation)
+    for number, episode in enumerate(episodes):
+        assert text(episode.trajectory.prompt_ids) == f"u:first w{number}$a:"
+        assert text(episode.trajectory.ids) == "1$u:more$a:2$"
+        assert trained(episode) == "1$2$"
+        assert (episode.stop, episode.result.score, episode.result.metrics) == ("done", 0.5, {"last": 2.0})
+        assert episode.conversation[0] == user(f"first w{number}")
+
+
+def test_a_rollout_is_called_by_signature() -> None:
+    class Names(Asks):
+        async def rollout(self, case_idx: int, seed: int, prompt: Any, word: str, endpoint: Any) -> float:
+            said = f"{case_idx} {seed} {prompt[0]['content']} {word}"
+            await endpoint.chat([user(said)])
+            return 1.0
+
+    check_contract(Names(), ["prompt", "word"])
+    (_, episode), _ = play(Names(), ECHO, of=words(2))
+    assert text(episode.trajectory.prompt_ids) == "u:1 1 1? w1$a:"
+    with pytest.raises(EnvironmentFailed, match="unknown parameter, word"):
+        check_contract(Names(), ["prompt"])
+
+
+def test_a_rollout_that_yields_is_refused_before_training() -> None:
+    class Yields(Asks):
+        def rollout(self) -> Any:
+            yield "hello"
+
+    with pytest.raises(EnvironmentFailed, match=r"has a `yield`.*\n.*`episode`"):
+        check_methods(Yields())
+
+
+# -- other conversations
+
+
+class Simulated(Asks):
+    """A user who is the policy as well: speaks first, and once more."""
+
+    async def rollout(self, endpoint: Any) -> float:
+        wish = await endpoint.chat([user("what do you want?")], trained=False)
+        messages = [user(f"I want {wish['content']}")]
+        messages.append(await endpoint.chat(messages))
+        asked = [endpoint.chat([user(f"good? {n}")], trained=False) for n in range(3)]
+        opinions = "".join(answer["content"] for answer in await asyncio.gather(*asked))
+        await endpoint.chat([*messages, user(opinions)])
+        return 1.0
+
+
+def answer_by_question(so_far: str) -> str:
+    question = so_far.rpartition("u:")[2]
+    return "a room$" if "want?" in question else "yes$" if "good?" in question else "ok$"
+
+
+def test_untrained_conversations_are_not_part_of_the_trajectory() -> None:
+    engine = Scripted(answer_by_question)
+    episode = play_one(Simulated(), engine)
+    assert text(episode.trajectory.prompt_ids + episode.trajectory.ids) == "u:I want a room$a:ok$u:yesyesyes$a:ok$"
+    assert trained(episode) == "ok$ok$"
+    assert len(engine.requests) == 6
+
+
+def test_each_untrained_answer_is_sampled_with_a_seed_of_its_own() -> None:
+    engine = Scripted(answer_by_question)
+    play_one(Simulated(), engine)
+    seeds = [request.seed for request in engine.requests]
+    trained_seeds = [(seed.seed, seed.position) for seed in seeds if seed is not None and seed.seed == 100]
+    assert trained_seeds == [(100, 0), (100, 3)]
+    assert len(set(seeds)) == 6
+
+
+class Rounds(BatchingEngine):
+    """Answers a batch, and counts its rows."""
+
+    weight_version = 0
+
+    def __init__(self) -> None:
+        super().__init__(END, None, RolloutClock())
+        self.rows: list[int] = []
+
+    def sample(self, rows: list[BatchRow], max_tokens: int, decoding: Decoding) -> list[Completion]:
+        self.rows.append(len(rows))
+        return [Completion(list(map(ord, "x$"))) for _ in rows]
+
+
+def test_untrained_requests_take_part_in_the_rounds_of_the_batch() -> None:
+    class Some(Asks):
+        async def rollout(self, case_idx: int, endpoint: Any) -> float:
+            for _ in range(case_idx):
+                await endpoint.chat([user("before")], trained=False)
+            messages = [user("question")]
+            messages.append(await endpoint.chat(messages))
+            for _ in range(2 - case_idx):
+                await endpoint.chat([user("after")], trained=False)
+            await endpoint.chat([*messages, user("more")])
+            return 1.0
+
+    engine = Rounds()
+    episodes, _ = play(Some(), engine, of=cases(3))
+    assert engine.rows == [3, 3, 3, 3]
+    assert [trained(episode) for episode in episodes] == ["x$x$"] * 3
+
+
+# -- limits
+
+
+class Endless(Asks):
+    """Asks until it cannot."""
+
+    catches = True
+
+    async def rollout(self, endpoint: Any) -> float:
+        messages = [user("go")]
+        try:
+            while True:
+                messages.append(await endpoint.chat(messages))
+                messages.append(user("on"))
+        except EpisodeTruncated as error:
+            if not self.catches:
+                raise ValueError("it was cut off") from error
+            opinion = await endpoint.chat([user("was it good?")], trained=False)
+            return 0.25 if opinion["content"] == "yes" and "--rl-max" in str(error) else 0.0
+
+
+@pytest.mark.parametrize(("limits", "stop"), [(Limits(3, 9), "max_turns"), (Limits(9, 9, 12), "truncated")])
+def test_a_limit_raises_in_the_rollout_which_may_return_a_score_with_the_policys_opinion(
+    limits: Limits, stop: str
+) -> None:
+    episode = play_one(Endless(), Scripted(lambda so_far: "yes$" if "good?" in so_far else "x$"), limits)
+    assert (episode.stop, episode.result.score) == (stop, 0.25)
+    assert "good" not in text(episode.trajectory.ids)
+
+
+@pytest.mark.parametrize(("bounds", "score"), [("0,1", 0.0), ("1,2", 1.0), ("any", 0.0)])
+def test_the_score_is_the_lowest_if_the_rollout_does_not_catch_the_limit(bounds: str, score: float) -> None:
+    environment = Endless()
+    environment.catches = False
+    episode = play_one(environment, ECHO, Limits(2, 9), rl_score_range=bounds)
+    assert (episode.stop, episode.result.score, episode.result.failure) == ("max_turns", score, None)
+
+
+def test_a_rollout_that_asks_on_after_a_limit_fails() -> None:
+    class Stubborn(Asks):
+        async def rollout(self, endpoint: Any) -> float:
+            messages = [user("go")]
+            while True:
+                try:
+                    messages.append(await endpoint.chat(messages))
+                    messages.append(user("on"))
+                except Exception:
+                    continue
+
+    episode = play_one(Stubborn(), ECHO, Limits(2, 9))
+    assert episode.stop == "env_error"
+    assert "after EpisodeTruncated: return the score instead" in episode.failure_message
+
+
+def test_an_untrained_conversation_without_room_raises_and_the_episode_goes_on() -> None:
+    class Long(Asks):
+        async def rollout(self, endpoint: Any) -> float:
+            messages = [user("go")]
+            messages.append(await endpoint.chat(messages))
+            with pytest.raises(EpisodeTruncated, match="105 tokens leaves no room"):
+                await endpoint.chat([user("x" * 100)], trained=False)
+            await endpoint.chat([*messages, user("on")])
+            return 1.0
+
+    episode = play_one(Long(), ECHO, Limits(9, 9, context=99))
+    assert (episode.stop, episode.result.score, trained(episode)) == ("done", 1.0, "1$2$")
+
+
+# -- mistakes
+
+
+class Mistake(Asks):
+    """Asks twice, with what a mistake makes of the second request."""
+
+    def __init__(self, second: Any) -> None:
+        self.second = second
+
+    async def rollout(self, endpoint: Any) -> float:
+        first = [user("one")]
+        answer = await endpoint.chat(first, tools=[CALCULATOR])
+        with suppress(Exception):  # the episode fails all the same
+            await endpoint.chat(**self.second(first, answer))
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (lambda first, answer: {"messages": [user("One"), answer, user("two")]},
+         "rewrote messages[0] (role user): it was 'one', now 'One'"),
+        (lambda first, answer: {"messages": [*first, {**answer, "content": "other"}, user("two")]},
+         "rewrote messages[1] (the policy's answer): it was '1', now 'other'"),
+        (lambda first, answer: {"messages": [*first, user("two")]},
+         "rewrote messages[1] (the policy's answer): it was '1', now 'two'"),
+        (lambda first, answer: {"messages": first}, "asked for a second answer to the same messages"),
+        (lambda first, answer: {"messages": [*first, answer, user("two")], "tools": []},
+         "changed the tools: they were add, now none"),
+    ],
+)  # fmt: skip
+def test_a_conversation_that_is_rewritten_fails_with_what_was_rewritten(second: Any, message: str) -> None:
+    episode = play_one(Mistake(second), ECHO)
+    assert episode.stop == "env_error"
+    assert episode.failure_message.startswith(f"rollout of case 0 {message}")
+    assert "trained=False" in episode.failure_message
+
+
+def test_white_space_and_parts_left_out_are_no_rewriting() -> None:
+    class Strips(Asks):
+        async def rollout(self, endpoint: Any) -> float:
+            answer = await endpoint.chat([user("one ")])
+            parts = [{"type": "text", "text": "one"}]
+            said = [
+                {"role": "user", "content": parts},
+                {**answer, "content": f"{answer['content']}\n", "refusal": None},
+            ]
+            await endpoint.chat([*said, SimpleNamespace(model_dump=lambda exclude_none: user("two"))])
+            return 1.0
+
+    assert play_one(Strips(), ECHO).result.score == 1.0
+
+
+def test_a_second_trained_request_at_the_same_time_fails() -> None:
+    class Hasty(Asks):
+        async def rollout(self, endpoint: Any) -> float:
+            await asyncio.gather(endpoint.chat([user("one")]), endpoint.chat([user("one")]))
+            return 1.0
+
+    assert "asked for a second answer to the same messages" in play_one(Hasty(), ECHO).failure_message
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_rollout_that_never_asks_for_a_trained_answer_fails(asks: bool) -> None:
+    class Silent(Asks):
+        async def rollout(self, endpoint: Any) -> float:
+            if asks:
+                await endpoint.chat([user("hello")], trained=False)
+            return 1.0
+
+    message = "rollout of case 0 returned 1.0 (float) without asking the policy"
+    assert play_one(Silent(), ECHO).failure_message.startswith(message)
+
+
+def test_a_rollout_that_raises_ends_its_own_episode_only() -> None:
+    class Raises(Twice):
+        async def rollout(self, case: dict[str, Any], endpoint: Any) -> Score:
+            if case["word"] == "w1":
+                raise ValueError("no such word")
+            return await super().rollout(case, endpoint)
+
+    episodes, _ = play(Raises(), ECHO, of=words(3))
+    assert [episode.result.score for episode in episodes] == [0.5, None, 0.5]
+    assert "rollout of case 1 raised: ValueError: no such word" in episodes[1].failure_message
+    assert "test_rollout_session.py, line" in episodes[1].failure_message
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"messages": "hello"}, "messages is str"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, r"messages\[0\] has the role 'robot'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content of the type image_url"),
+        ({"messages": [{"role": "tool", "content": "3"}]}, "no tool_call_id"),
+        ({"messages": [{"role": "assistant", "content": "3"}]}, "the last message is the assistant's"),
+        ({"messages": [user("x")], "tools": [{"type": "function"}]}, 'tools: the schema has no "name"'),
+    ],
+)
+def test_a_request_that_is_not_in_openais_format_raises_where_it_is_made(request_: Any, message: str) -> None:
+    class Wrong(Asks):
+        async def rollout(self, endpoint: Any) -> float:
+            with pytest.raises(ValueError, match=message):
+                await endpoint.chat(**request_)
+            await endpoint.chat([user("right")])
+            return 1.0
+
+    assert play_one(Wrong(), ECHO).result.score == 1.0
+
+
+# -- tools
+
+
+class Calculator(Asks):
+    """Runs the policy's calls by itself."""
+
+    async def rollout(self, endpoint: Any) -> Score:
+        messages = [user("1+2?")]
+        answer = await endpoint.chat(messages, tools=[CALCULATOR])
+        (call,) = answer["tool_calls"]
+        try:
+            result = str(sum(json.loads(call["function"]["arguments"]).values()))
+        except ValueError as error:
+            result = f"error: {error}"
+        said = {"role": "tool", "tool_call_id": call["id"], "content": result}
+        last = await endpoint.chat([*messages, answer, said])
+        return Score(1.0 if last["content"] == "3" else 0.0)
+
+
+def calling(call: str) -> Scripted:
+    return Scripted(lambda so_far: "3$" if "t:3$" in so_far else f"<tool_call>{call}</tool_call>$")
+
+
+def test_calls_of_the_policy_reach_the_rollout_and_its_results_the_policy() -> None:
+    episode = play_one(Calculator(), calling('{"name": "add", "arguments": {"a": 1, "b": 2}}'))
+    assert (episode.result.score, episode.tool_calls, episode.wrong_tool_calls) == (1.0, 1, 0)
+    assert episode.messages[0]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
+    assert episode.messages[1] == {"role": "tool", "content": "3", "name": "add"}
+    assert episode.session.reset.tools == (CALCULATOR,)
+
+
+def test_a_call_that_cannot_be_read_reaches_the_rollout_as_arguments_that_are_no_json() -> None:
+    episode = play_one(Calculator(), calling('{"name": "add", "arguments": {"a": 1, "b": 2'), Limits(2, 99))
+    assert (episode.result.score, episode.tool_calls, episode.wrong_tool_calls) == (0.0, 2, 2)
+    assert episode.messages[1]["content"].startswith("error: Expecting value")
+
+
+# -- time
+
+
+def test_a_coroutine_that_hangs_is_cancelled_at_the_deadline_with_its_line() -> None:
+    ended = threading.Event()
+
+    class Hangs(Asks):
+        async def rollout(self, endpoint: Any) -> float:
+            await endpoint.chat([user("x")])
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.set()
+            return 1.0
+
+    episode = play_one(Hangs(), ECHO, rl_env_timeout=0.2)
+    assert episode.stop == "env_timeout"
+    assert "asyncio.sleep(60)" in episode.failure_message
+    assert ended.wait(20)
+
+
+def test_a_thread_that_hangs_in_a_process_is_ended_with_it() -> None:
+    class Hangs(Asks):
+        def rollout(self, endpoint: Any) -> float:
+            endpoint.chat([user("x")])
+            time.sleep(60)
+            return 1.0
+
+    episode = play_one(Hangs(), ECHO, rl_env_timeout=0.3, rl_env_isolation="process")
+    assert episode.stop == "env_timeout"
+    assert "time.sleep(60)" in episode.failure_message
+
+
+def test_a_rollout_is_ended_when_its_episode_fails() -> None:
+    ended: list[type[BaseException]] = []
+
+    class Rewrites(Asks):
+        async def rollout(self, endpoint: Any) -> float:
+            await endpoint.chat([user("one")])
+            try:
+                try:
+                    await endpoint.chat([user("two")])
+                except Exception:
+                    await asyncio.sleep(60)
+            except BaseException as error:
+                ended.append(type(error))
+                raise
+            return 1.0
+
+    assert play_one(Rewrites(), ECHO).stop == "env_error"
+    assert ended == [asyncio.CancelledError]
