@@ -52,7 +52,7 @@ class Server:
     def __init__(self, handler: type[_Handler]) -> None:
         self.sessions: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
-        self.is_broken = False
+        self.is_broken = self.has_terminal = False
         self._http = _Http(("127.0.0.1", 0), type("Handler", (handler,), {"owner": self}))
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
@@ -94,11 +94,16 @@ class OrsHandler(_Handler):
         if self.session is None:
             return self.answer({"detail": "Active environment not found"}, 404)
         if self.path == "/sums/prompt":
+            if self.session.pop("starting", False):
+                return self.answer({"detail": "Environment still starting."}, 503, {"Retry-After": "0.01"})
             first = self.session["index"]
             return self.answer([{"type": "text", "text": f"What is {first} + 1?"}, {"type": "image", "data": ""}])
         if self.path == "/sums/task_tools":
             return self.answer({"detail": "Not Found"}, 404)
-        return self.answer({"tools": self.TOOLS})
+        if self.path == "/sums/messages":
+            return self.answer({"detail": "Not Found"}, 404)
+        terminal = {"name": "submit", "arg": "value"} if self.owner.has_terminal else None
+        return self.answer({"tools": self.TOOLS, "terminal_tool": terminal})
 
     def do_POST(self) -> None:
         self.owner.asked.append(self.path)
@@ -110,7 +115,7 @@ class OrsHandler(_Handler):
             return self.answer({"num_tasks": 12} if known else {"detail": "Invalid split"}, 200 if known else 400)
         sid = self.headers.get("X-Session-ID", "")
         if self.path == "/create":
-            self.owner.sessions[sid] = {"index": body["index"]}
+            self.owner.sessions[sid] = {"index": body["index"], "starting": True}
             return self.answer({"sid": sid})
         if self.path == "/sums/call":
             return self.call(body["name"], body["input"])
@@ -123,6 +128,8 @@ class OrsHandler(_Handler):
             return self.events(("task_id", "1"), ("error", "ZeroDivisionError: division by zero"))
         if self.owner.is_broken:
             return self.events(("task_id", "1"))
+        if self.owner.has_terminal and name == "submit":
+            given = {"value": int(given["value"])}
         if name == "submit" and not isinstance(given.get("value"), int):
             return self.result({"ok": False, "error": "Tool input validation error: value"})
         right = self.session["index"] + 1

@@ -81,6 +81,13 @@ def test_an_answer_without_a_call_ends_the_episode_which_is_worth_what_unrewarde
     assert play(server, "4", unrewarded=None).scored.score is None
 
 
+def test_an_answer_without_a_call_goes_to_the_terminal_tool_if_there_is_one(server: Server) -> None:
+    server.has_terminal = True
+    played = play(server, "4")
+    assert played.is_over
+    assert played.scored.score == 1.0
+
+
 def test_a_wrong_call_gets_an_error_and_the_episode_goes_on(server: Server) -> None:
     played = play(server, call("submit", '{"value": "four"}'), call("submit", "4"), call("submit", '{"value": 5}'))
     first, second, third = (move.messages[0]["content"] for move in played.moves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,9 @@ class EnvServer:
         """
         with _unreachable(self.url, path):
             response = await self._http.request(method, path, json=body)
+            while response.status_code == 503 and "Retry-After" in response.headers:  # still starting
+                await asyncio.sleep(float(response.headers["Retry-After"]))
+                response = await self._http.request(method, path, json=body)
         if response.status_code >= (500 if may_fail else 400):
             raise _error_of(response, path)
         return response

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from aitrain.environment.adapters.env_server import EnvServer, server_url, starting
+from aitrain.environment.adapters.ors_session import OpenRewardSession, text_of
 from aitrain.environment.adapters.settings import choose, read_score_range
 from aitrain.environment.adapters.step_rewards import StepRewards, check_use
-from aitrain.environment.adapters.tool_results import run_calls, tool_schema
+from aitrain.environment.adapters.tool_results import run_calls
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 from aitrain.errors import ConfigError
 
-PING_SECONDS = 60.0
-"""A server ends sessions that it has not heard of for a quarter of an hour."""
-
 
 class OpenRewardServer:
     """The tasks of one environment of an ORS server. Each episode is a session of the server, which gives prompt and
-    tools when it begins. An answer without a tool call ends the episode, as does a tool that says so."""
+    tools when it begins. It ends with a tool that says so, or with an answer without a call."""
 
     def __init__(
         self,
@@ -58,13 +53,13 @@ class OpenRewardServer:
 
     async def start(self, index: int) -> _Episode:
         """The session of a task."""
-        episode = _Episode(EnvServer(self.url), f"/{self.env}", StepRewards(self.rewards, self.unrewarded))
+        session = OpenRewardSession(self.url, str(self.env))
         try:
-            await episode.begin({"env_name": self.env, "split": self.split, "index": index})
+            await session.open(self.split, index)
         except BaseException:
-            await episode.close()
+            await session.close()
             raise
-        return episode
+        return _Episode(session, StepRewards(self.rewards, self.unrewarded))
 
 
 def check_id(id: str, settings: Mapping[str, Any]) -> None:
@@ -77,67 +72,33 @@ def check_id(id: str, settings: Mapping[str, Any]) -> None:
 
 
 class _Episode:
-    def __init__(self, server: EnvServer, path: str, rewards: StepRewards) -> None:
-        self.server, self.path, self.rewards = server, path, rewards
-        self.prompt, self.tools = "", list[ToolJson]()
-        self.ping: asyncio.Task[None] | None = None
+    def __init__(self, session: OpenRewardSession, rewards: StepRewards) -> None:
+        self.session, self.rewards = session, rewards
 
-    async def begin(self, task: dict[str, Any]) -> None:
-        async for name, data in self.server.events("/create_session", {}):
-            if name == "task_id":
-                self.server.headers["X-Session-ID"] = data.strip()
-        await self.server.post("/create", task)
-        self.prompt = _text(await self.server.get(f"{self.path}/prompt"))
-        listed = await self.server.request("GET", f"{self.path}/task_tools", may_fail=True)
-        tools = listed.json() if listed.status_code == 200 else await self.server.get(f"{self.path}/tools")
-        self.tools = [tool_schema(one["name"], one["description"], one["input_schema"]) for one in tools["tools"]]
-        self.ping = asyncio.ensure_future(self._ping())
-
-    def opening(self) -> str:
-        return self.prompt
+    def opening(self) -> list[dict[str, Any]]:
+        return self.session.messages
 
     def get_tools(self) -> list[ToolJson]:
-        return self.tools
+        return self.session.tools
 
     async def step(self, reply: str, calls: Sequence[ToolCall]) -> Any:
+        terminal = self.session.terminal
+        if not calls and terminal is not None:
+            await self._run(terminal["name"], {terminal["arg"]: reply} if terminal.get("arg") else {})
         return await run_calls(calls, self._call)
 
     async def _call(self, call: ToolCall) -> tuple[str, bool]:
-        """The tool's result, and whether the episode is finished."""
-        parts, end = [], False
-        async for name, data in self.server.events(f"{self.path}/call", {"name": call.name, "input": call.arguments}):
-            if name == "error":
-                raise RuntimeError(f"the tool {call.name} raised on the server: {data}")
-            if name in ("chunk", "end"):
-                parts.append(data)
-            end = end or name == "end"
-        if not end:
-            raise ConnectionError(f"The server at {self.server.url} ended the call of {call.name} without a result")
-        result = json.loads("".join(parts))
-        if not result["ok"]:
-            return f"error: {result['error']}", False
-        output = result["output"]
+        output = await self._run(call.name, call.arguments or {})
+        text = output["text"] if "text" in output else text_of(output["blocks"])
+        return text, bool(output.get("finished"))
+
+    async def _run(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        output = await self.session.call(name, arguments)
         self.rewards.add(output.get("reward"), output.get("metadata"))
-        return _text(output["blocks"]), bool(output.get("finished"))
+        return output
 
     def score(self) -> Score:
         return self.rewards.score
 
-    async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(PING_SECONDS)
-            with suppress(ConnectionError, RuntimeError):  # the next call of the episode says what is wrong
-                await self.server.post("/ping")
-
     async def close(self) -> None:
-        if self.ping is not None:
-            self.ping.cancel()
-        with suppress(ConnectionError, RuntimeError):
-            for path in ("/delete", "/delete_session"):
-                await self.server.request("POST", path, may_fail=True)
-        await self.server.close()
-
-
-def _text(blocks: Sequence[dict[str, Any]]) -> str:
-    """The text of a prompt or a result; images are left out."""
-    return "\n".join(block["text"] for block in blocks if block["type"] == "text")
+        await self.session.close()
