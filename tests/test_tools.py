@@ -126,7 +126,7 @@ def given(hint: Any, value: Any) -> Any:
         kept.append(it)
 
     tool.__annotations__ = {"it": hint}
-    answer, is_wrong = Tools.of(Owner(tool)).run(ToolCall("tool", {"it": value}))
+    answer, is_wrong, _ = Tools.of(Owner(tool)).run(ToolCall("tool", {"it": value}))
     return answer if is_wrong else kept[0]
 
 
@@ -134,13 +134,13 @@ def returned(value: Any) -> str:
     def tool() -> Any:
         return value
 
-    answer, is_wrong = Tools.of(Owner(tool)).run(ToolCall("tool", {}))
+    answer, is_wrong, _ = Tools.of(Owner(tool)).run(ToolCall("tool", {}))
     assert not is_wrong
     return answer
 
 
 def answer_of(owner: Any, name: str, /, **arguments: Any) -> tuple[str, bool]:
-    return Tools.of(owner).run(ToolCall(name, arguments))
+    return Tools.of(owner).run(ToolCall(name, arguments))[:2]
 
 
 def refusal(owner: Any) -> str:
@@ -339,7 +339,7 @@ def test_a_megabyte_is_read_and_answered_in_a_moment(text: str) -> None:
     answers = [tools.run(call) for call in calls]
 
     assert time.process_time() - start < 2
-    assert all(is_wrong and len(answer) <= MAX_ERROR for answer, is_wrong in answers)
+    assert all(is_wrong and len(answer) <= MAX_ERROR for answer, is_wrong, _ in answers)
 
 
 def test_a_call_is_written_into_the_conversation_as_chat_templates_expect() -> None:
@@ -683,7 +683,7 @@ def test_methods_functions_and_callable_objects_with_a_name_are_tools(tool: Any,
 
     assert function["description"] == about
     assert function["parameters"]["properties"] == {"it": {"type": "integer"}}
-    assert tools.run(ToolCall(function["name"], {"it": "3"})) == ("3", False)
+    assert tools.run(ToolCall(function["name"], {"it": "3"}))[:2] == ("3", False)
 
 
 def positional(a: int, /) -> None: ...
@@ -873,14 +873,14 @@ def test_a_wrong_call_is_answered_with_what_is_wrong(name: str, arguments: dict[
 def test_a_call_that_could_not_be_read_is_answered_with_its_problem() -> None:
     (call,) = read_calls(tagged('{"name": "search_hotels", "arguments": {'))[1]
 
-    answer, is_wrong = Tools.of(Hotels()).run(call)
+    answer, is_wrong, _ = Tools.of(Hotels()).run(call)
 
     assert is_wrong
     assert answer.startswith("error: the call is not valid JSON: Expecting property name")
 
 
 def test_a_call_without_tools_says_that_there_are_none() -> None:
-    assert Tools().run(ToolCall("a", {})) == ("error: there is no tool a. Tools: none", True)
+    assert Tools().run(ToolCall("a", {}))[:2] == ("error: there is no tool a. Tools: none", True)
 
 
 @pytest.mark.parametrize(
@@ -908,7 +908,7 @@ def test_only_what_is_listed_can_be_called(name: str) -> None:
     ids=lambda call: str(call.name)[:20],
 )
 def test_a_call_of_wrong_types_is_a_wrong_call(call: ToolCall) -> None:
-    answer, is_wrong = Tools.of(Hotels()).run(call)
+    answer, is_wrong, _ = Tools.of(Hotels()).run(call)
 
     assert is_wrong
     assert answer.startswith("error: ")
@@ -1098,7 +1098,7 @@ def test_a_schema_is_passed_on_unchanged_in_the_full_form(schema: Any) -> None:
     tools = Tools.of(WithSchema(schema))
 
     assert tools.schemas == [{"type": "function", "function": INNER}]
-    assert tools.run(ToolCall("search", {"city": "Bern", "n": 2})) == ('["Bern", {"n": 2}]', False)
+    assert tools.run(ToolCall("search", {"city": "Bern", "n": 2}))[:2] == ('["Bern", {"n": 2}]', False)
 
 
 @pytest.mark.parametrize(

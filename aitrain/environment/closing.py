@@ -31,7 +31,8 @@ def close_environment(environment: object, pool: DeadlinePool, processes: Proces
     if not callable(getattr(environment, "close", None)):
         return
     leases = [] if processes is None else processes.lease_idle(EnvCloser)
-    closers = [EnvCloser(environment).close, *(partial(lease.call, "close") for lease in leases)]
+    closers: list[Callable[[], object]] = [EnvCloser(environment).close]
+    closers += [partial(lease.call, "close") for lease in leases]
     tasks = _call_all(closers, pool)
     for lease in leases:
         lease.release()

@@ -187,8 +187,10 @@ def _check_adapter(adapter: Adapter, id: str, keywords: Mapping[str, object]) ->
     """Check package, keywords and id without importing the framework."""
     adapter.require_package()
     module = import_module(adapter.module)
-    check_signature(partial(getattr(module, adapter.class_name), id), f"the adapter {adapter.name}", keywords)
-    if check_id := getattr(module, "check_id", None):
+    kind = getattr(module, adapter.class_name)
+    check_signature(partial(kind, id), f"the adapter {adapter.name}", keywords)
+    check_id = getattr(kind, "check_id", None) or getattr(module, "check_id", None)
+    if check_id is not None:
         check_id(id, keywords)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from aitrain.environment.contract import Score
 from aitrain.errors import ConfigError
@@ -21,10 +21,11 @@ from aitrain.options.value_types import score_bounds
 
 Row = TypeVar("Row")
 ChatMessage = dict[str, object]
+ScoreRange = tuple[float, float] | Literal["any"]
 
 
-def read_score_range(given: object, adapter: str) -> str:
-    """The setting score_range in the form of --rl-score-range.
+def read_score_range(given: object, adapter: str) -> ScoreRange:
+    """The setting score_range, in the form in which an environment declares it.
 
     Raises:
         ConfigError: it is missing, or is not a range.
@@ -35,9 +36,10 @@ def read_score_range(given: object, adapter: str) -> str:
             ' score_range\nFor example: --rl-env-config \'{"score_range": "0,1"}\', or "any" for all finite numbers.'
         )
     text = ",".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given)
-    if score_bounds(text) is None:
+    bounds = score_bounds(text)
+    if bounds is None:
         raise ConfigError(f"rl_env_config: score_range must be LOW,HIGH with the lower one first, or any; not {text}")
-    return text.replace(" ", "")
+    return "any" if text == "any" else bounds
 
 
 def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]:
@@ -46,6 +48,12 @@ def choose(rows: Sequence[Row], size: int | None, seed: int | None) -> list[Row]
     if seed is not None:
         random.Random(seed).shuffle(chosen)
     return chosen[:size]
+
+
+def game_rows(size: int, seed: int, system: str | None) -> list[dict[str, object]]:
+    """Rows of games that speak first: each has the seed of its game, and no prompt but the system prompt."""
+    prompt = [{"role": "system", "content": system}] if system else []
+    return [{"prompt": prompt, "game_seed": seed + number} for number in range(size)]
 
 
 def conversation(system: str | None, shots: Iterable[tuple[str, str]], question: str) -> list[ChatMessage]:

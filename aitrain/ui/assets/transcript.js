@@ -8,6 +8,7 @@ const STOPS = {
   truncated: "no room for another answer",
   env_error: "environment failed",
   env_timeout: "environment timed out",
+  no_room: "dropped: no room for an answer",
 };
 
 function stopped(stop) {

@@ -1,0 +1,143 @@
+"""Environments with gymnasium's `reset` and `step`: `--rl-env gym:FrozenLake-v1`, and GEM's: `--rl-env gem:ID`.
+
+Settings: size, seed, system and score_range as in `settings.py`; `actions`, words for the numbers of the actions;
+`imports`, modules that register environments; and the arguments of the environment (in `make` if one has the name of a
+setting).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from aitrain.environment.adapters.installed_source import check_registered, keywords_of
+from aitrain.environment.adapters.random_stream import RandomStream
+from aitrain.environment.adapters.settings import game_rows, read_score_range
+from aitrain.environment.contract import Score
+from aitrain.environment.requirements import EnvRequirements
+from aitrain.errors import ConfigError
+
+HIGHLIGHT = re.compile(r"\x1b\[[\d;]*m(.+?)\x1b\[0m")
+"""Coloured text of a terminal; the agent's place on a map is shown by it."""
+
+
+class Gymnasium:
+    """One episode of the environment for each case. The score is the sum of its rewards."""
+
+    package, framework = "gymnasium", "gym"
+
+    def __init__(
+        self,
+        id: str,
+        /,
+        *,
+        size: int = 200,
+        seed: int = 0,
+        system: str | None = None,
+        actions: Sequence[str] = (),
+        imports: Sequence[str] = (),
+        score_range: object = None,
+        make: Mapping[str, Any] | None = None,
+        **config: Any,
+    ) -> None:
+        self.id, self.size, self.seed, self.system, self.actions = id, size, seed, system, list(actions)
+        self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, self.framework))
+        self.imports, self.config = imports, {**config, **(make or {})}
+        env = self.make()
+        modes = (getattr(env, "metadata", None) or {}).get("render_modes", [])
+        if "ansi" in modes and "render_mode" not in self.config:
+            self.config["render_mode"] = "ansi"
+        self.first, self.count = self._numbers(getattr(env, "action_space", None))
+        if self.actions and len(self.actions) != self.count:
+            raise ConfigError(f"rl_env_config: {id} has {self.count} actions, and `actions` names {len(self.actions)}")
+        env_close(env)
+
+    @classmethod
+    def check_id(cls, id: str, settings: Mapping[str, Any]) -> None:
+        """Check id and settings against the installed source; ids that other packages register are not known there.
+
+        Raises:
+            ConfigError: there is no such environment, or it does not take a setting.
+        """
+        known = keywords_of(cls) | {"render_mode", "max_episode_steps"}
+        is_elsewhere = cls.package == "gymnasium" and (":" in id or not re.search(r"-v\d+$", id))
+        if not (is_elsewhere or settings.get("imports")):
+            check_registered(cls.package, id, [key for key in settings if key not in known], known)
+
+    def make(self) -> Any:
+        """A new environment of the framework."""
+        for module in self.imports:
+            import_module(module)
+        return import_module(self.package).make(self.id, **self.config)
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        """One row for each episode, without a prompt: the environment speaks first."""
+        return game_rows(self.size, self.seed, self.system)
+
+    def episode(self, game_seed: int) -> Generator[str, str, Score]:
+        """Play until the environment ends the episode, or a limit does; the score is the sum of the rewards so far."""
+        stream, total, invalid = RandomStream(game_seed), 0.0, 0
+        with stream.active():
+            env = self.make()
+            seen, info = env.reset(seed=game_seed)
+            text = self._shown(env, seen, info)
+        try:
+            reply = yield f"{text}\n\n{self.instruction}".strip()
+            while True:
+                action = self._action(reply)
+                if action is None:
+                    invalid += 1
+                    reply = yield f"That is no action. {self.instruction}"
+                    continue
+                with stream.active():
+                    seen, reward, terminated, truncated, info = env.step(action)
+                    total, text = total + float(reward), self._shown(env, seen, info)
+                if terminated or truncated:
+                    break
+                reply = yield text
+        except GeneratorExit:
+            pass
+        finally:
+            env_close(env)
+        return Score(total, {"invalid_actions": float(invalid)})
+
+    @property
+    def instruction(self) -> str:
+        """How actions are named; empty if the environment reads the whole answer."""
+        if self.actions:
+            return f"Answer with one of: {', '.join(self.actions)}."
+        return f"Answer with a number from {self.first} to {self.first + self.count - 1}." if self.count else ""
+
+    def _numbers(self, space: Any) -> tuple[int, int]:
+        """The first action and the number of actions; no actions if the environment reads text."""
+        if hasattr(space, "n"):
+            return int(getattr(space, "start", 0)), int(space.n)
+        if space is not None and type(space).__name__ != "Text":
+            raise ConfigError(f"rl_env: {self.id} has actions of the kind {space}, which no text names")
+        return 0, 0
+
+    def _action(self, reply: str) -> Any:
+        """The last action that the answer names; None without one."""
+        if not self.count:
+            return reply
+        named = [word.lower() for word in self.actions] or [str(self.first + number) for number in range(self.count)]
+        found = re.findall(r"(?<![\w-])(?:" + "|".join(map(re.escape, named)) + r")(?!\w)", reply.lower())
+        return self.first + named.index(found[-1]) if found else None
+
+    def _shown(self, env: Any, seen: Any, info: Mapping[str, Any]) -> str:
+        is_drawn = not isinstance(seen, str) and self.config.get("render_mode") == "ansi"
+        text = HIGHLIGHT.sub(r"[\1]", str(env.render() if is_drawn else seen)).strip()
+        return "\n".join(part for part in (text, info.get("suffix")) if part) or "Go on."
+
+
+class Gem(Gymnasium):
+    """Environments of GEM, which read the whole answer and may add a suffix to what they say."""
+
+    package, framework = "gem", "gem"
+
+
+def env_close(env: Any) -> None:
+    """Close an environment of the framework, if it can be closed."""
+    getattr(env, "close", lambda: None)()

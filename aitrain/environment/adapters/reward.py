@@ -1,0 +1,118 @@
+"""Reward functions as TRL's trainers take them: `--rl-env reward:my_rewards.py:exact,short`, or a rule by name, such as
+`reward:gsm8k`.
+
+Settings: those of `settings.py`; `data`, `split`, `columns` of `rows.py`, and `eval_data`; `weights` of the functions;
+`group`, names of those that compare the answers of a group (found by a trial if it is not set).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aitrain.environment.adapters.answer_rules import EXAMPLES
+from aitrain.environment.adapters.reward_functions import Rewards, check_functions
+from aitrain.environment.adapters.rows import Data, RowSource
+from aitrain.environment.adapters.settings import read_score_range
+from aitrain.environment.adapters.user_objects import parse_id
+from aitrain.environment.contract import Score
+from aitrain.environment.requirements import EnvRequirements
+
+
+class RewardFunctions:
+    """Asks the rows' prompts; the score of an answer is the weighted sum of the functions' rewards."""
+
+    def __init__(
+        self,
+        id: str,
+        /,
+        *,
+        data: Data,
+        split: str = "train",
+        eval_data: Data | None = None,
+        columns: Mapping[str, str] | None = None,
+        weights: Sequence[float] | None = None,
+        group: Sequence[str] | None = None,
+        size: int | None = None,
+        seed: int | None = None,
+        system: str | None = None,
+        few_shot: int = 0,
+        score_range: object = None,
+    ) -> None:
+        places = parse_id(id)
+        self.example = EXAMPLES.get(places[0][1]) if len(places) == 1 and not places[0][0] else None
+        is_known = self.example is not None and score_range is None and weights is None  # a rule gives 0 or 1
+        self.requirements = EnvRequirements(
+            "process", score_range=read_score_range("0,1" if is_known else score_range, "reward")
+        )
+        self.rewards, self.group = Rewards(places, weights), group
+        self.source = RowSource(data, split, columns or {}, size, seed, system, few_shot)
+        self.eval_source = RowSource(eval_data or data, split, columns or {}, system=system)
+        if eval_data is None:
+            self.build_eval_dataset = None  # type: ignore[method-assign, assignment]
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        """The rows of `data`."""
+        self.tokenizer = tokenizer
+        rows = self.source.cases()
+        self.answers = [self._answer(row) for row in rows]
+        self.comparing = self._comparing(rows[0]) if self.group is None else list(self.group)
+        if not self.comparing:
+            self.score_group = None  # type: ignore[method-assign, assignment]
+        return rows
+
+    def build_eval_dataset(self) -> list[dict[str, Any]]:
+        """The rows of `eval_data`."""
+        rows = self.eval_source.cases()
+        self.answers += [self._answer(row) for row in rows]
+        return rows
+
+    def score_episode(self, completion: Any, text: str, case: dict[str, Any]) -> Score:
+        """The weighted sum for one answer; functions that compare answers get it alone."""
+        lists = self._arguments(case, [completion], [text])
+        return self.rewards.of_one(case, **{name: values[0] for name, values in lists.items()})
+
+    def score_group(
+        self, completions: list[Any], texts: list[str], metrics: list[dict[str, float]], case: dict[str, Any]
+    ) -> list[Score]:
+        """A score for each answer of a group, with the rewards of the functions that compare them."""
+        rewards, logged = self.rewards.call(self.comparing, case, self._arguments(case, completions, texts))
+        scores = []
+        for number, own in enumerate(metrics):
+            compared = {name: values[number] for name, values in rewards.items()}
+            scores.append(self.rewards.total({**{name: own.get(name) for name in self.rewards.functions}, **compared}))
+        return [
+            Score(score.score, {**own, **logged, **score.metrics}) for own, score in zip(metrics, scores, strict=True)
+        ]
+
+    def reference(self, case_idx: int) -> str | None:
+        """The right answer of a row, if it has one."""
+        return self.answers[case_idx]
+
+    def _answer(self, row: Mapping[str, Any]) -> str | None:
+        if self.example and "ground_truth" in row:
+            return self.example.format(row["ground_truth"])
+        return None if row.get("answer") is None else str(row["answer"])
+
+    def _arguments(self, case: Mapping[str, Any], completions: list[Any], texts: list[str]) -> dict[str, list[Any]]:
+        ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        return {"prompts": [case["prompt"]] * len(texts), "completions": completions, "completion_ids": ids}
+
+    def _comparing(self, row: dict[str, Any]) -> list[str]:
+        """Names of the functions that compare answers, by a trial with three of them."""
+        texts = ["No.", "<think>One and one are two.</think>\n<answer>2</answer>", self._answer(row) or "#### 12"]
+        is_chat = not isinstance(row["prompt"], str)
+        completions = [[{"role": "assistant", "content": text}] if is_chat else text for text in texts]
+        return self.rewards.comparing(row, self._arguments(row, completions, texts))
+
+
+def check_id(id: str, settings: Mapping[str, Any]) -> None:
+    """Check functions and files without running anything.
+
+    Raises:
+        ConfigError: a file, or a function in it, does not exist.
+    """
+    check_functions(parse_id(id))
+    for name in ("data", "eval_data"):
+        if settings.get(name) is not None:
+            RowSource(settings[name]).check()

@@ -1,0 +1,141 @@
+"""Games of TextArena: `--rl-env textarena:GuessTheNumber-v0`, also for several players with scripted opponents.
+
+Settings: size, seed, system and score_range as in `settings.py`; `players`, `seat` and `opponent`; and the arguments of
+the game's constructor, such as `max_turns` (in `game` if one has the name of a setting).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from aitrain.environment.adapters.installed_source import check_registered, keywords_of
+from aitrain.environment.adapters.random_stream import RandomStream
+from aitrain.environment.adapters.scripted_opponents import MOVE, check_opponent, opponent_named
+from aitrain.environment.adapters.settings import game_rows, read_score_range
+from aitrain.environment.contract import Score
+from aitrain.environment.requirements import EnvRequirements
+from aitrain.errors import ConfigError
+
+MOST_PLAYERS = 15
+
+
+class TextArena:
+    """One game for each case. The score is the player's reward: 1 for winning, -1 for losing or an invalid move."""
+
+    def __init__(
+        self,
+        id: str,
+        /,
+        *,
+        size: int = 200,
+        seed: int = 0,
+        system: str | None = None,
+        players: int | None = None,
+        seat: int = 0,
+        opponent: str = "any_legal",
+        score_range: object = "-1,1",
+        game: Mapping[str, Any] | None = None,
+        **config: Any,
+    ) -> None:
+        self.id = (
+            id if id.endswith(("-raw", "-train")) else f"{id}-raw"
+        )  # by default each observation is the whole game
+        self.config = {**config, **(game or {})}
+        self.size, self.seed, self.system, self.seat = size, seed, system, seat
+        self.opponent = opponent_named(opponent)
+        self.players = players or self._fewest_players()
+        self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "textarena"))
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        """One row for each game, without a prompt: the game speaks first."""
+        return game_rows(self.size, self.seed, self.system)
+
+    def episode(self, game_seed: int, seed: int) -> Generator[str, str, Score]:
+        """Play until the game ends; a game that a limit ends is lost if there are other players, else worth nothing."""
+        match = _Match(self, game_seed, random.Random(seed))
+        try:
+            seen = match.until_own_turn()
+            while seen is not None:
+                seen = match.play((yield seen))
+        except GeneratorExit:
+            return Score(-1.0 if self.players > 1 else 0.0, {"unfinished": 1.0})
+        return match.score()
+
+    def start_game(self, players: int, seed: int) -> Any:
+        """A new game."""
+        import textarena
+
+        env = textarena.make(self.id, **self.config)
+        env.reset(num_players=players, seed=seed)
+        return env
+
+    def _fewest_players(self) -> int:
+        for players in range(1, MOST_PLAYERS + 1):
+            try:
+                with RandomStream(0).active():
+                    self.start_game(players, 0)
+            except AssertionError:
+                continue  # the game refuses this number of players
+            return players
+        raise ConfigError(f"rl_env: {self.id} cannot be started with 1 to {MOST_PLAYERS} players")
+
+
+class _Match:
+    """One game: the policy has a seat, the opponent all others."""
+
+    def __init__(self, owner: TextArena, seed: int, rng: random.Random) -> None:
+        self.owner, self.rng, self.stream = owner, rng, RandomStream(seed)
+        with self.stream.active():
+            self.env = owner.start_game(owner.players, seed)
+        self.is_over = False
+        self.last_moves: dict[int, str] = {}
+        """The last text with moves in brackets that each other player was shown."""
+
+    def play(self, reply: str) -> str | None:
+        """Make the policy's move; returns what it sees at its next turn, None if the game is over."""
+        self._step(reply)
+        return self.until_own_turn()
+
+    def until_own_turn(self) -> str | None:
+        """Let the others move; returns what the policy sees at its turn, None if the game is over."""
+        while not self.is_over:
+            player, messages = self.env.get_observation()
+            seen = [self._shown(*message[:2]) for message in messages if message[0] != player]
+            if player == self.owner.seat:
+                return "\n".join(seen) or "It is your turn."
+            with_moves = [text for text in seen if MOVE.search(text)]
+            self.last_moves[player] = with_moves[-1] if with_moves else self.last_moves.get(player, "\n".join(seen))
+            self._step(self.owner.opponent(self.last_moves[player], self.rng))
+        return None
+
+    def score(self) -> Score:
+        """The reward of the policy's seat; None if another player lost by an invalid move."""
+        rewards, info = self.env.close()
+        wrong = {player for player in range(self.owner.players) if info[player].get("invalid_move")}
+        metrics = {
+            "invalid_move": float(self.owner.seat in wrong),
+            "opponent_erred": float(bool(wrong - {self.owner.seat})),
+        }
+        reward = None if wrong - {self.owner.seat} else float((rewards or {}).get(self.owner.seat, -1))
+        return Score(reward, metrics)
+
+    def _step(self, action: str) -> None:
+        with self.stream.active():
+            self.is_over, _ = self.env.step(action)
+
+    def _shown(self, sender: int, text: str) -> str:
+        return text if sender < 0 else f"[Player {sender}] {text}"
+
+
+def check_id(id: str, settings: Mapping[str, Any]) -> None:
+    """Check game, settings and opponent against the installed source.
+
+    Raises:
+        ConfigError: there is no such game, opponent or setting.
+    """
+    game, known = re.sub(r"-(raw|train)$", "", id), keywords_of(TextArena)
+    check_registered("textarena", game, [key for key in settings if key not in known], known)
+    check_opponent(str(settings.get("opponent", "any_legal")))

@@ -1,0 +1,105 @@
+"""What tests of adapters share: an environment as a run loads it, and its sessions."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from aitrain import ConfigError, TrainConfig
+from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.dataset import build_cases
+from aitrain.environment.loader import load_env
+from aitrain.environment.locator import check_by_reading, find_env
+from aitrain.environment.requirements import with_requirements
+from aitrain.environment.score_parsing import ScoreResult
+from aitrain.environment.session import AssistantTurn, session_for
+from aitrain.environment.tool_call_parser import ToolCall
+from tests.conftest import write
+
+
+class ByteTokenizer:
+    """A token for each byte."""
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": list(text.encode())}
+
+
+@pytest.fixture(autouse=True)
+def imports_of_its_own() -> Iterator[None]:
+    """The files that a test imports are forgotten afterwards, as the next one has others of the same names."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in [name for name in sys.modules if name.startswith("aitrain_environment_")]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def made(rl_env: str, **settings: Any) -> Any:
+    """The environment that `--rl-env` and `--rl-env-config` name, through everything that a run does to get it."""
+    source = find_env(TrainConfig(rl_env=rl_env))
+    check_by_reading(source, settings)
+    return load_env(source, settings)
+
+
+def refusal(rl_env: str, **settings: Any) -> str:
+    """The message with which the command line refuses it, before anything is imported."""
+    with pytest.raises(ConfigError) as caught:
+        check_by_reading(find_env(TrainConfig(rl_env=rl_env)), settings)
+    assert len(str(caught.value).splitlines()) <= 5
+    return str(caught.value)
+
+
+def cases_of(environment: Any) -> Sequence[Case]:
+    """The cases of its dataset."""
+    return build_cases(environment, ByteTokenizer())[0]
+
+
+def play(
+    environment: Any, case: Case, replies: Sequence[str | ToolCall], seed: int = 0
+) -> tuple[list[str], ScoreResult]:
+    """What the environment says, the prompt's last message first, and the score of the replies."""
+    bounds = with_requirements(TrainConfig(rl_env="any.py"), environment)[0].score_bounds
+    session = session_for(environment, bounds)
+    opened = session.open(case.arguments(seed))
+    content: list[dict[str, Any]] = []
+    said = [opened.prompt if isinstance(opened.prompt, str) else str(opened.prompt[-1]["content"])]
+    try:
+        for reply in replies:
+            turn = AssistantTurn(reply) if isinstance(reply, str) else AssistantTurn("", (reply,))
+            content.append({"role": "assistant", "content": turn.text})
+            response = session.respond(turn)
+            content += response.messages
+            said += [str(message["content"]) for message in response.messages]
+            if response.is_over:
+                break
+        completion = content if case.is_chat else turn.text
+        arguments = Transcript(case, completion).arguments()
+        return said, session.score(arguments)
+    finally:
+        session.close()
+
+
+@pytest.fixture
+def install(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """`install("textarena", "0.7.4", {"textarena/__init__.py": ...})`: a small stand-in as an installed package."""
+    site = here.parent / "site"
+    hidden: dict[str, ModuleType] = {}
+
+    def put(distribution: str, version: str, files: Mapping[str, str]) -> None:
+        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        write(site, {**files, f"{distribution.replace('-', '_')}-{version}.dist-info/METADATA": metadata})
+        tops = {name.partition("/")[0] for name in files}
+        hidden.update({name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in tops})
+        monkeypatch.syspath_prepend(str(site))
+
+    yield put
+    for name in [name for name, module in sys.modules.items() if str(site) in str(getattr(module, "__file__", ""))]:
+        del sys.modules[name]
+    sys.modules.update(hidden)

@@ -1,0 +1,163 @@
+"""reasoning-gym's tasks, on a stand-in with its functions; `real/` has the package itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.adapters.conftest import cases_of, made, play, refusal
+
+FACTORY = """
+import random
+TASKS = {}
+
+def register_dataset(name, dataset, config, curriculum=None):
+    TASKS[name] = dataset, config
+
+def create_dataset(name, **config):
+    dataset, kind = TASKS[name]
+    return dataset(kind(**config))
+"""
+SUMS = """
+import itertools
+from dataclasses import dataclass
+from reasoning_gym.factory import register_dataset
+
+generated = itertools.count()
+
+@dataclass
+class SumsConfig:
+    size: int = 500
+    seed: int = 0
+    max_number: int = 9
+    gives_answer: bool = True
+
+class SumsDataset:
+    def __init__(self, config):
+        self.config = config
+
+    def __getitem__(self, index):  # another entry each time, as of a task that depends on the hash seed
+        left, right = index, next(generated)
+        answer = str(left + right) if self.config.gives_answer else None
+        return {"question": f"{left} + {right}?", "answer": answer, "metadata": {"sum": left + right}}
+
+    def score_answer(self, answer, entry):
+        return float(answer == str(entry["metadata"]["sum"]))
+
+register_dataset("sums", SumsDataset, SumsConfig)
+"""
+SHOUTS = SUMS.replace("Sums", "Shouts").replace(
+    'register_dataset("sums"', 'DATASET_NAME = "shouts"\nregister_dataset(DATASET_NAME'
+)
+COMPOSITE = """
+from dataclasses import dataclass
+from reasoning_gym.factory import create_dataset, register_dataset
+
+@dataclass
+class DatasetSpec:
+    name: str
+    weight: float
+    config: dict
+
+@dataclass
+class CompositeConfig:
+    size: int = 500
+    seed: int = 0
+    datasets: list = None
+
+class Composite:
+    def __init__(self, config):
+        common = {"size": config.size, "seed": config.seed}
+        self.parts = [create_dataset(spec.name, **common, **spec.config) for spec in config.datasets]
+
+    def __getitem__(self, index):
+        return self.parts[index % len(self.parts)][index]
+
+    def score_answer(self, answer, entry):
+        return self.parts[0].score_answer(answer, entry)
+
+register_dataset("composite", Composite, CompositeConfig)
+"""
+UTILS = """
+import re
+SYSTEM_PROMPTS = {"simple": "Answer in <answer> tags."}
+
+def extract_answer(text, tag_name="answer"):
+    found = re.findall(f"<{tag_name}>(.*?)</{tag_name}>", text)
+    return found[-1] if found else None
+"""
+
+
+@pytest.fixture(autouse=True)
+def package(install: Callable[..., None]) -> None:
+    files = {"__init__": "from reasoning_gym import sums, shouts\nfrom reasoning_gym.factory import create_dataset\n"}
+    files |= {"factory": FACTORY, "sums": SUMS, "shouts": SHOUTS, "composite": COMPOSITE, "utils": UTILS}
+    install("reasoning-gym", "0.1.25", {f"reasoning_gym/{name}.py": text for name, text in files.items()})
+
+
+def test_each_answer_is_scored_against_the_entry_of_its_row() -> None:
+    env = made("reasoning-gym:sums", size=4)
+    cases = cases_of(env)
+    assert len(cases) == 4
+    for case in cases:
+        assert play(env, case, [env.reference(case.case_idx)])[1].score == 1.0
+        assert play(env, case, ["none"])[1].score == 0.0
+
+
+def test_a_system_prompt_of_the_framework_is_named_and_the_answer_is_in_its_tag() -> None:
+    env = made("reasoning-gym:sums", size=2, system="simple", answer_tag="answer")
+    case = cases_of(env)[0]
+    assert case.prompt[0] == {"role": "system", "content": "Answer in <answer> tags."}
+    right = env.reference(0)
+    assert right.startswith("<answer>")
+    assert play(env, case, [f"I think {right}"])[1].score == 1.0
+    assert play(env, case, [right.replace("answer", "reply")])[1].score == 0.0
+
+
+def test_solved_entries_are_not_among_those_asked() -> None:
+    env = made("reasoning-gym:sums", size=2, few_shot=1)
+    cases = cases_of(env)
+    assert len(cases) == 2
+    questions = [message["content"] for case in cases for message in case.prompt if message["role"] == "user"]
+    assert [question[0] for question in questions] == ["2", "0", "2", "1"]
+
+
+def test_a_mixture_has_entries_of_all_its_tasks() -> None:
+    env = made(
+        "reasoning-gym:composite", size=4, datasets=[{"name": "sums"}, {"name": "shouts", "config": {"max_number": 3}}]
+    )
+    assert all(play(env, case, [env.reference(case.case_idx)])[1].score == 1.0 for case in cases_of(env))
+
+
+def test_a_task_without_answers_has_no_reference() -> None:
+    env = made("reasoning-gym:sums", size=2, gives_answer=False)
+    cases_of(env)
+    assert env.reference(0) is None
+
+
+@pytest.mark.parametrize(
+    ("id", "settings", "words"),
+    [
+        ("sum", {}, ["no task sum", "Did you mean sums?"]),
+        ("sums", {"max_nunber": 3}, ["the task sums does not take max_nunber", "Did you mean max_number?"]),
+        ("shouts", {"max_nunber": 3}, ["the task shouts does not take max_nunber"]),
+        ("composite", {}, ["needs its tasks", '{"datasets": [{"name"']),
+        ("composite", {"datasets": [{"name": "sum"}]}, ["no task sum", "Did you mean sums?"]),
+        ("composite", {"datasets": [{"name": "sums", "config": {"maximum": 3}}]}, ["does not take maximum"]),
+    ],
+)
+def test_tasks_and_their_settings_are_checked_without_importing_the_package(
+    id: str, settings: dict[str, Any], words: list[str]
+) -> None:
+    import sys
+
+    message = refusal(f"reasoning-gym:{id}", **settings)
+    assert all(word in message for word in words), message
+    assert "reasoning_gym" not in sys.modules
+
+
+def test_the_range_and_processes_are_declared() -> None:
+    requirements = made("reasoning-gym:sums").requirements
+    assert (requirements.isolation, requirements.score_range) == ("process", (0.0, 1.0))

@@ -1,0 +1,221 @@
+"""TextArena's games, on a stand-in with its functions; `real/` has the package itself."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adapters.conftest import cases_of, made, play, refusal
+from tests.conftest import write
+
+REGISTRATION = """
+import importlib
+GAMES = {}
+
+def register_with_versions(id, entry_point, wrappers, **config):
+    for ending in ("", "-raw", "-train"):
+        GAMES[id + ending] = entry_point, config
+
+def make(id, **config):
+    entry_point, own = GAMES[id]
+    module, name = entry_point.split(":")
+    game = getattr(importlib.import_module(module), name)(**{**own, **config})
+    game.id = id
+    return game
+"""
+REGISTERED = """
+from textarena.registration import register_with_versions
+register_with_versions(id="Guess-v0", entry_point="textarena.envs.guess:Guess", wrappers={}, highest=9)
+register_with_versions(id="Last-v0", entry_point="textarena.envs.last:Last", wrappers={})
+"""
+GUESS = """
+import random
+
+class Guess:
+    def __init__(self, highest, max_turns=3):
+        self.highest, self.left = highest, max_turns
+
+    def reset(self, num_players, seed=None):
+        assert num_players == 1
+        random.seed(seed)
+        self.number, self.reward, self.invalid = random.randint(1, self.highest), None, False
+        self.said = [(-1, f"{self.id}: guess from 1 to {self.highest}, as in [3].", 0)]
+
+    def get_observation(self):
+        said, self.said = self.said, []
+        return 0, said
+
+    def step(self, action):
+        self.left -= 1
+        self.said = [(0, action, 0), (-1, f"no, {random.randint(0, 10**9)}", 0)]
+        if action == f"[{self.number}]":
+            self.reward = 1.0
+        elif "[" not in action:
+            self.reward, self.invalid = -1.0, True
+        elif not self.left:
+            self.reward = 0.25
+        return self.reward is not None, {}
+
+    def close(self):
+        return {0: self.reward}, {0: {"invalid_move": self.invalid}}
+"""
+LAST = """
+class Last:
+    "Two players take 1 or 2 of 4; who takes the last one wins."
+
+    def reset(self, num_players, seed=None):
+        assert num_players == 2
+        self.left, self.player, self.rewards, self.wrong = 4, 0, None, None
+        self.said = {0: [(-1, "You begin.", 0)], 1: [(-1, "You are second.", 0)]}
+        self.show()
+
+    def show(self):
+        for said in self.said.values():
+            said.append((-1, f"{self.left} left: " + " ".join(f"[{n}]" for n in (1, 2) if n <= self.left), 0))
+
+    def get_observation(self):
+        said, self.said[self.player] = self.said[self.player], []
+        return self.player, said
+
+    def step(self, action):
+        me = self.player
+        for said in self.said.values():
+            said.append((me, action, 0))
+        if action.strip("[]") not in ("1", "2") or int(action.strip("[]")) > self.left:
+            self.rewards, self.wrong = {me: -1, 1 - me: 1}, me
+            return True, {}
+        self.left -= int(action.strip("[]"))
+        self.player = 1 - me
+        if not self.left:
+            self.rewards = {me: 1, 1 - me: -1}
+        self.show()
+        return not self.left, {}
+
+    def close(self):
+        return self.rewards, {player: {"invalid_move": player == self.wrong} for player in (0, 1)}
+"""
+
+
+@pytest.fixture(autouse=True)
+def package(install: Callable[..., None]) -> None:
+    init = "from textarena.registration import make\nimport textarena.envs\n"
+    install(
+        "textarena", "0.7.4",
+        {"textarena/__init__.py": init, "textarena/registration.py": REGISTRATION,
+         "textarena/envs/__init__.py": REGISTERED, "textarena/envs/guess.py": GUESS, "textarena/envs/last.py": LAST},
+    )  # fmt: skip
+
+
+def guesses(*numbers: int) -> list[str]:
+    return [f"[{number}]" for number in numbers]
+
+
+def test_the_game_speaks_first_and_tells_only_what_is_new() -> None:
+    env = made("textarena:Guess-v0", size=2)
+    case = cases_of(env)[0]
+    assert case.prompt == []
+    said, _ = play(env, case, guesses(10))
+    assert said[0] == "Guess-v0-raw: guess from 1 to 9, as in [3]."
+    assert said[1].startswith("no, ")
+    assert "[10]" not in said[1]
+
+
+def test_a_wrapper_that_is_named_is_taken() -> None:
+    env = made("textarena:Guess-v0-train", size=2)
+    assert play(env, cases_of(env)[0], [])[0][0].startswith("Guess-v0-train:")
+
+
+def test_the_players_reward_is_the_score() -> None:
+    env = made("textarena:Guess-v0", size=2, max_turns=9)
+    case = cases_of(env)[0]
+    result = play(env, case, guesses(*range(1, 10)))[1]
+    assert result.score == 1.0
+    assert play(env, case, ["nothing"])[1].score == -1.0
+    assert play(env, case, ["nothing"])[1].metrics["invalid_move"] == 1.0
+    env = made("textarena:Guess-v0", size=2, max_turns=2)
+    assert play(env, case, guesses(10, 11))[1].score == 0.25
+
+
+def test_a_game_that_a_limit_ends_is_worth_nothing_or_lost_with_other_players() -> None:
+    env = made("textarena:Guess-v0", size=2)
+    result = play(env, cases_of(env)[0], guesses(10))[1]
+    assert (result.score, result.metrics) == (0.0, {"unfinished": 1.0})
+    env = made("textarena:Last-v0", size=2, opponent="first_legal")
+    assert play(env, cases_of(env)[0], guesses(1))[1].score == -1.0
+
+
+def test_each_case_is_a_game_of_its_own_and_always_the_same() -> None:
+    env = made("textarena:Guess-v0", size=8, max_turns=9)
+    cases = cases_of(env)
+    wins = [len(play(env, case, guesses(*range(1, 10)))[0]) for case in cases]
+    assert len(set(wins)) > 1
+    assert [len(play(env, case, guesses(*range(1, 10)))[0]) for case in cases] == wins
+    other = made("textarena:Guess-v0", size=8, seed=100, max_turns=9)
+    assert [len(play(other, case, guesses(*range(1, 10)))[0]) for case in cases_of(other)] != wins
+
+
+def test_games_do_not_disturb_each_others_random_numbers_nor_the_runs() -> None:
+    env = made("textarena:Guess-v0", size=2)
+    first, second = cases_of(env)
+    alone = play(env, first, guesses(10, 10, 10))[0]
+    random.seed(5)
+    before = random.getstate()
+    one = env.episode(first.row["game_seed"], seed=0)
+    two = env.episode(second.row["game_seed"], seed=0)
+    said = [next(one), next(two), one.send("[10]"), two.send("[10]"), one.send("[10]")]
+    assert [said[0], said[2], said[4]] == alone[:3]
+    assert random.getstate() == before
+
+
+@pytest.mark.parametrize(
+    ("seat", "replies", "score"), [(0, (1, 2), 1.0), (0, (1, 1), -1.0), (1, (1, 1), 1.0), (1, (2,), -1.0)]
+)
+def test_the_policy_plays_on_its_seat_against_the_others(seat: int, replies: tuple[int, ...], score: float) -> None:
+    env = made("textarena:Last-v0", size=2, seat=seat, opponent="first_legal")
+    case = cases_of(env)[0]
+    said, result = play(env, case, guesses(*replies))
+    assert said[0].startswith(["You begin.", "You are second.\n4 left: [1] [2]\n[Player 0] [1]"][seat])
+    assert result.score == score
+
+
+def test_the_smallest_number_of_players_is_found() -> None:
+    assert made("textarena:Guess-v0").players == 1
+    assert made("textarena:Last-v0").players == 2
+
+
+def test_the_random_opponent_moves_the_same_for_all_episodes_of_a_group() -> None:
+    env = made("textarena:Last-v0", size=2)
+    case = cases_of(env)[0]
+    games = [[play(env, case, guesses(1, 1), seed=seed)[0] for _ in range(2)] for seed in range(12)]
+    assert all(first == second for first, second in games)
+    assert len({str(first) for first, _ in games}) > 1
+
+
+def test_an_opponent_that_errs_leaves_the_episode_unscored() -> None:
+    write(Path.cwd(), {"players.py": "def wild(seen, rng):\n    return '[7]'\n"})
+    env = made("textarena:Last-v0", size=2, opponent="players.py:wild")
+    result = play(env, cases_of(env)[0], guesses(1))[1]
+    assert (result.score, result.failure) == (None, None)
+    assert result.metrics["opponent_erred"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("id", "settings", "words"),
+    [
+        ("Gues-v0", {}, ["no environment Gues-v0", "Did you mean Guess-v0?"]),
+        ("Guess-v0", {"hihgest": 3}, ["Guess-v0 does not take hihgest", "Did you mean highest?"]),
+        ("Last-v0", {"opponent": "any_leagl"}, ["no opponent any_leagl", "any_legal, first_legal"]),
+        ("Last-v0", {"opponent": "players.py:wild"}, ["no file players.py"]),
+    ],
+)
+def test_games_settings_and_opponents_are_checked_without_importing_the_package(
+    id: str, settings: dict[str, Any], words: list[str]
+) -> None:
+    message = refusal(f"textarena:{id}", **settings)
+    assert all(word in message for word in words), message
+    assert "textarena" not in sys.modules

@@ -1,0 +1,152 @@
+"""Classes written for TRL's environment_factory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain import ConfigError
+from aitrain.environment.session import session_for
+from aitrain.environment.tool_call_parser import ToolCall
+from tests.adapters.conftest import cases_of, made, play, refusal
+from tests.conftest import write
+
+CLASSES = '''
+class Counter:
+    def reset(self, target, **row):
+        self.value, self.target = 0, target
+        return f"Count to {target}."
+
+    def increment(self, by: int) -> int:
+        """Add to the counter.
+
+        Args:
+            by: How much to add.
+        """
+        if by < 0:
+            raise ValueError("only upwards")
+        self.value += by
+        return self.value
+
+    def get_reward(self):
+        return 1.0 - abs(self.value - self.target) / self.target
+
+    def _private(self): ...
+
+
+class Dice:
+    async def reset(self, **row):
+        self.rolls = []
+
+    async def roll(self, sides: int = 6) -> int:
+        """Roll a die."""
+        self.rolls.append(sides)
+        return 4
+
+
+class Riddle:
+    def reset(self, **row):
+        return "Say yes."
+
+    def get_reward(self):
+        return 0.5
+
+
+def rolled(completions, environments, **kwargs):
+    return [float(len(one.rolls)) for one in environments]
+
+def polite(completions, **kwargs):
+    return [float("please" in one[-1]["content"]) for one in completions]
+'''
+
+
+@pytest.fixture(autouse=True)
+def files(here: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "Use the tool."}], "target": number} for number in (2, 4)]
+    write(here, {"my_envs.py": CLASSES, "rows.jsonl": "".join(json.dumps(row) + "\n" for row in rows)})
+
+
+def counter(**settings: Any) -> Any:
+    return made("trl:my_envs.py:Counter", **{"data": "rows.jsonl", "score_range": "any", **settings})
+
+
+def test_what_reset_returns_continues_the_prompts_last_message() -> None:
+    env = counter()
+    said, _ = play(env, cases_of(env)[1], ["done"])
+    assert said == ["Use the tool.\n\nCount to 4."]
+
+
+def test_public_methods_are_the_tools_and_get_reward_is_the_score() -> None:
+    env = counter()
+    case = cases_of(env)[1]
+    session = session_for(env)
+    names = [schema["function"]["name"] for schema in session.open(case.arguments(0)).tools]
+    assert names == ["increment"]
+    said, result = play(env, case, [ToolCall("increment", {"by": 1}), ToolCall("increment", {"by": 2}), "done"])
+    assert said[1:] == ["1", "3"]
+    assert result.score == 0.75
+    assert result.metrics == {"Counter": 0.75}
+
+
+def test_each_episode_has_an_instance_of_its_own() -> None:
+    env = counter()
+    case = cases_of(env)[0]
+    assert play(env, case, [ToolCall("increment", {"by": 2}), "done"])[1].score == 1.0
+    assert play(env, case, ["done"])[1].score == 0.0
+
+
+def test_an_exception_in_a_tool_is_an_answer_to_the_model_as_in_trl() -> None:
+    env = counter()
+    said, result = play(env, cases_of(env)[0], [ToolCall("increment", {"by": -1}), "done"])
+    assert json.loads(said[1]) == {"error": "only upwards"}
+    assert result.score == 0.0
+
+
+def test_reward_functions_get_the_instance_and_async_methods_are_awaited() -> None:
+    env = made(
+        "trl:my_envs.py:Dice",
+        data="rows.jsonl", rewards="my_envs.py:rolled,polite", weights=[1, 0.5], score_range="0,9",
+    )  # fmt: skip
+    _, result = play(env, cases_of(env)[0], [ToolCall("roll", {}), ToolCall("roll", {"sides": 2}), "please"])
+    assert result.score == 2.5
+    assert result.metrics == {"rolled": 2.0, "polite": 1.0}
+
+
+def test_reward_functions_are_added_to_the_classs_own() -> None:
+    env = made("trl:my_envs.py:Riddle", rewards="my_envs.py:polite", size=2, score_range="0,2")
+    said, result = play(env, cases_of(env)[0], ["please"])
+    assert said == ["Say yes."]
+    assert result.score == 1.5
+
+
+def test_without_data_reset_says_what_is_asked() -> None:
+    env = made("trl:my_envs.py:Riddle", size=3, system="Be kind.", score_range="0,1")
+    cases = cases_of(env)
+    assert len(cases) == 3
+    session = session_for(env)
+    assert session.open(cases[0].arguments(0)).prompt == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Say yes."},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("id", "settings", "words"),
+    [
+        ("my_envs.py:Countr", {}, ["no class Countr", "Did you mean Counter?"]),
+        ("my_envs.py:Counter", {"rewards": "my_envs.py:rolld"}, ["no function rolld", "Did you mean rolled?"]),
+        ("my_envs.py:Counter", {"data": "nowhere.jsonl"}, ["no file nowhere.jsonl"]),
+        ("my_envs", {}, ["file.py:name"]),
+    ],
+)
+def test_what_is_wrong_is_refused_before_it_is_imported(id: str, settings: dict[str, Any], words: list[str]) -> None:
+    message = refusal(f"trl:{id}", **settings)
+    assert all(word in message for word in words), message
+
+
+def test_a_class_without_a_reward_needs_reward_functions() -> None:
+    with pytest.raises(ConfigError, match="Dice has no get_reward"):
+        made("trl:my_envs.py:Dice", score_range="0,1")
