@@ -134,11 +134,6 @@ class EnvRunner:
         """Whether an episode has calls before its score: `episode`, `start` or tools."""
         return self._level != "score_episode" or hasattr(self.environment, "get_tools")
 
-    @property
-    def has_rollouts(self) -> bool:
-        """Whether the environment's own code asks the policy, and is told when a limit ends its episode."""
-        return self._level == "rollout"
-
     # -- an episode, from its beginning to its end
 
     async def open(
@@ -152,7 +147,7 @@ class EnvRunner:
             opened = await self._repeat(sessions, [partial(self._open, one) for one in sessions], self._level)
             for one, result in zip(sessions, opened, strict=True):
                 one.session, one.reset = result or (None, ResetResult())
-                self._show(one.reset.note)
+                _show_once(one.reset.note, self._shown, self.notify)
         return sessions
 
     def _open(self, one: EnvSession) -> tuple[SessionLike, ResetResult]:
@@ -175,17 +170,11 @@ class EnvRunner:
         if one.session is None:
             return EnvResponse(is_over=True)
         place = "step" if self._level == "start" else self._level  # where a call that hangs or crashes is
-        if turn.calls and not self.has_rollouts:
+        if turn.calls and self._level != "rollout":
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
         response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
-        self._show(response.note)
+        _show_once(response.note, self._shown, self.notify)
         return response
-
-    def _show(self, note: str) -> None:
-        """Show a note of a session, once."""
-        if note and note not in self._shown:
-            self._shown.add(note)
-            self.notify(note)
 
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
         """The score of each episode, in their order; None for those that failed, here or earlier."""
@@ -287,6 +276,13 @@ class EnvRunner:
         stored = self.given.get("tokenizer")
         if isinstance(stored, StoredTokenizer):
             stored.file.unlink(missing_ok=True)
+
+
+def _show_once(note: str, shown: set[str], notify: Notify) -> None:
+    """Show a session's note, unless it was shown before."""
+    if note and note not in shown:
+        shown.add(note)
+        notify(note)
 
 
 def _has_tools(environment: object) -> bool:

@@ -98,7 +98,7 @@ def _trainer_inputs(context: RunContext, precision: Precision) -> tuple[TrainerI
     tokenizer = load_tokenizer(config)
     set_seed(config.seed)
     built = build(context.runner, tokenizer)
-    is_chat = built[0].is_chat or context.runner.has_rollouts
+    is_chat = built[0].is_chat or level_of(environment) == "rollout"
     check_chat_template(is_chat, tokenizer)
     check_contract(environment, columns(built))
     chat = chat_format(tokenizer, arguments.chat_template_kwargs)
@@ -217,9 +217,10 @@ def _episode_format(context: RunContext, chat: ChatFormat, tools: Tools, is_chat
     if not is_chat:
         refuse_tools_for_strings(tools.schemas)
         return chat
-    following = [] if level_of(context.runner.environment) == "score_episode" else ["user"]
+    level = level_of(context.runner.environment)
+    following = [] if level == "score_episode" else ["user"]
     # a rollout says what its tools are when it asks
-    may_have_tools = len(tools) > 0 or (context.runner.has_rollouts and chat.support.has_tool_calls)
+    may_have_tools = len(tools) > 0 or (level == "rollout" and chat.support.has_tool_calls)
     fit = format_for_episodes(chat, [*following, "tool"] if may_have_tools else following)
     if fit is not chat:
         context.note("This model's chat template is not prefix-preserving; TRL's training template is used.")
