@@ -162,7 +162,7 @@ class NemoHandler(_Handler):
         sid = (self.headers.get("Cookie") or "session=").partition("session=")[2].partition(";")[0]
         if self.path == "/seed_session":
             sid = uuid.uuid4().hex
-            self.owner.sessions[sid] = {"presses": 0, "wanted": body["wanted"]}
+            self.owner.sessions[sid] = {"presses": 0, "wanted": body.get("wanted", 2)}
             return self.answer({}, headers={"Set-Cookie": f"session={sid}; Path=/"})
         session = self.owner.sessions.get(sid)
         if session is None:
