@@ -25,7 +25,7 @@ UNLIMITED = GenerateConfig(max_connections=1_000_000)
 """Without a limit on concurrent requests, which is Inspect's default: the policy answers when all episodes ask."""
 
 
-@modelapi(name="aitrain")  # type: ignore[untyped-decorator]
+@modelapi(name="aitrain")
 class PolicyModel(ModelAPI):  # type: ignore[misc]
     """The policy as a model of Inspect. Requests that go on with the first conversation are trained; any other
     conversation, and all of a model that is not `trained`, is answered by the policy outside of the trajectory."""
