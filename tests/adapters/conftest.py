@@ -18,7 +18,8 @@ from aitrain.environment.loader import load_env
 from aitrain.environment.locator import check_by_reading, find_env
 from aitrain.environment.requirements import with_requirements
 from aitrain.environment.score_parsing import ScoreResult
-from aitrain.environment.session import AssistantTurn, session_for
+from aitrain.environment.session import AssistantTurn
+from aitrain.environment.session_kinds import session_for
 from aitrain.environment.tool_call_parser import ToolCall
 from tests.conftest import write
 

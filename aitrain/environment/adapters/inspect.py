@@ -6,6 +6,7 @@ Settings: size, seed, system and score_range as in `settings.py`; `model_roles`;
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from aitrain.environment.adapters.settings import choose, read_score_range
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
-from aitrain.errors import ConfigError
+from aitrain.environment.user_modules import parse, top_level
+from aitrain.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from aitrain.environment.endpoint import Endpoint
@@ -44,10 +46,9 @@ class InspectTask:
 
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "inspect"))
         self.size, self.seed, self.system, self.model_roles = size, seed, system, dict(model_roles or {})
-        found = tasks_named(id, {**arguments, **(task or {})})
+        found = tasks_named(task_name(id), {**arguments, **(task or {})})
         if len(found) != 1:
-            names = ", ".join(f"{id}@{one.name}" for one in found) or "none"
-            raise ConfigError(f"rl_env: inspect:{id} must name one task, as in file.py@task\nThere: {names}")
+            raise ConfigError(f"rl_env: Inspect finds {len(found)} tasks named {id}: name one, as in file.py@task")
         self.task = found[0]
         if not self.task.scorer:
             raise ConfigError(f"rl_env: the task {self.task.name} has no scorer, so its samples have no score")
@@ -110,12 +111,31 @@ def _numbers(name: str, value: object) -> dict[str, float]:
 
 
 def check_id(id: str, settings: Mapping[str, Any]) -> None:
-    """Check the file of a task, and settings, without Inspect.
+    """Check the task of a file, and settings, without Inspect.
 
     Raises:
-        ConfigError: there is no such file, or a setting is wrong.
+        ConfigError: there is no such file or task, or a setting is wrong.
     """
     read_score_range(settings.get("score_range", "0,1"), "inspect")
-    file, _, _ = id.partition("@")
-    if file.endswith(".py") and not Path(file).expanduser().is_file():
+    task_name(id)
+
+
+def task_name(id: str) -> str:
+    """The id with the name of its task, which may be left out for the only one of a file.
+
+    Raises:
+        ConfigError: there is no such file or task.
+    """
+    file, _, name = id.partition("@")
+    if not file.endswith(".py"):
+        return id
+    if not Path(file).expanduser().is_file():
         raise ConfigError(f"rl_env: there is no file {file} (looked from {Path.cwd()}).")
+    functions = [node for node in top_level(parse(Path(file).expanduser())) if isinstance(node, ast.FunctionDef)]
+    tasks = [node.name for node in functions if any("task" in ast.unparse(one) for one in node.decorator_list)]
+    if name in tasks or (not name and len(tasks) == 1):
+        return f"{Path(file).expanduser().absolute()}@{name or tasks[0]}"
+    raise ConfigError(
+        f"rl_env: inspect:{id} does not name a task.{did_you_mean(name, tasks)}\n"
+        f"Name one of the file's, as in {file}@task: {', '.join(tasks) or 'it has none'}"
+    )

@@ -58,6 +58,9 @@ class Roles(dict[str, Any]):
         super().__init__({name: _models(value) for name, value in roles.items()})
         self.other = other
 
+    def __bool__(self) -> bool:
+        return True  # Inspect takes another dict for one that is false
+
     def get(self, role: str, default: object = None) -> Any:
         """The model or the models of a role."""
         return super().get(role, self.other)
