@@ -18,6 +18,9 @@ CONNECT_SECONDS = 10.0
 DEADLINE_SECONDS = 600.0
 """Of a call while the dataset is built; calls of episodes have the deadline of --rl-env-timeout."""
 
+RETRY_SECONDS = 0.5
+"""Between requests to a server that says that it is still starting."""
+
 _GATEWAY_ERRORS = (502, 503, 504)
 
 
@@ -35,17 +38,14 @@ class EnvServer:
             trust_env=not is_local(url),
             verify=_certificates() if url.startswith("https:") else False,
         )
+        self.headers = self._http.headers
+        """Headers of all further requests."""
 
     async def __aenter__(self) -> EnvServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    @property
-    def headers(self) -> httpx.Headers:
-        """Headers of all further requests."""
-        return self._http.headers
 
     async def get(self, path: str) -> Any:
         """The JSON value of the response."""
@@ -65,7 +65,7 @@ class EnvServer:
         with _unreachable(self.url, path):
             response = await self._http.request(method, path, json=body)
             while response.status_code == 503 and "Retry-After" in response.headers:  # still starting
-                await asyncio.sleep(float(response.headers["Retry-After"]))
+                await asyncio.sleep(RETRY_SECONDS)
                 response = await self._http.request(method, path, json=body)
         if response.status_code >= (500 if may_fail else 400):
             raise _error_of(response, path)
@@ -147,8 +147,8 @@ def _error_of(response: httpx.Response, path: str) -> Exception:
 def _json(response: httpx.Response) -> Any:
     try:
         return response.json()
-    except ValueError:
-        raise RuntimeError(f"{response.url.path} was answered with no JSON: {response.text[:100]!r}") from None
+    except ValueError as error:
+        raise RuntimeError(f"{response.url.path} was answered with no JSON: {response.text[:100]!r}") from error
 
 
 @cache
