@@ -15,13 +15,10 @@ import httpx
 from aitrain.errors import ConfigError, EnvironmentFailed
 
 CONNECT_SECONDS = 10.0
-DEADLINE_SECONDS = 600.0
-"""Of a call while the dataset is built; calls of episodes have the deadline of --rl-env-timeout."""
+DEADLINE_SECONDS = 600.0  # calls of episodes have the shorter one of --rl-env-timeout
 
 RETRY_SECONDS = 0.5
 """Between requests to a server that says that it is still starting."""
-
-_GATEWAY_ERRORS = (502, 503, 504)
 
 
 class EnvServer:
@@ -125,7 +122,7 @@ def starting(what: str, url: str) -> Iterator[None]:
         yield
     except ConnectionError as error:
         raise EnvironmentFailed(f"{error}\nStart the {what} server at {url} first, or correct its URL.") from error
-    except (TimeoutError, RuntimeError) as error:
+    except RuntimeError as error:
         raise EnvironmentFailed(f"The {what} server at {url} cannot be used: {error}") from error
 
 
@@ -134,14 +131,13 @@ def _unreachable(url: str, path: str) -> Iterator[None]:
     try:
         yield
     except httpx.TransportError as error:
-        what = " ".join(f"{type(error).__name__} {error}".split())
-        raise ConnectionError(f"The server at {url} did not answer {path}: {what}") from error
+        raise ConnectionError(f"The server at {url} did not answer {path}: {type(error).__name__} {error}") from error
 
 
 def _error_of(response: httpx.Response, path: str) -> Exception:
     text = " ".join(response.text.split())[:300]
     what = f"{path} was answered with status {response.status_code}: {text}"
-    return ConnectionError(what) if response.status_code in _GATEWAY_ERRORS else RuntimeError(what)
+    return ConnectionError(what) if response.status_code in (502, 503, 504) else RuntimeError(what)
 
 
 def _json(response: httpx.Response) -> Any:
