@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aitrain.environment.adapters.settings import choose, read_score_range
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.user_modules import parse, top_level
@@ -38,8 +38,8 @@ class InspectTask:
         seed: int | None = None,
         system: str | None = None,
         score_range: object = "0,1",
-        model_roles: Mapping[str, Any] | None = None,
-        task: Mapping[str, Any] | None = None,
+        model_roles: JsonMapping | None = None,
+        task: JsonMapping | None = None,
         **arguments: Any,
     ) -> None:
         from aitrain.environment.adapters.inspect_sample import tasks_named
@@ -58,7 +58,7 @@ class InspectTask:
                 "Use a task whose tools run in Python."
             )
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self) -> list[JsonObject]:
         """A row for each sample, with the sample in it; the solvers ask first."""
         samples = choose(list(self.task.dataset), self.size, self.seed)
         ids = [sample.id if sample.id is not None else number for number, sample in enumerate(samples)]
@@ -67,7 +67,7 @@ class InspectTask:
             for id, sample in zip(ids, samples, strict=True)
         ]
 
-    async def rollout(self, sample: dict[str, Any], endpoint: Endpoint) -> Score:
+    async def rollout(self, sample: JsonObject, endpoint: Endpoint) -> Score:
         """Run the task's solvers and scorers on a sample."""
         from inspect_ai.dataset import Sample
 
@@ -110,7 +110,7 @@ def _numbers(name: str, value: object) -> dict[str, float]:
         raise ValueError(f"the scorer {name} gave {str(value)[:60]!r}, which is not a number") from None
 
 
-def check_id(id: str, settings: Mapping[str, Any]) -> None:
+def check_id(id: str, settings: JsonMapping) -> None:
     """Check the task of a file, and settings, without Inspect.
 
     Raises:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from inspect_ai.model import (
     ChatMessage,
@@ -17,6 +17,8 @@ from inspect_ai.model import (
     modelapi,
 )
 from inspect_ai.tool import ToolCall, ToolInfo
+
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from aitrain.environment.endpoint import Endpoint
@@ -33,7 +35,7 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
     def __init__(self, endpoint: Endpoint, trained: bool) -> None:
         super().__init__("policy", None, None, [], GenerateConfig())
         self.endpoint, self.trained, self.others = endpoint, trained, 0
-        self.first: dict[str, Any] | None = None
+        self.first: JsonObject | None = None
 
     async def generate(
         self, input: Sequence[ChatMessage], tools: Sequence[ToolInfo], tool_choice: object, config: GenerateConfig
@@ -51,26 +53,26 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
         return ModelOutput.from_message(message, "tool_calls" if calls else "stop")
 
 
-class Roles(dict[str, Any]):
+class Roles(dict[str, object]):
     """Models by their roles; the policy, untrained, for any role that the task or the user does not fill."""
 
-    def __init__(self, roles: Mapping[str, Any], other: Model) -> None:
+    def __init__(self, roles: JsonMapping, other: Model) -> None:
         super().__init__({name: _models(value) for name, value in roles.items()})
         self.other = other
 
     def __bool__(self) -> bool:
         return True  # Inspect takes another dict for one that is false
 
-    def get(self, role: str, default: object = None) -> Any:
+    def get(self, role: str, default: object = None) -> object:
         """The model or the models of a role."""
         return super().get(role, self.other)
 
 
-def _models(value: Any) -> Any:
+def _models(value: object) -> object:
     return [get_model(one) for one in value] if isinstance(value, list) else get_model(value)
 
 
-def _as_openai(message: ChatMessage) -> dict[str, Any]:
+def _as_openai(message: ChatMessage) -> JsonObject:
     if message.role == "tool":
         text = message.error.message if message.error else message.text
         return {"role": "tool", "content": text, "tool_call_id": message.tool_call_id, "name": message.function}
@@ -87,7 +89,7 @@ def _as_openai(message: ChatMessage) -> dict[str, Any]:
     return plain
 
 
-def _as_call(call: dict[str, Any]) -> ToolCall:
+def _as_call(call: JsonObject) -> ToolCall:
     function, arguments, problem = call["function"], {}, None
     try:
         arguments = json.loads(function["arguments"])
@@ -96,6 +98,6 @@ def _as_call(call: dict[str, Any]) -> ToolCall:
     return ToolCall(id=call["id"], function=function["name"], arguments=arguments, parse_error=problem)
 
 
-def _schema(tool: ToolInfo) -> dict[str, Any]:
+def _schema(tool: ToolInfo) -> JsonObject:
     parameters = tool.parameters.model_dump(exclude_none=True)
     return {"name": tool.name, "description": tool.description, "parameters": parameters}

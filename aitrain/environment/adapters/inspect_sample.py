@@ -6,7 +6,6 @@ nowhere else, and tests/adapters/real/test_inspect_upstream.py says what has to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inspect_ai import Task
@@ -29,6 +28,7 @@ from inspect_ai.util import LimitExceededError, message_limit, turn_limit
 from inspect_ai.util._store import init_subtask_store
 
 from aitrain.environment.adapters.inspect_model import UNLIMITED, PolicyModel, Roles
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject
 from aitrain.errors import EpisodeTruncated
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 NO_LIMITS = dict.fromkeys(("token_limit", "cost_limit", "time_limit", "working_limit"))
 
 
-def tasks_named(name: str, arguments: dict[str, Any]) -> list[Task]:
+def tasks_named(name: str, arguments: JsonObject) -> list[Task]:
     """The tasks of `file.py@task`, `file.py` or `package/task`."""
     return list(load_tasks([name], arguments))
 
 
 async def run_sample(
-    task: Task, sample: Sample, endpoint: Endpoint, system: str | None, roles: Mapping[str, Any]
+    task: Task, sample: Sample, endpoint: Endpoint, system: str | None, roles: JsonMapping
 ) -> tuple[dict[str, object], int]:
     """The values of all scores by their scorers, and how many requests were not trained."""
     policy, other = PolicyModel(endpoint, trained=True), PolicyModel(endpoint, trained=False)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from aitrain.environment.adapters.env_server import EnvServer, server_url
-from aitrain.environment.adapters.settings import choose, read_score_range, with_system
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range, with_system
 from aitrain.environment.adapters.step_rewards import is_number
-from aitrain.environment.adapters.tool_results import run_calls, tool_schema
+from aitrain.environment.adapters.tool_results import StepResponse, run_calls, tool_schema
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
@@ -38,7 +38,7 @@ class NeMoGym:
         self.size, self.seed, self.system = size, seed, system
         self.requirements = EnvRequirements(score_range=read_score_range(score_range, "nemo-gym"))
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self) -> list[JsonObject]:
         """The file's rows, which hold prompt, tools, and what the server needs for the score."""
         file = Path(self.data).expanduser()
         try:
@@ -48,12 +48,12 @@ class NeMoGym:
             raise ConfigError(f"rl_env_config: data: {file} cannot be read: {error}") from error
         return [{"prompt": self._prompt(row), "task": row} for row in choose(rows, self.size, self.seed)]
 
-    def _prompt(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+    def _prompt(self, row: JsonObject) -> list[JsonObject]:
         given = row["responses_create_params"]["input"]
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
         return with_system([_message(one) for one in messages], self.system)
 
-    async def start(self, task: dict[str, Any]) -> _Episode:
+    async def start(self, task: JsonObject) -> _Episode:
         """A session of the server; its cookie is what the server knows it by."""
         server = EnvServer(self.url)
         try:
@@ -64,7 +64,7 @@ class NeMoGym:
         return _Episode(server, task, self.done_flag)
 
 
-def check_id(id: str, settings: Mapping[str, Any]) -> None:
+def check_id(id: str, settings: JsonMapping) -> None:
     """Check URL and settings without the server.
 
     Raises:
@@ -74,15 +74,15 @@ def check_id(id: str, settings: Mapping[str, Any]) -> None:
 
 
 class _Episode:
-    def __init__(self, server: EnvServer, task: dict[str, Any], done_flag: bool) -> None:
+    def __init__(self, server: EnvServer, task: JsonObject, done_flag: bool) -> None:
         self.server, self.task, self.done_flag = server, task, done_flag
-        self.output: list[dict[str, Any]] = []
+        self.output: list[JsonObject] = []
 
     def get_tools(self) -> list[ToolJson]:
         tools = self.task["responses_create_params"].get("tools") or []
         return [tool_schema(tool["name"], tool.get("description"), tool.get("parameters")) for tool in tools]
 
-    async def step(self, reply: str, calls: Sequence[ToolCall]) -> Any:
+    async def step(self, reply: str, calls: Sequence[ToolCall]) -> StepResponse:
         if reply or not calls:
             text = {"type": "output_text", "text": reply, "annotations": []}
             self._add("message", role="assistant", content=[text])
@@ -118,7 +118,7 @@ class _Episode:
         await self.server.close()
 
 
-def _message(given: Mapping[str, Any]) -> dict[str, Any]:
+def _message(given: JsonMapping) -> JsonObject:
     """A message of the Responses API as one of a chat."""
     content = given["content"]
     if not isinstance(content, str):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from aitrain.environment.adapters.env_server import EnvServer, server_url, starting
 from aitrain.environment.adapters.openenv_session import OpenEnvSession, check_sessions
 from aitrain.environment.adapters.openenv_text import OpenEnvText, RefusedAction
-from aitrain.environment.adapters.settings import choose, read_score_range
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range
 from aitrain.environment.adapters.step_rewards import StepRewards, check_use
-from aitrain.environment.adapters.tool_results import run_calls, tool_schema
+from aitrain.environment.adapters.tool_results import StepResponse, run_calls, tool_schema
 from aitrain.environment.contract import Score, ToolResult
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
@@ -35,7 +34,7 @@ class OpenEnv:
         score_range: object = None,
         sessions: int = 64,
         split: str | None = None,
-        reset: Mapping[str, Any] | None = None,
+        reset: JsonMapping | None = None,
         field: str | None = None,
         shown: Sequence[str] | None = None,
         rewards: str = "sum",
@@ -48,7 +47,7 @@ class OpenEnv:
         self.requirements = EnvRequirements(score_range=bounds, episodes_at_once=sessions)
         self.tools: list[ToolJson] = []
 
-    async def build_dataset(self) -> list[dict[str, Any]]:
+    async def build_dataset(self) -> list[JsonObject]:
         """A row for each case, with what its session is reset with. The server is asked for as many sessions as will be
         open at once: one that allows fewer would fail every batch."""
         with starting("OpenEnv", self.url):
@@ -64,7 +63,7 @@ class OpenEnv:
         prompt = [{"role": "system", "content": system}] if system else []
         return [{"prompt": prompt, "reset": reset} for reset in resets]
 
-    async def _resets(self, server: EnvServer) -> list[dict[str, Any]]:
+    async def _resets(self, server: EnvServer) -> list[JsonObject]:
         if self.split is None:
             return [{**self.reset, "seed": self.seed + number} for number in range(self.size)]
         name = (await server.get("/list_environments"))[0]
@@ -81,7 +80,7 @@ class OpenEnv:
             await session.close()
         return [tool_schema(tool["name"], tool["description"], tool["input_schema"]) for tool in listed]
 
-    async def start(self, case: dict[str, Any]) -> _Episode:
+    async def start(self, case: JsonObject) -> _Episode:
         """A session of the server, and its first observation."""
         episode = _Episode(self.text, OpenEnvSession(self.url), StepRewards(self.rewards, self.unrewarded))
         try:
@@ -96,7 +95,7 @@ class OpenEnv:
         return self.tools
 
 
-def check_id(id: str, settings: Mapping[str, Any]) -> None:
+def check_id(id: str, settings: JsonMapping) -> None:
     """Check URL and settings without the server.
 
     Raises:
@@ -109,14 +108,14 @@ class _Episode:
     def __init__(self, text: OpenEnvText, session: OpenEnvSession, rewards: StepRewards) -> None:
         self.text, self.session, self.rewards = text, session, rewards
 
-    async def begin(self, reset: dict[str, Any]) -> None:
+    async def begin(self, reset: JsonObject) -> None:
         await self.session.open()
         self.first, _ = self._seen(await self.session.ask("reset", reset))
 
     def opening(self) -> str:
         return self.first
 
-    async def step(self, reply: str, calls: Sequence[ToolCall]) -> Any:
+    async def step(self, reply: str, calls: Sequence[ToolCall]) -> StepResponse:
         if self.text.has_tools:
             return await run_calls(calls, self._call)
         try:
@@ -129,7 +128,7 @@ class _Episode:
         action = {"type": "call_tool", "tool_name": call.name, "arguments": call.arguments}
         return self._seen(await self.session.ask("step", action))
 
-    def _seen(self, data: dict[str, Any]) -> tuple[str, bool]:
+    def _seen(self, data: JsonObject) -> tuple[str, bool]:
         """What the policy sees, and whether the episode is over."""
         self.rewards.add(data.get("reward"), data.get("metadata"))
         return self.text.text_of(data["observation"]), bool(data.get("done"))

@@ -9,6 +9,7 @@ from typing import Any
 
 from aitrain.environment.adapters.env_server import CONNECT_SECONDS, is_local
 from aitrain.environment.adapters.openenv_text import RefusedAction
+from aitrain.environment.adapters.settings import JsonObject
 from aitrain.errors import EnvironmentFailed
 
 
@@ -44,7 +45,7 @@ class OpenEnvSession:
         answer = await self._exchange({"type": "state"})  # a full server says so in its first answer
         return str(answer["data"].get("message")) if _code(answer) == "CAPACITY_REACHED" else ""
 
-    async def ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    async def ask(self, kind: str, data: JsonObject) -> JsonObject:
         """The data of the answer to a message.
 
         Raises:
@@ -68,7 +69,7 @@ class OpenEnvSession:
         if self._socket is not None:
             await self._socket.close()
 
-    async def _exchange(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def _exchange(self, message: JsonObject) -> JsonObject:
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -100,6 +101,6 @@ async def check_sessions(url: str, needed: int) -> None:
         )
 
 
-def _code(answer: dict[str, Any]) -> str:
+def _code(answer: JsonObject) -> str:
     """The code of an answer that is an error; empty for any other."""
     return str(answer["data"].get("code") or "ERROR") if answer["type"] == "error" else ""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject
 
 NOT_SHOWN = ("done", "reward", "metadata")
 """Fields of every action or observation, which are not the policy's."""
@@ -19,7 +20,7 @@ class RefusedAction(Exception):
 class OpenEnvText:
     """How actions are read and observations are shown."""
 
-    action: Mapping[str, Any]
+    action: JsonMapping
     """The JSON schema of actions."""
     field: str | None = None
     """The field that gets the policy's answer; None: the only required one, if there is one."""
@@ -32,7 +33,7 @@ class OpenEnvText:
         return {"tool_name", "arguments"} <= set(self.action["properties"])
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> JsonObject:
         """Schemas of the fields that the policy sets."""
         return {name: schema for name, schema in self.action["properties"].items() if name not in NOT_SHOWN}
 
@@ -42,7 +43,7 @@ class OpenEnvText:
         required = [name for name in self.action.get("required", []) if name in self.fields]
         return self.field or (required[0] if len(required) == 1 else None)
 
-    def action_of(self, reply: str) -> dict[str, Any]:
+    def action_of(self, reply: str) -> JsonObject:
         """The action that an answer is.
 
         Raises:
@@ -61,7 +62,7 @@ class OpenEnvText:
         except ValueError:
             return {name: reply.strip()}
 
-    def text_of(self, observation: Mapping[str, Any]) -> str:
+    def text_of(self, observation: JsonMapping) -> str:
         """What the policy sees: the value of the only field, or all fields as JSON."""
         names = self.shown or [name for name in observation if name not in NOT_SHOWN]
         values = {name: observation.get(name) for name in names}
@@ -69,7 +70,7 @@ class OpenEnvText:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _json_object(reply: str) -> dict[str, Any]:
+def _json_object(reply: str) -> JsonObject:
     """The JSON object that begins at the first brace; empty if there is none."""
     start = reply.find("{")
     try:

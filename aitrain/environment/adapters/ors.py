@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from aitrain.environment.adapters.env_server import EnvServer, server_url, starting
 from aitrain.environment.adapters.ors_session import OpenRewardSession, text_of
-from aitrain.environment.adapters.settings import choose, read_score_range
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range
 from aitrain.environment.adapters.step_rewards import StepRewards, check_use
-from aitrain.environment.adapters.tool_results import run_calls
+from aitrain.environment.adapters.tool_results import StepResponse, run_calls
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
@@ -39,7 +38,7 @@ class OpenRewardServer:
         self.rewards, self.unrewarded = check_use(rewards), unrewarded
         self.requirements = EnvRequirements(score_range=read_score_range(score_range, "ors"))
 
-    async def build_dataset(self) -> list[dict[str, Any]]:
+    async def build_dataset(self) -> list[JsonObject]:
         """A row for each task, by its index: nothing else of a task is asked for before its episode begins."""
         with starting("ORS", self.url):
             async with EnvServer(self.url) as server:
@@ -62,7 +61,7 @@ class OpenRewardServer:
         return _Episode(session, StepRewards(self.rewards, self.unrewarded))
 
 
-def check_id(id: str, settings: Mapping[str, Any]) -> None:
+def check_id(id: str, settings: JsonMapping) -> None:
     """Check URL and settings without the server.
 
     Raises:
@@ -75,13 +74,13 @@ class _Episode:
     def __init__(self, session: OpenRewardSession, rewards: StepRewards) -> None:
         self.session, self.rewards = session, rewards
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self) -> list[JsonObject]:
         return self.session.messages
 
     def get_tools(self) -> list[ToolJson]:
         return self.session.tools
 
-    async def step(self, reply: str, calls: Sequence[ToolCall]) -> Any:
+    async def step(self, reply: str, calls: Sequence[ToolCall]) -> StepResponse:
         terminal = self.session.terminal
         if not calls and terminal is not None:
             await self._run(terminal["name"], {terminal["arg"]: reply} if terminal.get("arg") else {})
@@ -92,7 +91,7 @@ class _Episode:
         text = output["text"] if "text" in output else text_of(output["blocks"])
         return text, bool(output.get("finished"))
 
-    async def _run(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _run(self, name: str, arguments: JsonObject) -> JsonObject:
         output = await self.session.call(name, arguments)
         self.rewards.add(output.get("reward"), output.get("metadata"))
         return output

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from aitrain.environment.adapters.env_server import EnvServer
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject
 from aitrain.environment.adapters.tool_results import tool_schema
 from aitrain.environment.tool_call_parser import ToolJson
 
@@ -21,10 +22,10 @@ class OpenRewardSession:
 
     def __init__(self, url: str, env: str) -> None:
         self.server, self.env = EnvServer(url), env
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[JsonObject] = []
         """The prompt."""
         self.tools: list[ToolJson] = []
-        self.terminal: dict[str, Any] | None = None
+        self.terminal: JsonObject | None = None
         """The tool that an answer without a call goes to, with the name of its argument, `arg`."""
         self._ping: asyncio.Task[None] | None = None
 
@@ -40,7 +41,7 @@ class OpenRewardSession:
         self.terminal = listed.get("terminal_tool")
         self._ping = asyncio.ensure_future(self._ping_forever())
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def call(self, name: str, arguments: JsonMapping) -> JsonObject:
         """The output of a tool; for arguments that it refuses, one that says so.
 
         Raises:
@@ -68,7 +69,7 @@ class OpenRewardSession:
                 await self.server.request("POST", path, may_fail=True)
         await self.server.close()
 
-    async def _prompt(self) -> list[dict[str, Any]]:
+    async def _prompt(self) -> list[JsonObject]:
         """The task's messages; older servers have only the text of one."""
         given = await self._first_of("messages", "prompt")
         given = given if given and "role" in given[0] else [{"role": "user", "blocks": given}]
@@ -85,6 +86,6 @@ class OpenRewardSession:
                 await self.server.post("/ping")
 
 
-def text_of(blocks: Sequence[Mapping[str, Any]]) -> str:
+def text_of(blocks: Sequence[JsonMapping]) -> str:
     """The text of a prompt or a result; images are left out."""
     return "\n".join(block["text"] for block in blocks if block["type"] == "text")

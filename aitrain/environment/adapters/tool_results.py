@@ -8,6 +8,8 @@ from aitrain.environment.contract import ToolResult
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
 
 ChatMessages = list[dict[str, object]]
+StepResponse = ChatMessages | ToolResult | str | None
+"""What a `step` returns."""
 
 
 async def run_calls(
