@@ -32,7 +32,9 @@ def test_every_public_error_is_listed_in_errors_and_belongs_to_the_one_family() 
 
 
 def test_every_error_says_by_its_name_that_it_is_one() -> None:
-    assert all(name.endswith(("Error", "Failed", "Interrupted")) for name in public_exceptions())
+    """The last two tell the user's code, or the user, that something was cut short."""
+    endings = ("Error", "Failed", "Interrupted", "EpisodeTruncated")
+    assert all(name.endswith(endings) for name in public_exceptions())
 
 
 def test_an_error_of_a_library_becomes_one_short_message() -> None:

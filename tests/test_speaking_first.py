@@ -243,6 +243,15 @@ def test_a_tool_result_may_end_the_episode_and_is_part_of_the_conversation() -> 
     assert played.scored.score == 1.0
 
 
+@pytest.mark.parametrize("done", [True, False])
+def test_a_step_may_end_the_episode_with_a_last_message(done: bool) -> None:
+    """After calls its text is a tool's message, and messages pass as they are."""
+    text, said = (play(Gym(ToolResult(content, done)), call("move")) for content in ("out", [user("out")]))
+
+    assert text.moves[0] == EnvResponse(({"role": "tool", "name": "move", "content": "out"},), done, calls=1)
+    assert said.moves[0] == EnvResponse((user("out"),), done, calls=1)
+
+
 def test_a_generator_that_a_tool_ends_may_say_what_it_is_worth() -> None:
     class Told(Game):
         score_episode = None  # type: ignore[assignment]

@@ -48,7 +48,7 @@ class Score:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a tool, or `step`, returns if its result may end the episode: with `done`, the model is not asked again."""
+    """What a tool, or `step`, returns if it may end the episode: with `done`, the model is not asked again."""
 
     content: object
     done: bool = False

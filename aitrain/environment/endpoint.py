@@ -140,7 +140,13 @@ class Endpoint(_Address):
             EpisodeTruncated: a limit has ended the episode.
             ValueError: messages or tools are not in OpenAI's format.
         """
-        return (await asyncio.wrap_future(self._ask(messages, tools, trained))).message
+        return (await self.answer(messages, tools, trained)).message
+
+    async def answer(
+        self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True
+    ) -> ChatAnswer:
+        """The same with the number of tokens and the reason for the end."""
+        return await asyncio.wrap_future(self._ask(messages, tools, trained))
 
 
 class BlockingEndpoint(_Address):

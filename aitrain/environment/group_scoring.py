@@ -10,12 +10,13 @@ from typing import Any
 from aitrain import activity
 from aitrain.environment.contract import Case, arguments_for
 from aitrain.environment.row_copies import copy_arguments
-from aitrain.environment.runner import EnvRunner
+from aitrain.environment.runner import REPEATABLE, EnvRunner
 from aitrain.environment.score_parsing import Bounds, ScoreResult, parse_score, shown
 from aitrain.environment.session import Message, within
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.deadline_thread import GRACE
 from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.task import Outcome
 
 PLACE = "score_group"
 
@@ -97,10 +98,14 @@ async def _score_group(runner: EnvRunner, group: Group) -> list[ScoreResult]:
     job = partial(GroupScorer(runner.config.score_bounds, runner.environment).score, group)
     if runner.processes is not None:
         job = partial(_score_in_process, runner, group)
-    with activity.own.waiting("waiting for the environment", runner.pool.timeout + GRACE):
-        outcome = await runner.pool.call(job)
-    if outcome.value is not None:
-        return outcome.value
+    outcome: Outcome[list[ScoreResult]] = Outcome()
+    for _ in range(1 + runner.config.rl_env_retries):
+        with activity.own.waiting("waiting for the environment", runner.pool.timeout + GRACE):
+            outcome = await runner.pool.call(job)
+        if outcome.value is not None:
+            return outcome.value
+        if outcome.failure is not None and outcome.failure.kind not in REPEATABLE:
+            break
     assert outcome.failure is not None
     failure = replace(outcome.failure, place=outcome.failure.place or PLACE)
     return [_merged(member.result, ScoreResult(None, failure=failure)) for member in group.members]

@@ -31,7 +31,7 @@ class EnvRequirements:
     def as_options(self) -> dict[str, object]:
         """The declared values by the names of their options."""
         values = {DECLARED_OPTIONS[field.name]: getattr(self, field.name) for field in fields(self)}
-        if isinstance(self.score_range, tuple):
+        if isinstance(self.score_range, (tuple, list)):
             values["rl_score_range"] = ",".join(map(str, self.score_range))
         return {name: value for name, value in values.items() if value is not None}
 

@@ -126,9 +126,10 @@ class Session(ABC):
         if turn.calls and not self.tools.are_only_shown:
             return self._use_tools(turn.calls)
         response = self._respond(turn)
-        if isinstance(response, ToolResult):
-            return EnvResponse(_as_messages(response.content, self._place), is_over=response.done)
-        return EnvResponse(is_over=True) if response is None else EnvResponse(_as_messages(response, self._place))
+        is_over = response is None
+        if isinstance(response, ToolResult):  # of `step`
+            response, is_over = response.content, response.done
+        return EnvResponse(() if response is None and is_over else _as_messages(response, self._place), is_over)
 
     def _use_tools(self, calls: tuple[ToolCall, ...]) -> EnvResponse:
         """Run the calls one after another, as a later one may depend on an earlier one, until one ends the episode."""
@@ -266,7 +267,8 @@ class GeneratorSession(Session):
 
 class ObjectSession(Session):
     """`start`: an object with `step`, `score`, and perhaps `opening`, `get_tools` and `close`, each of which may be
-    async. If `step` names `calls`, it gets all answers, with their tool calls; otherwise the tools are run here."""
+    async. If `step` names `calls`, it gets all answers, with their tool calls; otherwise the tools are run here. A
+    ToolResult with `done` that `step` returns is the last message of the episode."""
 
     _place = "step"
     _opening_place = "opening"
@@ -300,9 +302,10 @@ class ObjectSession(Session):
             if not self._takes_calls:
                 return run_if_async(self.object.step(turn.text))
             response = run_if_async(self.object.step(turn.text, calls=list(turn.calls)))
-        if turn.calls and isinstance(response, str):
-            return {"role": "tool", "name": turn.calls[0].name, "content": response}
-        return response
+        content = response.content if isinstance(response, ToolResult) else response
+        if turn.calls and isinstance(content, str):
+            content = {"role": "tool", "name": turn.calls[0].name, "content": content}
+        return replace(response, content=content) if isinstance(response, ToolResult) else content
 
     def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
         """What the object's `score` returns."""

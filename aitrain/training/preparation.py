@@ -160,7 +160,8 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
         raise ConfigError(f"TRL refuses these settings: {' '.join(str(error).split())[:400]}") from error
 
     batch = max(BATCH, inputs.arguments.per_device_train_batch_size * inputs.arguments.steps_per_generation)
-    batch = min(batch, config.rl_env_episodes or batch)  # as many batches on all ranks
+    if context.runner.has_sessions:
+        batch = min(batch, config.rl_env_episodes or batch)  # so that all ranks play as many batches
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)
     held_out, stopper = HeldOutScoring(context, trainer, plan, recorder, tracking), StopCallback(context.stop)
     if config.stop_when_flat is not None:

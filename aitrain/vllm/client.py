@@ -7,23 +7,22 @@ from typing import Any
 import httpx
 
 from aitrain.errors import ServerGoneError, ServerRefusedError, ServerTimeoutError
+from aitrain.vllm.connections import ReusedConnections
 
 CONNECT_SECONDS = 10.0
 HEALTH_SECONDS = 5.0
 
 
 class VLLMClient:
-    """HTTP calls with a deadline, concurrent, on any event loop. Each uses a new connection, as the server may have
-    closed an idle one."""
+    """HTTP calls with a deadline, concurrent, on any event loop."""
 
     def __init__(self, url: str, deadline: float = 600.0, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
         self._deadline = deadline
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(deadline, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
             trust_env=False,  # no proxy
-            transport=transport,
+            transport=transport or ReusedConnections(),
         )
 
     async def get(self, path: str) -> Any:

@@ -139,6 +139,14 @@ def test_each_adapter_with_a_package_has_an_extra_with_the_same_versions() -> No
     assert {name: extras.get(name) for name in wanted} == wanted
 
 
+def test_every_adapter_is_short_and_has_its_class() -> None:
+    for adapter in ADAPTERS.values():
+        file = ROOT.joinpath(*adapter.module.split(".")).with_suffix(".py")
+        text = file.read_text(encoding="utf-8")
+        assert sum(bool(line.strip()) for line in text.splitlines()) <= 120, file
+        assert f"\nclass {adapter.class_name}" in text
+
+
 def test_adapters_that_need_no_package_are_always_there() -> None:
     for adapter in ADAPTERS.values():
         if adapter.package is None:

@@ -355,6 +355,7 @@ EFFECTS = {
     "rl_env_class": seen(environment, "ChatVowels", rl_env="tests/environments/vowels.py", rl_env_class="Vowels"),
     "rl_env_config": seen(environment, {"cases": 7}, **ENV),
     "rl_env_workers": seen(calls, 3),
+    "rl_env_episodes": seen(calls, 2),
     "rl_env_isolation": seen(calls, "process"),
     "rl_env_timeout": seen(calls, 7.0),
     "rl_env_retries": seen(tries, 2),

@@ -103,7 +103,7 @@ def test_what_is_in_the_loss_is_scored_and_not_truncated_where_that_is_masked(ma
     )  # fmt: skip
     scores, truncated = [0.5, 1.0, None, 0.0], [False, True, True, False]
     episodes: Any = [
-        SimpleNamespace(result=SimpleNamespace(score=score), is_truncated=cut)
+        SimpleNamespace(result=SimpleNamespace(score=score), is_truncated=cut, is_dropped=False)
         for score, cut in zip(scores, truncated, strict=True)
     ]
     trainer._batch = TrainingBatch(0, range(4), 4, [], [], episodes)

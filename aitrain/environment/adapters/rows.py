@@ -80,7 +80,7 @@ class RowSource:
                 raise EnvironmentFailed(f"{place}: a row must be an object with columns, not {str(row)[:40]!r}")
             yield as_case({**row, **self._copied(place, row)}, place)
 
-    def _copied(self, place: str, row: Mapping[str, Any]) -> Row:
+    def _copied(self, place: str, row: Mapping[str, object]) -> Row:
         found = {}
         for name, path in self.columns.items():
             value: Any = row
@@ -107,12 +107,24 @@ class RowSource:
         return {**row, "prompt": conversation(self.system or own, solved, question_of(row))}
 
 
+def check_data(data: object) -> None:
+    """Check a setting `data`; None is not set.
+
+    Raises:
+        ConfigError: it is of the wrong type, a file does not exist, or a ratio is not positive.
+    """
+    if isinstance(data, (str, list, dict)):
+        RowSource(data).check()
+    elif data is not None:
+        raise ConfigError(f"rl_env_config: data must name a file, a list of files, or files with ratios; not {data!r}")
+
+
 def is_file(name: str) -> bool:
     """Whether a name is that of a file; otherwise it is a data set of the Hub."""
     return name.endswith(SUFFIXES) or name.startswith((".", "/", "~")) or Path(name).is_file()
 
 
-def read_file(name: str) -> Iterator[tuple[str, Any]]:
+def read_file(name: str) -> Iterator[tuple[str, object]]:
     """The rows of a JSON lines or parquet file, each with its place for messages.
 
     Raises:
@@ -135,7 +147,7 @@ def read_file(name: str) -> Iterator[tuple[str, Any]]:
                 raise EnvironmentFailed(f"{name}, line {number}: not JSON: {error}\nEach line is one object.") from None
 
 
-def read_hub(name: str, split: str) -> Iterator[tuple[str, Any]]:
+def read_hub(name: str, split: str) -> Iterator[tuple[str, object]]:
     """The rows of a split of a data set of the Hub, each with its place for messages."""
     path, _, config = name.partition(":")
     for number, row in enumerate(import_module("datasets").load_dataset(path, config or None, split=split)):
@@ -168,7 +180,7 @@ def as_case(row: Row, place: str) -> Row:
     return row
 
 
-def question_of(row: Mapping[str, Any]) -> str:
+def question_of(row: Row) -> str:
     """What a case asks: its text, or the last message of the user."""
     if isinstance(row["prompt"], str):
         return row["prompt"]

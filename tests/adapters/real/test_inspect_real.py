@@ -144,12 +144,12 @@ def test_tasks_that_cannot_be_run_are_refused(name: str, message: str) -> None:
 
 def test_tools_train_in_threads(train: Train) -> None:
     trained = train(f"inspect:{TASKS}@tools", "--rl-env-isolation=thread", "--rl-max-new-tokens=2")
-    assert trained.has_metric("includes")
+    assert trained.missing("includes") == []
 
 
 def test_several_conversations_train_on_two_ranks_in_processes(train: Train) -> None:
     flags = ["--num-processes=2", "--rl-env-isolation=process"]
     trained = train(f"inspect:{TASKS}@critique", *flags)
-    assert trained.has_metric("shortness/short")
+    assert trained.missing("shortness/short") == []
     assert all(line["env/untrained_requests"] == 1.0 for line in trained.metrics)
     assert all(len(one["turns"]) == 2 for one in trained.records)

@@ -1,0 +1,110 @@
+"""`close` of an environment: once in each process that called it, at the end, whatever happened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain import TrainConfig
+from aitrain.environment.runner import start_runner
+from tests.rollout.scripted import Scripted, cases, play
+
+
+class Closes:
+    """Writes a line for each call of `close`."""
+
+    def __init__(self, notes: Path) -> None:
+        self.notes, self.opened_by = notes, os.getpid()
+
+    def build_dataset(self) -> list[Any]:
+        return []
+
+    def score_episode(self, case_idx: int) -> float:
+        return 1.0
+
+    def close(self) -> None:
+        with self.notes.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+class ClosesLater(Closes):
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().close()
+
+
+def closed_in(notes: Path) -> list[int]:
+    return [int(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+
+
+@pytest.mark.parametrize("kind", [Closes, ClosesLater])
+def test_an_environment_is_closed_once_when_the_runner_is(kind: type[Closes], tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    play(kind(notes), Scripted(lambda _: "x$"), of=cases(4))
+    assert closed_in(notes) == [os.getpid()]
+
+
+@pytest.mark.parametrize("kind", [Closes, ClosesLater])
+def test_each_process_that_called_it_closes_its_own(kind: type[Closes], tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    play(kind(notes), Scripted(lambda _: "x$"), of=cases(4), rl_env_isolation="process")
+    closed = closed_in(notes)
+    assert closed.count(os.getpid()) == 1
+    assert len(closed) == len(set(closed)) > 1
+
+
+def test_it_is_closed_after_a_failure(tmp_path: Path) -> None:
+    def fail(so_far: str) -> str:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError):
+        play(Closes(tmp_path / "notes"), Scripted(fail))
+    assert closed_in(tmp_path / "notes") == [os.getpid()]
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_close_that_raises_is_shown_and_ends_nothing(isolation: str, tmp_path: Path) -> None:
+    class Raises(Closes):
+        def close(self) -> None:
+            raise ValueError("no such file")
+
+    shown = list[str]()
+    with closing(start_runner(Raises(tmp_path), TrainConfig(rl_env_isolation=isolation))) as runner:
+        runner.notify = shown.append
+    assert len(shown) == 1
+    assert shown[0].startswith("Raises.close raised")
+    assert "no such file" in shown[0]
+
+
+def test_a_close_that_hangs_ends_at_the_deadline_of_a_call(tmp_path: Path) -> None:
+    class Hangs(Closes):
+        async def close(self) -> None:  # type: ignore[override]
+            await asyncio.Event().wait()
+
+    shown = list[str]()
+    with closing(start_runner(Hangs(tmp_path), TrainConfig(rl_env_timeout=0.05))) as runner:
+        runner.notify = shown.append
+    assert "Hangs.close" in shown[0]
+
+
+def test_the_closing_of_an_episode_is_another_one(tmp_path: Path) -> None:
+    class Starts(Closes):
+        score_episode = None  # type: ignore[assignment]
+
+        def start(self) -> Any:
+            return Quiet()
+
+    class Quiet:
+        def step(self, reply: str) -> None:
+            return None
+
+        def score(self) -> float:
+            return 1.0
+
+    play(Starts(tmp_path / "notes"), Scripted(lambda _: "x$"), of=cases(3))
+    assert closed_in(tmp_path / "notes") == [os.getpid()]

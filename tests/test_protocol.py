@@ -1,0 +1,99 @@
+"""The types of an environment, as a type checker sees them in a user's file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+RIGHT = """
+from collections.abc import Generator
+from typing import Any
+
+import aitrain
+
+
+class Capitals:
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, str]]:
+        return [{"prompt": "Capital of France? ", "answer": "Paris"}]
+
+    def score_episode(self, completion: str, answer: str) -> float:
+        return float(completion == answer)
+
+
+class Basket:
+    requirements = aitrain.EnvRequirements(max_turns=4)
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+
+    def opening(self) -> str:
+        return f"Spend {self.budget}."
+
+    async def step(self, reply: str, calls: list[aitrain.ToolCall]) -> str | None:
+        return calls[0].name if calls else None
+
+    def score(self) -> aitrain.Score:
+        return aitrain.Score(1.0)
+
+
+class Shop(aitrain.Environment):
+    async def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"budget": 3}]
+
+    def start(self, budget: int) -> aitrain.SpeakingFirst:
+        return Basket(budget)
+
+
+class Guess:
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return [{"word": "fig"}]
+
+    def episode(self, word: str) -> aitrain.EpisodeGenerator:
+        reply = yield "Guess."
+        return 1.0 if reply == word else 0.0
+
+    def score_group(self, texts: list[str]) -> list[aitrain.ScoreValue]:
+        return [len(text) for text in texts]
+
+
+one: aitrain.Environment = Capitals()
+two: aitrain.Environment = Shop()
+three: aitrain.Environment = Guess()
+"""
+WRONG = """
+import aitrain
+
+
+class NoRows:
+    def build_dataset(self) -> int:
+        return 3
+
+
+class NoScore:
+    def step(self, reply: str) -> str | None:
+        return None
+
+
+def guess() -> aitrain.EpisodeGenerator:
+    reply = yield 5
+    return reply.upper()
+
+
+one: aitrain.Environment = NoRows()
+two: aitrain.EpisodeObject = NoScore()
+"""
+
+
+def checked(folder: Path, text: str) -> list[str]:
+    """What mypy says of a file, strictly."""
+    (folder / "user.py").write_text(text)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "user.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+    return [line for line in done.stdout.splitlines() if ": error:" in line]
+
+
+def test_a_type_checker_takes_every_form_of_an_environment_and_finds_what_is_wrong(tmp_path: Path) -> None:
+    assert checked(tmp_path, RIGHT) == []
+    errors = checked(tmp_path, WRONG)
+    assert [error.split(":")[1] for error in errors] == ["16", "17", "20", "21"]
