@@ -128,7 +128,8 @@ class Session(ABC):
         response = self._respond(turn)
         is_over = response is None
         if isinstance(response, ToolResult):  # of `step`
-            response, is_over = response.content, response.done
+            is_over = response.done
+            response = response.content
         return EnvResponse(() if response is None and is_over else _as_messages(response, self._place), is_over)
 
     def _use_tools(self, calls: tuple[ToolCall, ...]) -> EnvResponse:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from aitrain.runs.json_values import JsonObject
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.rollout_record import (
     LONGEST_COLUMN,
     RecordedError,
@@ -119,3 +120,14 @@ def test_a_huge_column_is_left_out_of_the_record_and_its_length_is_told() -> Non
     columns = row_columns({"small": 1, "document": "x" * LONGEST_COLUMN, "numbers": [0] * LONGEST_COLUMN})
     left_out = {"document": "(left out: 100,002 characters)", "numbers": "(left out: 100,000 items)"}
     assert columns == {"small": 1, **left_out}
+
+
+def test_a_list_of_episodes_shows_what_the_environment_said_first_where_the_row_has_no_prompt(tmp_path: Path) -> None:
+    opened = [{"role": "user", "content": "Roll the dice."}, {"role": "assistant", "content": "4"}]
+    append_lines(tmp_path / "rank0.jsonl", [RolloutRecord(row_number=3, prompt=[], messages=opened).to_json()])
+    index = RolloutIndex(tmp_path)
+    index.refresh()
+
+    assert list(index.prompts.values()) == ["Roll the dice."]
+    asked, said = index.record(index.entries[0]).transcript()
+    assert ([message.text for message in asked], [message.text for message in said]) == (["Roll the dice."], ["4"])
