@@ -39,7 +39,11 @@ class Trained:
 
     def has_metric(self, name: str) -> bool:
         """Whether all steps have a metric of the environment."""
-        return all(f"env/{name}" in line for line in self.metrics)
+        return not self.missing(name)
+
+    def missing(self, name: str) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl without this metric of the environment."""
+        return [line for line in self.metrics if f"env/{name}" not in line]
 
 
 Train = Callable[..., Trained]
