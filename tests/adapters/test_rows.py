@@ -70,7 +70,7 @@ def test_a_json_file_may_hold_a_list() -> None:
     write(Path.cwd(), {"rows.json": json.dumps([{"prompt": "a"}, {"prompt": "b"}], indent=2)})
     assert [case["prompt"] for case in RowSource("rows.json").cases()] == ["a", "b"]
     write(Path.cwd(), {"rows.json": '[{"prompt": "a"},'})
-    with pytest.raises(EnvironmentFailed, match="rows.json: not JSON"):
+    with pytest.raises(EnvironmentFailed, match=r"rows\.json: not JSON"):
         RowSource("rows.json").cases()
 
 
