@@ -44,7 +44,7 @@ class ReasoningGym:
         dataset = reasoning_gym.create_dataset(id, size=size + few_shot, seed=seed, **config)
         self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self) -> list[dict[str, object]]:
         """One row for each entry, with the entry in it."""
         from reasoning_gym.utils import SYSTEM_PROMPTS
 
@@ -72,7 +72,7 @@ class ReasoningGym:
         return f"<{self.answer_tag}>{answer}</{self.answer_tag}>" if self.answer_tag else answer
 
 
-def check_id(id: str, settings: Mapping[str, Any]) -> None:
+def check_id(id: str, settings: Mapping[str, object]) -> None:
     """Check the names of tasks, and the fields of their configurations, against the installed source.
 
     Raises:

@@ -39,8 +39,8 @@ class TextArena:
         seat: int = 0,
         opponent: str = "any_legal",
         score_range: object = "-1,1",
-        game: Mapping[str, Any] | None = None,
-        **config: Any,
+        game: Mapping[str, object] | None = None,
+        **config: object,
     ) -> None:
         self.id = (
             id if id.endswith(("-raw", "-train")) else f"{id}-raw"
@@ -53,7 +53,7 @@ class TextArena:
             raise ConfigError(f"rl_env_config: seat must be from 0 to {self.players - 1}, not {seat}")
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "textarena"))
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self) -> list[dict[str, object]]:
         """One row for each game, without a prompt: the game speaks first."""
         return game_rows(self.size, self.seed, self.system)
 
@@ -130,7 +130,7 @@ class _Match:
             self.is_over, _ = self.env.step(action)
 
 
-def check_id(id: str, settings: Mapping[str, Any]) -> None:
+def check_id(id: str, settings: Mapping[str, object]) -> None:
     """Check game, settings and opponent against the installed source.
 
     Raises:
