@@ -22,6 +22,7 @@ from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
 
 HARNESS = "aitrain_verifiers_harness"  # verifiers imports the chat loop by this name
+LOCAL = {"type": "subprocess"}
 KEY = "AITRAIN_ENDPOINT_KEY"  # variable from which its client reads the key of the address
 
 
@@ -36,9 +37,9 @@ class VerifiersV1:
             raise ConfigError("rl_env_config: this taskset has no end: set size, the number of cases")
         self.tasks = list(islice(iter(self.env.taskset), count if settings.seed is None else None))
         self.template = self.tasks[0]
-        rewards = [getattr(function, "_vf_weight", 1.0) for function in self.template.hooks("reward")]
-        bounds = settings.read_range([*rewards, *(judge.config.weight for judge in self.template.plugged_judges())])
-        self.requirements = EnvRequirements("process", score_range=bounds)
+        weights = [getattr(function, "_vf_weight", 1.0) for function in self.template.hooks("reward")]
+        weights += [judge.config.weight for judge in self.template.plugged_judges()]
+        self.requirements = EnvRequirements("process", score_range=settings.read_range(weights))
         self.lock, self._starting = threading.Lock(), asyncio.Lock()
         self._serving: AsyncExitStack | None = None
 
@@ -68,8 +69,8 @@ class VerifiersV1:
         task.data = type(task.data).model_validate(vf_data)
         with self.lock:
             os.environ[KEY] = endpoint.api_key
-        client = EvalClientConfig(base_url=endpoint.base_url, api_key_var=KEY)
-        episode = await self.env.run_episode(task, ModelContext(model=endpoint.model, client=client))
+        ctx = ModelContext(endpoint.model, EvalClientConfig(base_url=endpoint.base_url, api_key_var=KEY))
+        episode = await self.env.run_episode(task, ctx)
         if not episode.ok:
             errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
             raise RuntimeError("; ".join(f"{error.type}: {error.message}" for error in errors)[:1000])
@@ -104,8 +105,7 @@ def _load(settings: VerifiersSettings) -> Any:
     sys.modules[HARNESS] = verifiers_harness
     env, _, taskset = settings.id.rpartition("+")
     fields: Any = concrete_type(environment_class(taskset, env), EnvConfig, origin=Env) or EnvConfig
-    local = {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}}
-    agents = dict.fromkeys(agent_config_fields(fields()), local)
+    agents = {name: {"harness": {"id": HARNESS}, "runtime": LOCAL} for name in agent_config_fields(fields())}
     try:
         config = fields.model_validate({"id": env, "taskset": {"id": taskset, **settings.arguments}, **agents})
     except ValidationError as error:
