@@ -39,8 +39,7 @@ def run_async(awaitable: Awaitable[T]) -> T:
                 raise
             return error
 
-    with _lock:
-        loop = shared_loop()
+    loop = running_loop()
     future = asyncio.run_coroutine_threadsafe(wait(), loop)
     try:
         with on_cancel(lambda _: future.cancel(), partial(stack_of_awaitable, awaitable)):
@@ -64,6 +63,12 @@ def replace_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
         with _lock:
             if shared_loop() is loop:
                 shared_loop.cache_clear()
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The shared loop; threads that ask for it at the same time get the same one."""
+    with _lock:
+        return shared_loop()
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from traceback import StackSummary
 from typing import Any
 
-from aitrain.execution.async_calls import replace_if_blocked, run_if_async, shared_loop
+from aitrain.execution.async_calls import replace_if_blocked, run_if_async, running_loop
 from aitrain.execution.stacks import stack_of_awaitable, stack_of_thread
 from aitrain.execution.task import current_task
 
@@ -50,7 +50,7 @@ class CoroutineRun(BackgroundRun):
         super().__init__(on_end)
         self._coroutine = coroutine
         self._task: asyncio.Task[None] | None = None
-        self._loop = shared_loop()
+        self._loop = running_loop()
         asyncio.run_coroutine_threadsafe(self._run(), self._loop)
 
     async def _run(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from aitrain import ConfigError
 from tests.adapters.conftest import cases_of, made, play, refusal
-from tests.conftest import write
+from tests.conftest import Run, write
 
 REWARDS = """
 def exact(completions, answer, **kwargs):
@@ -230,3 +231,16 @@ def test_each_ground_truth_passes_for_its_own_row_and_for_no_other(rule: str) ->
 def test_a_rule_reads_the_marked_answer_and_nothing_else(rule: str, reply: str, score: float) -> None:
     env = made(f"reward:{rule}", data="sums.jsonl")
     assert play(env, cases_of(env)[2], [reply])[1].score == score
+
+
+def test_a_run_keeps_the_file_of_the_functions(here: Path, aitrain_grpo: Run) -> None:
+    config = json.dumps({"data": "rows.jsonl", "score_range": "0,1"})
+    done = aitrain_grpo(
+        "--model", "tiny", "--rl-env", "reward:my_rewards.py:exact", "--rl-env-config", config,
+        "--max-steps", "1", "--rl-max-new-tokens", "4", "--eval-cases", "0", "--project-name", "it",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (here / "runs/it/environment/my_rewards.py").read_text() == REWARDS
+    facts = json.loads((here / "runs/it/environment.json").read_text())
+    assert facts["file"] == str(here / "my_rewards.py")
+    assert facts["sha256"] == hashlib.sha256(REWARDS.encode()).hexdigest()

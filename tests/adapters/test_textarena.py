@@ -10,26 +10,28 @@ from typing import Any
 
 import pytest
 
+from aitrain import ConfigError
+from aitrain.environment.adapters.scripted_opponents import opponent_named
 from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import write
 
 REGISTRATION = """
 import importlib
-GAMES = {}
+ENV_REGISTRY = {}
 
 def register_with_versions(id, entry_point, wrappers, **config):
     for ending in ("", "-raw", "-train"):
-        GAMES[id + ending] = entry_point, config
+        ENV_REGISTRY[id + ending] = entry_point, config
 
 def make(id, **config):
-    entry_point, own = GAMES[id]
+    entry_point, own = ENV_REGISTRY[id]
     module, name = entry_point.split(":")
     game = getattr(importlib.import_module(module), name)(**{**own, **config})
     game.id = id
     return game
 """
 REGISTERED = """
-from textarena.registration import register_with_versions
+from textarena.envs.registration import register_with_versions
 register_with_versions(id="Guess-v0", entry_point="textarena.envs.guess:Guess", wrappers={}, highest=9)
 register_with_versions(id="Last-v0", entry_point="textarena.envs.last:Last", wrappers={})
 """
@@ -103,10 +105,10 @@ class Last:
 
 @pytest.fixture(autouse=True)
 def package(install: Callable[..., None]) -> None:
-    init = "from textarena.registration import make\nimport textarena.envs\n"
+    init = "from textarena.envs.registration import make\nimport textarena.envs\n"
     install(
         "textarena", "0.7.4",
-        {"textarena/__init__.py": init, "textarena/registration.py": REGISTRATION,
+        {"textarena/__init__.py": init, "textarena/envs/registration.py": REGISTRATION,
          "textarena/envs/__init__.py": REGISTERED, "textarena/envs/guess.py": GUESS, "textarena/envs/last.py": LAST},
     )  # fmt: skip
 
@@ -188,12 +190,22 @@ def test_the_smallest_number_of_players_is_found() -> None:
     assert made("textarena:Last-v0").players == 2
 
 
+def test_a_seat_that_the_game_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="seat must be from 0 to 1, not 2"):
+        made("textarena:Last-v0", seat=2)
+
+
 def test_the_random_opponent_moves_the_same_for_all_episodes_of_a_group() -> None:
     env = made("textarena:Last-v0", size=2)
     case = cases_of(env)[0]
     games = [[play(env, case, guesses(1, 1), seed=seed)[0] for _ in range(2)] for seed in range(12)]
     assert all(first == second for first, second in games)
     assert len({str(first) for first, _ in games}) > 1
+
+
+def test_an_opponent_that_is_shown_no_moves_is_a_failure_that_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="give them an opponent of your own"):
+        opponent_named("any_legal")("Say something.", random.Random(0))
 
 
 def test_an_opponent_that_errs_leaves_the_episode_unscored() -> None:

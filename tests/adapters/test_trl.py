@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError
-from aitrain.environment.session import session_for
+from aitrain.environment.session_kinds import session_for
 from aitrain.environment.tool_call_parser import ToolCall
 from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import write

@@ -111,7 +111,7 @@ ADAPTERS = {
         Adapter(
             "openenv", f"{_ROOM}.openenv", "OpenEnv",
             "Environments behind an OpenEnv server.",
-            "http://127.0.0.1:8000", by_url=True,
+            "http://127.0.0.1:8000", "websockets", ">=15", by_url=True,
         ),
         Adapter(
             "ors", f"{_ROOM}.ors", "OpenRewardServer",

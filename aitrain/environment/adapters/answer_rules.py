@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
+Completion = str | list[dict[str, object]]
+"""An answer: text for a prompt that is text, else messages."""
 NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 
 
-def gsm8k(completions: Sequence[Any], ground_truth: Sequence[Any], **others: Any) -> list[float]:
+def gsm8k(completions: Sequence[Completion], ground_truth: Sequence[object], **others: object) -> list[float]:
     """1.0 if the last `#### number` within the last 300 characters is the ground truth, its commas aside."""
     return [_equal(_last_number(text_of(one)), truth) for one, truth in zip(completions, ground_truth, strict=True)]
 
 
-def boxed(completions: Sequence[Any], ground_truth: Sequence[Any], **others: Any) -> list[float]:
+def boxed(completions: Sequence[Completion], ground_truth: Sequence[object], **others: object) -> list[float]:
     r"""1.0 if the content of the last `\boxed{...}` is the ground truth, white space aside."""
     return [_equal(_last_boxed(text_of(one)), truth) for one, truth in zip(completions, ground_truth, strict=True)]
 
@@ -25,12 +26,12 @@ EXAMPLES = {"gsm8k": "#### {}", "boxed": r"\boxed{{{}}}"}
 """A right answer by each rule."""
 
 
-def text_of(completion: Any) -> str:
+def text_of(completion: Completion) -> str:
     """The text of a completion: a string, or the last message."""
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
 
-def _equal(answer: str | None, truth: Any) -> float:
+def _equal(answer: str | None, truth: object) -> float:
     return float(answer is not None and answer == "".join(str(truth).split()))
 
 

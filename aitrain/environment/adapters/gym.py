@@ -39,8 +39,8 @@ class Gymnasium:
         actions: Sequence[str] = (),
         imports: Sequence[str] = (),
         score_range: object = None,
-        make: Mapping[str, Any] | None = None,
-        **config: Any,
+        make: Mapping[str, object] | None = None,
+        **config: object,
     ) -> None:
         self.id, self.size, self.seed, self.system, self.actions = id, size, seed, system, list(actions)
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, self.framework))
@@ -55,7 +55,7 @@ class Gymnasium:
         env_close(env)
 
     @classmethod
-    def check_id(cls, id: str, settings: Mapping[str, Any]) -> None:
+    def check_id(cls, id: str, settings: Mapping[str, object]) -> None:
         """Check id and settings against the installed source; ids that other packages register are not known there.
 
         Raises:
@@ -72,7 +72,7 @@ class Gymnasium:
             import_module(module)
         return import_module(self.package).make(self.id, **self.config)
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self) -> list[dict[str, object]]:
         """One row for each episode, without a prompt: the environment speaks first."""
         return game_rows(self.size, self.seed, self.system)
 
@@ -118,7 +118,7 @@ class Gymnasium:
             raise ConfigError(f"rl_env: {self.id} has actions of the kind {space}, which no text names")
         return 0, 0
 
-    def _action(self, reply: str) -> Any:
+    def _action(self, reply: str) -> str | int | None:
         """The last action that the answer names; None without one."""
         if not self.count:
             return reply
@@ -126,7 +126,7 @@ class Gymnasium:
         found = re.findall(r"(?<![\w-])(?:" + "|".join(map(re.escape, named)) + r")(?!\w)", reply.lower())
         return self.first + named.index(found[-1]) if found else None
 
-    def _shown(self, env: Any, seen: Any, info: Mapping[str, Any]) -> str:
+    def _shown(self, env: Any, seen: object, info: Mapping[str, str]) -> str:
         is_drawn = not isinstance(seen, str) and self.config.get("render_mode") == "ansi"
         text = HIGHLIGHT.sub(r"[\1]", str(env.render() if is_drawn else seen)).strip()
         return "\n".join(part for part in (text, info.get("suffix")) if part) or "Go on."

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from aitrain.errors import ConfigError, did_you_mean
+from aitrain.environment.user_modules import parse
+from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 from aitrain.packages import installed
 
 
@@ -39,7 +40,7 @@ def registrations(package: str) -> dict[str, str]:
     """
     found = {}
     file = next((file for file in source_files(package) if file.parts[-2:] == ("envs", "__init__.py")), None)
-    calls = ast.walk(ast.parse(file.read_bytes())) if file else iter(())
+    calls = ast.walk(parse(file)) if file else iter(())
     for call in calls:
         if isinstance(call, ast.Call) and getattr(call.func, "id", "").startswith("register"):
             keywords = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -60,7 +61,7 @@ def parameters_of(entry_point: str) -> set[str] | None:
     )
     if not rest or file is None:
         return None
-    body = class_named(ast.parse(file.read_bytes()), name).body
+    body = class_named(parse(file), name).body
     init = next((item for item in body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None)
     if init is None or init.args.kwarg:
         return None
@@ -83,7 +84,10 @@ def check_registered(package: str, id: str, config: Collection[str], settings: C
     name = next((name for name in known if fnmatch(id, name)), None)
     if name is None:
         raise ConfigError(f"rl_env: {package} has no environment {id}.{did_you_mean(id, known)}")
-    parameters = parameters_of(known[name])
+    try:
+        parameters = parameters_of(known[name])
+    except EnvironmentFailed as error:  # some games are written for later versions of Python
+        raise ConfigError(f"rl_env: {id} cannot be imported by this Python:\n{error}") from None
     for key in config:
         if parameters is not None and key not in parameters:
             taken = sorted({*settings, *parameters})

@@ -41,14 +41,15 @@ class ReasoningGym:
         if id == "composite":
             specs = [{"weight": 1, "config": {}, **spec} for spec in config["datasets"]]
             config["datasets"] = [DatasetSpec(**spec) for spec in specs]
-        self.dataset = reasoning_gym.create_dataset(id, size=size + few_shot, seed=seed, **config)
+        dataset = reasoning_gym.create_dataset(id, size=size + few_shot, seed=seed, **config)
+        self.entry_at, self.score_answer = dataset.__getitem__, dataset.score_answer
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self) -> list[dict[str, object]]:
         """One row for each entry, with the entry in it."""
         from reasoning_gym.utils import SYSTEM_PROMPTS
 
         system = SYSTEM_PROMPTS.get(self.system, self.system)
-        entries = [self.dataset[number] for number in range(self.size + self.few_shot)]
+        entries = [self.entry_at(number) for number in range(self.size + self.few_shot)]
         self.answers = [entry["answer"] for entry in entries[: self.size]]
         shots = [(shot["question"], self._in_tag(shot["answer"])) for shot in entries[self.size :]]
         return [
@@ -59,9 +60,8 @@ class ReasoningGym:
         """The task's own score for the answer."""
         from reasoning_gym.utils import extract_answer
 
-        return float(
-            self.dataset.score_answer(extract_answer(text, self.answer_tag) if self.answer_tag else text, entry)
-        )
+        answer = extract_answer(text, self.answer_tag) if self.answer_tag else text
+        return float(self.score_answer(answer, entry))
 
     def reference(self, case_idx: int) -> str | None:
         """The task's answer; some tasks have none."""
@@ -72,7 +72,7 @@ class ReasoningGym:
         return f"<{self.answer_tag}>{answer}</{self.answer_tag}>" if self.answer_tag else answer
 
 
-def check_id(id: str, settings: Mapping[str, Any]) -> None:
+def check_id(id: str, settings: Mapping[str, object]) -> None:
     """Check the names of tasks, and the fields of their configurations, against the installed source.
 
     Raises:

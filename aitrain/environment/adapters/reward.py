@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aitrain.environment.adapters.answer_rules import EXAMPLES
-from aitrain.environment.adapters.reward_functions import Rewards, check_functions
-from aitrain.environment.adapters.rows import Data, RowSource
+from aitrain.environment.adapters.answer_rules import EXAMPLES, Completion
+from aitrain.environment.adapters.reward_functions import Lists, Rewards, check_functions
+from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
 from aitrain.environment.adapters.settings import read_score_range
-from aitrain.environment.adapters.user_objects import parse_id
+from aitrain.environment.adapters.user_objects import parse_id, source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 
@@ -45,13 +45,13 @@ class RewardFunctions:
         self.requirements = EnvRequirements(
             "process", score_range=read_score_range("0,1" if is_known else score_range, "reward")
         )
-        self.rewards, self.group = Rewards(places, weights), group
+        self.rewards, self.group, self.source_files = Rewards(places, weights), group, source_files(places)
         self.source = RowSource(data, split, columns or {}, size, seed, system, few_shot)
         self.eval_source = RowSource(eval_data or data, split, columns or {}, system=system)
         if eval_data is None:
             self.build_eval_dataset = None  # type: ignore[method-assign, assignment]
 
-    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+    def build_dataset(self, tokenizer: Any) -> list[Row]:
         """The rows of `data`."""
         self.tokenizer = tokenizer
         rows = self.source.cases()
@@ -61,19 +61,19 @@ class RewardFunctions:
             self.score_group = None  # type: ignore[method-assign, assignment]
         return rows
 
-    def build_eval_dataset(self) -> list[dict[str, Any]]:
+    def build_eval_dataset(self) -> list[Row]:
         """The rows of `eval_data`."""
         rows = self.eval_source.cases()
         self.answers += [self._answer(row) for row in rows]
         return rows
 
-    def score_episode(self, completion: Any, text: str, case: dict[str, Any]) -> Score:
+    def score_episode(self, completion: Completion, text: str, case: Row) -> Score:
         """The weighted sum for one answer; functions that compare answers get it alone."""
         lists = self._arguments(case, [completion], [text])
         return self.rewards.of_one(case, **{name: values[0] for name, values in lists.items()})
 
     def score_group(
-        self, completions: list[Any], texts: list[str], metrics: list[dict[str, float]], case: dict[str, Any]
+        self, completions: list[Completion], texts: list[str], metrics: list[dict[str, float]], case: Row
     ) -> list[Score]:
         """A score for each answer of a group, with the rewards of the functions that compare them."""
         rewards, logged = self.rewards.call(self.comparing, case, self._arguments(case, completions, texts))
@@ -89,24 +89,26 @@ class RewardFunctions:
         """The right answer of a row, if it has one."""
         return self.answers[case_idx]
 
-    def _answer(self, row: Mapping[str, Any]) -> str | None:
+    def _answer(self, row: Mapping[str, object]) -> str | None:
         if self.example and "ground_truth" in row:
             return self.example.format(row["ground_truth"])
         return None if row.get("answer") is None else str(row["answer"])
 
-    def _arguments(self, case: Mapping[str, Any], completions: list[Any], texts: list[str]) -> dict[str, list[Any]]:
+    def _arguments(self, case: Row, completions: Sequence[Completion], texts: list[str]) -> Lists:
         ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
         return {"prompts": [case["prompt"]] * len(texts), "completions": completions, "completion_ids": ids}
 
-    def _comparing(self, row: dict[str, Any]) -> list[str]:
+    def _comparing(self, row: Row) -> list[str]:
         """Names of the functions that compare answers, by a trial with three of them."""
         texts = ["No.", "<think>One and one are two.</think>\n<answer>2</answer>", self._answer(row) or "#### 12"]
         is_chat = not isinstance(row["prompt"], str)
-        completions = [[{"role": "assistant", "content": text}] if is_chat else text for text in texts]
+        completions: list[Completion] = [
+            [{"role": "assistant", "content": text}] if is_chat else text for text in texts
+        ]
         return self.rewards.comparing(row, self._arguments(row, completions, texts))
 
 
-def check_id(id: str, settings: Mapping[str, Any]) -> None:
+def check_id(id: str, settings: Mapping[str, object]) -> None:
     """Check functions and files without running anything.
 
     Raises:
@@ -114,5 +116,4 @@ def check_id(id: str, settings: Mapping[str, Any]) -> None:
     """
     check_functions(parse_id(id))
     for name in ("data", "eval_data"):
-        if settings.get(name) is not None:
-            RowSource(settings[name]).check()
+        check_data(settings.get(name))

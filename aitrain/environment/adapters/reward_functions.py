@@ -12,6 +12,8 @@ from aitrain.environment.contract import Score, arguments_for
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.async_calls import run_if_async
 
+Lists = Mapping[str, Sequence[object]]
+"""Arguments of reward functions, one entry for each completion."""
 NOT_PASSED = {"prompt", "completion", "completion_ids"}
 """Columns that TRL does not pass to reward functions."""
 
@@ -29,7 +31,7 @@ class Rewards:
             self.functions[own] = load_object(module, name) if module else RULES[name]
             self.weights[own] = float(weight)
 
-    def of_one(self, row: Mapping[str, Any], **arguments: Any) -> Score:
+    def of_one(self, row: Mapping[str, object], **arguments: object) -> Score:
         """The weighted sum for one completion; each argument becomes a list of one."""
         rewards, metrics = self.call(self.functions, row, {name: [value] for name, value in arguments.items()})
         score = self.total({name: values[0] for name, values in rewards.items()})
@@ -40,7 +42,7 @@ class Rewards:
         return weighted({name: (rewards.get(name), weight) for name, weight in self.weights.items()})
 
     def call(
-        self, names: Iterable[str], row: Mapping[str, Any], lists: Mapping[str, list[Any]]
+        self, names: Iterable[str], row: Mapping[str, object], lists: Lists
     ) -> tuple[dict[str, list[float | None]], dict[str, float]]:
         """The rewards of each function for completions of one row, and the metrics that functions logged.
 
@@ -57,7 +59,7 @@ class Rewards:
                 raise ValueError(f"{name} returned {len(rewards[name])} rewards for {count} completions")
         return rewards, metrics
 
-    def comparing(self, row: Mapping[str, Any], lists: Mapping[str, list[Any]]) -> list[str]:
+    def comparing(self, row: Mapping[str, object], lists: Lists) -> list[str]:
         """Names of the functions that reward these completions otherwise together than one by one."""
         found = []
         for name in self.functions:

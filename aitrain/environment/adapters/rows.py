@@ -80,7 +80,7 @@ class RowSource:
                 raise EnvironmentFailed(f"{place}: a row must be an object with columns, not {str(row)[:40]!r}")
             yield as_case({**row, **self._copied(place, row)}, place)
 
-    def _copied(self, place: str, row: Mapping[str, Any]) -> Row:
+    def _copied(self, place: str, row: Mapping[str, object]) -> Row:
         found = {}
         for name, path in self.columns.items():
             value: Any = row
@@ -107,13 +107,25 @@ class RowSource:
         return {**row, "prompt": conversation(self.system or own, solved, question_of(row))}
 
 
+def check_data(data: object) -> None:
+    """Check a setting `data`; None is not set.
+
+    Raises:
+        ConfigError: it is of the wrong type, a file does not exist, or a ratio is not positive.
+    """
+    if isinstance(data, (str, list, dict)):
+        RowSource(data).check()
+    elif data is not None:
+        raise ConfigError(f"rl_env_config: data must name a file, a list of files, or files with ratios; not {data!r}")
+
+
 def is_file(name: str) -> bool:
     """Whether a name is that of a file; otherwise it is a data set of the Hub."""
     return name.endswith(SUFFIXES) or name.startswith((".", "/", "~")) or Path(name).is_file()
 
 
-def read_file(name: str) -> Iterator[tuple[str, Any]]:
-    """The rows of a JSON lines or parquet file, each with its place for messages.
+def read_file(name: str) -> Iterator[tuple[str, object]]:
+    """The rows of a JSON lines or parquet file, or of a list in a .json file, each with its place for messages.
 
     Raises:
         EnvironmentFailed: the file cannot be read.
@@ -124,18 +136,27 @@ def read_file(name: str) -> Iterator[tuple[str, Any]]:
             for number, row in enumerate(import_module("pyarrow.parquet").read_table(file).to_pylist()):
                 yield f"{name}, row {number}", row
             return
-        lines = file.read_bytes().splitlines()
+        text = file.read_bytes()
     except Exception as error:
         raise EnvironmentFailed(f"{name} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
-    for number, line in enumerate(lines, start=1):
+    if file.suffix == ".json" and text.lstrip().startswith(b"["):
+        for number, row in enumerate(_parsed(text, name)):
+            yield f"{name}, row {number}", row
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
-            try:
-                yield f"{name}, line {number}", json.loads(line)
-            except ValueError as error:
-                raise EnvironmentFailed(f"{name}, line {number}: not JSON: {error}\nEach line is one object.") from None
+            place = f"{name}, line {number}"
+            yield place, _parsed(line, place)
 
 
-def read_hub(name: str, split: str) -> Iterator[tuple[str, Any]]:
+def _parsed(text: bytes, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise EnvironmentFailed(f"{place}: not JSON: {error}\nEach line is one object.") from None
+
+
+def read_hub(name: str, split: str) -> Iterator[tuple[str, object]]:
     """The rows of a split of a data set of the Hub, each with its place for messages."""
     path, _, config = name.partition(":")
     for number, row in enumerate(import_module("datasets").load_dataset(path, config or None, split=split)):
@@ -168,7 +189,7 @@ def as_case(row: Row, place: str) -> Row:
     return row
 
 
-def question_of(row: Mapping[str, Any]) -> str:
+def question_of(row: Row) -> str:
     """What a case asks: its text, or the last message of the user."""
     if isinstance(row["prompt"], str):
         return row["prompt"]

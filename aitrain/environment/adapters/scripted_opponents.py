@@ -14,10 +14,22 @@ Opponent = Callable[[str, random.Random], str]
 
 MOVE = re.compile(r"\[[^\[\]\n]+\]")
 OPPONENTS: dict[str, Opponent] = {
-    "any_legal": lambda seen, rng: rng.choice(MOVE.findall(seen)),
-    "first_legal": lambda seen, rng: MOVE.findall(seen)[0],
+    "any_legal": lambda seen, rng: rng.choice(moves_in(seen)),
+    "first_legal": lambda seen, rng: moves_in(seen)[0],
 }
 """Opponents that say one of the moves in brackets that the game shows them last."""
+
+
+def moves_in(seen: str) -> list[str]:
+    """The moves in brackets that an observation shows.
+
+    Raises:
+        ValueError: there are none.
+    """
+    moves = MOVE.findall(seen)
+    if not moves:
+        raise ValueError("the game shows its other players no moves in brackets: give them an opponent of your own")
+    return moves
 
 
 def opponent_named(name: str) -> Opponent:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from aitrain.environment.contract import Score
 from aitrain.errors import ConfigError
@@ -21,6 +21,8 @@ from aitrain.options.value_types import score_bounds
 
 Row = TypeVar("Row")
 ChatMessage = dict[str, object]
+JsonObject = dict[str, Any]
+JsonMapping = Mapping[str, Any]
 ScoreRange = tuple[float, float] | Literal["any"]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Generator, Mapping
+from importlib import import_module
 from typing import Any
 
 from aitrain.environment.adapters.installed_source import check_registered, keywords_of
@@ -17,9 +18,10 @@ from aitrain.environment.adapters.scripted_opponents import MOVE, check_opponent
 from aitrain.environment.adapters.settings import game_rows, read_score_range
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, EnvironmentFailed
 
 MOST_PLAYERS = 15
+GAME = -1  # the sender of the game's own messages
 
 
 class TextArena:
@@ -37,8 +39,8 @@ class TextArena:
         seat: int = 0,
         opponent: str = "any_legal",
         score_range: object = "-1,1",
-        game: Mapping[str, Any] | None = None,
-        **config: Any,
+        game: Mapping[str, object] | None = None,
+        **config: object,
     ) -> None:
         self.id = (
             id if id.endswith(("-raw", "-train")) else f"{id}-raw"
@@ -47,9 +49,11 @@ class TextArena:
         self.size, self.seed, self.system, self.seat = size, seed, system, seat
         self.opponent = opponent_named(opponent)
         self.players = players or self._fewest_players()
+        if seat not in range(self.players):
+            raise ConfigError(f"rl_env_config: seat must be from 0 to {self.players - 1}, not {seat}")
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "textarena"))
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self) -> list[dict[str, object]]:
         """One row for each game, without a prompt: the game speaks first."""
         return game_rows(self.size, self.seed, self.system)
 
@@ -66,9 +70,7 @@ class TextArena:
 
     def start_game(self, players: int, seed: int) -> Any:
         """A new game."""
-        import textarena
-
-        env = textarena.make(self.id, **self.config)
+        env = import_module("textarena").make(self.id, **self.config)
         env.reset(num_players=players, seed=seed)
         return env
 
@@ -77,9 +79,14 @@ class TextArena:
             try:
                 with RandomStream(0).active():
                     self.start_game(players, 0)
-            except AssertionError:
-                continue  # the game refuses this number of players
-            return players
+            except LookupError as error:
+                data = " ".join(re.findall(r"nltk.download\('(\w+)'\)", str(error))) or "all"
+                raise EnvironmentFailed(f"{self.id} needs data: python -m nltk.downloader {data}") from error
+            except (AssertionError, ValueError) as error:  # the game may refuse this number of players
+                if isinstance(error, ValueError) and "player" not in str(error):
+                    raise
+            else:
+                return players
         raise ConfigError(f"rl_env: {self.id} cannot be started with 1 to {MOST_PLAYERS} players")
 
 
@@ -90,9 +97,7 @@ class _Match:
         self.owner, self.rng, self.stream = owner, rng, RandomStream(seed)
         with self.stream.active():
             self.env = owner.start_game(owner.players, seed)
-        self.is_over = False
-        self.last_moves: dict[int, str] = {}
-        """The last text with moves in brackets that each other player was shown."""
+        self.is_over, self.last_moves = False, dict[int, str]()  # the last text with moves that each player was shown
 
     def play(self, reply: str) -> str | None:
         """Make the policy's move; returns what it sees at its next turn, None if the game is over."""
@@ -103,7 +108,8 @@ class _Match:
         """Let the others move; returns what the policy sees at its turn, None if the game is over."""
         while not self.is_over:
             player, messages = self.env.get_observation()
-            seen = [self._shown(*message[:2]) for message in messages if message[0] != player]
+            others = [(sender, str(text)) for sender, text, _ in messages if sender != player]
+            seen = [text if sender == GAME else f"[Player {sender}] {text}" for sender, text in others]
             if player == self.owner.seat:
                 return "\n".join(seen) or "It is your turn."
             with_moves = [text for text in seen if MOVE.search(text)]
@@ -114,23 +120,17 @@ class _Match:
     def score(self) -> Score:
         """The reward of the policy's seat; None if another player lost by an invalid move."""
         rewards, info = self.env.close()
+        own = self.owner.seat
         wrong = {player for player in range(self.owner.players) if info[player].get("invalid_move")}
-        metrics = {
-            "invalid_move": float(self.owner.seat in wrong),
-            "opponent_erred": float(bool(wrong - {self.owner.seat})),
-        }
-        reward = None if wrong - {self.owner.seat} else float((rewards or {}).get(self.owner.seat, -1))
-        return Score(reward, metrics)
+        metrics = {"invalid_move": float(own in wrong), "opponent_erred": float(bool(wrong - {own}))}
+        return Score(None if wrong - {own} else float((rewards or {}).get(own, -1)), metrics)
 
     def _step(self, action: str) -> None:
         with self.stream.active():
             self.is_over, _ = self.env.step(action)
 
-    def _shown(self, sender: int, text: str) -> str:
-        return text if sender < 0 else f"[Player {sender}] {text}"
 
-
-def check_id(id: str, settings: Mapping[str, Any]) -> None:
+def check_id(id: str, settings: Mapping[str, object]) -> None:
     """Check game, settings and opponent against the installed source.
 
     Raises:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aitrain.environment.adapters.reward_functions import Rewards, check_functions
-from aitrain.environment.adapters.rows import Data, RowSource
+from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
 from aitrain.environment.adapters.settings import read_score_range, weighted
-from aitrain.environment.adapters.user_objects import check_objects, load_object, parse_id
+from aitrain.environment.adapters.user_objects import check_objects, load_object, parse_id, source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
@@ -43,20 +43,20 @@ class TRLEnvironment:
         score_range: object = None,
     ) -> None:
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "trl"))
-        self.factory = load_object(*parse_id(id)[0])
-        self.rewards = Rewards(parse_id(rewards) if rewards else [], weights)
+        self.factory, places = load_object(*parse_id(id)[0]), parse_id(rewards) if rewards else []
+        self.rewards, self.source_files = Rewards(places, weights), source_files([*parse_id(id), *places])
         if not rewards and not hasattr(self.factory, "get_reward"):
             raise ConfigError(f"rl_env_config: {id} has no get_reward: name reward functions with `rewards`")
         self.source = None if data is None else RowSource(data, split, columns or {}, size, seed, system)
         self.size, self.prompt = size or 200, [{"role": "system", "content": system}] if system else []
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self) -> list[Row]:
         """The rows of `data`; without it, rows without a prompt, as `reset` says what is asked."""
         if self.source is None:
             return [{"prompt": self.prompt, "trl_row": {}} for _ in range(self.size)]
         return [{**row, "trl_row": row} for row in self.source.cases()]
 
-    def start(self, trl_row: dict[str, Any]) -> _TRLEpisode:
+    def start(self, trl_row: Row) -> _TRLEpisode:
         """A new instance, reset with the row."""
         made = self.factory()
         return _TRLEpisode(made, run_if_async(made.reset(**trl_row)), self.rewards, trl_row)
@@ -65,10 +65,10 @@ class TRLEnvironment:
 class _TRLEpisode:
     """One instance of the class."""
 
-    def __init__(self, made: Any, said: Any, rewards: Rewards, row: dict[str, Any]) -> None:
+    def __init__(self, made: Any, said: object, rewards: Rewards, row: Row) -> None:
         self.made, self.said, self.rewards, self.row, self.reply = made, said, rewards, row, ""
 
-    def opening(self) -> Any:
+    def opening(self) -> object:
         """What `reset` returned, which continues the prompt's last message."""
         return self.said
 
@@ -97,7 +97,7 @@ def _answering(method: Callable[..., Any]) -> Callable[..., Any]:
     """A tool whose exceptions are answers to the model, as in TRL."""
 
     @functools.wraps(method)
-    def call(*arguments: Any, **keywords: Any) -> Any:
+    def call(*arguments: object, **keywords: object) -> object:
         try:
             return run_if_async(method(*arguments, **keywords))
         except Exception as error:
@@ -106,7 +106,7 @@ def _answering(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def check_id(id: str, settings: Mapping[str, Any]) -> None:
+def check_id(id: str, settings: Mapping[str, object]) -> None:
     """Check class, functions and files without running anything.
 
     Raises:
@@ -114,6 +114,5 @@ def check_id(id: str, settings: Mapping[str, Any]) -> None:
     """
     check_objects(parse_id(id), "class")
     if settings.get("rewards"):
-        check_functions(parse_id(settings["rewards"]))
-    if settings.get("data") is not None:
-        RowSource(settings["data"]).check()
+        check_functions(parse_id(str(settings["rewards"])))
+    check_data(settings.get("data"))

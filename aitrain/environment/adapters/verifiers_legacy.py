@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.verifiers import VerifiersSettings
 from aitrain.environment.adapters.verifiers_messages import as_openai, endpoint_client
 from aitrain.environment.adapters.verifiers_scoring import RubricOutcome, watch_rubric
+from aitrain.environment.adapters.verifiers_settings import VerifiersSettings
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.requirements import EnvRequirements
+from aitrain.errors import ConfigError
 
 
 class LegacyVerifiers:
@@ -26,7 +27,7 @@ class LegacyVerifiers:
             self.env = _load(settings)
         rubric = self.env.rubric
         if rubric.has_group_rewards:
-            raise NotImplementedError("a reward function of the rubric compares the rollouts of a group")
+            raise ConfigError("rl_env: a reward function of this environment compares rollouts, which is not supported")
         bounds = settings.read_range(rubric._get_reward_weights())
         turns = getattr(self.env, "max_turns", None) or 0
         self.requirements = EnvRequirements("process", max_turns=turns if turns > 0 else None, score_range=bounds)

@@ -1,0 +1,153 @@
+"""HTTP calls of the adapters whose environment runs in a server of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from aitrain.errors import ConfigError, EnvironmentFailed
+
+CONNECT_SECONDS = 10.0
+DEADLINE_SECONDS = 600.0  # calls of episodes have the shorter one of --rl-env-timeout
+
+RETRY_SECONDS = 0.5
+"""Between requests to a server that says that it is still starting."""
+
+
+class EnvServer:
+    """The HTTP side of one episode, with its own cookies and headers. A server that cannot be reached raises
+    ConnectionError, which is counted as a failure of the kind `server`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            timeout=httpx.Timeout(DEADLINE_SECONDS, connect=CONNECT_SECONDS),
+            # a kept connection may have been closed by the server while the policy generated
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            trust_env=not is_local(url),
+            verify=_certificates() if url.startswith("https:") else False,
+        )
+        self.headers = self._http.headers
+        """Headers of all further requests."""
+
+    async def __aenter__(self) -> EnvServer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def get(self, path: str) -> Any:
+        """The JSON value of the response."""
+        return _json(await self.request("GET", path))
+
+    async def post(self, path: str, body: object = None) -> Any:
+        """The JSON value of the response."""
+        return _json(await self.request("POST", path, body))
+
+    async def request(self, method: str, path: str, body: object = None, may_fail: bool = False) -> httpx.Response:
+        """The response; with `may_fail`, also one with a 4xx status.
+
+        Raises:
+            ConnectionError: the server cannot be reached, or a gateway before it cannot.
+            RuntimeError: the server answered with an error.
+        """
+        with _unreachable(self.url, path):
+            response = await self._http.request(method, path, json=body)
+            while response.status_code == 503 and "Retry-After" in response.headers:  # still starting
+                await asyncio.sleep(RETRY_SECONDS)
+                response = await self._http.request(method, path, json=body)
+        if response.status_code >= (500 if may_fail else 400):
+            raise _error_of(response, path)
+        return response
+
+    async def events(self, path: str, body: object = None) -> AsyncIterator[tuple[str, str]]:
+        """The server-sent events of the response: their names and data."""
+        with _unreachable(self.url, path):
+            async with self._http.stream("POST", path, json=body) as response:
+                if response.status_code >= 400:
+                    await response.aread()
+                    raise _error_of(response, path)
+                name, lines = "", list[str]()
+                async for line in response.aiter_lines():
+                    field, _, value = line.partition(":")
+                    value = value.removeprefix(" ")  # one space only: the data may begin with others
+                    if field == "event":
+                        name = value
+                    elif field == "data":
+                        lines.append(value)
+                    elif not line and name:
+                        yield name, "\n".join(lines)
+                        name, lines = "", []
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+
+def server_url(given: str, adapter: str) -> str:
+    """The URL without a slash at its end.
+
+    Raises:
+        ConfigError: it is not a URL.
+    """
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"rl_env: {adapter}:{given} does not name a server: give its URL, such as {adapter}:http://127.0.0.1:8000"
+        )
+    return given.rstrip("/")
+
+
+def is_local(url: str) -> bool:
+    """Whether a URL leads to this machine, so that no proxy is asked."""
+    return (urlsplit(url).hostname or "") in ("127.0.0.1", "::1", "localhost")
+
+
+@contextmanager
+def starting(what: str, url: str) -> Iterator[None]:
+    """Turn errors of the calls that build the dataset into one message for the user.
+
+    Raises:
+        EnvironmentFailed: the server cannot be reached, or refuses a call.
+    """
+    try:
+        yield
+    except ConnectionError as error:
+        raise EnvironmentFailed(f"{error}\nStart the {what} server at {url} first, or correct its URL.") from error
+    except RuntimeError as error:
+        raise EnvironmentFailed(f"The {what} server at {url} cannot be used: {error}") from error
+
+
+@contextmanager
+def _unreachable(url: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except httpx.TransportError as error:
+        raise ConnectionError(f"The server at {url} did not answer {path}: {type(error).__name__} {error}") from error
+
+
+def _error_of(response: httpx.Response, path: str) -> Exception:
+    text = " ".join(response.text.split())[:300]
+    what = f"{path} was answered with status {response.status_code}: {text}"
+    return ConnectionError(what) if response.status_code in (502, 503, 504) else RuntimeError(what)
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError as error:
+        raise RuntimeError(f"{response.url.path} was answered with no JSON: {response.text[:100]!r}") from error
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Loaded once: it takes longer than a call."""
+    return httpx.create_ssl_context()

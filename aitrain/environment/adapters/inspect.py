@@ -1,0 +1,141 @@
+"""Tasks of Inspect with their solvers, tools and scorers: `--rl-env inspect:my_task.py@task`, or `package/task`.
+
+Settings: size, seed, system and score_range as in `settings.py`; `model_roles`; and the arguments of the task (in
+`task` if one has the name of a setting).
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range
+from aitrain.environment.contract import Score
+from aitrain.environment.requirements import EnvRequirements
+from aitrain.environment.user_modules import parse, top_level
+from aitrain.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from aitrain.environment.endpoint import Endpoint
+
+VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+"""What Inspect counts for scores that are words: correct, partial, incorrect, no answer."""
+
+
+class InspectTask:
+    """The samples of a task. Its solvers run as they are and ask the policy, which is trained on what it answers in the
+    sample's own conversation; its scorers give the score, the mean of them if there are several."""
+
+    def __init__(
+        self,
+        id: str,
+        /,
+        *,
+        size: int | None = None,
+        seed: int | None = None,
+        system: str | None = None,
+        score_range: object = "0,1",
+        model_roles: JsonMapping | None = None,
+        task: JsonMapping | None = None,
+        **arguments: Any,
+    ) -> None:
+        from aitrain.environment.adapters.inspect_sample import tasks_named
+
+        self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "inspect"))
+        self.size, self.seed, self.system, self.model_roles = size, seed, system, dict(model_roles or {})
+        found = tasks_named(task_name(id), {**arguments, **(task or {})})
+        if len(found) != 1:
+            raise ConfigError(f"rl_env: Inspect finds {len(found)} tasks named {id}: name one, as in file.py@task")
+        self.task = found[0]
+        if not self.task.scorer:
+            raise ConfigError(f"rl_env: the task {self.task.name} has no scorer, so its samples have no score")
+        if self.task.sandbox is not None or any(sample.sandbox for sample in self.task.dataset):
+            raise ConfigError(
+                f"rl_env: the task {self.task.name} needs a sandbox, which this adapter does not start\n"
+                "Use a task whose tools run in Python."
+            )
+
+    def build_dataset(self) -> list[JsonObject]:
+        """A row for each sample, with the sample in it; the solvers ask first."""
+        samples = choose(list(self.task.dataset), self.size, self.seed)
+        ids = [sample.id if sample.id is not None else number for number, sample in enumerate(samples)]
+        return [
+            {"prompt": [], "case_idx": id, "sample": {**sample.model_dump(exclude_none=True), "id": id}}
+            for id, sample in zip(ids, samples, strict=True)
+        ]
+
+    async def rollout(self, sample: JsonObject, endpoint: Endpoint) -> Score:
+        """Run the task's solvers and scorers on a sample."""
+        from inspect_ai.dataset import Sample
+
+        from aitrain.environment.adapters.inspect_sample import run_sample
+
+        values, untrained = await run_sample(
+            self.task, Sample.model_validate(sample), endpoint, self.system, self.model_roles
+        )
+        return score_of(values, {"untrained_requests": float(untrained)})
+
+
+def score_of(values: Mapping[str, object], metrics: Mapping[str, float]) -> Score:
+    """The mean of the scorers' values, each of which is a metric too; values that are NaN are left out.
+
+    Raises:
+        ValueError: a value is no number and no word that counts as one.
+    """
+    parts = {name: _numbers(name, value) for name, value in values.items()}
+    means = [mean for part in parts.values() if (mean := _mean(part.values())) is not None]
+    named = {name: number for part in parts.values() for name, number in part.items() if math.isfinite(number)}
+    return Score(_mean(means), {**named, **metrics})
+
+
+def _mean(numbers: Iterable[float]) -> float | None:
+    known = [number for number in numbers if not math.isnan(number)]
+    return sum(known) / len(known) if known else None
+
+
+def _numbers(name: str, value: object) -> dict[str, float]:
+    """The numbers of a scorer's value by their names: one, or those of a dict or a list."""
+    if isinstance(value, Mapping):
+        return {key: number for part, one in value.items() for key, number in _numbers(f"{name}/{part}", one).items()}
+    if isinstance(value, (list, tuple)):
+        return _numbers(name, dict(enumerate(value)))
+    if isinstance(value, str):
+        value = VALUES.get(value, VALUES.get(value.lower(), value))
+    try:
+        return {name: float(value)}  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError(f"the scorer {name} gave {str(value)[:60]!r}, which is not a number") from None
+
+
+def check_id(id: str, settings: JsonMapping) -> None:
+    """Check the task of a file, and settings, without Inspect.
+
+    Raises:
+        ConfigError: there is no such file or task, or a setting is wrong.
+    """
+    read_score_range(settings.get("score_range", "0,1"), "inspect")
+    task_name(id)
+
+
+def task_name(id: str) -> str:
+    """The id with the name of its task, which may be left out for the only one of a file.
+
+    Raises:
+        ConfigError: there is no such file or task.
+    """
+    file, _, name = id.partition("@")
+    if not file.endswith(".py"):
+        return id
+    if not Path(file).expanduser().is_file():
+        raise ConfigError(f"rl_env: there is no file {file} (looked from {Path.cwd()}).")
+    functions = [node for node in top_level(parse(Path(file).expanduser())) if isinstance(node, ast.FunctionDef)]
+    tasks = [node.name for node in functions if any("task" in ast.unparse(one) for one in node.decorator_list)]
+    if name in tasks or (not name and len(tasks) == 1):
+        return f"{Path(file).expanduser().absolute()}@{name or tasks[0]}"
+    raise ConfigError(
+        f"rl_env: inspect:{id} does not name a task.{did_you_mean(name, tasks)}\n"
+        f"Name one of the file's, as in {file}@task: {', '.join(tasks) or 'it has none'}"
+    )

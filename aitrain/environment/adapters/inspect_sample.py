@@ -1,0 +1,88 @@
+"""Runs one sample of an Inspect task with the policy as its model.
+
+Inspect has no public way to run a sample within another program. What is used of its private API is imported here and
+nowhere else, and tests/adapters/real/test_inspect_upstream.py says what has to hold of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from inspect_ai import Task
+from inspect_ai._eval.context import init_task_context
+from inspect_ai._eval.loader import load_tasks
+from inspect_ai._eval.task.generate import task_generate
+from inspect_ai._eval.task.run import resolve_plan
+from inspect_ai._eval.task.util import sample_messages
+from inspect_ai.dataset import Sample
+from inspect_ai.log._samples import active_sample
+from inspect_ai.log._transcript import Transcript, init_transcript
+from inspect_ai.model import ChatMessageSystem, GenerateConfig, Model, ModelName
+from inspect_ai.model._model import init_sample_model_data
+from inspect_ai.scorer import Target
+from inspect_ai.scorer._score import init_scoring_context
+from inspect_ai.scorer._scorer import unique_scorer_name
+from inspect_ai.solver import TaskState
+from inspect_ai.solver._task_state import sample_state, set_sample_state
+from inspect_ai.util import LimitExceededError, message_limit, turn_limit
+from inspect_ai.util._store import init_subtask_store
+
+from aitrain.environment.adapters.inspect_model import UNLIMITED, PolicyModel, Roles
+from aitrain.environment.adapters.settings import JsonMapping, JsonObject
+from aitrain.errors import EpisodeTruncated
+
+if TYPE_CHECKING:
+    from aitrain.environment.endpoint import Endpoint
+
+NO_LIMITS = dict.fromkeys(("token_limit", "cost_limit", "time_limit", "working_limit"))
+
+
+def tasks_named(name: str, arguments: JsonObject) -> list[Task]:
+    """The tasks of `file.py@task`, `file.py` or `package/task`."""
+    return list(load_tasks([name], arguments))
+
+
+async def run_sample(
+    task: Task, sample: Sample, endpoint: Endpoint, system: str | None, roles: JsonMapping
+) -> tuple[dict[str, object], int]:
+    """The values of all scores by their scorers, and how many requests were not trained."""
+    policy, other = PolicyModel(endpoint, trained=True), PolicyModel(endpoint, trained=False)
+    model = Model(policy, UNLIMITED)
+    by_role = Roles({**(task.model_roles or {}), **roles}, Model(other, UNLIMITED))
+    init_task_context(model, by_role, task.config.merge(UNLIMITED))
+    init_sample_model_data()
+
+    messages = sample_messages(sample)
+    if system is not None:
+        messages = [ChatMessageSystem(content=system), *(one for one in messages if one.role != "system")]
+    target = Target(sample.target)
+    state = TaskState(
+        model=ModelName(model), sample_id=sample.id, epoch=1, input=sample.input, messages=messages, target=target,
+        choices=sample.choices, metadata=sample.metadata or {},
+    )  # fmt: skip
+    transcript = Transcript()
+    init_transcript(transcript)
+    init_subtask_store(state.store)
+    set_sample_state(state)
+    init_scoring_context(task.scorer or [], target)
+
+    async def generate(state: TaskState, tool_calls: Any = "loop", cache: Any = False, **options: Any) -> TaskState:
+        return await task_generate(model, state, tool_calls, cache, GenerateConfig(**options))
+
+    names = {"task": task.name, "log_location": "", "model": "policy", "eval_id": "aitrain", "sample_uuid": state.uuid}
+    limits = {**NO_LIMITS, "message_limit": task.message_limit}
+    async with active_sample(sample=sample, epoch=1, fails_on_error=True, transcript=transcript, **names, **limits):
+        try:
+            with message_limit(task.message_limit), turn_limit(task.turn_limit):
+                state = await resolve_plan(task, None)(state, generate)
+        except (LimitExceededError, EpisodeTruncated):
+            state = sample_state() or state  # scored as it stands, as Inspect does at its limits
+        state.completed, policy.trained = True, False
+        scores = dict(state.scores or {})
+        for scorer in task.scorer or []:
+            score = await scorer(state, target)
+            if score is not None:
+                scores[unique_scorer_name(scorer, list(scores))] = score
+        if task.cleanup:
+            await task.cleanup(state)
+    return {name: score.value for name, score in scores.items()}, policy.others + other.others

@@ -1,0 +1,67 @@
+"""The program of an agent of verifiers 0.4: a chat loop with the task's tools in this process, which takes milliseconds
+where verifiers' own starts a program for each episode. Imported by verifiers under the name in `verifiers_v1.py`."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+from verifiers.v1.configs.harness import HarnessConfig
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.harness import Harness
+from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
+from verifiers.v1.runtimes import ProgramResult
+
+
+class ChatLoopConfig(HarnessConfig):  # type: ignore[misc]
+    """Nothing can be set."""
+
+
+class ChatLoop(Harness[ChatLoopConfig]):  # type: ignore[misc]
+    """Asks the model, runs the tools it calls, and asks again until it calls none."""
+
+    APPENDS_SYSTEM_PROMPT = SUPPORTS_MCP = SUPPORTS_RESUME = True
+    EXECUTES_CODE = NEEDS_CONTAINER = False
+
+    async def launch(
+        self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: dict[str, str], data: Any,
+        tool_interception_url: str | None = None,
+    ) -> Any:  # fmt: skip
+        """Run the loop against verifiers' own address, which records the conversation."""
+        system, prompt = self.resolve_prompt(data)
+        messages = [{"role": "system", "content": system}] if system else []
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or ())
+        messages += asked
+        servers_of_tools = {name: {"url": url, "timeout": 60} for name, url in mcp_urls.items()}
+        async with AsyncExitStack() as stack:
+            tools, dispatch, servers = await connect_mcp({"mcpServers": servers_of_tools}, stack, set())
+            headers = {"Authorization": f"Bearer {secret}"}
+            client = await stack.enter_async_context(httpx.AsyncClient(headers=headers, timeout=None))
+            while True:
+                body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
+                response = await client.post(f"{endpoint}/chat/completions", json=body)
+                if response.is_error:
+                    return ProgramResult(exit_code=1, stdout="", stderr=response.text)
+                message = response.json()["choices"][0]["message"]
+                messages.append(message)
+                if not message.get("tool_calls"):
+                    return ProgramResult(exit_code=0, stdout="", stderr="")
+                for call in message["tool_calls"]:
+                    content = await _result(call["function"], dispatch, servers)
+                    messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+
+
+async def _result(function: dict[str, str], dispatch: Any, servers: Any) -> Any:
+    """The result of a tool call; an error message for the model if the call is wrong."""
+    if function["name"] not in dispatch:
+        return f"error: there is no tool {function['name']}; tools: {', '.join(dispatch)}"
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError as error:
+        return f"error: the arguments are not valid JSON: {error}"
+    return await call_mcp(servers, dispatch, function["name"], arguments)
+
+
+__all__ = ["ChatLoop"]

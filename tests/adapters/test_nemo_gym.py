@@ -1,0 +1,135 @@
+"""The adapter of NeMo Gym, against a small resources server of its protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain import ConfigError
+from aitrain.environment.adapters.nemo_gym import NeMoGym
+from aitrain.environment.contract import Case
+from aitrain.execution.failure import CallFailed
+from tests.adapters.http_servers import NemoHandler, Server
+from tests.rehearsal import Rehearsed, rehearse
+
+PRESS = {
+    "type": "function", "name": "press", "description": "Press it.", "strict": True,
+    "parameters": {"type": "object", "properties": {"times": {"type": "integer"}}},
+}  # fmt: skip
+TASK = {
+    "responses_create_params": {
+        "input": [
+            {"role": "developer", "content": "You press."},
+            {"role": "user", "content": [{"type": "input_text", "text": "Press it twice."}]},
+        ],
+        "tools": [PRESS],
+    },
+    "wanted": 2,
+}
+TWICE = '<tool_call>{"name": "press", "arguments": {"times": 2}}</tool_call>'
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(NemoHandler).running() as running:
+        yield running
+
+
+def environment(url: str, folder: Path, *tasks: dict[str, Any], **settings: Any) -> NeMoGym:
+    file = folder / "tasks.jsonl"
+    file.write_text("\n".join(map(json.dumps, tasks or [TASK])) + "\n\n")
+    return NeMoGym(url, **{"data": str(file), "score_range": "0,1", **settings})
+
+
+def play(server: Server, folder: Path, *replies: str, task: dict[str, Any] = TASK, **settings: Any) -> Rehearsed:
+    made = environment(server.url, folder, task, **settings)
+    (row,) = made.build_dataset()
+    return rehearse(made, replies, Case(0, row["prompt"], row))
+
+
+def test_a_row_holds_the_task_and_its_prompt_as_chat_messages(tmp_path: Path) -> None:
+    (row,) = environment("http://127.0.0.1:9", tmp_path).build_dataset()
+    assert row["prompt"] == [
+        {"role": "system", "content": "You press."},
+        {"role": "user", "content": "Press it twice."},
+    ]
+    assert row["task"] == TASK
+
+
+def test_a_system_prompt_takes_the_place_of_the_tasks_own(tmp_path: Path) -> None:
+    (row,) = environment("http://127.0.0.1:9", tmp_path, system="Do it.").build_dataset()
+    assert [message["content"] for message in row["prompt"]] == ["Do it.", "Press it twice."]
+
+
+def test_size_and_seed_choose_rows(tmp_path: Path) -> None:
+    tasks = [{**TASK, "wanted": number} for number in range(20)]
+    rows = environment("http://127.0.0.1:9", tmp_path, *tasks, size=4, seed=3).build_dataset()
+    wanted = [row["task"]["wanted"] for row in rows]
+    assert len(wanted) == 4
+    assert wanted != [0, 1, 2, 3]
+
+
+def test_tools_are_called_in_the_session_and_verify_scores_what_was_said_and_called(
+    server: Server, tmp_path: Path
+) -> None:
+    played = play(server, tmp_path, TWICE, "Done.")
+    assert [tool["function"]["name"] for tool in played.opening.tools] == ["press"]
+    assert json.loads(played.moves[0].messages[0]["content"]) == {"presses": 2, "done": False}
+    assert played.is_over
+    assert played.scored.score == 1.0
+    assert played.scored.metrics == {"presses": 2.0, "politeness": 0.5, "mask_sample": 0.0}
+    (session,) = server.sessions.values()
+    said = session["response"]["output"]
+    assert [item["type"] for item in said] == ["function_call", "function_call_output", "message"]
+    assert said[0]["call_id"] == said[1]["call_id"]
+    assert said[2]["content"][0]["text"] == "Done."
+
+
+def test_an_error_of_a_tool_is_its_result(server: Server, tmp_path: Path) -> None:
+    wrong = '<tool_call>{"name": "press", "arguments": {"hard": true}}</tool_call>'
+    played = play(server, tmp_path, wrong, "I give up.")
+    assert "unknown argument" in played.moves[0].messages[0]["content"]
+    assert played.scored.score == 0.0
+
+
+def test_routes_that_are_no_tools_cannot_be_called(server: Server, tmp_path: Path) -> None:
+    played = play(server, tmp_path, '<tool_call>{"name": "verify", "arguments": {}}</tool_call>')
+    assert played.moves[0].messages[0]["content"] == "error: there is no tool verify"
+    assert server.asked == ["/seed_session", "/verify"]
+
+
+def test_a_result_that_says_done_ends_the_episode_where_done_flag_is_set(server: Server, tmp_path: Path) -> None:
+    press_thrice = TWICE.replace("2", "3")
+    assert play(server, tmp_path, press_thrice, done_flag=True).is_over
+    assert not play(server, tmp_path, press_thrice).is_over
+
+
+def test_a_masked_sample_has_no_score(server: Server, tmp_path: Path) -> None:
+    assert play(server, tmp_path, TWICE, "Done.", task={**TASK, "masked": True}).scored.score is None
+
+
+def test_a_server_that_fails_to_verify_is_a_failure_and_no_score(server: Server, tmp_path: Path) -> None:
+    server.is_broken = True
+    with pytest.raises(CallFailed, match=r"/verify was answered with status 500.*Internal Server Error"):
+        play(server, tmp_path, "Done.")
+
+
+def test_a_server_that_is_not_there_fails_the_episode_as_server(tmp_path: Path) -> None:
+    made = environment("http://127.0.0.1:9", tmp_path)
+    (row,) = made.build_dataset()
+    with pytest.raises(CallFailed) as caught:
+        rehearse(made, ["Done."], Case(0, row["prompt"], row))
+    assert caught.value.failure.kind == "server"
+
+
+@pytest.mark.parametrize("lines", [None, "{not json}\n"])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, lines: str | None) -> None:
+    file = tmp_path / "tasks.jsonl"
+    if lines is not None:
+        file.write_text(lines)
+    with pytest.raises(ConfigError, match=r"data: .*tasks\.jsonl cannot be read"):
+        NeMoGym("http://127.0.0.1:9", data=str(file), score_range="0,1").build_dataset()

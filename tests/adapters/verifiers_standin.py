@@ -1,0 +1,147 @@
+"""A stand-in for verifiers 0.3: its functions that the adapter uses, with a rubric that turns exceptions into 0."""
+
+FILES = {
+    "verifiers/__init__.py": """
+import importlib, inspect, signal
+from verifiers.types import AssistantMessage, UserMessage
+
+class Error(Exception): pass
+class OverlongPromptError(Error): pass
+
+class Rows(list):
+    column_names = ["prompt", "answer"]
+
+class Rubric:
+    def __init__(self, funcs=(), weights=()):
+        self.funcs, self.weights, self.has_group_rewards = list(funcs), list(weights), False
+        self.cleaned = []
+
+    def _get_reward_weights(self):
+        return self.weights
+
+    async def score_rollout(self, state):
+        metrics = {}
+        for function in self.funcs:
+            names = inspect.signature(function).parameters
+            given = {name: state[name] for name in ("prompt", "completion", "answer") if name in names}
+            try:
+                value = function(**given)
+                metrics[function.__name__] = float(await value if inspect.isawaitable(value) else value)
+            except Exception:
+                metrics[function.__name__] = 0.0
+        state["reward"] = sum(metrics[f.__name__] * w for f, w in zip(self.funcs, self.weights))
+        state["metrics"] = metrics
+
+    async def cleanup(self, state):
+        self.cleaned.append(state)
+
+class Env:
+    eval_dataset_source = None
+
+    def __init__(self, dataset, rubric, max_turns=1, eval_dataset=None, tools=None):
+        self.dataset, self.rubric, self.max_turns, self.eval_dataset = dataset, rubric, max_turns, eval_dataset
+        self.tools, self.torn_down = tools, 0
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def get_dataset(self):
+        return Rows(self.dataset)
+
+    def get_eval_dataset(self):
+        return Rows(self.eval_dataset)
+
+    async def rollout(self, input, client, model, sampling_args):
+        state = {"prompt": [UserMessage(**message) for message in input["prompt"]], "answer": input["answer"],
+                 "error": None}
+        said = []
+        try:
+            while len(said) < 2 * self.max_turns:
+                response = await client.get_response(state["prompt"] + said, model, {}, tools=self.tools, state=state)
+                answer = response.message
+                said.append(AssistantMessage(content=answer.content, tool_calls=answer.tool_calls))
+                if answer.content == "raise":
+                    state["error"] = Error("the tool's server is gone")
+                    break
+                said.append(UserMessage(role="user", content="again"))
+        except OverlongPromptError:
+            state["is_truncated"] = True
+        state["completion"] = said[:-1] if said and said[-1].role == "user" else said
+        return state
+
+    async def _teardown(self):
+        self.torn_down += 1
+
+def load_environment(id, **arguments):
+    return importlib.import_module(id.replace("-", "_")).load_environment(**arguments)
+""",
+    "verifiers/types.py": """
+from pydantic import BaseModel
+
+class Free(BaseModel, extra="allow"):
+    def __getitem__(self, key):
+        return getattr(self, key)
+
+class UserMessage(Free):
+    role: str
+    content: str
+
+class AssistantMessage(Free):
+    role: str = "assistant"
+    content: str | None = None
+    tool_calls: list | None = None
+
+class ToolCall(Free):
+    id: str
+    name: str
+    arguments: str
+
+class Tool(Free):
+    name: str
+    description: str
+    parameters: dict
+
+class Usage(Free): pass
+class ResponseMessage(Free): pass
+class Response(Free): pass
+""",
+    "verifiers/clients.py": """
+from abc import ABC, abstractmethod
+
+class Client(ABC):
+    def __init__(self, client_or_config): pass
+    @abstractmethod
+    def setup_client(self, config): ...
+    @abstractmethod
+    async def to_native_prompt(self, messages): ...
+    async def get_response(self, prompt, model, sampling_args, tools=None, **kwargs): ...
+""",
+    "my_env.py": """
+import verifiers as vf
+from verifiers.types import AssistantMessage
+
+async def exact(completion, answer):
+    last = completion[-1]
+    assert isinstance(last, dict) and last["content"] == last.get("content")  # written for dicts
+    return float(last["content"] == answer)
+
+def short(completion):
+    assert isinstance(completion[-1], AssistantMessage)  # written for objects
+    return 1 - len(completion[-1].content) / 10
+
+def parts(completion):
+    return {"a": 1.0, "b": 2.0}
+
+def broken(completion):
+    raise ValueError("no dictionary")
+
+def rows(count):
+    return [{"prompt": [{"role": "system", "content": "Add.", "name": None},
+                        {"role": "user", "content": f"{n}+{n}"}], "answer": str(2 * n)} for n in range(count)]
+
+def load_environment(count=6, broken_weight=0.0, **options):
+    rubric = vf.Rubric([exact, short, parts, broken], [1.0, 0.5, 0.0, broken_weight])
+    return vf.Env(rows(count), rubric, eval_dataset=rows(2), **options)
+
+def load_other(**options):
+    return vf.Env(rows(1), vf.Rubric([exact], [-1.0]), **options)
+""",
+}
