@@ -50,7 +50,7 @@ def test_adapters_are_listed_with_the_version_of_their_package(tmp_path: Path, m
     assert set(adapters) == set(ADAPTERS)
     assert (adapters["reasoning-gym"].version, adapters["reasoning-gym"].problem) == ("0.1.25", "")
     assert "textarena 0.1 is" in adapters["textarena"].problem or "0.1 is installed" in adapters["textarena"].problem
-    assert adapters["openenv"].package is None
+    assert adapters["ors"].package is None
 
 
 def test_the_list_says_what_is_not_installed_and_what_is_too_old(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
+from aitrain.execution.async_calls import shared_loop
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.forked_call import Answer, call_forked
 from aitrain.workbench.check.finding import EnvFinding
@@ -121,6 +122,7 @@ def _changes(play: Callable[[], None]) -> Seen:
     directory, variables = os.getcwd(), dict(os.environ)
     logger = logging.getLogger()
     handlers, level = list(logger.handlers), logger.level
+    shared_loop()  # of aitrain, for async methods: it starts a thread and opens three files, once
     threads, children, files = set(threading.enumerate()), _children(), _files()
     with tempfile.TemporaryFile() as output:
         for fd in (1, 2):
