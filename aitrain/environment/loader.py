@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+from aitrain.environment.adapters.random_stream import RandomStream
 from aitrain.environment.locator import EnvSource, check_signature, no_such_class, several_classes
 from aitrain.environment.user_modules import import_file, import_module
 from aitrain.errors import ConfigError, EnvironmentFailed
@@ -31,7 +32,8 @@ def load_env(source: EnvSource, keywords: Mapping[str, object]) -> object:
             raise ConfigError(no_such_class(source, name, classes))
         if source.adapter is not None:
             factory = partial(getattr(module, name), source.id)
-            return _construct(factory, f"the adapter {source.adapter.name}", keywords)
+            with RandomStream(0).active():  # importing a framework may draw random numbers, or seed them
+                return _construct(factory, f"the adapter {source.adapter.name}", keywords)
         return _construct(getattr(module, name), name, keywords)
     finally:
         sys.dont_write_bytecode = before

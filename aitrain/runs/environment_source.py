@@ -37,10 +37,17 @@ def class_file(kind: type) -> Path | None:
     return file if file.is_file() else None
 
 
+def files_of(environment: object) -> list[Path]:
+    """The user's files that an adapter's environment is made of, its `source_files`; else the file of its class."""
+    own = getattr(environment, "source_files", None) or [class_file(type(environment))]
+    return [file for file in own if file is not None]
+
+
 def keep_source(environment: object, folder: Path) -> None:
     """Write the environment's file, and the other modules of its package, into the folder, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
-    for one in source_of(type(environment)):
+    own = getattr(environment, "source_files", None)
+    for one in _read([(file.name, file) for file in own]) if own else source_of(type(environment)):
         path = folder / one["name"]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, one["text"], durable=False)

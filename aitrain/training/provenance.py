@@ -10,27 +10,29 @@ from typing import Any
 
 import torch
 
+from aitrain.environment.adapters import adapter_named
 from aitrain.environment.requirements import requirements_of
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.runs.environment_source import class_file
+from aitrain.runs.environment_source import files_of
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
 
 
 def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
     """Environment, versions and hardware of a run."""
-    made_from = type(environment)
-    file = class_file(made_from)
+    made_from, files = type(environment), files_of(environment)
+    adapter = adapter_named((config.rl_env or "").partition(":")[0])
+    packages = (*PACKAGES, adapter.package) if adapter and adapter.package else PACKAGES
     return {
         "module": made_from.__module__,
         "class": made_from.__qualname__,
-        "file": str(file) if file else None,
-        "sha256": hashlib.sha256(file.read_bytes()).hexdigest() if file else None,
+        "file": str(files[0]) if files else None,
+        "sha256": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest() if files else None,
         "config": without_secrets(config.rl_env_config or {}),
         "requires": requirements_of(environment).as_options(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": {name: version for name in packages if (version := _version(name))},
         "git_commit": _git_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),

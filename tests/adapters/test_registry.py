@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from tests.conftest import write
 
 ROOT = Path(__file__).parents[2]
 WEATHER = """
+import random
 from aitrain.errors import ConfigError
 
 def check_id(id, settings):
@@ -27,6 +29,7 @@ def check_id(id, settings):
 
 class Weather:
     def __init__(self, id, /, *, size=2, score_range=None):
+        random.seed(len(id))
         self.place, self.size = id, size
         if score_range == "wrong":
             raise ConfigError("score_range: must be LOW,HIGH")
@@ -79,6 +82,14 @@ def test_the_first_colon_ends_the_name_of_the_adapter(here: Path, rl_env: str, a
 def test_the_class_gets_the_id_and_the_settings(here: Path) -> None:
     environment = made("weather:Oslo", size=3)
     assert vars(environment) == {"place": "Oslo", "size": 3}
+
+
+@pytest.mark.usefixtures("weather")
+def test_loading_an_adapter_leaves_the_runs_random_numbers_alone(here: Path) -> None:
+    random.seed(5)
+    before = random.getstate()
+    made("weather:Oslo")
+    assert random.getstate() == before
 
 
 @pytest.mark.usefixtures("weather")

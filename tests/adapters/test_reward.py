@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError
+from aitrain.environment.dataset import build_cases
 from tests.adapters.conftest import cases_of, made, play, refusal
-from tests.conftest import write
+from tests.conftest import Run, write
 
 REWARDS = """
 def exact(completions, answer, **kwargs):
@@ -109,6 +111,12 @@ def test_functions_that_compare_can_be_named() -> None:
     env = environment("my_rewards.py:exact,longest", group=["exact"])
     cases_of(env)
     assert env.comparing == ["exact"]
+
+
+def test_the_tokenizer_is_used_only_for_functions_that_name_completion_ids() -> None:
+    env = environment("my_rewards.py:exact")
+    case = build_cases(env, None)[0][0]
+    assert play(env, case, ["yes"])[1].score == 1.0
 
 
 def test_a_wrong_number_of_rewards_is_a_failure_with_the_functions_name() -> None:
@@ -230,3 +238,16 @@ def test_each_ground_truth_passes_for_its_own_row_and_for_no_other(rule: str) ->
 def test_a_rule_reads_the_marked_answer_and_nothing_else(rule: str, reply: str, score: float) -> None:
     env = made(f"reward:{rule}", data="sums.jsonl")
     assert play(env, cases_of(env)[2], [reply])[1].score == score
+
+
+def test_a_run_keeps_the_file_of_the_functions(here: Path, aitrain_grpo: Run) -> None:
+    config = json.dumps({"data": "rows.jsonl", "score_range": "0,1"})
+    done = aitrain_grpo(
+        "--model", "tiny", "--rl-env", "reward:my_rewards.py:exact", "--rl-env-config", config,
+        "--max-steps", "1", "--rl-max-new-tokens", "4", "--eval-cases", "0", "--project-name", "it",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (here / "runs/it/environment/my_rewards.py").read_text() == REWARDS
+    facts = json.loads((here / "runs/it/environment.json").read_text())
+    assert facts["file"] == str(here / "my_rewards.py")
+    assert facts["sha256"] == hashlib.sha256(REWARDS.encode()).hexdigest()

@@ -66,6 +66,14 @@ def test_parquet_is_read_as_json_lines_are() -> None:
     assert RowSource("rows.parquet").cases() == cases(*rows)
 
 
+def test_a_json_file_may_hold_a_list() -> None:
+    write(Path.cwd(), {"rows.json": json.dumps([{"prompt": "a"}, {"prompt": "b"}], indent=2)})
+    assert [case["prompt"] for case in RowSource("rows.json").cases()] == ["a", "b"]
+    write(Path.cwd(), {"rows.json": '[{"prompt": "a"},'})
+    with pytest.raises(EnvironmentFailed, match=r"rows\.json: not JSON"):
+        RowSource("rows.json").cases()
+
+
 def test_files_are_mixed_by_their_ratios_and_always_in_the_same_way() -> None:
     write(Path.cwd(), {name: lines(*({"prompt": f"{name}{i}"} for i in range(10))) for name in ("a.jsonl", "b.jsonl")})
     source = RowSource({"a.jsonl": 0.5, "b.jsonl": 2})

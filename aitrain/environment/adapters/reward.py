@@ -14,7 +14,7 @@ from aitrain.environment.adapters.answer_rules import EXAMPLES, Completion
 from aitrain.environment.adapters.reward_functions import Lists, Rewards, check_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
 from aitrain.environment.adapters.settings import read_score_range
-from aitrain.environment.adapters.user_objects import parse_id
+from aitrain.environment.adapters.user_objects import parse_id, source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 
@@ -45,7 +45,7 @@ class RewardFunctions:
         self.requirements = EnvRequirements(
             "process", score_range=read_score_range("0,1" if is_known else score_range, "reward")
         )
-        self.rewards, self.group = Rewards(places, weights), group
+        self.rewards, self.group, self.source_files = Rewards(places, weights), group, source_files(places)
         self.source = RowSource(data, split, columns or {}, size, seed, system, few_shot)
         self.eval_source = RowSource(eval_data or data, split, columns or {}, system=system)
         if eval_data is None:
@@ -95,8 +95,10 @@ class RewardFunctions:
         return None if row.get("answer") is None else str(row["answer"])
 
     def _arguments(self, case: Row, completions: Sequence[Completion], texts: list[str]) -> Lists:
-        ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        return {"prompts": [case["prompt"]] * len(texts), "completions": completions, "completion_ids": ids}
+        lists: dict[str, Sequence[object]] = {"prompts": [case["prompt"]] * len(texts), "completions": completions}
+        if self.rewards.takes("completion_ids"):
+            lists["completion_ids"] = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        return lists
 
     def _comparing(self, row: Row) -> list[str]:
         """Names of the functions that compare answers, by a trial with three of them."""

@@ -125,7 +125,7 @@ def is_file(name: str) -> bool:
 
 
 def read_file(name: str) -> Iterator[tuple[str, object]]:
-    """The rows of a JSON lines or parquet file, each with its place for messages.
+    """The rows of a JSON lines or parquet file, or of a list in a .json file, each with its place for messages.
 
     Raises:
         EnvironmentFailed: the file cannot be read.
@@ -136,15 +136,24 @@ def read_file(name: str) -> Iterator[tuple[str, object]]:
             for number, row in enumerate(import_module("pyarrow.parquet").read_table(file).to_pylist()):
                 yield f"{name}, row {number}", row
             return
-        lines = file.read_bytes().splitlines()
+        text = file.read_bytes()
     except Exception as error:
         raise EnvironmentFailed(f"{name} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
-    for number, line in enumerate(lines, start=1):
+    if file.suffix == ".json" and text.lstrip().startswith(b"["):
+        for number, row in enumerate(_parsed(text, name)):
+            yield f"{name}, row {number}", row
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():
-            try:
-                yield f"{name}, line {number}", json.loads(line)
-            except ValueError as error:
-                raise EnvironmentFailed(f"{name}, line {number}: not JSON: {error}\nEach line is one object.") from None
+            place = f"{name}, line {number}"
+            yield place, _parsed(line, place)
+
+
+def _parsed(text: bytes, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise EnvironmentFailed(f"{place}: not JSON: {error}\nEach line is one object.") from None
 
 
 def read_hub(name: str, split: str) -> Iterator[tuple[str, object]]:

@@ -14,7 +14,7 @@ from typing import Any
 from aitrain.environment.adapters.reward_functions import Rewards, check_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
 from aitrain.environment.adapters.settings import read_score_range, weighted
-from aitrain.environment.adapters.user_objects import check_objects, load_object, parse_id
+from aitrain.environment.adapters.user_objects import check_objects, load_object, parse_id, source_files
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
@@ -43,8 +43,8 @@ class TRLEnvironment:
         score_range: object = None,
     ) -> None:
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, "trl"))
-        self.factory = load_object(*parse_id(id)[0])
-        self.rewards = Rewards(parse_id(rewards) if rewards else [], weights)
+        self.factory, places = load_object(*parse_id(id)[0]), parse_id(rewards) if rewards else []
+        self.rewards, self.source_files = Rewards(places, weights), source_files([*parse_id(id), *places])
         if not rewards and not hasattr(self.factory, "get_reward"):
             raise ConfigError(f"rl_env_config: {id} has no get_reward: name reward functions with `rewards`")
         self.source = None if data is None else RowSource(data, split, columns or {}, size, seed, system)

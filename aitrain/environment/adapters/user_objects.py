@@ -11,6 +11,7 @@ from typing import Any
 
 from aitrain.environment.user_modules import import_file, import_module, module_specs, names_in, parse
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.execution.user_code import is_users_file
 
 Place = tuple[str, str]
 """A file or module, and a name in it."""
@@ -55,6 +56,12 @@ def load_object(module: str, name: str) -> Any:
     if not hasattr(loaded, name):
         raise ConfigError(f"rl_env: there is no {name} in {module}.{did_you_mean(name, vars(loaded))}")
     return getattr(loaded, name)
+
+
+def source_files(places: Iterable[Place]) -> list[Path]:
+    """The user's own files among those of the places, each once."""
+    files = [_file_of(module) for module, _ in places if module]
+    return list(dict.fromkeys(file for file in files if file and is_users_file(str(file))))
 
 
 def _file_of(module: str) -> Path | None:
