@@ -9,7 +9,8 @@ whose gradients DDP averages:
 * a mean over B rows becomes one over K_m: terms averaged by rows are linear in advantages and beta, and both are
   multiplied by B / K_m;
 * a micro-batch is weighted by its kept rows: TRL divides by the number of micro-batches, here by K / (K_m P);
-* losses averaged over all tokens are divided by the number of tokens of K kept rows of this generation batch.
+* losses averaged over all tokens are divided by the number of tokens of K kept rows of this generation batch;
+* metrics of the loss, which TRL averages over micro-batches, are weighted by the tokens of kept rows.
 
 If every row is kept, all of these equal TRL's numbers, and nothing is changed.
 """
@@ -34,6 +35,8 @@ KEPT = "kept"
 """Key of a micro-batch: which rows are in the loss, shape (B,)."""
 KEPT_EVERYWHERE = "kept_everywhere"
 """Key of a micro-batch: number of rows in the loss over all processes."""
+WEIGHT = "weight"
+"""Key of a micro-batch: tokens of kept rows over all processes, relative to the mean of its generation batch."""
 
 
 @dataclass
@@ -53,14 +56,16 @@ class KeptRows:
     def begin_window(self, pieces: Pieces) -> None:
         """Mask the rows that are not kept in a new generation batch. Every process must call this."""
         kept = [int(piece[KEPT].sum()) for piece in pieces]
-        tokens = sum(int((_loss_mask(piece) * piece[KEPT].unsqueeze(1)).sum()) for piece in pieces)
-        counts = self.total(torch.tensor([*kept, tokens], device=pieces[0][KEPT].device)).tolist()
-        everywhere, tokens = counts[:-1], counts[-1]
+        own_tokens = [int((_loss_mask(piece) * piece[KEPT].unsqueeze(1)).sum()) for piece in pieces]
+        counts = self.total(torch.tensor([*kept, *own_tokens], device=pieces[0][KEPT].device)).tolist()
+        everywhere, tokens_of = counts[: len(pieces)], counts[len(pieces) :]
         if sum(everywhere) == sum(map(self.rows_of, pieces)):
             return
-        for piece, own, count in zip(pieces, kept, everywhere, strict=True):
+        tokens = sum(tokens_of)
+        for piece, own, count, share in zip(pieces, kept, everywhere, tokens_of, strict=True):
             piece["tool_mask"] = piece["tool_mask"] * piece[KEPT].unsqueeze(1)
             piece[KEPT_EVERYWHERE] = torch.tensor(count, device=piece[KEPT].device)
+            piece[WEIGHT] = torch.tensor(share * len(pieces) / max(tokens, 1), device=piece[KEPT].device)
             # TRL divides this by the processes and by the pieces, and multiplies it by our K / (own P)
             tokens_of_a_row = tokens / max(sum(everywhere), 1)
             items = tokens_of_a_row * own * self.processes * len(pieces)

@@ -9,6 +9,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
                                                             .beta, inputs["advantages"], inputs["num_items_in_batch"],
                                                             inputs["tool_mask"] and
                                                             .current_gradient_accumulation_steps
+    GRPOTrainer._metrics["train"]                           the means that the loss appends are weighted
     accelerator.sync_gradients                              true in the last forward pass of an optimizer step
     Trainer._get_grad_norm(model, grad_norm)                overridden: called once per step, after backward and
                                                             clipping and before optimizer.step, which skips
@@ -26,10 +27,15 @@ import torch
 
 from aitrain import activity
 from aitrain.engines.scopes import replaced
-from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
+from aitrain.training.kept_rows import KEPT, WEIGHT, KeptRows, MicroBatch, Pieces
 from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps
+
+TOKEN_MEANS = {
+    "kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio",
+}  # fmt: skip
+"""Metrics of the loss that are means over the tokens of a micro-batch."""
 
 
 class OptimizingTrainer(LogProbTrainer):
@@ -75,7 +81,11 @@ class OptimizingTrainer(LogProbTrainer):
         settings = {"beta": changes["beta"], "current_gradient_accumulation_steps": changes["passes"]}
         with replaced(self, settings):
             weighted = inputs | {"advantages": inputs["advantages"] * changes["rows"]}
-            return cast(torch.Tensor, super()._compute_loss(model, weighted))
+            loss = cast(torch.Tensor, super()._compute_loss(model, weighted))
+        metrics, weight = self._metrics["train"], float(inputs.get(WEIGHT, 1.0))
+        for name in metrics.keys() & TOKEN_MEANS:
+            metrics[name][-1] *= weight
+        return loss
 
     def _pieces_of_step(self, passes: int) -> Pieces:
         """Remaining micro-batches of the optimizer step within this generation batch, the current one first."""

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 from accelerate import Accelerator
 
 from aitrain import EnvironmentFailed, Result, TrainConfig
 from aitrain.engines.hf import HFEngine
+from aitrain.environment.contract import with_opening
 from aitrain.environment.dataset import Cases
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.runner import start_runner
@@ -20,7 +22,9 @@ from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import Limits
 from aitrain.runs.run_folder import read_lines
+from aitrain.training.chat_templates import chat_format
 from aitrain.training.evaluation import EvalPhase, EvalPlan, RecordedScores, evaluate
+from aitrain.training.model import load_tokenizer
 from aitrain.training.policy_rollouts import PolicyRollouts
 from tests.environments.grouped import Leaves, Moves, Ranked
 from tests.rollout.scripted import END, Letters
@@ -178,6 +182,25 @@ def test_a_held_out_case_without_room_is_noted_once_and_has_no_score() -> None:
     assert [record.stop for record in written if record.row_number == 1] == ["no_room"] * 3
     (note,) = notes
     assert note.startswith("Case 1 is dropped: its prompt has 101 tokens, which leaves no room for an answer")
+
+
+# -- real templates
+
+SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello."}
+OPENING = {"role": "user", "content": "You are at 3."}
+
+
+@pytest.mark.parametrize("name", ["cohere", "gemma3", "gemma"])
+def test_templates_that_refuse_two_messages_of_the_user_take_a_joined_opening(name: str) -> None:
+    tokenizer = load_tokenizer(TrainConfig(model="tiny"))
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+    chat = chat_format(tokenizer, {})
+    takes_system = name != "gemma"
+
+    for prompt in [[], [USER], *([[SYSTEM], [SYSTEM, USER]] if takes_system else [])]:
+        assert "You are at 3." in chat.prompt_text(with_opening(prompt, [OPENING]))
+    with pytest.raises(EnvironmentFailed, match="refuses a prompt"):
+        chat.prompt_text([USER, OPENING])
 
 
 # -- real trainings

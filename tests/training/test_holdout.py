@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,27 @@ def test_a_dataset_of_one_prompt_is_split_by_its_rows_and_says_so(limit: PromptL
 
     assert {case.row["number"] for case in found.train}.isdisjoint(case.row["number"] for case in found.held_out)
     assert (len(found.train), len(found.held_out), found.overlap) == (16, 4, 4)
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize("prompt", [{}, {"prompt": []}, {"prompt": [SYSTEM]}])
+def test_rows_that_the_environment_completes_are_split_by_their_rows(
+    prompt: dict[str, Any], limit: PromptLimit
+) -> None:
+    """There is no question yet that could look the same, and the limit of tokens says nothing about it."""
+    found = made([{**prompt, "number": n // 2} for n in range(20)], replace(limit, may_open=True), eval_cases=4)
+
+    held_out = {case.row["number"] for case in found.held_out}
+    assert {case.row["number"] for case in found.train}.isdisjoint(held_out)
+    assert (len(found.train), len(held_out), found.overlap, found.dropped) == (16, 2, 0, 0)
+
+
+def test_a_system_prompt_alone_is_a_prompt_where_the_environment_says_nothing_first(limit: PromptLimit) -> None:
+    rows = [{"prompt": [{"role": "system", "content": f"say {n // 2}"}], "number": n} for n in range(20)]
+    found = made(rows, limit, eval_cases=6)
+    assert prompts(found.train).isdisjoint(prompts(found.held_out))
 
 
 def test_equal_rows_can_only_be_split_as_they_are(limit: PromptLimit) -> None:

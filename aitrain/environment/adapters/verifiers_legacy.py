@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from aitrain.environment.adapters.verifiers import VerifiersSettings
 from aitrain.environment.adapters.verifiers_messages import as_openai, endpoint_client
 from aitrain.environment.adapters.verifiers_scoring import RubricOutcome, watch_rubric
+from aitrain.environment.adapters.verifiers_settings import VerifiersSettings
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.requirements import EnvRequirements

@@ -15,16 +15,14 @@ from contextlib import AsyncExitStack
 from itertools import islice
 from typing import Any
 
-from aitrain.environment.adapters.verifiers import VerifiersSettings
+from aitrain.environment.adapters.verifiers_settings import VerifiersSettings
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
 
-HARNESS = "aitrain_verifiers_harness"
-"""Name under which verifiers imports the chat loop."""
-KEY = "AITRAIN_ENDPOINT_KEY"
-"""Variable of the environment from which verifiers' client reads the key of the address."""
+HARNESS = "aitrain_verifiers_harness"  # verifiers imports the chat loop by this name
+KEY = "AITRAIN_ENDPOINT_KEY"  # variable from which its client reads the key of the address
 
 
 class VerifiersV1:
@@ -47,9 +45,8 @@ class VerifiersV1:
     def build_dataset(self) -> list[dict[str, Any]]:
         """One row for each task, with the task's data in it."""
         shots, asked = self.settings.choose_rows(len(self.tasks))
-        data = [self.tasks[number].data for number in shots]
-        solved = [(one.prompt_text, getattr(one, "answer", None)) for one in data]
-        rows = []
+        known = (self.tasks[number].data for number in shots)
+        solved, rows = [(one.prompt_text, getattr(one, "answer", None)) for one in known], []
         for task in (self.tasks[number] for number in asked):
             prompt = self.settings.prompt_with(_prompt(task.data), solved)
             rows.append({"prompt": prompt, "vf_data": self._with_prompt(task.data, prompt).model_dump(mode="json")})

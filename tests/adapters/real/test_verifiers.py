@@ -13,7 +13,7 @@ from tests.conftest import Run, write
 
 MODES = {"processes": (), "threads": ("--rl-env-isolation", "thread"), "ranks": ("--num-processes", "2")}
 SHORT = (
-    "--max-steps", "5", "--rl-prompts-per-step", "2", "--rl-num-generations", "2", "--batch-size", "4",
+    "--max-steps", "5", "--rl-prompts-per-step", "2", "--rl-num-generations", "2", "--batch-size", "2",
     "--rl-max-new-tokens", "16", "--eval-cases", "2", "--project-name", "it",
 )  # fmt: skip
 LEGACY = {
