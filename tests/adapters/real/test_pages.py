@@ -31,7 +31,7 @@ def run_page(name: str, folder: Path, url: str = "") -> None:
         command = re.sub(r"http://127\.0\.0\.1:\d+", url, text).replace(
             "aitrain grpo", f"{sys.executable} -m aitrain grpo"
         )
-        small = f"{command.rstrip()} --rl-max-new-tokens 4 --batch-size 4 --rl-num-generations 2 --eval-cases 1"
+        small = f"{command.rstrip()} --rl-max-new-tokens 4 --eval-cases 1"
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", small],
             cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,
