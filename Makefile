@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench bench-gpu bench-vllm docs tiny-model vllm install
+.PHONY: demo test lint bench bench-gpu bench-vllm docs tiny-model vllm adapters install
 
 demo: install
 	$(BIN)/aitrain demo
@@ -58,6 +58,9 @@ tiny-model: install
 
 vllm:
 	.ci/vllm
+
+adapters: install
+	.ci/adapters
 
 install: $(VENV)/.installed
 

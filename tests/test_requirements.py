@@ -74,6 +74,13 @@ def test_an_option_that_was_given_wins_even_if_it_is_the_default(tmp_path: Path)
         assert "max-turns" not in note
 
 
+@pytest.mark.parametrize("own", [["a bed", "breakfast"], {"stars": 3}, {}, "none", 0])
+def test_an_attribute_of_the_name_that_means_something_else_declares_nothing(own: object) -> None:
+    environment = Plain()
+    environment.requirements = own  # type: ignore[attr-defined]
+    assert with_requirements(TrainConfig(), environment)[1] == ""
+
+
 def test_an_environment_that_declares_nothing_changes_nothing() -> None:
     config = TrainConfig(rl_max_turns=3)
     assert with_requirements(config, Plain()) == (config, "")

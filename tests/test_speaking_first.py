@@ -266,6 +266,17 @@ def test_a_generator_that_a_tool_ends_may_say_what_it_is_worth() -> None:
     assert rehearse(Told(), [call("leave")], Case(0, [USER], {})).scored.score == 0.5
 
 
+def test_an_attribute_called_opening_is_the_objects_own() -> None:
+    class Has(Spoken):
+        opening = "08:00"  # type: ignore[assignment]
+
+    class Env(Speaks):
+        def start(self) -> Any:
+            return Has(None)
+
+    assert rehearse(Env(None), ["x"], Case(0, [USER], {})).opening.prompt == [USER]
+
+
 def test_failures_in_opening_have_its_name() -> None:
     class Fails(Spoken):
         async def opening(self) -> Any:

@@ -11,12 +11,12 @@ import secrets
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from aitrain.environment.chat_request import (
     ChatAnswer,
@@ -26,6 +26,8 @@ from aitrain.environment.chat_request import (
     read_request,
 )
 from aitrain.errors import AitrainError, EpisodeTruncated
+
+JsonObject: TypeAlias = "dict[str, Any]"
 
 MODELS = ("policy", "policy-untrained")
 MAX_BODY = 32 << 20
@@ -190,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
         message = {"index": 0, "message": answer.message, "finish_reason": answer.finish_reason, "logprobs": None}
         return _json({**_head(body, "chat.completion"), "choices": [message], **_usage(answer)})
 
-    def _body(self) -> dict[str, Any]:
+    def _body(self) -> JsonObject:
         given = self.headers.get("Content-Length", "")
         if not given.isdigit():
             self.close_connection = True  # where the body ends is not known
@@ -236,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
-def _chat_request(body: Mapping[str, Any]) -> ChatRequest:
+def _chat_request(body: JsonObject) -> ChatRequest:
     """The request in a body.
 
     Raises:
@@ -271,12 +273,12 @@ def _json(value: object) -> tuple[str, bytes]:
     return "application/json", json.dumps(value).encode()
 
 
-def _head(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _head(body: JsonObject, kind: str) -> JsonObject:
     name = f"chatcmpl-{secrets.token_hex(8)}"
     return {"id": name, "object": kind, "created": int(time.time()), "model": body["model"]}
 
 
-def _usage(answer: ChatAnswer) -> dict[str, Any]:
+def _usage(answer: ChatAnswer) -> JsonObject:
     if answer.usage is None:
         return {}
     prompt, completion = answer.usage.prompt, answer.usage.completion
@@ -284,13 +286,13 @@ def _usage(answer: ChatAnswer) -> dict[str, Any]:
     return {"usage": usage}
 
 
-def _streamed(body: Mapping[str, Any], answer: ChatAnswer) -> bytes:
+def _streamed(body: JsonObject, answer: ChatAnswer) -> bytes:
     """The answer as server-sent events: it is complete before the first one, so there are few."""
     message = dict(answer.message)
     if message.get("tool_calls"):
         message["tool_calls"] = [{**call, "index": place} for place, call in enumerate(message["tool_calls"])]
     head = _head(body, "chat.completion.chunk")
-    parts: list[tuple[Mapping[str, Any], str | None]] = [(message, None), ({}, answer.finish_reason)]
+    parts: list[tuple[JsonObject, str | None]] = [(message, None), ({}, answer.finish_reason)]
     chunks = [{**head, "choices": [{"index": 0, "delta": delta, "finish_reason": end}]} for delta, end in parts]
     if (body.get("stream_options") or {}).get("include_usage"):
         chunks.append({**head, "choices": [], **_usage(answer)})

@@ -37,18 +37,19 @@ class EnvRequirements:
 
 
 def requirements_of(environment: object) -> EnvRequirements:
-    """The environment's `requirements`; without the attribute, nothing is required.
+    """The environment's `requirements`; without one, or with an attribute of this name that means something else,
+    nothing is required.
 
     Raises:
-        EnvironmentFailed: the attribute is not an EnvRequirements.
+        EnvironmentFailed: it is a dict of what EnvRequirements takes.
     """
-    declared = getattr(environment, "requirements", None) or EnvRequirements()
-    if not isinstance(declared, EnvRequirements):
+    declared = getattr(environment, "requirements", None)
+    if isinstance(declared, dict) and declared and declared.keys() <= DECLARED_OPTIONS.keys():
         raise EnvironmentFailed(
-            f"{type(environment).__name__}.requirements is a {type(declared).__name__}\n"
-            "Write requirements = aitrain.EnvRequirements(max_turns=4), for example."
+            f"{type(environment).__name__}.requirements is a dict\n"
+            f"Write requirements = aitrain.EnvRequirements({next(iter(declared))}=...)."
         )
-    return declared
+    return declared if isinstance(declared, EnvRequirements) else EnvRequirements()
 
 
 def with_requirements(config: TrainConfig, environment: object) -> tuple[TrainConfig, str]:

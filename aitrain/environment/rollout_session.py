@@ -13,7 +13,7 @@ from aitrain.environment.contract import arguments_for
 from aitrain.environment.endpoint import BlockingEndpoint, Endpoint, PendingRequest, RequestQueue
 from aitrain.environment.row_copies import copy_arguments
 from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds, ScoreResult, parse_score, shown
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session, UntrainedChat, within
+from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult, Session, UntrainedChat, within
 from aitrain.errors import EpisodeTruncated
 from aitrain.execution.background import BackgroundRun, CoroutineRun, ThreadRun
 from aitrain.execution.failure import CallFailed, Failure, as_failure
@@ -52,7 +52,7 @@ class RolloutSession(Session):
 
     # -- the calls of an episode
 
-    def open(self, arguments: Mapping[str, Any]) -> ResetResult:
+    def open(self, arguments: Mapping[str, object]) -> ResetResult:
         """Start the rollout, and wait for its first request."""
         self._start(arguments)
         return self._begun(self._next())
@@ -71,7 +71,7 @@ class RolloutSession(Session):
             return EnvResponse(is_over=True, calls=calls, wrong_calls=wrong, note=note)
         return EnvResponse(self._appended(pending), calls=calls, wrong_calls=wrong, note=note)
 
-    def score(self, arguments: Mapping[str, Any]) -> ScoreResult:
+    def score(self, arguments: Mapping[str, object]) -> ScoreResult:
         """What the rollout returned.
 
         If a limit ended the episode, EpisodeTruncated is raised in the rollout, which may catch it and return a score;
@@ -85,7 +85,7 @@ class RolloutSession(Session):
         with within(self._place):
             return parse_score(self._returned(), self.bounds)
 
-    def _begin(self, arguments: Mapping[str, Any]) -> None:
+    def _begin(self, arguments: Mapping[str, object]) -> None:
         """Not used: `open` is its own."""
 
     def _respond(self, turn: AssistantTurn) -> None:
@@ -102,7 +102,7 @@ class RolloutSession(Session):
 
     # -- the rollout
 
-    def _start(self, arguments: Mapping[str, Any]) -> None:
+    def _start(self, arguments: Mapping[str, object]) -> None:
         method = self.environment.rollout
         is_async = inspect.iscoroutinefunction(inspect.unwrap(method))
         self._endpoint = Endpoint(self._requests) if is_async else BlockingEndpoint(self._requests)
@@ -138,7 +138,7 @@ class RolloutSession(Session):
         self._requests.close()
         run.cancel()
 
-    def _returned(self) -> Any:
+    def _returned(self) -> object:
         run = self._run
         assert run is not None
         if run.error is None:
@@ -170,7 +170,7 @@ class RolloutSession(Session):
         tools = self._conversation.tools
         return ResetResult(tools, runs_tools=bool(tools), prompt=list(request.messages), note=note)
 
-    def _appended(self, pending: PendingRequest) -> tuple[dict[str, Any], ...]:
+    def _appended(self, pending: PendingRequest) -> tuple[Message, ...]:
         try:
             return self._conversation.append(pending.request)
         except EpisodeFailedError as error:

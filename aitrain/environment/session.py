@@ -285,7 +285,7 @@ class ObjectSession(Session):
         with within("get_tools"):
             owner = self.object if hasattr(self.object, "get_tools") else self.environment
             self.tools = Tools.of(owner, runs_calls=not self._takes_calls)
-        if not hasattr(self.object, "opening"):
+        if not callable(getattr(self.object, "opening", None)):  # an attribute of this name is the object's own
             return None
         with within("opening"):
             return run_if_async(self.object.opening())

@@ -19,7 +19,7 @@ class BackgroundRun(ABC):
     """One run of user code; `on_end` is called, in any thread, when it has returned or raised."""
 
     def __init__(self, on_end: Callable[[], None]) -> None:
-        self.value: Any = None
+        self.value: object = None
         """What the code returned."""
         self.error: BaseException | None = None
         """What it raised."""
@@ -46,7 +46,7 @@ class BackgroundRun(ABC):
 class CoroutineRun(BackgroundRun):
     """Runs a coroutine on the shared event loop."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], on_end: Callable[[], None]) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, object], on_end: Callable[[], None]) -> None:
         super().__init__(on_end)
         self._coroutine = coroutine
         self._task: asyncio.Task[None] | None = None
@@ -83,7 +83,7 @@ class ThreadRun(BackgroundRun):
     """Runs a function in a thread of its own. Python cannot end a thread, so `cancel` does nothing: what the thread
     waits for has to wake it."""
 
-    def __init__(self, function: Callable[[], Any], on_end: Callable[[], None]) -> None:
+    def __init__(self, function: Callable[[], object], on_end: Callable[[], None]) -> None:
         super().__init__(on_end)
         self._function = function
         self._thread = threading.Thread(target=self._run, name="environment-rollout", daemon=True)

@@ -53,6 +53,8 @@ class Server:
         self.sessions: dict[str, dict[str, Any]] = {}
         self.asked: list[str] = []
         self.is_broken = self.has_terminal = False
+        self.lives_for: int | None = None
+        """Requests that it answers before it is as good as dead."""
         self._http = _Http(("127.0.0.1", 0), type("Handler", (handler,), {"owner": self}))
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
 
@@ -159,6 +161,9 @@ class NemoHandler(_Handler):
     def do_POST(self) -> None:
         self.owner.asked.append(self.path)
         body = self.body()
+        if self.owner.lives_for is not None and len(self.owner.asked) > self.owner.lives_for:
+            self.close_connection = True  # without an answer
+            return None
         sid = (self.headers.get("Cookie") or "session=").partition("session=")[2].partition(";")[0]
         if self.path == "/seed_session":
             sid = uuid.uuid4().hex

@@ -134,6 +134,13 @@ def test_an_answer_without_an_action_is_told_and_counted_and_changes_nothing(rep
     assert result.metrics == {"invalid_actions": 1.0}
 
 
+def test_the_third_answer_without_an_action_ends_the_episode() -> None:
+    env = walk()
+    said, result = play(env, cases_of(env)[0], ["1", "a", "b", "c", "1"])
+    assert len(said) == 4
+    assert (result.score, result.metrics) == (-0.25, {"invalid_actions": 3.0})
+
+
 def test_an_episode_that_a_limit_ends_keeps_its_rewards_and_the_environment_is_closed() -> None:
     env = walk(actions=["back", "forth"])
     closed = sys.modules["gymnasium.envs.walk"].closed

@@ -12,7 +12,7 @@ from aitrain import ConfigError, EnvironmentFailed, TrainConfig
 from aitrain.environment.adapters.openenv import OpenEnv
 from aitrain.environment.adapters.openenv_text import OpenEnvText, RefusedAction
 from aitrain.environment.contract import Case
-from aitrain.environment.runner import EnvRunner
+from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.session import AssistantTurn
 from aitrain.execution.failure import CallFailed
 from tests.rehearsal import Rehearsed, rehearse
@@ -132,6 +132,20 @@ def test_64_episodes_at_once_keep_to_their_sessions(server: OpenEnvServer) -> No
     finally:
         runner.close()
     assert [answer.is_over for answer in answers] == [True] * 64
+
+
+def test_sessions_are_held_in_environment_processes_too(server: OpenEnvServer) -> None:
+    made = environment(server)
+    built = rows(made)
+    runner = start_runner(made, TrainConfig(rl_env_isolation="process", rl_score_range="-1,1"))
+    try:
+        sessions = open_sessions(runner, [Case(n, [], built[n], n) for n in range(3)], [0] * 3)
+        answers = respond(runner, sessions, [AssistantTurn(str(number)) for number in range(3)])
+        end(runner, sessions)
+    finally:
+        runner.close()
+    assert [one.failure for one in sessions] == [None] * 3
+    assert [answer.messages[0]["content"] for answer in answers] == ["right"] * 3
 
 
 def test_an_environment_that_raises_is_a_failure_of_the_environment(server: OpenEnvServer) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aitrain import ConfigError
+from aitrain.environment.dataset import build_cases
 from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import Run, write
 
@@ -110,6 +111,12 @@ def test_functions_that_compare_can_be_named() -> None:
     env = environment("my_rewards.py:exact,longest", group=["exact"])
     cases_of(env)
     assert env.comparing == ["exact"]
+
+
+def test_the_tokenizer_is_used_only_for_functions_that_name_completion_ids() -> None:
+    env = environment("my_rewards.py:exact")
+    case = build_cases(env, None)[0][0]
+    assert play(env, case, ["yes"])[1].score == 1.0
 
 
 def test_a_wrong_number_of_rewards_is_a_failure_with_the_functions_name() -> None:

@@ -147,3 +147,19 @@ def test_what_cannot_be_read_is_refused_before_it_is(data: Any, words: list[str]
     with pytest.raises(ConfigError) as caught:
         RowSource(data).check()
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_data_set_of_the_hub_is_named_with_its_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked = []
+
+    def load(path: str, config: str | None, split: str) -> datasets.Dataset:
+        asked.append((path, config, split))
+        return datasets.Dataset.from_list([{"question": "1 + 1?", "answer": "2"}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    for name in ("openai/gsm8k:main", "openai/gsm8k"):
+        (case,) = RowSource(name, split="test").cases()
+        assert (case["prompt"], case["answer"]) == (MESSAGES, "2")
+    assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", None, "test")]

@@ -1,8 +1,7 @@
 """Environments with gymnasium's `reset` and `step`: `--rl-env gym:FrozenLake-v1`, and GEM's: `--rl-env gem:ID`.
 
-Settings: size, seed, system and score_range as in `settings.py`; `actions`, words for the numbers of the actions;
-`imports`, modules that register environments; and the arguments of the environment (in `make` if one has the name of a
-setting).
+Settings: size, seed, system and score_range as in `settings.py`; `actions`, words for the actions; `imports`, modules
+that register environments; and the environment's arguments (in `make` if one has the name of a setting).
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
 
-HIGHLIGHT = re.compile(r"\x1b\[[\d;]*m(.+?)\x1b\[0m")
-"""Coloured text of a terminal; the agent's place on a map is shown by it."""
+MOST_INVALID = 3  # answers without an action that end an episode
+HIGHLIGHT = re.compile(r"\x1b\[[\d;]*m(.+?)\x1b\[0m")  # coloured text of a terminal, such as the agent's place
 
 
 class Gymnasium:
@@ -46,9 +45,8 @@ class Gymnasium:
         self.requirements = EnvRequirements("process", score_range=read_score_range(score_range, self.framework))
         self.imports, self.config = imports, {**config, **(make or {})}
         env = self.make()
-        modes = (getattr(env, "metadata", None) or {}).get("render_modes", [])
-        if "ansi" in modes and "render_mode" not in self.config:
-            self.config["render_mode"] = "ansi"
+        if "ansi" in (getattr(env, "metadata", None) or {}).get("render_modes", ()):
+            self.config.setdefault("render_mode", "ansi")
         self.first, self.count = self._numbers(getattr(env, "action_space", None))
         if self.actions and len(self.actions) != self.count:
             raise ConfigError(f"rl_env_config: {id} has {self.count} actions, and `actions` names {len(self.actions)}")
@@ -77,7 +75,7 @@ class Gymnasium:
         return game_rows(self.size, self.seed, self.system)
 
     def episode(self, game_seed: int) -> Generator[str, str, Score]:
-        """Play until the environment ends the episode, or a limit does; the score is the sum of the rewards so far."""
+        """Play until the environment or a limit ends the episode; the score is the sum of the rewards."""
         stream, total, invalid = RandomStream(game_seed), 0.0, 0
         with stream.active():
             env = self.make()
@@ -89,6 +87,8 @@ class Gymnasium:
                 action = self._action(reply)
                 if action is None:
                     invalid += 1
+                    if invalid == MOST_INVALID:
+                        break
                     reply = yield f"That is no action. {self.instruction}"
                     continue
                 with stream.active():
@@ -129,7 +129,7 @@ class Gymnasium:
     def _shown(self, env: Any, seen: object, info: Mapping[str, str]) -> str:
         is_drawn = not isinstance(seen, str) and self.config.get("render_mode") == "ansi"
         text = HIGHLIGHT.sub(r"[\1]", str(env.render() if is_drawn else seen)).strip()
-        return "\n".join(part for part in (text, info.get("suffix")) if part) or "Go on."
+        return "\n".join(filter(None, (text, info.get("suffix")))) or "Go on."
 
 
 class Gem(Gymnasium):

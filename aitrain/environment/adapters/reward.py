@@ -95,8 +95,10 @@ class RewardFunctions:
         return None if row.get("answer") is None else str(row["answer"])
 
     def _arguments(self, case: Row, completions: Sequence[Completion], texts: list[str]) -> Lists:
-        ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        return {"prompts": [case["prompt"]] * len(texts), "completions": completions, "completion_ids": ids}
+        lists: dict[str, Sequence[object]] = {"prompts": [case["prompt"]] * len(texts), "completions": completions}
+        if self.rewards.takes("completion_ids"):
+            lists["completion_ids"] = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        return lists
 
     def _comparing(self, row: Row) -> list[str]:
         """Names of the functions that compare answers, by a trial with three of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,10 @@ class Rewards:
             own = name if name not in self.functions else f"{name}_{len(self.functions)}"
             self.functions[own] = load_object(module, name) if module else RULES[name]
             self.weights[own] = float(weight)
+
+    def takes(self, name: str) -> bool:
+        """Whether a function names this parameter."""
+        return any(name in inspect.signature(function).parameters for function in self.functions.values())
 
     def of_one(self, row: Mapping[str, object], **arguments: object) -> Score:
         """The weighted sum for one completion; each argument becomes a list of one."""

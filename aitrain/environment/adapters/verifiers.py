@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
 
 from aitrain.environment.adapters.verifiers_settings import VerifiersSettings
 from aitrain.environment.user_modules import module_specs
@@ -26,8 +25,8 @@ def Verifiers(
     system: str | None = None,
     few_shot: int = 0,
     score_range: object = None,
-    arguments: Mapping[str, Any] | None = None,
-    **others: Any,
+    arguments: Mapping[str, object] | None = None,
+    **others: object,
 ) -> object:
     """The environment, by the adapter of the installed version."""
     settings = VerifiersSettings(id, size, seed, system, few_shot, score_range, {**others, **(arguments or {})})
@@ -40,7 +39,7 @@ def Verifiers(
     return VerifiersV1(settings)
 
 
-def check_id(id: str, settings: Mapping[str, Any]) -> None:
+def check_id(id: str, settings: Mapping[str, object]) -> None:
     """Check that the module of an id exists, without importing it.
 
     Raises:

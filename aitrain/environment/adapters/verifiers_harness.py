@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from contextlib import AsyncExitStack
-from typing import Any
 
 import httpx
 from verifiers.v1.configs.harness import HarnessConfig
@@ -13,6 +12,8 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harness import Harness
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 from verifiers.v1.runtimes import ProgramResult
+
+from aitrain.environment.adapters.verifiers_settings import Foreign
 
 
 class ChatLoopConfig(HarnessConfig):  # type: ignore[misc]
@@ -26,9 +27,9 @@ class ChatLoop(Harness[ChatLoopConfig]):  # type: ignore[misc]
     EXECUTES_CODE = NEEDS_CONTAINER = False
 
     async def launch(
-        self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: dict[str, str], data: Any,
-        tool_interception_url: str | None = None,
-    ) -> Any:  # fmt: skip
+        self, ctx: Foreign, trace: Foreign, runtime: Foreign, endpoint: str, secret: str, mcp_urls: dict[str, str],
+        data: Foreign, tool_interception_url: str | None = None,
+    ) -> Foreign:  # fmt: skip
         """Run the loop against verifiers' own address, which records the conversation."""
         system, prompt = self.resolve_prompt(data)
         messages = [{"role": "system", "content": system}] if system else []
@@ -53,7 +54,7 @@ class ChatLoop(Harness[ChatLoopConfig]):  # type: ignore[misc]
                     messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
 
 
-async def _result(function: dict[str, str], dispatch: Any, servers: Any) -> Any:
+async def _result(function: dict[str, str], dispatch: Foreign, servers: Foreign) -> Foreign:
     """The result of a tool call; an error message for the model if the call is wrong."""
     if function["name"] not in dispatch:
         return f"error: there is no tool {function['name']}; tools: {', '.join(dispatch)}"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
 
 from aitrain.environment.adapters.verifiers_messages import as_openai, endpoint_client
 from aitrain.environment.adapters.verifiers_scoring import RubricOutcome, watch_rubric
-from aitrain.environment.adapters.verifiers_settings import VerifiersSettings
+from aitrain.environment.adapters.verifiers_settings import Foreign, VerifiersSettings
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.requirements import EnvRequirements
+from aitrain.environment.session import Message
 from aitrain.errors import ConfigError
 
 
@@ -33,17 +33,17 @@ class LegacyVerifiers:
         self.requirements = EnvRequirements("process", max_turns=turns if turns > 0 else None, score_range=bounds)
         watch_rubric(rubric)
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self) -> list[Message]:
         """One row for each row of the environment's dataset, which holds all that a rollout needs."""
         return self._rows(self.env.get_dataset())
 
     @property
-    def build_eval_dataset(self) -> Callable[[], list[dict[str, Any]]] | None:
+    def build_eval_dataset(self) -> Callable[[], list[Message]] | None:
         """The environment's own held-out rows; None if it has none."""
         has_own = self.env.eval_dataset is not None or self.env.eval_dataset_source is not None
         return (lambda: self._rows(self.env.get_eval_dataset())) if has_own else None
 
-    def _rows(self, dataset: Any) -> list[dict[str, Any]]:
+    def _rows(self, dataset: Foreign) -> list[Message]:
         shots, asked = self.settings.choose_rows(len(dataset))
         solved = [(_prompt(row)[-1]["content"], row.get("answer")) for row in (dataset[number] for number in shots)]
         rows = []
@@ -52,7 +52,7 @@ class LegacyVerifiers:
             rows.append({"prompt": prompt, "vf_input": {key: row[key] for key in row if key != "prompt"}})
         return rows
 
-    async def rollout(self, prompt: list[dict[str, Any]], vf_input: dict[str, Any], endpoint: Endpoint) -> Score:
+    async def rollout(self, prompt: list[Message], vf_input: Message, endpoint: Endpoint) -> Score:
         """The environment's rollout; then the score of its rubric, each function of which is a metric."""
         state = await self.env.rollout({**vf_input, "prompt": prompt}, endpoint_client(endpoint), endpoint.model, {})
         if state.get("error") is not None:
@@ -71,7 +71,7 @@ class LegacyVerifiers:
         self.env._teardown = _nothing
 
 
-def _load(settings: VerifiersSettings) -> Any:
+def _load(settings: VerifiersSettings) -> Foreign:
     import verifiers
 
     module, _, function = settings.id.partition(":")
@@ -90,7 +90,7 @@ def _kept_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _prompt(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _prompt(row: Message) -> list[Message]:
     prompt = row["prompt"]
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return [as_openai(message) for message in messages]

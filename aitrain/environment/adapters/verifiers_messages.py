@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
+from aitrain.environment.adapters.verifiers_settings import Foreign
 from aitrain.environment.endpoint import Endpoint
+from aitrain.environment.session import Message
 from aitrain.errors import EpisodeTruncated
 
 
-def as_openai(message: Any) -> dict[str, Any]:
+def as_openai(message: Foreign) -> Message:
     """A message, a dict or an object of verifiers, in OpenAI's format."""
     given = dict(message) if isinstance(message, Mapping) else message.model_dump()
     plain = {key: value for key, value in given.items() if value is not None}
@@ -20,18 +21,20 @@ def as_openai(message: Any) -> dict[str, Any]:
     return {**plain, "role": "user" if plain["role"] == "text" else plain["role"], "content": plain.get("content", "")}
 
 
-def _as_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _as_call(call: Mapping[str, object]) -> Message:
     function = {"name": call["name"], "arguments": call["arguments"]}
     return {"id": call["id"], "type": "function", "function": function}
 
 
-def endpoint_client(endpoint: Endpoint) -> Any:
+def endpoint_client(endpoint: Endpoint) -> Foreign:
     """A model client of verifiers whose answers are the policy's."""
     from verifiers import OverlongPromptError
     from verifiers.clients import Client
     from verifiers.types import Response, ResponseMessage, ToolCall, Usage
 
-    async def get_response(self: Any, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **_: Any) -> Any:
+    async def get_response(
+        self: Foreign, prompt: Foreign, model: str, sampling_args: Foreign, tools: Foreign = None, **_: Foreign
+    ) -> Foreign:
         schemas = [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in tools or ()]
         try:
             answer = await endpoint.answer([as_openai(message) for message in prompt], schemas)
@@ -57,15 +60,15 @@ def endpoint_client(endpoint: Endpoint) -> Any:
     return type("EndpointClient", (Client,), {**rest, "get_response": get_response})(None)
 
 
-async def _not_used(*_: Any) -> None:
+async def _not_used(*_: Foreign) -> None:
     """The client asks the policy itself, without a server's format."""
 
 
-class ScorerMessage(dict[str, Any]):
+class ScorerMessage(Message):
     """A message that is a dict in OpenAI's format and an object of verifiers' class: reward functions were written for
     the one or for the other."""
 
-    def __init__(self, message: Any) -> None:
+    def __init__(self, message: Foreign) -> None:
         super().__init__(as_openai(message))
         self._message = message
 
@@ -73,11 +76,11 @@ class ScorerMessage(dict[str, Any]):
     def __class__(self) -> type:
         return type(self._message)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Foreign:
         return getattr(self._message, name)
 
 
-def for_scorers(given: Mapping[str, Any]) -> dict[str, Any]:
+def for_scorers(given: Mapping[str, object]) -> Message:
     """The arguments of a reward function, with messages that are dicts and objects."""
     return {
         name: [ScorerMessage(message) for message in value]

@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
 
 from aitrain.environment.adapters.verifiers_messages import for_scorers
+from aitrain.environment.adapters.verifiers_settings import Foreign
 
 
 @dataclass
@@ -34,7 +34,7 @@ class RubricOutcome:
 _current: ContextVar[RubricOutcome] = ContextVar("rubric_outcome")
 
 
-def watch_rubric(rubric: Any) -> None:
+def watch_rubric(rubric: Foreign) -> None:
     """Have the functions of a rubric, and of those in it, note what they raise."""
     inner = [*getattr(rubric, "rubrics", ()), *(env.rubric for env in getattr(rubric, "env_map", {}).values())]
     for each in inner:
@@ -42,9 +42,9 @@ def watch_rubric(rubric: Any) -> None:
     rubric.funcs[:] = [_watched(one, weight) for one, weight in zip(rubric.funcs, rubric.weights, strict=True)]
 
 
-def _watched(function: Any, weight: float) -> Any:
+def _watched(function: Foreign, weight: float) -> Foreign:
     @functools.wraps(function)
-    async def watched(**given: Any) -> float:
+    async def watched(**given: Foreign) -> float:
         try:
             value = function(**for_scorers(given))
             value = await value if inspect.isawaitable(value) else value

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from aitrain.environment.adapters.settings import ChatMessage, ScoreRange, choose, read_score_range, with_system
 from aitrain.errors import ConfigError
+
+Foreign: TypeAlias = Any
+"""An object of verifiers, which has no types here."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class VerifiersSettings:
     system: str | None = None
     few_shot: int = 0
     score_range: object = None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
 
     def read_range(self, weights: Sequence[float]) -> ScoreRange:
         """The range of scores.

@@ -13,12 +13,12 @@ import sys
 import threading
 from contextlib import AsyncExitStack
 from itertools import islice
-from typing import Any
 
-from aitrain.environment.adapters.verifiers_settings import VerifiersSettings
+from aitrain.environment.adapters.verifiers_settings import Foreign, VerifiersSettings
 from aitrain.environment.contract import Score
 from aitrain.environment.endpoint import Endpoint
 from aitrain.environment.requirements import EnvRequirements
+from aitrain.environment.session import Message
 from aitrain.errors import ConfigError
 
 HARNESS = "aitrain_verifiers_harness"  # verifiers imports the chat loop by this name
@@ -43,7 +43,7 @@ class VerifiersV1:
         self.lock, self._starting = threading.Lock(), asyncio.Lock()
         self._serving: AsyncExitStack | None = None
 
-    def build_dataset(self) -> list[dict[str, Any]]:
+    def build_dataset(self) -> list[Message]:
         """One row for each task, with the task's data in it."""
         shots, asked = self.settings.choose_rows(len(self.tasks))
         known = (self.tasks[number].data for number in shots)
@@ -53,14 +53,14 @@ class VerifiersV1:
             rows.append({"prompt": prompt, "vf_data": self._with_prompt(task.data, prompt).model_dump(mode="json")})
         return rows
 
-    def _with_prompt(self, data: Any, prompt: list[dict[str, Any]]) -> Any:
+    def _with_prompt(self, data: Foreign, prompt: list[Message]) -> Foreign:
         """The task's data with the settings' system prompt and solved cases; unchanged without them."""
-        changed: dict[str, Any] = {} if self.settings.system is None else {"system_prompt": self.settings.system}
+        changed: Message = {} if self.settings.system is None else {"system_prompt": self.settings.system}
         if self.settings.few_shot:
             changed["prompt"] = [message for message in prompt if message["role"] != "system"]
         return type(data).model_validate({**data.model_dump(), **changed}) if changed else data
 
-    async def rollout(self, vf_data: dict[str, Any], endpoint: Endpoint) -> Score:
+    async def rollout(self, vf_data: Message, endpoint: Endpoint) -> Score:
         """The environment's episode and its reward; each reward and metric is a metric."""
         from verifiers.v1.clients import EvalClientConfig, ModelContext
 
@@ -92,7 +92,7 @@ class VerifiersV1:
             await self._serving.aclose()
 
 
-def _load(settings: VerifiersSettings) -> Any:
+def _load(settings: VerifiersSettings) -> Foreign:
     from pydantic import ValidationError
     from verifiers.v1.configs.agent import agent_config_fields
     from verifiers.v1.configs.env import EnvConfig
@@ -104,7 +104,7 @@ def _load(settings: VerifiersSettings) -> Any:
 
     sys.modules[HARNESS] = verifiers_harness
     env, _, taskset = settings.id.rpartition("+")
-    fields: Any = concrete_type(environment_class(taskset, env), EnvConfig, origin=Env) or EnvConfig
+    fields: Foreign = concrete_type(environment_class(taskset, env), EnvConfig, origin=Env) or EnvConfig
     agents = {name: {"harness": {"id": HARNESS}, "runtime": LOCAL} for name in agent_config_fields(fields())}
     try:
         config = fields.model_validate({"id": env, "taskset": {"id": taskset, **settings.arguments}, **agents})
@@ -113,7 +113,7 @@ def _load(settings: VerifiersSettings) -> Any:
     return load_environment(config)
 
 
-def _prompt(data: Any) -> list[dict[str, Any]]:
+def _prompt(data: Foreign) -> list[Message]:
     from verifiers.v1.dialects.chat import message_to_wire
 
     own = data.prompt or []

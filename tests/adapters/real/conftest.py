@@ -42,8 +42,8 @@ class Trained:
         return not self.missing(name)
 
     def missing(self, name: str) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl without this metric of the environment."""
-        return [line for line in self.metrics if f"env/{name}" not in line]
+        """The lines of steps in metrics.jsonl without this metric of the environment."""
+        return [line for line in self.metrics if "reward" in line and f"env/{name}" not in line]
 
 
 Train = Callable[..., Trained]

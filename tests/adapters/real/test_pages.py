@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.adapters.http_servers import NemoHandler, Server
-from tests.adapters.real.conftest import ROOT, in_environment, server
+from tests.adapters.real.conftest import ROOT, grpo, in_environment, server
 
 BLOCK = re.compile(r"^```(sh|python file=\S+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -30,7 +31,7 @@ def run_page(name: str, folder: Path, url: str = "") -> None:
         command = re.sub(r"http://127\.0\.0\.1:\d+", url, text).replace(
             "aitrain grpo", f"{sys.executable} -m aitrain grpo"
         )
-        small = f"{command.rstrip()} --rl-max-new-tokens 4 --batch-size 4 --rl-num-generations 2 --eval-cases 1"
+        small = f"{command.rstrip()} --rl-max-new-tokens 4 --eval-cases 1"
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", small],
             cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,
@@ -60,3 +61,17 @@ def nemo_server(_: Path) -> Iterator[str]:
 def test_the_commands_of_a_page_train(name: str, start: object, here: Path, tmp_path: Path) -> None:
     with start(tmp_path) as url:  # type: ignore[operator]
         run_page(name, here, url)
+
+
+@in_environment("newest")
+def test_a_run_whose_server_dies_ends_with_what_happened(here: Path) -> None:
+    tasks = [{"responses_create_params": {"input": f"Say {number}."}} for number in range(12)]
+    (here / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)))
+    with Server(NemoHandler).running() as running:
+        running.lives_for = 20
+        done = grpo(here, f"nemo-gym:{running.url}", data="tasks.jsonl", score_range="0,1")
+    assert done.returncode == 3
+    said = " ".join(done.stderr.split())
+    assert re.search(r"did not answer /(seed_session|verify): RemoteProtocolError", said), said
+    assert "aitrain: The environment failed on" in said, said
+    assert (here / "run" / "model").exists()
