@@ -21,8 +21,9 @@ from aitrain.events import Failed
 from aitrain.jobs import dry_run as job
 from aitrain.jobs import environment_check
 from aitrain.jobs.worker import EventChannel
-from aitrain.launch.dry_run import DryRun, dry_run, not_checked
+from aitrain.launch.dry_run import DryRun, dry_run
 from aitrain.launch.preflight import check
+from aitrain.launch.unchecked import not_checked
 from aitrain.runs.run_folder import RunFolder
 from aitrain.workbench.check.before_training import check_quickly
 from tests.conftest import Run, has_ended, listing, write
