@@ -19,10 +19,13 @@ import aitrain
 from aitrain import AitrainError, ConfigError, TrainConfig
 from aitrain.events import Failed
 from aitrain.jobs import dry_run as job
+from aitrain.jobs import environment_check
 from aitrain.jobs.worker import EventChannel
-from aitrain.launch.dry_run import DryRun, dry_run, not_checked
+from aitrain.launch.dry_run import DryRun, dry_run
 from aitrain.launch.preflight import check
+from aitrain.launch.unchecked import not_checked
 from aitrain.runs.run_folder import RunFolder
+from aitrain.workbench.check.before_training import check_quickly
 from tests.conftest import Run, has_ended, listing, write
 
 ENV = """
@@ -89,7 +92,8 @@ class DryRunner:
 
 
 @pytest.fixture
-def dry(here: Path, small_model: Path, tmp_path: Path) -> DryRunner:
+def dry(here: Path, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DryRunner:
+    monkeypatch.setattr(environment_check, "check_quickly", partial(check_quickly, seconds=60.0))  # on any machine
     return DryRunner(small_model, tmp_path)
 
 

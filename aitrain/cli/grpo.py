@@ -100,12 +100,14 @@ def checked_lines(plan: RunPlan, options_only: bool, debug: bool) -> Iterator[st
     Raises:
         AitrainError: the run would be refused.
     """
-    from aitrain.launch.dry_run import dry_run, not_checked
+    from aitrain.launch.unchecked import not_checked
 
     yield from (f"! {note}" for note in plan.notes)
     if options_only:
         yield from (f"not checked: {what}" for what in not_checked(plan, with_environment=False))
         return
+    from aitrain.launch.dry_run import dry_run  # here, because --options-only needs none of it
+
     sys.stdout.flush()  # the process takes seconds
     found = dry_run(plan, _print_output if debug else None)
     yield from (f"! {escape_controls(note)}" for note in found.notes)

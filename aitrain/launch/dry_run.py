@@ -7,16 +7,16 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aitrain.errors import AitrainError, EnvironmentFailed, Interrupted, RunFailed
 from aitrain.events import Ended, Failed, NotChecked, Note, Phase, decode
-from aitrain.launch.model_shape import folder_of
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import PYTHON, process_variables
+from aitrain.launch.unchecked import not_checked
 from aitrain.redaction import disable_telemetry, redact_file
 from aitrain.runs.run_folder import RunFolder
 
@@ -124,29 +124,3 @@ def _silent_end(plan: RunPlan, found: DryRun, code: int, is_late: bool) -> Faile
         return Failed(f"{why} {found.phase}", EnvironmentFailed.exit_code)
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return Failed(f"The process ended without an error message while {found.phase}: {how}", RunFailed.exit_code)
-
-
-def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str]:
-    """What a dry run of this plan leaves to the run."""
-    config = plan.config
-    if not with_environment:
-        yield "the environment, its dataset, the tokenizer, and what TRL refuses (--options-only)"
-    is_here = folder_of(config.model) is not None
-    yield f"the {'weights' if is_here else 'download'} of {config.model}"
-    yield f"memory of the {'GPUs' if plan.gpus else 'CPU'}, beyond the estimate of aitrain plan"
-    if with_environment:
-        yield "how the environment takes the model's own answers (aitrain env check tries many)"
-    if plan.checkpoint is not None:
-        yield f"the weights and states in {plan.checkpoint}, and whether another process trains there"
-    if plan.batch.processes > 1:
-        yield f"the {plan.batch.processes} training processes and their connections"
-    if config.use_vllm:
-        yield (
-            f"the vLLM server at {config.vllm_server_url}" if config.vllm_server_url else "vLLM, which was not started"
-        )
-    if config.quantization is not None:
-        yield f"the quantization of the weights ({config.quantization})"
-    if config.push_to_hub:
-        yield "whether the token may write to the Hub"
-    if config.log != "none":
-        yield f"the login of {config.log}"

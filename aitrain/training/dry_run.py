@@ -79,8 +79,8 @@ def _cases_without_tokenizer(context: RunContext, processes: int) -> Cases:
     config = context.config
     context.announce(
         NotChecked(
-            f"{config.model}: it is not on this machine and the Hub cannot be reached, so neither its name, its chat"
-            " template, nor the length of the prompts is known"
+            f"{config.model}: it is not on this machine and the Hub cannot be reached. So its name, its chat template,"
+            " the length of the prompts, how many cases fit, and what TRL refuses with it are unknown"
         )
     )
     stand_in = load_tokenizer(config.model_copy(update={"model": "tiny", "chat_template": None}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 
 import aitrain
 from aitrain import TrainConfig
+from aitrain.jobs import environment_check
 from aitrain.runs.run_folder import RunFolder
-from aitrain.workbench.check.before_training import FastCheck
+from aitrain.workbench.check.before_training import FastCheck, check_quickly
 
 
 class Gambling:
@@ -53,6 +55,7 @@ def test_episodes_scores_and_random_numbers_are_those_of_a_run_without_the_check
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
+    monkeypatch.setattr(environment_check, "check_quickly", partial(check_quickly, seconds=60.0))  # on any machine
     monkeypatch.setattr(FastCheck, "lines", lambda found: told.append(f"{found.passed}{found.skipped}") or iter(()))
     common: dict[str, Any] = {"max_steps": 2, "rl_max_new_tokens": 4, "eval_cases": 2, "save_strategy": "no"}
     with_checks = records(TrainConfig(model=str(small_model), project_name="with", **common))

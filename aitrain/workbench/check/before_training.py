@@ -14,7 +14,7 @@ from aitrain.execution.forked_call import Answer, call_forked
 from aitrain.options.train import TrainConfig
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.outside import cut_connections, open_connections, watch_connections
-from aitrain.workbench.check.registry import CHECKS, FAST_CASES, FAST_SECONDS, NO_TIME, CheckResult, run_checks
+from aitrain.workbench.check.registry import CHECKS, FAST_CASES, NO_TIME, CheckResult, run_checks
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.opening import OpenedEnvironment
 
@@ -94,7 +94,7 @@ def _check(opened: OpenedEnvironment, config: TrainConfig, seconds: float, answe
 
     cut_connections()
     watch_connections(stop)
-    subject = Subject(opened, config, limit=FAST_CASES, budget=min(FAST_SECONDS, seconds))
+    subject = Subject(opened, config, limit=FAST_CASES, budget=seconds - 2 * MARGIN)
     checks, results = [check for check in CHECKS if check.is_fast], list[CheckResult]()
 
     def found() -> Fields:
