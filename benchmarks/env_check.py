@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-CASES = 16
+CASES = 64
 
 KNOWN: dict[str, tuple[str, ...]] = {
     "game_of_life_halting": ("floor", "other-answer", "wrong-answer", "lazy-policy"),
