@@ -274,7 +274,8 @@ def reasoning_gym(names: list[str]) -> None:
         seconds = sum(check["seconds"] for check in report["checks"])
         said = "; ".join(f"{finding['level']} {finding['check']}: {finding['what']}" for finding in found)
         print(f"{name:28} {seconds:5.1f}s {report.get('error', '')[:200]}{said or '-'}", flush=True)
-    print(f"\n{len(tasks)} tasks; {len(KNOWN) - len(missed)} of {len(KNOWN)} known defects found; missed: {missed}")
+    present = KNOWN.keys() & {*tasks}
+    print(f"\n{len(tasks)} tasks; {len(present) - len(missed)} of {len(present)} known defects found; missed: {missed}")
     print(f"{len(others)} other findings:", *(f"{name} {finding['check']}" for name, finding in others), sep="\n  ")
 
 
