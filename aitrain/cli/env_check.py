@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aitrain.cli.env_arguments import EnvConfig, EnvKeywords, EnvName, env_options
 from aitrain.errors import AitrainError
+
+if TYPE_CHECKING:
+    from aitrain.workbench.check.report import Message
 
 
 def env_check(
@@ -54,7 +57,7 @@ def env_check(
     request = {"options": config.changed(), "only": names, "answers": model is not None}
     module = "aitrain.jobs.env_model" if model or tokenizer else "aitrain.workbench.worker"
     received = messages_of(module, request, PATIENCE + config.rl_env_timeout)
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     if as_json:
         messages += received
         typer.echo(report_as_json(messages))
@@ -69,7 +72,7 @@ def env_check(
     return exit_code(messages)
 
 
-def _kept(received: Iterator[dict[str, Any]], messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _kept(received: Iterator[Message], messages: list[Message]) -> Iterator[Message]:
     """The messages as they arrive, collected in the list."""
     for message in received:
         messages.append(message)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from transformers import AutoConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -28,6 +27,7 @@ from aitrain.training.model import choose_precision, context_length, load_model,
 from aitrain.workbench import worker
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.registry import EnvCheck
+from aitrain.workbench.check.report import Message
 from aitrain.workbench.check.subject import Subject, spread
 from aitrain.workbench.player import JUNK
 
@@ -38,7 +38,7 @@ FLAT = 0.8
 CUT_OFF = 0.5
 
 
-def check(request: dict[str, Any], send: worker.Send) -> None:
+def check(request: Message, send: worker.Send) -> None:
     """Run all checks with the tokenizer of the request's model, and if asked for, with its answers.
 
     Raises:

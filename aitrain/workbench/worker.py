@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from aitrain.errors import to_aitrain_error
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.runs.watchdog import DUMP
 from aitrain.workbench.check.registry import CHECKS, CheckResult, EnvCheck, chosen, run_checks
+from aitrain.workbench.check.report import Message
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.opening import open_environment
 
@@ -30,10 +30,10 @@ CALL_SECONDS = 10.0
 SECONDS = 180.0
 """After this time no further check is begun."""
 
-Send = Callable[[dict[str, Any]], None]
+Send = Callable[[Message], None]
 
 
-def check(request: dict[str, Any], send: Send, tokenizer: object = None, more: Sequence[EnvCheck] = ()) -> None:
+def check(request: Message, send: Send, tokenizer: object = None, more: Sequence[EnvCheck] = ()) -> None:
     """Construct the environment and run the checks; `more` are those that need a tokenizer or a model.
 
     Raises:
@@ -56,17 +56,17 @@ def check(request: dict[str, Any], send: Send, tokenizer: object = None, more: S
     send({"episodes": len(subject.episodes)})
 
 
-def _as_json(result: CheckResult) -> dict[str, Any]:
+def _as_json(result: CheckResult) -> Message:
     return {**asdict(result), "findings": [finding.to_json() for finding in result.findings]}
 
 
-def main(run: Callable[[dict[str, Any], Send], None] = check) -> None:
+def main(run: Callable[[Message, Send], None] = check) -> None:
     """Run the checks of the request in the file named in argv[1], and leave."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     faulthandler.register(DUMP, file=2, all_threads=True)
 
-    def send(message: dict[str, Any]) -> None:
+    def send(message: Message) -> None:
         channel.write(json.dumps(message) + "\n")
         channel.flush()
 

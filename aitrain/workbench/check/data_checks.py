@@ -143,18 +143,23 @@ def _contradictions(subject: Subject) -> Iterator[EnvFinding]:
             return
 
 
+LABELS = 5
+"""Number of different answers up to which they are taken for labels, which a prompt may list."""
 LEAD = r"(?:answer|solution|result|ground truth|label|expected|correct)\W{0,3}(?:is|are|:|=)*\W{0,4}"
 
 
 def leaked_answer(subject: Subject) -> Iterator[EnvFinding]:
     """The reference's answer is named as the answer in the prompt."""
     found, looked = [], 0
+    cores = {case.number: core for case in subject.chosen if (core := subject.core(case))}
+    labels = set(cores.values()) if len(set(cores.values())) <= LABELS else set()
     for case in subject.chosen:
-        core = subject.core(case)
+        core, text = cores.get(case.number), text_of(case.prompt or "")
         if not core:
             continue
         looked += 1
-        text = text_of(case.prompt or "")
+        if any(label in text for label in labels - {core}):  # "answer yes or no" names all of them
+            continue
         if re.search(rf"(?i){LEAD}{re.escape(core)}(?!\w)", text) or (len(core) > 40 and core in text):
             found.append(case)
     if found and 2 * len(found) >= looked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Level = Literal["fail", "warning", "info"]
 LEVELS: tuple[Level, ...] = ("fail", "warning", "info")
@@ -23,10 +23,10 @@ class EnvFinding:
     """Why it hurts training."""
     fix: str = ""
     """How to mend it."""
-    case_idx: Any = None
+    case_idx: object = None
     """The case that shows it; None if it is about the whole."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The finding as a JSON object."""
         case_idx = self.case_idx
         plain = case_idx if isinstance(case_idx, (str, int, float, bool, type(None))) else str(case_idx)

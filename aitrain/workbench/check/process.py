@@ -13,16 +13,17 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from aitrain.runs.watchdog import DUMP
+from aitrain.workbench.check.report import Message
 
 PATIENCE = 300.0
 """Seconds without a message after which the process is ended, beside the deadline of calls."""
 STACK_SECONDS = 2.0
 
 
-def messages_of(module: str, request: Mapping[str, object], patience: float = PATIENCE) -> Iterator[dict[str, Any]]:
+def messages_of(module: str, request: Mapping[str, object], patience: float = PATIENCE) -> Iterator[Message]:
     """What the process `python -m MODULE` sends, see workbench/worker.py; and if it dies or hangs, an error."""
     with tempfile.TemporaryDirectory(prefix="aitrain-check-") as folder:
         file, log = Path(folder, "request.json"), Path(folder, "output.log")
@@ -45,7 +46,7 @@ def messages_of(module: str, request: Mapping[str, object], patience: float = PA
             child.wait()
 
 
-def _watched(child: subprocess.Popen[bytes], log: Path, patience: float) -> Iterator[dict[str, Any]]:
+def _watched(child: subprocess.Popen[bytes], log: Path, patience: float) -> Iterator[Message]:
     running, is_done = "the environment is constructed", False
     assert child.stdout is not None
     for line in _lines(child.stdout, patience):
@@ -55,7 +56,7 @@ def _watched(child: subprocess.Popen[bytes], log: Path, patience: float) -> Iter
             time.sleep(STACK_SECONDS)
             yield _error(f"The environment's process hangs while {running}: no sign of life for {patience:.0f}s.", log)
             return
-        message: dict[str, Any] = json.loads(line)
+        message: Message = json.loads(line)
         is_done = "episodes" in message or "error" in message
         if "running" in message:
             running = f"the check {message['running']} runs"
@@ -80,7 +81,7 @@ def _lines(pipe: IO[bytes], patience: float) -> Iterator[bytes | None]:
         yield from whole
 
 
-def _error(what: str, log: Path) -> dict[str, Any]:
+def _error(what: str, log: Path) -> Message:
     said = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
     advice = "Code that crashes or hangs can be trained with --rl-env-isolation process."
     return {"error": "\n".join(filter(None, (what, said, advice))), "exit_code": 3}

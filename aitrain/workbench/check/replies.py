@@ -21,6 +21,7 @@ CONTENTLESS = (
     " \n ",
     "qwzx jjkp ~~ lorem vv",
     "I don't know.",
+    "the answer",
     "score: 1.0",
     "The answer is correct.",
     "Let me think about this for a while. " * 400,

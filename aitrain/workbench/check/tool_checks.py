@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from aitrain.environment.schema_tool import function_part
+from aitrain.environment.tool_call_parser import ToolJson
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.player import JUNK, Script
@@ -47,7 +47,7 @@ def tools(subject: Subject) -> Iterator[EnvFinding]:
                 break
 
 
-def _undescribed(functions: list[dict[str, Any]]) -> Iterator[EnvFinding]:
+def _undescribed(functions: list[ToolJson]) -> Iterator[EnvFinding]:
     silent = [str(function.get("name")) for function in functions if not function.get("description")]
     if silent:
         yield EnvFinding(
@@ -59,14 +59,14 @@ def _undescribed(functions: list[dict[str, Any]]) -> Iterator[EnvFinding]:
         )
 
 
-def _example(function: dict[str, Any]) -> dict[str, object]:
+def _example(function: ToolJson) -> dict[str, object]:
     """Arguments of the right types for a tool, without meaning."""
     parameters = function.get("parameters") or {}
     properties = parameters.get("properties") or {}
     return {name: _value(properties[name]) for name in properties if name in parameters.get("required", properties)}
 
 
-def _value(schema: dict[str, Any]) -> object:
+def _value(schema: ToolJson) -> object:
     if schema.get("enum"):
         return schema["enum"][0]
     kind = schema.get("type") or next((one.get("type") for one in schema.get("anyOf", [])), "string")
