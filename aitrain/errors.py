@@ -12,13 +12,14 @@
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         CallFailed                  a call of the environment failed; defined in execution/failure.py
         CheckpointDamagedError      a file of a checkpoint is missing or was changed
+        EpisodeFailedError          a rollout's request is refused; defined in environment/chat_request.py
         EpisodeTruncated            a limit ended the episode of an environment that runs its own loop
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tool_schema.py
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
 
-The last six are caught and turned into something that a user sees. A message says what happened, where, and what to do
-next, in at most five lines.
+The last seven are caught and turned into something that a user sees. A message says what happened, where, and what to
+do next, in at most five lines.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ def _gradients_of_one(
 
     def total(_: torch.Tensor) -> torch.Tensor:
         kept = window[KEPT].view(layout.processes, layout.pieces, layout.rows)
-        tokens = (window["completion_mask"] * window["tool_mask"] * window[KEPT].unsqueeze(1)).sum()
-        return torch.stack([*kept.sum((0, 2)), tokens])
+        tokens = (window["completion_mask"] * window["tool_mask"] * window[KEPT].unsqueeze(1)).sum(1).view(kept.shape)
+        return torch.stack([*kept.sum((0, 2)), *tokens.sum((0, 2))])
 
     trainer = LossTrainer(args, layout, total)
     model, gradients = policy(), []
