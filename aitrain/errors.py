@@ -10,15 +10,17 @@
             ServerRefusedError      a vLLM server answered a request with a 4xx status
             ServerTimeoutError      a vLLM server did not answer in time
         Interrupted             130 Ctrl-C or SIGTERM ended the run
+        ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv_text.py
         CallFailed                  a call of the environment failed; defined in execution/failure.py
         CheckpointDamagedError      a file of a checkpoint is missing or was changed
         EpisodeFailedError          a rollout's request is refused; defined in environment/chat_request.py
         EpisodeTruncated            a limit ended the episode of an environment that runs its own loop
+        InvalidChatRequestError     a rollout's request is not in OpenAI's format; also in environment/chat_request.py
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tool_schema.py
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
 
-The last seven are caught and turned into something that a user sees. A message says what happened, where, and what to
+The last nine are caught and turned into something that a user sees. A message says what happened, where, and what to
 do next, in at most five lines.
 """
 

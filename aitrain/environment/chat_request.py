@@ -24,7 +24,7 @@ class EpisodeFailedError(AitrainError):
         self.code = code
 
 
-class InvalidChatRequestError(ValueError):
+class InvalidChatRequestError(AitrainError, ValueError):
     """A request that is not in OpenAI's format; `param` is its part that is wrong."""
 
     def __init__(self, message: str, param: str = "messages") -> None:

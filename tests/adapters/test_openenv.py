@@ -10,7 +10,7 @@ import pytest
 
 from aitrain import ConfigError, EnvironmentFailed, TrainConfig
 from aitrain.environment.adapters.openenv import OpenEnv
-from aitrain.environment.adapters.openenv_text import OpenEnvText, RefusedAction
+from aitrain.environment.adapters.openenv_text import ActionRefusedError, OpenEnvText
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.session import AssistantTurn
@@ -203,7 +203,7 @@ def test_an_answer_becomes_an_action(schema: dict[str, Any], field: str | None, 
 
 @pytest.mark.parametrize("reply", ["left", "{x: 1}", "[1, 2]", ""])
 def test_an_answer_without_a_json_object_is_refused_where_one_is_needed(reply: str) -> None:
-    with pytest.raises(RefusedAction, match="answer with a JSON object with the fields x, y"):
+    with pytest.raises(ActionRefusedError, match="answer with a JSON object with the fields x, y"):
         OpenEnvText(MOVE).action_of(reply)
 
 

@@ -300,7 +300,7 @@ def test_a_folder_that_cannot_be_written_any_more_is_said_likewise(train: Train,
             return len(completion) % 5 / 5
 
     with pytest.raises(RunFailed, match=r"Cannot save in .*project-name: Not a directory"):
-        train(Spoils(), max_steps=2, save_strategy="steps", save_steps=1, eval_cases=0)
+        train(Spoils(), max_steps=2, save_strategy="steps", save_steps=1, eval_cases=0, rl_check=False)
 
 
 class Evil:

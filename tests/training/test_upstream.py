@@ -53,6 +53,8 @@ CALLBACK_EVENTS = {
 }  # fmt: skip
 NOT_INSIDE = {"_exit", "_ask"}
 """`os._exit`, which Python documents, and a slot of a class of ours."""
+OF_ADAPTERS = {"_get_reward_weights", "_teardown", "_vf_weight"}
+"""Of verifiers; tests/adapters/real/test_verifiers_upstream.py is their contract test, where verifiers is installed."""
 
 OVERRIDDEN_OR_CALLED = {
     "_generate_and_score_completions": ["inputs"],

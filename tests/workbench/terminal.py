@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -76,7 +77,13 @@ def start(folder: Path, arguments: Sequence[str]) -> Terminal:
         cwd=folder,
         env=variables,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=_take_terminal,
     )
     os.close(slave)
     return Terminal(process, master)
+
+
+def _take_terminal() -> None:
+    """Make the terminal this process's own; Ctrl-C works even if a shell's background job runs the tests."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

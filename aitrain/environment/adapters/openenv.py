@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from aitrain.environment.adapters.env_server import EnvServer, server_url, starting
 from aitrain.environment.adapters.openenv_session import OpenEnvSession, check_sessions
-from aitrain.environment.adapters.openenv_text import OpenEnvText, RefusedAction
+from aitrain.environment.adapters.openenv_text import ActionRefusedError, OpenEnvText
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range
 from aitrain.environment.adapters.step_rewards import StepRewards, check_use
 from aitrain.environment.adapters.tool_results import StepResponse, run_calls, tool_schema
@@ -120,7 +120,7 @@ class _Episode:
             return await run_calls(calls, self._call)
         try:
             text, is_done = self._seen(await self.session.ask("step", self.text.action_of(reply)))
-        except RefusedAction as error:
+        except ActionRefusedError as error:
             return f"error: {error}"
         return ToolResult(text, done=True) if is_done else text
 

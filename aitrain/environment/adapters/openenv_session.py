@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from aitrain.environment.adapters.env_server import CONNECT_SECONDS, is_local
-from aitrain.environment.adapters.openenv_text import RefusedAction
+from aitrain.environment.adapters.openenv_text import ActionRefusedError
 from aitrain.environment.adapters.settings import JsonObject
 from aitrain.errors import EnvironmentFailed
 
@@ -49,7 +49,7 @@ class OpenEnvSession:
         """The data of the answer to a message.
 
         Raises:
-            RefusedAction: the data do not fit the server's schema.
+            ActionRefusedError: the data do not fit the server's schema.
             ConnectionError: the connection is lost, or the server has no session left.
             RuntimeError: the environment raised.
         """
@@ -57,7 +57,7 @@ class OpenEnvSession:
         code, content = _code(answer), answer["data"]
         if code == "VALIDATION_ERROR":
             problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in content.get("errors", [])]
-            raise RefusedAction("; ".join(problems) or str(content.get("message")))
+            raise ActionRefusedError("; ".join(problems) or str(content.get("message")))
         if code == "CAPACITY_REACHED":
             raise ConnectionError(f"The OpenEnv server at {self.url} has no session left: {content.get('message')}")
         if code:

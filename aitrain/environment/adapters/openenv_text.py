@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject
+from aitrain.errors import AitrainError
 
 NOT_SHOWN = ("done", "reward", "metadata")
 """Fields of every action or observation, which are not the policy's."""
 
 
-class RefusedAction(Exception):
+class ActionRefusedError(AitrainError):
     """An answer is not an action that the server accepts; the policy is told why."""
 
 
@@ -47,13 +48,13 @@ class OpenEnvText:
         """The action that an answer is.
 
         Raises:
-            RefusedAction: it holds no JSON object, where one is needed.
+            ActionRefusedError: it holds no JSON object, where one is needed.
         """
         name = self.text_field
         if name is None:
             action = _json_object(reply)
             if not action:
-                raise RefusedAction(f"answer with a JSON object with the fields {', '.join(self.fields)}")
+                raise ActionRefusedError(f"answer with a JSON object with the fields {', '.join(self.fields)}")
             return action
         if self.fields.get(name, {}).get("type") == "string":
             return {name: reply}
