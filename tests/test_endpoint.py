@@ -153,6 +153,8 @@ def refused(response: httpx.Response) -> tuple[int, str | None, str | None]:
         ({"messages": None}, (400, None, "messages")),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, (400, None, "messages")),
         ({"tools": [{"type": "function"}]}, (400, None, "tools")),
+        ({"messages": [{"role": "assistant", "tool_calls": 1}, {"role": "user"}]}, (400, None, None)),
+        ({"model": "policy-untrained", "stream": True, "stream_options": [1]}, (400, None, None)),
     ],
 )
 def test_a_wrong_request_is_refused_and_the_episode_goes_on(fields: dict[str, Any], expected: Any) -> None:
@@ -194,6 +196,21 @@ def test_requests_after_the_episode_are_refused() -> None:
     url, key = in_episode(body)
     response = httpx.get(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
     assert refused(response) == (404, "episode_over", None)
+
+
+@pytest.mark.parametrize("wrong", ["key", "path"])
+def test_a_connection_is_used_again_after_a_request_that_was_refused(wrong: str) -> None:
+    def body(endpoint: Any, ask: Ask) -> tuple[int, int, int]:
+        with client_of(endpoint) as client:
+            headers = {"Authorization": "Bearer no"} if wrong == "key" else {}
+            url = f"{endpoint.base_url}/models".replace("/v1", "x/v1" if wrong == "path" else "/v1")
+            return (
+                client.post(url, json={"model": "x" * 100_000}, headers=headers).status_code,
+                client.get("/models").status_code,
+                client.get("/models").status_code,
+            )
+
+    assert in_episode(body) == (401 if wrong == "key" else 404, 200, 200)
 
 
 def test_a_limit_is_an_error_of_the_context_length_and_scores_0_if_it_is_not_caught() -> None:

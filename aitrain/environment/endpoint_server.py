@@ -7,6 +7,7 @@ import functools
 import hmac
 import json
 import os
+import re
 import secrets
 import socketserver
 import threading
@@ -26,6 +27,7 @@ from aitrain.environment.chat_request import (
     read_request,
 )
 from aitrain.errors import AitrainError, EpisodeTruncated
+from aitrain.execution.user_code import describe_error
 
 JsonObject: TypeAlias = "dict[str, Any]"
 
@@ -142,10 +144,19 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, answer: Callable[[ServedEpisode, str], tuple[str, bytes]]) -> None:
         try:
             episode, path = self._episode()
+        except _HttpError as error:
+            self._skip_body()
+            self._send_problem(error)
+            return
+        try:
             kind, body = answer(episode, path)
-            self._send(HTTPStatus.OK, kind, body)
         except _HttpError as error:
             self._send_problem(error)
+        except Exception as error:  # a client that is not answered asks again
+            what = f"the request cannot be read: {describe_error(error)}"
+            self._send_problem(_HttpError(HTTPStatus.BAD_REQUEST, what))
+        else:
+            self._send(HTTPStatus.OK, kind, body)
 
     def _episode(self) -> tuple[ServedEpisode, str]:
         """The episode of the path, and the rest of the path.
@@ -193,14 +204,12 @@ class _Handler(BaseHTTPRequestHandler):
         return _json({**_head(body, "chat.completion"), "choices": [message], **_usage(answer)})
 
     def _body(self) -> JsonObject:
-        given = self.headers.get("Content-Length", "")
-        if not given.isdigit():
+        length = self._length()
+        if length is None:
             self.close_connection = True  # where the body ends is not known
             raise _HttpError(HTTPStatus.LENGTH_REQUIRED, "a request needs a Content-Length")
-        length = int(given)
         if length > MAX_BODY:
-            while length > 0 and (part := self.rfile.read(min(length, 1 << 20))):
-                length -= len(part)
+            self._skip_body()
             raise _HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {MAX_BODY} bytes")
         try:
             body = json.loads(self.rfile.read(length))
@@ -209,6 +218,18 @@ class _Handler(BaseHTTPRequestHandler):
         if not isinstance(body, dict):
             raise _HttpError(HTTPStatus.BAD_REQUEST, "the body is not a JSON object")
         return body
+
+    def _length(self) -> int | None:
+        """Bytes of the body; None if that is not known."""
+        given = self.headers.get("Content-Length", "")
+        return int(given) if re.fullmatch("[0-9]{1,18}", given) else None
+
+    def _skip_body(self) -> None:
+        """Read the body of a request that is refused, as the next request follows it."""
+        length = self._length()
+        self.close_connection |= length is None and self.command != "GET"
+        while length and (part := self.rfile.read(min(length, 1 << 20))):
+            length -= len(part)
 
     def _no_such_path(self) -> _HttpError:
         what = f"there is no {self.command} {self.path}: only /v1/chat/completions and /v1/models"
