@@ -171,7 +171,7 @@ class EnvRunner:
         if one.session is None:
             return EnvResponse(is_over=True)
         place = "step" if self._level == "start" else self._level  # where a call that hangs or crashes is
-        if turn.calls and self._level != "rollout":
+        if turn.calls and self._level != "rollout" and not one.reset.takes_calls:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
         response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
         _show_once(response.note, self._shown, self.notify)
