@@ -257,6 +257,19 @@ def test_requests_use_one_connection_again() -> None:
     assert len(in_episode(body) - before) == 1
 
 
+def test_an_http_proxy_of_the_machine_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+
+    def body(endpoint: Any, ask: Ask) -> str | None:
+        with client_of(endpoint) as client:
+            client.get("/models").raise_for_status()
+        return os.environ.get("no_proxy")
+
+    assert in_episode(body) == "example.org,127.0.0.1"
+
+
 def test_requests_of_one_episode_are_answered_one_after_another() -> None:
     class Gathers(Asks):
         async def rollout(self, endpoint: Any) -> float:

@@ -109,7 +109,15 @@ _lock = threading.Lock()
 def endpoint_server() -> EndpointServer:
     """The server of this process, started when it is first needed."""
     with _lock:
+        _bypass_proxies()
         return _server()
+
+
+def _bypass_proxies() -> None:
+    """Let clients ask 127.0.0.1 itself where the machine has an HTTP proxy, which would also get the key."""
+    kept_out = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ) and "127.0.0.1" not in kept_out:
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{kept_out},127.0.0.1".lstrip(",")
 
 
 def _forget_server() -> None:
