@@ -176,6 +176,7 @@ def test_a_wrong_request_is_refused_and_the_episode_goes_on(fields: dict[str, An
         (lambda client: client.post("/chat/completions", content=bytes(MAX_BODY + 1)), 413),
         (lambda client: client.post("/embeddings", json={}), 404),
         (lambda client: client.get("/nothing"), 404),
+        (lambda client: client.get("/models", extensions={"target": b"*"}), 404),
         (lambda client: client.put("/models"), 501),
         (lambda client: client.get("/models", headers={"Authorization": "Bearer no"}), 401),
         (lambda client: client.get("/models", headers={"Authorization": "Bearer \u00e9".encode()}), 401),

@@ -175,13 +175,13 @@ class _Handler(BaseHTTPRequestHandler):
         key = (self.headers.get("Authorization") or "").removeprefix("Bearer ").encode()
         if not hmac.compare_digest(key, self.server.key.encode()):
             raise _HttpError(HTTPStatus.UNAUTHORIZED, "wrong API key: use endpoint.api_key", "invalid_api_key")
-        _, name, *rest = self.path.partition("?")[0].split("/")
+        name, _, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
         episode = self.server.episodes.get(name)
         if episode is None:
             raise _HttpError(
                 HTTPStatus.NOT_FOUND, "no such episode, or it is over: use endpoint.base_url", "episode_over"
             )
-        return episode, "/".join(rest)
+        return episode, rest
 
     def _get(self, _: ServedEpisode, path: str) -> tuple[str, bytes]:
         models = [{"id": model, "object": "model", "created": 0, "owned_by": "aitrain"} for model in MODELS]
