@@ -153,6 +153,8 @@ def refused(response: httpx.Response) -> tuple[int, str | None, str | None]:
         ({"messages": None}, (400, None, "messages")),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, (400, None, "messages")),
         ({"tools": [{"type": "function"}]}, (400, None, "tools")),
+        ({"messages": [{"role": "assistant", "tool_calls": 1}, {"role": "user"}]}, (400, None, None)),
+        ({"model": "policy-untrained", "stream": True, "stream_options": [1]}, (400, None, None)),
     ],
 )
 def test_a_wrong_request_is_refused_and_the_episode_goes_on(fields: dict[str, Any], expected: Any) -> None:
@@ -174,6 +176,7 @@ def test_a_wrong_request_is_refused_and_the_episode_goes_on(fields: dict[str, An
         (lambda client: client.post("/chat/completions", content=bytes(MAX_BODY + 1)), 413),
         (lambda client: client.post("/embeddings", json={}), 404),
         (lambda client: client.get("/nothing"), 404),
+        (lambda client: client.get("/models", extensions={"target": b"*"}), 404),
         (lambda client: client.put("/models"), 501),
         (lambda client: client.get("/models", headers={"Authorization": "Bearer no"}), 401),
         (lambda client: client.get("/models", headers={"Authorization": "Bearer \u00e9".encode()}), 401),
@@ -194,6 +197,21 @@ def test_requests_after_the_episode_are_refused() -> None:
     url, key = in_episode(body)
     response = httpx.get(f"{url}/models", headers={"Authorization": f"Bearer {key}"})
     assert refused(response) == (404, "episode_over", None)
+
+
+@pytest.mark.parametrize("wrong", ["key", "path"])
+def test_a_connection_is_used_again_after_a_request_that_was_refused(wrong: str) -> None:
+    def body(endpoint: Any, ask: Ask) -> tuple[int, int, int]:
+        with client_of(endpoint) as client:
+            headers = {"Authorization": "Bearer no"} if wrong == "key" else {}
+            url = f"{endpoint.base_url}/models".replace("/v1", "x/v1" if wrong == "path" else "/v1")
+            return (
+                client.post(url, json={"model": "x" * 100_000}, headers=headers).status_code,
+                client.get("/models").status_code,
+                client.get("/models").status_code,
+            )
+
+    assert in_episode(body) == (401 if wrong == "key" else 404, 200, 200)
 
 
 def test_a_limit_is_an_error_of_the_context_length_and_scores_0_if_it_is_not_caught() -> None:
@@ -238,6 +256,19 @@ def test_requests_use_one_connection_again() -> None:
 
     before = {thread.name for thread in threading.enumerate()}
     assert len(in_episode(body) - before) == 1
+
+
+def test_an_http_proxy_of_the_machine_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+
+    def body(endpoint: Any, ask: Ask) -> str | None:
+        with client_of(endpoint) as client:
+            client.get("/models").raise_for_status()
+        return os.environ.get("no_proxy")
+
+    assert in_episode(body) == "example.org,127.0.0.1"
 
 
 def test_requests_of_one_episode_are_answered_one_after_another() -> None:

@@ -414,6 +414,21 @@ def test_a_thread_that_hangs_in_a_process_is_ended_with_it() -> None:
     assert "time.sleep(60)" in episode.failure_message
 
 
+def test_a_rollout_that_returns_a_coroutine_fails_at_once_with_what_to_do() -> None:
+    class Returns(Asks):
+        def rollout(self, endpoint: Any) -> Any:
+            return self.play(endpoint)
+
+        async def play(self, endpoint: Any) -> float:
+            await endpoint.chat([user("x")])
+            return 1.0
+
+    episodes, _ = play(Returns(), ECHO, of=cases(3))
+    for episode in episodes:
+        assert episode.failure_message.startswith("rollout of case")
+        assert "write `async def rollout`" in episode.failure_message
+
+
 def test_a_rollout_is_ended_when_its_episode_fails() -> None:
     ended: list[type[BaseException]] = []
 

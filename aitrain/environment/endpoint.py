@@ -20,6 +20,7 @@ from functools import cached_property
 from aitrain.environment.chat_request import ChatAnswer, ChatRequest, EpisodeFailedError, read_request
 from aitrain.environment.endpoint_server import EndpointServer, endpoint_server
 from aitrain.environment.session import Message
+from aitrain.execution.async_calls import is_on_shared_loop
 
 MAX_REFUSALS = 100
 """Requests after the end of an episode that are refused; later ones wait for ever, so that a loop that catches
@@ -153,5 +154,13 @@ class BlockingEndpoint(_Address):
     """The policy in a `def rollout`, which runs in a thread of its own."""
 
     def chat(self, messages: Iterable[object], tools: Iterable[object] | None = None, trained: bool = True) -> Message:
-        """The same as `Endpoint.chat`, without await."""
+        """The same as `Endpoint.chat`, without await.
+
+        Raises:
+            RuntimeError: it is called on the event loop that all episodes share, and would block it.
+        """
+        if is_on_shared_loop():
+            raise RuntimeError(
+                "endpoint.chat blocks every episode here: write `async def rollout`, where it is awaited"
+            )
         return self._ask(messages, tools, trained).result().message

@@ -7,6 +7,7 @@ import functools
 import hmac
 import json
 import os
+import re
 import secrets
 import socketserver
 import threading
@@ -26,6 +27,7 @@ from aitrain.environment.chat_request import (
     read_request,
 )
 from aitrain.errors import AitrainError, EpisodeTruncated
+from aitrain.execution.user_code import describe_error
 
 JsonObject: TypeAlias = "dict[str, Any]"
 
@@ -107,7 +109,15 @@ _lock = threading.Lock()
 def endpoint_server() -> EndpointServer:
     """The server of this process, started when it is first needed."""
     with _lock:
+        _bypass_proxies()
         return _server()
+
+
+def _bypass_proxies() -> None:
+    """Let clients ask 127.0.0.1 itself where the machine has an HTTP proxy, which would also get the key."""
+    kept_out = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if any(name.lower() in ("http_proxy", "all_proxy") for name in os.environ) and "127.0.0.1" not in kept_out:
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{kept_out},127.0.0.1".lstrip(",")
 
 
 def _forget_server() -> None:
@@ -142,10 +152,19 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, answer: Callable[[ServedEpisode, str], tuple[str, bytes]]) -> None:
         try:
             episode, path = self._episode()
+        except _HttpError as error:
+            self._skip_body()
+            self._send_problem(error)
+            return
+        try:
             kind, body = answer(episode, path)
-            self._send(HTTPStatus.OK, kind, body)
         except _HttpError as error:
             self._send_problem(error)
+        except Exception as error:  # a client that is not answered asks again
+            what = f"the request cannot be read: {describe_error(error)}"
+            self._send_problem(_HttpError(HTTPStatus.BAD_REQUEST, what))
+        else:
+            self._send(HTTPStatus.OK, kind, body)
 
     def _episode(self) -> tuple[ServedEpisode, str]:
         """The episode of the path, and the rest of the path.
@@ -156,13 +175,13 @@ class _Handler(BaseHTTPRequestHandler):
         key = (self.headers.get("Authorization") or "").removeprefix("Bearer ").encode()
         if not hmac.compare_digest(key, self.server.key.encode()):
             raise _HttpError(HTTPStatus.UNAUTHORIZED, "wrong API key: use endpoint.api_key", "invalid_api_key")
-        _, name, *rest = self.path.partition("?")[0].split("/")
+        name, _, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
         episode = self.server.episodes.get(name)
         if episode is None:
             raise _HttpError(
                 HTTPStatus.NOT_FOUND, "no such episode, or it is over: use endpoint.base_url", "episode_over"
             )
-        return episode, "/".join(rest)
+        return episode, rest
 
     def _get(self, _: ServedEpisode, path: str) -> tuple[str, bytes]:
         models = [{"id": model, "object": "model", "created": 0, "owned_by": "aitrain"} for model in MODELS]
@@ -193,14 +212,12 @@ class _Handler(BaseHTTPRequestHandler):
         return _json({**_head(body, "chat.completion"), "choices": [message], **_usage(answer)})
 
     def _body(self) -> JsonObject:
-        given = self.headers.get("Content-Length", "")
-        if not given.isdigit():
+        length = self._length()
+        if length is None:
             self.close_connection = True  # where the body ends is not known
             raise _HttpError(HTTPStatus.LENGTH_REQUIRED, "a request needs a Content-Length")
-        length = int(given)
         if length > MAX_BODY:
-            while length > 0 and (part := self.rfile.read(min(length, 1 << 20))):
-                length -= len(part)
+            self._skip_body()
             raise _HttpError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request has at most {MAX_BODY} bytes")
         try:
             body = json.loads(self.rfile.read(length))
@@ -209,6 +226,18 @@ class _Handler(BaseHTTPRequestHandler):
         if not isinstance(body, dict):
             raise _HttpError(HTTPStatus.BAD_REQUEST, "the body is not a JSON object")
         return body
+
+    def _length(self) -> int | None:
+        """Bytes of the body; None if that is not known."""
+        given = self.headers.get("Content-Length", "")
+        return int(given) if re.fullmatch("[0-9]{1,18}", given) else None
+
+    def _skip_body(self) -> None:
+        """Read the body of a request that is refused, as the next request follows it."""
+        length = self._length()
+        self.close_connection |= length is None and self.command != "GET"
+        while length and (part := self.rfile.read(min(length, 1 << 20))):
+            length -= len(part)
 
     def _no_such_path(self) -> _HttpError:
         what = f"there is no {self.command} {self.path}: only /v1/chat/completions and /v1/models"

@@ -26,7 +26,7 @@ from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.deadline_thread import GRACE
 from aitrain.execution.failure import Failure
 from aitrain.execution.processes import ProcessPool
-from aitrain.execution.task import Outcome
+from aitrain.execution.task import Outcome, is_abandoned
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
 
@@ -62,15 +62,13 @@ class EnvSession:
     seconds: float = 0.0
     """Seconds of all calls together."""
     failure: Failure | None = None
-
-    @property
-    def has_timed_out(self) -> bool:
-        """Whether its last call missed its deadline; in a thread, that call still hangs."""
-        return self.failure is not None and self.failure.kind == "timed_out"
+    hangs: bool = False
+    """Whether its last call was abandoned and is still running."""
 
     def note(self, outcome: Outcome[object], place: str) -> None:
         """Add the time and the failure of a call; `place` is the method that was called, unless the failure has one."""
         self.seconds += outcome.seconds
+        self.hangs = outcome.is_running
         if outcome.failure is not None:
             self.failure = replace(outcome.failure, place=outcome.failure.place or place)
 
@@ -154,10 +152,13 @@ class EnvRunner:
         """A new session for each attempt: one that was abandoned may still be running."""
         session = self._new_session()
         try:
-            return session, session.open(one.case.arguments(one.seed))
+            reset = session.open(one.case.arguments(one.seed))
         except BaseException:
             session.close()
             raise
+        if is_abandoned():
+            session.close()  # nobody gets it
+        return session, reset
 
     def _new_session(self) -> SessionLike:
         bounds = self.config.score_bounds
@@ -170,7 +171,7 @@ class EnvRunner:
         if one.session is None:
             return EnvResponse(is_over=True)
         place = "step" if self._level == "start" else self._level  # where a call that hangs or crashes is
-        if turn.calls and self._level != "rollout":
+        if turn.calls and self._level != "rollout" and not one.reset.takes_calls:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
         response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
         _show_once(response.note, self._shown, self.notify)
@@ -218,7 +219,7 @@ class EnvRunner:
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang."""
         is_isolated = self.processes is not None  # a process that hung was ended
-        left = [one.session for one in sessions if one.session is not None and (is_isolated or not one.has_timed_out)]
+        left = [one.session for one in sessions if one.session is not None and (is_isolated or not one.hangs)]
         await asyncio.gather(*(self.pool.call(session.close) for session in left))
         if self._watch is not None:
             self.policy.after_episodes(self._watch)

@@ -71,6 +71,16 @@ def running_loop() -> asyncio.AbstractEventLoop:
         return shared_loop()
 
 
+def is_on_shared_loop() -> bool:
+    """Whether the calling code runs on the shared loop, which other calls wait for."""
+    import asyncio
+
+    try:
+        return asyncio.get_running_loop() is running_loop()
+    except RuntimeError:  # there is none in this thread
+        return False
+
+
 @functools.cache
 def shared_loop() -> asyncio.AbstractEventLoop:
     """The loop, which runs in its own thread."""

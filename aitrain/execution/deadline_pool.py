@@ -181,10 +181,10 @@ class DeadlinePool:
         self._notify_abandoned(task, failure)
 
     def _abandon(self, task: Task[object], failure: Failure) -> None:
-        task.finish(Outcome(None, task.ran(), failure), is_abandoned=True)
+        thread = self._running.pop(task, None)
+        task.finish(Outcome(None, task.ran(), failure, is_running=thread is not None), is_abandoned=True)
         self._unfinished -= 1
         activity.own.tick()
-        thread = self._running.pop(task, None)
         if thread is not None:
             self._threads.discard(thread)
             self.abandoned += 1

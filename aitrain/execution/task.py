@@ -25,6 +25,8 @@ class Outcome(Generic[T_co]):
     value: T_co | None = None
     seconds: float = 0.0
     failure: Failure | None = None
+    is_running: bool = False
+    """Whether its thread could not be ended, and still makes the call."""
 
 
 @dataclass(frozen=True)

@@ -147,11 +147,14 @@ class Rollout:
 
     async def _play(self, sessions: Sequence[EnvSession], decoding: Decoding) -> list[Episode]:
         """Play and score episodes at the same time."""
-        episodes = [self._begin(session) for session in sessions]
-        live = [(place, episode) for place, episode in enumerate(episodes) if episode.trajectory.stop is None]
-        async with self.engine.batch(len(live)) as leave:
-            await run_all(self._converse(episode, place, decoding, leave) for place, episode in live)
-        await self._score(episodes)
+        try:
+            episodes = [self._begin(session) for session in sessions]
+            live = [(place, episode) for place, episode in enumerate(episodes) if episode.trajectory.stop is None]
+            async with self.engine.batch(len(live)) as leave:
+                await run_all(self._converse(episode, place, decoding, leave) for place, episode in live)
+            await self._score(episodes)
+        finally:
+            await self.runner.end(sessions)
         return episodes
 
     def _begin(self, session: EnvSession) -> Episode:
@@ -271,7 +274,6 @@ class Rollout:
                 results = await self.runner.score(
                     [episode.session for episode in begun], [episode.transcript for episode in begun]
                 )
-        await self.runner.end([episode.session for episode in episodes])
         for episode, result in zip(begun, results, strict=True):
             episode.result = result
         for episode in episodes:

@@ -10,7 +10,7 @@ whose gradients DDP averages:
   multiplied by B / K_m;
 * a micro-batch is weighted by its kept rows: TRL divides by the number of micro-batches, here by K / (K_m P);
 * losses averaged over all tokens are divided by the number of tokens of K kept rows of this generation batch;
-* metrics of the loss, which TRL averages over micro-batches, are weighted by the tokens of kept rows.
+* metrics of the loss, which TRL averages over the micro-batches of a step, are weighted by their tokens of kept rows.
 
 If every row is kept, all of these equal TRL's numbers, and nothing is changed.
 """
@@ -35,8 +35,8 @@ KEPT = "kept"
 """Key of a micro-batch: which rows are in the loss, shape (B,)."""
 KEPT_EVERYWHERE = "kept_everywhere"
 """Key of a micro-batch: number of rows in the loss over all processes."""
-WEIGHT = "weight"
-"""Key of a micro-batch: tokens of kept rows over all processes, relative to the mean of its generation batch."""
+KEPT_TOKENS = "kept_tokens"
+"""Key of a micro-batch: number of tokens of its kept rows over all processes."""
 
 
 @dataclass
@@ -48,6 +48,8 @@ class KeptRows:
     """Sums a tensor over all processes."""
     done: list[int] = field(default_factory=list)
     """Kept rows of each micro-batch of the step so far, over all processes."""
+    tokens: list[int] = field(default_factory=list)
+    """Their tokens."""
     divisor: float = 0.0
     """Kept rows of the whole step, estimated from the micro-batches known so far."""
     has_none: bool = False
@@ -59,13 +61,14 @@ class KeptRows:
         own_tokens = [int((_loss_mask(piece) * piece[KEPT].unsqueeze(1)).sum()) for piece in pieces]
         counts = self.total(torch.tensor([*kept, *own_tokens], device=pieces[0][KEPT].device)).tolist()
         everywhere, tokens_of = counts[: len(pieces)], counts[len(pieces) :]
+        for piece, count in zip(pieces, tokens_of, strict=True):
+            piece[KEPT_TOKENS] = torch.tensor(count, device=piece[KEPT].device)
         if sum(everywhere) == sum(map(self.rows_of, pieces)):
             return
         tokens = sum(tokens_of)
-        for piece, own, count, share in zip(pieces, kept, everywhere, tokens_of, strict=True):
+        for piece, own, count in zip(pieces, kept, everywhere, strict=True):
             piece["tool_mask"] = piece["tool_mask"] * piece[KEPT].unsqueeze(1)
             piece[KEPT_EVERYWHERE] = torch.tensor(count, device=piece[KEPT].device)
-            piece[WEIGHT] = torch.tensor(share * len(pieces) / max(tokens, 1), device=piece[KEPT].device)
             # TRL divides this by the processes and by the pieces, and multiplies it by our K / (own P)
             tokens_of_a_row = tokens / max(sum(everywhere), 1)
             items = tokens_of_a_row * own * self.processes * len(pieces)
@@ -89,12 +92,19 @@ class KeptRows:
         before, self.divisor = self.divisor, sum(known) * passes / len(known)
         return before / self.divisor if self.done and before and self.divisor else 1.0
 
-    def end_pass(self, piece: MicroBatch, is_last: bool) -> None:
-        """Count a micro-batch after its forward pass; the last one ends the step."""
+    def end_pass(self, piece: MicroBatch, is_last: bool) -> list[float]:
+        """Count a micro-batch after its forward pass; the last one ends the step, and returns the weights of the step's
+        micro-batches in means over tokens, none if all rows are kept."""
         self.done.append(self.kept_of(piece))
-        if is_last:
-            self.has_none = not any(self.done)
-            self.done, self.divisor = [], 0.0
+        self.tokens.append(int(piece.get(KEPT_TOKENS, 0)))
+        if not is_last:
+            return []
+        self.has_none = not any(self.done)
+        passes, total = len(self.done), sum(self.tokens)
+        is_whole = sum(self.done) == passes * self.rows_of(piece)
+        weights = [] if is_whole or not total else [count * passes / total for count in self.tokens]
+        self.done, self.tokens, self.divisor = [], [], 0.0
+        return weights
 
     def changes(self, piece: MicroBatch, loss_type: str, beta: float, passes: int) -> dict[str, float] | None:
         """Factors for TRL's loss of a micro-batch: `rows` (B / K_m), `beta` and `passes`; None if nothing changes."""

@@ -27,7 +27,7 @@ import torch
 
 from aitrain import activity
 from aitrain.engines.scopes import replaced
-from aitrain.training.kept_rows import KEPT, WEIGHT, KeptRows, MicroBatch, Pieces
+from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
 from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps
@@ -52,7 +52,7 @@ class OptimizingTrainer(LogProbTrainer):
         with activity.own.doing("forward and backward pass"):
             loss: torch.Tensor = super().training_step(*arguments, **keywords)
         self.non_finite.see_loss(loss)
-        self.rows.end_pass(self._piece, is_last=self.accelerator.sync_gradients)
+        self._end_pass(self._piece, is_last=self.accelerator.sync_gradients)
         self.zero_variance.see(bool(self._piece[ZERO_VARIANCE]))
         if self.accelerator.sync_gradients:
             self.zero_variance.end_step()
@@ -81,11 +81,14 @@ class OptimizingTrainer(LogProbTrainer):
         settings = {"beta": changes["beta"], "current_gradient_accumulation_steps": changes["passes"]}
         with replaced(self, settings):
             weighted = inputs | {"advantages": inputs["advantages"] * changes["rows"]}
-            loss = cast(torch.Tensor, super()._compute_loss(model, weighted))
-        metrics, weight = self._metrics["train"], float(inputs.get(WEIGHT, 1.0))
-        for name in metrics.keys() & TOKEN_MEANS:
-            metrics[name][-1] *= weight
-        return loss
+            return cast(torch.Tensor, super()._compute_loss(model, weighted))
+
+    def _end_pass(self, piece: MicroBatch, is_last: bool) -> None:
+        """Count a micro-batch; at the end of a step, weight what it added to the metrics."""
+        weights, metrics = self.rows.end_pass(piece, is_last), self._metrics["train"]
+        for name in metrics.keys() & TOKEN_MEANS if weights else ():
+            values = metrics[name][-len(weights) :]
+            metrics[name][-len(weights) :] = [value * weight for value, weight in zip(values, weights, strict=True)]
 
     def _pieces_of_step(self, passes: int) -> Pieces:
         """Remaining micro-batches of the optimizer step within this generation batch, the current one first."""

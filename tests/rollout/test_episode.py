@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Generator
 from typing import Any
 
@@ -92,6 +93,76 @@ def test_an_engine_that_fails_ends_the_rollout_with_its_error() -> None:
 
     with pytest.raises(RuntimeError, match="out of memory"):
         play(Counts(), Scripted(fail), of=cases(5))
+
+
+class Closing:
+    """An episode that notes that it was closed."""
+
+    def __init__(self, closed: threading.Semaphore) -> None:
+        self.closed = closed
+
+    def step(self, reply: str) -> Any:
+        return None
+
+    def score(self) -> float:
+        return 1.0
+
+    def close(self) -> None:
+        self.closed.release()
+
+
+class Closes:
+    """An environment whose episodes note that they were closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Semaphore(0)
+
+    def build_dataset(self) -> list[Any]:
+        return []
+
+    def start(self) -> Any:
+        return Closing(self.closed)
+
+
+def test_an_engine_that_fails_leaves_no_session_open() -> None:
+    def fail(so_far: str) -> str:
+        raise RuntimeError("out of memory")
+
+    environment = Closes()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        play(environment, Scripted(fail), of=cases(5))
+    assert all(environment.closed.acquire(blocking=False) for _ in range(5))
+
+
+def test_a_session_is_closed_after_a_call_that_was_cancelled_at_its_deadline() -> None:
+    class Slow(Closing):
+        async def step(self, reply: str) -> None:
+            await asyncio.sleep(60)
+
+    class Starts(Closes):
+        def start(self) -> Any:
+            return Slow(self.closed)
+
+    environment = Starts()
+    (episode,) = play(environment, Scripted(lambda _: "x$"), rl_env_timeout=0.1)
+    assert episode.stop == "env_timeout"
+    assert environment.closed.acquire(blocking=False)
+
+
+def test_an_episode_that_begins_after_its_deadline_is_closed() -> None:
+    may_begin = threading.Event()
+
+    class Late(Closes):
+        def start(self) -> Any:
+            may_begin.wait(60)
+            return super().start()
+
+    environment = Late()
+    (episode,) = play(environment, Scripted(lambda _: "x$"), rl_env_timeout=0.1)
+    assert episode.stop == "env_timeout"
+    assert not environment.closed.acquire(blocking=False)
+    may_begin.set()
+    assert environment.closed.acquire(timeout=60)
 
 
 def test_strings_are_continued_as_strings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from aitrain.environment.contract import Case
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import Limits
 from aitrain.training.episode_record import episode_record
+from tests.rollout import asking
 from tests.rollout.scripted import Letters, Scripted, cases, play
 
 SYSTEM = {"role": "system", "content": "s"}
@@ -204,3 +206,26 @@ def test_a_result_that_ends_the_episode_is_in_its_conversation_and_not_among_its
     assert (episode.stop, episode.result.score, len(episode.trajectory.turns)) == ("done", 1.0, 1)
     assert text(episode.trajectory.ids) == written
     assert [message["role"] for message in episode.messages] == ["assistant", "tool"]
+
+
+def test_a_step_that_gets_the_calls_and_hangs_is_named_instead_of_a_tool() -> None:
+    class Hangs:
+        def get_tools(self) -> Any:
+            return [{"name": "go"}]
+
+        async def step(self, reply: str, calls: Any) -> str:
+            await asyncio.sleep(60)
+            return ""
+
+        def score(self) -> float:
+            return 1.0
+
+    class Game:
+        def build_dataset(self) -> list[Any]:
+            return []
+
+        def start(self) -> Any:
+            return Hangs()
+
+    episode = asking.play_one(Game(), Scripted(lambda _: '<tool_call>{"name": "go"}</tool_call>$'), rl_env_timeout=0.1)
+    assert episode.failure_message.startswith("step of case 0 timed out")

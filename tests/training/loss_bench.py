@@ -125,13 +125,21 @@ def gradients_of_steps(
 ) -> list[torch.Tensor]:
     """What the optimizer gets in each step, as DDP averages it over the processes; the policy stays as it is."""
     args.steps_per_generation = layout.pieces
-    processes = [_gradients_of_one(args, layout, windows, steps, process) for process in range(layout.processes)]
+    processes = [_steps_of_one(args, layout, windows, steps, process)[0] for process in range(layout.processes)]
     return [torch.stack(gradients).mean(0) for gradients in zip(*processes, strict=True)]
 
 
-def _gradients_of_one(
+def metrics_of_steps(
+    args: GRPOConfig, layout: Layout, windows: Sequence[dict[str, torch.Tensor]], steps: int
+) -> list[dict[str, float]]:
+    """The metrics that the loss adds in each step on a single process, averaged as TRL logs them."""
+    args.steps_per_generation = layout.pieces
+    return _steps_of_one(args, layout, windows, steps, 0)[1]
+
+
+def _steps_of_one(
     args: GRPOConfig, layout: Layout, windows: Sequence[dict[str, torch.Tensor]], steps: int, process: int
-) -> list[torch.Tensor]:
+) -> tuple[list[torch.Tensor], list[dict[str, float]]]:
     window: dict[str, torch.Tensor] = {}
 
     def total(_: torch.Tensor) -> torch.Tensor:
@@ -140,7 +148,7 @@ def _gradients_of_one(
         return torch.stack([*kept.sum((0, 2)), *tokens.sum((0, 2))])
 
     trainer = LossTrainer(args, layout, total)
-    model, gradients = policy(), []
+    model, gradients, metrics = policy(), [], []
     for step in range(steps):
         for number in range(layout.passes):
             if trainer._step % (layout.pieces * layout.iterations) == 0:
@@ -150,11 +158,13 @@ def _gradients_of_one(
             piece = trainer._buffered_inputs[trainer._step % layout.pieces]
             trainer._compute_loss(model, piece).backward()
             trainer._step += 1
-            trainer.rows.end_pass(piece, is_last=number == layout.passes - 1)
+            trainer._end_pass(piece, is_last=number == layout.passes - 1)
         assert model.weight.grad is not None, step
         gradients.append(model.weight.grad.clone())
         model.zero_grad()
-    return gradients
+        metrics.append({name: sum(values) / len(values) for name, values in trainer._metrics["train"].items()})
+        trainer._metrics["train"].clear()
+    return gradients, metrics
 
 
 def _pieces(window: dict[str, torch.Tensor], layout: Layout, process: int) -> list[dict[str, Any]]:

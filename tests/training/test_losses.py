@@ -17,6 +17,7 @@ from tests.training.loss_bench import (
     batch_of,
     gradient_of_plain_trl,
     gradients_of_steps,
+    metrics_of_steps,
     policy,
     policy_logps,
     take,
@@ -177,3 +178,39 @@ def test_with_all_rows_kept_the_gradient_is_trls_to_the_last_bit(loss: str, tmp_
     (ours,) = gradients_of_steps(args, Layout(), [rows], steps=1)
 
     assert torch.equal(ours, gradient_of_plain_trl(args, rows))
+
+
+@pytest.mark.parametrize("name", ["accumulation", "a window of two steps", "two iterations", "two windows a step"])
+def test_metrics_of_a_step_are_those_of_its_kept_tokens(name: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    windows = [batch_of(layout.batch, are_ragged=True, seed=seed) for seed in range(6)]
+    for number, window in enumerate(windows):
+        window[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(number)) < 0.4
+        window[KEPT][-1] = True
+    windows[0][KEPT][: layout.rows] = True  # a micro-batch of which all rows are kept
+    args = arguments(tmp_path, layout, rl_loss_type="grpo", **ON)
+
+    found = metrics_of_steps(args, layout, windows, steps=3)
+    for step, metrics in enumerate(found):
+        first = step * layout.passes * layout.rows
+        passes = [first + n * layout.rows for n in range(layout.passes)]
+        rows = [windows[place // (layout.batch * layout.iterations)] for place in passes]
+        places = [place % layout.batch for place in passes]
+        parts = [take(row, slice(place, place + layout.rows)) for row, place in zip(rows, places, strict=True)]
+        whole = {key: torch.cat([take(part, part[KEPT])[key] for part in parts]) for key in parts[0]}
+        (wanted,) = metrics_of_steps(args, Layout(rows=len(whole["advantages"])), [whole], steps=1)
+        for key in ("kl", "entropy", "clip_ratio/low_mean", "clip_ratio/region_mean"):
+            assert metrics[key] == pytest.approx(wanted[key], rel=1e-6), (step, key)
+
+
+def test_metrics_are_trls_own_where_no_row_is_left_out(tmp_path: Path) -> None:
+    """Means over the micro-batches, however many tokens each has."""
+    layout = LAYOUTS["a window of two steps"]
+    window = batch_of(layout.batch, are_ragged=True)
+    args = arguments(tmp_path, layout, rl_loss_type="grpo", **ON)
+    for step, metrics in enumerate(metrics_of_steps(args, layout, [window], steps=2)):
+        alone = [
+            metrics_of_steps(args, Layout(rows=layout.rows), [take(window, slice(first, first + layout.rows))], steps=1)
+            for first in (2 * step * layout.rows, (2 * step + 1) * layout.rows)
+        ]
+        assert metrics["kl"] == pytest.approx(sum(one["kl"] for (one,) in alone) / 2, rel=1e-12)
