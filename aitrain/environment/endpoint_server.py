@@ -110,6 +110,11 @@ def endpoint_server() -> EndpointServer:
         return _server()
 
 
+def running_address() -> object:
+    """Host and port of the server of this process; None if there is none."""
+    return _server().server_address if _server.cache_info().currsize else None
+
+
 def _forget_server() -> None:
     """Reset the server in a forked process, which has none of its threads."""
     global _lock

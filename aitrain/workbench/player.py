@@ -205,6 +205,10 @@ class Player:
         ]
 
     async def _converse(self, one: _Running) -> None:
+        untrained = one.session.reset.untrained
+        if untrained is not None:
+            response = await self._answered(one, EnvResponse(untrained=untrained))
+            one.session.reset, one.stop = response.reset or ResetResult(), _stop_of(one.session.failure)
         while not one.stop:
             given = one.play.policy(one.conversation)
             turn = await given if inspect.isawaitable(given) else given
@@ -213,12 +217,16 @@ class Player:
                 return
             one.turns.append(turn)
             one.messages.append(as_message(turn))
-            response = await self.runner.respond(one.session, turn)
-            while response.untrained is not None:  # a conversation of the environment's own, in which nobody answers
-                response = await self.runner.respond(one.session, AssistantTurn(""))
+            response = await self._answered(one, await self.runner.respond(one.session, turn))
             one.stop = self._stop_after(one, response)
             if one.stop in ("", "done"):  # as in training, an episode does not have what is said after its last turn
                 one.messages += response.messages
+
+    async def _answered(self, one: _Running, response: EnvResponse) -> EnvResponse:
+        """The response after conversations of the environment's own, in which nobody answers."""
+        while response.untrained is not None and one.session.failure is None:
+            response = await self.runner.respond(one.session, AssistantTurn(""))
+        return response
 
     def _stop_after(self, one: _Running, response: EnvResponse) -> str:
         if one.session.failure is not None:

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from aitrain.environment.contract import Case
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.user_code import describe_error
-from aitrain.options.train import TrainConfig
 from aitrain.workbench.check import (
     calibration,
     data_checks,
@@ -25,14 +23,10 @@ from aitrain.workbench.check import (
     tool_checks,
 )
 from aitrain.workbench.check.finding import EnvFinding
-from aitrain.workbench.check.subject import Subject
-from aitrain.workbench.opening import OpenedEnvironment
+from aitrain.workbench.check.subject import NotCheckedError, Subject
 
-FAST_SECONDS = 4.0
-"""What `fast_findings` may take before it leaves out the remaining checks."""
 FAST_CASES = 4
-NO_TIME = "no time left"
-"""Why a check was skipped after the time of all checks."""
+"""Cases that are played by the fast checks before a training."""
 
 
 Needs = Literal["rows", "scores", "scale", "reference", "reply", "turns"]
@@ -136,28 +130,17 @@ def chosen(only: Iterable[str], checks: Sequence[EnvCheck] = CHECKS) -> list[Env
 
 
 def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckResult]:
-    """Run the checks one after another, as long as the subject's budget allows."""
+    """Run the checks one after another; those for which there is no time are skipped."""
     for check in checks:
-        start = time.monotonic()
-        skipped = NO_TIME if subject.is_late else check.reason_to_skip(subject)
-        if skipped:
-            yield CheckResult(check.name, check.description, skipped=skipped)
-            continue
+        start, found, skipped = time.monotonic(), list[EnvFinding](), ""
         try:
-            found, failed = tuple(check.find(subject)), ""
+            subject.begin_check()
+            skipped = check.reason_to_skip(subject)
+            if not skipped:
+                for finding in check.find(subject):
+                    found.append(finding)
+        except NotCheckedError as stopped:
+            skipped = "" if found else str(stopped)
         except Exception as error:  # one check that fails must not hide what the others find
-            found, failed = (), f"the check itself failed: {describe_error(error)}"
-        yield CheckResult(check.name, check.description, found, failed, time.monotonic() - start)
-
-
-def fast_findings(environment: object, cases: Sequence[Case], config: TrainConfig) -> list[EnvFinding]:
-    """The findings of the fast checks, which need no model and at most a few seconds, before a training.
-
-    Call it in a process of its own: the environment's methods are called.
-    """
-    subject = Subject(OpenedEnvironment(environment, cases, []), config, limit=FAST_CASES, budget=FAST_SECONDS)
-    try:
-        fast = (check for check in CHECKS if check.is_fast)
-        return [finding for result in run_checks(subject, fast) for finding in result.findings]
-    finally:
-        subject.close()
+            skipped = f"the check itself failed: {describe_error(error)}"
+        yield CheckResult(check.name, check.description, tuple(found), skipped, time.monotonic() - start)
