@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from aitrain.environment.contract import scores_groups
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.user_code import describe_error
 from aitrain.workbench.check import (
@@ -29,8 +30,9 @@ FAST_CASES = 4
 """Cases that are played by the fast checks before a training."""
 
 
-Needs = Literal["rows", "scores", "scale", "reference", "reply", "turns"]
-"""What a check needs: the rows only, scores, scores with a scale, a reference, one of a single reply, several turns."""
+Needs = Literal["rows", "scores", "scale", "reference", "reply", "last reply", "turns", "groups"]
+"""What a check needs: the rows only, scores, scores with a scale, a reference, one of a single reply, one whose last
+reply decides the score, several turns, `score_group`."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ class EnvCheck:
             return "" if any(map(subject.reference, subject.sample)) else "there is no reference"
         if self.needs == "reply":
             return "" if subject.answered else "there is no reference of one reply that earns anything"
+        if self.needs == "last reply":
+            return "" if subject.decided else "there is no reference whose last reply decides the score"
+        if self.needs == "groups":
+            return "" if scores_groups(subject.environment) else "there is no score_group"
         is_calibrated = self.needs != "scale" or any(subject.scale(case).full is not None for case in subject.sample)
         return "" if is_calibrated else "uncalibrated: nothing earns a score"
 
@@ -93,9 +99,9 @@ CHECKS: tuple[EnvCheck, ...] = (
     ),
     EnvCheck("floor", "replies without content earn nothing", exploits.floor, "scale", is_fast=True),
     EnvCheck("other-answer", "another case's answer does not pass", exploits.other_answer, "reference", is_fast=True),
-    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", exploits.wrong_answer, "reply"),
-    EnvCheck("shotgun", "a list of answers does not pass", exploits.shotgun, "reply"),
-    EnvCheck("denied-answer", "a rejected answer does not pass", exploits.denied_answer, "reply"),
+    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", exploits.wrong_answer, "last reply"),
+    EnvCheck("shotgun", "a list of answers does not pass", exploits.shotgun, "last reply"),
+    EnvCheck("denied-answer", "a rejected answer does not pass", exploits.denied_answer, "last reply"),
     EnvCheck("template", "the empty format earns little", exploits.template, "scale"),
     EnvCheck("lazy-policy", "no fixed strategy is enough", exploits.lazy_policy, "scale"),
     EnvCheck("injection", "a reply cannot command the judge", judges.injection, "scale"),
@@ -107,6 +113,7 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("tools", "tools are described and take wrong calls", tool_checks.tools, "rows"),
     EnvCheck("score-range", "all scores are numbers in the range", outcomes.score_range, is_fast=True),
     EnvCheck("exceptions", "no reply makes the environment raise", outcomes.exceptions, is_fast=True),
+    EnvCheck("group-score", "score_group ranks the reference above nonsense", outcomes.group_score, "groups"),
     EnvCheck("network", "episodes need no network", side_effects.network),
     EnvCheck("signals", "episodes work outside of the main thread", side_effects.signals),
     EnvCheck("pickling", "rows and attributes can be sent to processes", process_needs.pickling, "rows"),

@@ -60,6 +60,7 @@ def _results(subject: Subject, runs: Sequence[FreshRun]) -> list[dict[str, Any]]
     Raises:
         NotCheckedError: one failed, or cannot be sent the rows.
     """
+    subject.check_time()
     try:
         return results(runs, subject.seconds_left)
     except FreshRunError as error:

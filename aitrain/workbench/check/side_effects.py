@@ -41,6 +41,7 @@ def in_a_fork(subject: Subject, look: Look) -> Seen:
     Raises:
         NotCheckedError: that process hangs or ends, or needs a connection of this one.
     """
+    subject.check_time()
     cases = spread(subject.cases, CASES)
     references = [Play(case, script) for case in cases if (script := subject.reference(case))]
     plays = [*references, *(Play(case, JUNK) for case in cases), *(Play(case, Script(("",))) for case in cases)]

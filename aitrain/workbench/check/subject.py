@@ -12,10 +12,10 @@ from typing import Any
 from aitrain.environment.contract import Case, level_of, named_by
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
-from aitrain.workbench.check.finding import Scale
-from aitrain.workbench.check.replies import core_of
+from aitrain.workbench.check.finding import PASS, Scale
+from aitrain.workbench.check.replies import core_of, text_of
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.player import Play, PlayedEpisode, Player, Policy, Script, reference_of
+from aitrain.workbench.player import JUNK, JUNK_TEXT, Play, PlayedEpisode, Player, Policy, Script, reference_of
 
 SAMPLE = 16
 """Cases that are played."""
@@ -108,13 +108,8 @@ class Subject:
     # -- time
 
     def begin_check(self) -> None:
-        """Begin the time of one check.
-
-        Raises:
-            NotCheckedError: the time of all checks is over, or too many calls hang.
-        """
+        """Begin the time of one check."""
         self._check_end = time.monotonic() + self.check_seconds
-        self.check_time()
 
     @property
     def seconds_left(self) -> float:
@@ -174,6 +169,27 @@ class Subject:
             if (script := self.reference(case)) is not None and len(script.replies) == 1
         ]
         return [(case, reply) for case, reply in single if self.scale(case).full is not None]
+
+    @cached_property
+    def decided(self) -> list[tuple[Case, Script]]:
+        """The cases of the sample whose reference's last reply decides the score, with the reference: those of a single
+        reply, and conversations that earn less with a meaningless last one. A tool call is no answer."""
+        single = [(case, Script((reply,))) for case, reply in self.answered]
+        several = [
+            (case, script)
+            for case in self.sample
+            if (script := self.reference(case)) and len(script.replies) > 1 and "<tool_call>" not in script.replies[-1]
+        ]
+        without = self.play((case, script.ending_in(JUNK_TEXT)) for case, script in several)
+        pairs = zip(several, without, strict=True)
+        shares = [(pair, self.share(episode)) for pair, episode in pairs if self.scale(pair[0]).full is not None]
+        return single + [pair for pair, share in shares if (share or 0.0) < PASS]
+
+    def asked(self, case: Case) -> str:
+        """What the policy is asked first, as one text: the prompt, and what the environment says first."""
+        if self.level == "score_episode":
+            return text_of(case.prompt or "")
+        return text_of(self.play_one(case, JUNK).conversation.prompt or "")
 
     @cached_property
     def sees_the_case(self) -> bool:
