@@ -120,6 +120,11 @@ def _bypass_proxies() -> None:
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = f"{kept_out},127.0.0.1".lstrip(",")
 
 
+def running_address() -> object:
+    """Host and port of the server of this process; None if there is none."""
+    return _server().server_address if _server.cache_info().currsize else None
+
+
 def _forget_server() -> None:
     """Reset the server in a forked process, which has none of its threads."""
     global _lock

@@ -3,6 +3,7 @@ numbers, not its working directory."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -12,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
@@ -19,8 +21,24 @@ from aitrain import activity
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.fork_server import end_with, fork
 
-Answer = Callable[[object], NoReturn]
-"""Sends a JSON value to the caller and ends the forked process at once, from any of its threads."""
+SECONDS_TO_DIE = 5.0
+"""How long a killed process is waited for: one that waits for a device may take longer."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Sends a JSON value to the caller, which then ends the forked process; call it in any of its threads."""
+
+    pipe: int
+    """File descriptor of the pipe to the caller."""
+
+    def __call__(self, value: object) -> NoReturn:
+        """Send, and wait for the end: what this process has started is found as long as it lives."""
+        text = json.dumps(value).encode() + b"\n"
+        while text:
+            text = text[os.write(self.pipe, text) :]
+        time.sleep(SECONDS_TO_DIE)
+        os._exit(0)
 
 
 def call_forked(function: Callable[[Answer], object], seconds: float) -> object:
@@ -29,6 +47,7 @@ def call_forked(function: Callable[[Answer], object], seconds: float) -> object:
 
     Raises:
         CallFailed: it gave no value within `seconds` (timed_out), or ended without one (crashed).
+        OSError: no process can be forked.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():  # threads are not copied, and the function needs none of them
@@ -41,16 +60,31 @@ def call_forked(function: Callable[[Answer], object], seconds: float) -> object:
         text = _read(reading, time.monotonic() + seconds)
     finally:
         os.close(reading)
-        for kill in (os.killpg, os.kill):
-            with suppress(OSError):
-                kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        _end(pid)
     if text is None:
         raise CallFailed(Failure("timed_out", f"took more than {seconds:g} seconds"))
     try:
         return json.loads(text.partition(b"\n")[0])  # a second thread may have answered as well
     except ValueError:
         raise CallFailed(Failure("crashed", "ended its process")) from None
+
+
+def _end(pid: int) -> None:
+    """Kill the process and all that it started, also those that left its process group."""
+    import psutil  # here, because its import takes long
+
+    started = []
+    with suppress(psutil.Error):  # it has ended
+        started = psutil.Process(pid).children(recursive=True)
+    for kill in (os.killpg, os.kill):
+        with suppress(OSError):
+            kill(pid, signal.SIGKILL)
+    for process in started:
+        with suppress(psutil.Error):
+            process.kill()
+    end = time.monotonic() + SECONDS_TO_DIE
+    while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.002)
 
 
 def _read(reading: int, deadline: float) -> bytes | None:
@@ -74,6 +108,9 @@ def _run(function: Callable[[Answer], object], writing: int, parent: int) -> Non
     with suppress(OSError):
         os.setpgid(0, 0)  # so that what the function starts is ended with it
     end_with(parent)
+    if sys.platform == "linux":
+        pr_set_child_subreaper = 36  # what it starts stays its descendant, also if it is a daemon
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     _drop_output()
@@ -81,12 +118,7 @@ def _run(function: Callable[[Answer], object], writing: int, parent: int) -> Non
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # OpenMP's threads were not copied, and waiting for them would never end
 
-    def answer(value: object) -> NoReturn:
-        text = json.dumps(value).encode() + b"\n"
-        while text:
-            text = text[os.write(writing, text) :]
-        os._exit(0)
-
+    answer = Answer(writing)
     answer(function(answer))
 
 

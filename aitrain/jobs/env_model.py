@@ -10,25 +10,21 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from transformers import AutoConfig
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from aitrain.engines.hf import HFEngine, HFModel
-from aitrain.engines.sampling import Sampling
-from aitrain.environment.contract import Case, Prompt
+from aitrain.environment.contract import Prompt
 from aitrain.errors import AitrainError
+from aitrain.jobs.env_policy import episode_format, policy_rollout
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
-from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.event_loop import EventLoop
-from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.model import choose_precision, context_length, load_model, load_tokenizer, model_path
+from aitrain.training.model import load_tokenizer, model_path
 from aitrain.workbench import worker
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.registry import EnvCheck
 from aitrain.workbench.check.report import Message
-from aitrain.workbench.check.subject import Subject, spread
+from aitrain.workbench.check.subject import NotCheckedError, Subject, spread
 from aitrain.workbench.player import JUNK
 
 PROMPTS = 500
@@ -49,7 +45,7 @@ def check(request: Message, send: worker.Send) -> None:
     chat = chat_format(tokenizer)
     more = [EnvCheck("tokenizer", "prompts are rendered and fit", partial(prompts, chat), "rows")]
     if request["answers"]:
-        more.append(EnvCheck("model", "the model's scores differ", partial(answers, chat, tokenizer)))
+        more.append(EnvCheck("model", "the model's scores differ", answers))
     worker.check(request, send, tokenizer, more)
 
 
@@ -64,21 +60,18 @@ def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
         if is_chat and chat.tokenizer.chat_template is None:  # type: ignore[attr-defined]
             raise AitrainError("The tokenizer has no chat template, and the prompts are messages.")
         if is_chat:
-            _episode_format(chat, subject, bool(opened[0].reset.runs_tools))
+            episode_format(subject.opened, chat)
         asked: list[Prompt] = [case.prompt for case in spread(subject.cases, PROMPTS) if case.prompt]
-        if any(conversation.reset.messages for conversation in opened):
-            asked = [conversation.prompt for conversation in opened]
+        if any(conversation.reset.prompt is not None for conversation in opened):
+            asked = [conversation.prompt for conversation in opened if conversation.prompt]
+        if not asked:
+            raise NotCheckedError("no episode could be opened")
         lengths = sorted(len(chat.prompt_ids(prompt, tools)) for prompt in asked)
     except AitrainError as error:
         fix = "Choose a model with a fitting chat template, or give one with --chat-template FILE."
         yield EnvFinding("tokenizer", "fail", str(error), "The run would be refused.", fix)
         return
     yield from _room(subject, lengths)
-
-
-def _episode_format(chat: ChatFormat, subject: Subject, has_tools: bool) -> ChatFormat:
-    following = [] if subject.level == "score_episode" else ["user"]
-    return format_for_episodes(chat, [*following, "tool"] if has_tools else following)
 
 
 def _room(subject: Subject, lengths: Sequence[int]) -> Iterator[EnvFinding]:
@@ -107,10 +100,16 @@ def _room(subject: Subject, lengths: Sequence[int]) -> Iterator[EnvFinding]:
 # -- what the model answers
 
 
-def answers(chat: ChatFormat, tokenizer: PreTrainedTokenizerBase, subject: Subject) -> Iterator[EnvFinding]:
+def answers(subject: Subject) -> Iterator[EnvFinding]:
     """Scores of a group of answers differ."""
     cases = spread(subject.cases, GROUPS)
-    episodes = _played(chat, tokenizer, subject, cases)
+    several = [case for case in cases for _ in range(GROUP_SIZE)]
+    seeds = [number // GROUP_SIZE for number in range(len(several))]
+    rollout, loop = policy_rollout(subject.opened, subject.config, subject.player.runner), EventLoop()
+    try:
+        episodes = loop.run(rollout.play(several, seeds, range(len(several))))
+    finally:
+        loop.close()
     groups = [episodes[place : place + GROUP_SIZE] for place in range(0, len(episodes), GROUP_SIZE)]
     scored = [[e.result.score for e in group if e.result.score is not None] for group in groups]
     flat = [scores for scores in scored if len(set(scores)) < 2]
@@ -137,30 +136,6 @@ def answers(chat: ChatFormat, tokenizer: PreTrainedTokenizerBase, subject: Subje
             "Answers that are cut off rarely hold the answer, and earn nothing.",
             "Raise --rl-max-new-tokens, or ask for short answers.",
         )
-
-
-def _played(
-    chat: ChatFormat, tokenizer: PreTrainedTokenizerBase, subject: Subject, cases: Sequence[Case]
-) -> list[Episode]:
-    """Episodes of the model, GROUP_SIZE for each case."""
-    config = subject.config
-    model = load_model(config, choose_precision(config).dtype).eval()
-    stated = model.generation_config.eos_token_id if model.generation_config else None
-    ends = {tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])} - {None}
-    context, end = (
-        context_length(config, model),
-        EndOfTurn([tokenizer.eos_token_id, *(ends - {tokenizer.eos_token_id})]),
-    )
-    engine = HFEngine(HFModel(model, tokenizer), Sampling.of(config), end, context)
-    has_tools = subject.play_one(cases[0], JUNK).conversation.reset.runs_tools
-    is_chat = not isinstance(cases[0].prompt, str)
-    chat = _episode_format(chat, subject, has_tools) if is_chat else chat
-    limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
-    several = [case for case in cases for _ in range(GROUP_SIZE)]
-    seeds = [number // GROUP_SIZE for number in range(len(several))]
-    return EventLoop().run(
-        Rollout(subject.player.runner, engine, chat, limits, end).play(several, seeds, range(len(several)))
-    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from transformers.utils import logging as transformers_logging
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import level_of
-from aitrain.environment.runner import start_runner
+from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
 from aitrain.options.train import TrainConfig
@@ -28,8 +28,9 @@ from aitrain.workbench.opening import OpenedEnvironment
 from aitrain.workbench.play import PlayOptions, chosen_case, show_title
 
 
-def policy_rollout(opened: OpenedEnvironment, config: TrainConfig) -> Rollout:
-    """Rollouts of the environment with the model of the options, by transformers; close its `runner` at the end.
+def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRunner | None = None) -> Rollout:
+    """Rollouts of the environment with the model of the options, by transformers; close its `runner` at the end, unless
+    it was given.
 
     Raises:
         AitrainError: the model cannot be loaded, or not play the environment.
@@ -37,7 +38,7 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig) -> Rollout:
     transformers_logging.disable_progress_bar()
     tokenizer = load_tokenizer(config)
     check_chat_template(opened.cases[0].is_chat, tokenizer)
-    chat = _episode_format(opened, chat_format(tokenizer, config.trl_table("chat_template_kwargs")))
+    chat = episode_format(opened, chat_format(tokenizer, config.trl_table("chat_template_kwargs")))
     model = load_model(config, choose_precision(config).dtype).eval()
     if torch.cuda.is_available() and config.quantization is None:
         model.to("cuda")
@@ -45,7 +46,7 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig) -> Rollout:
     sampling, context = Sampling.of(config), context_length(config, model)
     end = EndOfTurn(_eos_ids(model, tokenizer), sampling.stop_strings(tokenizer))
     limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context)
-    runner = start_runner(opened.environment, config)
+    runner = runner or start_runner(opened.environment, config)
     runner.offer(model, tokenizer)
     return Rollout(runner, HFEngine(HFModel(model, tokenizer), sampling, end, context), chat, limits, end)
 
@@ -92,7 +93,7 @@ def _text(chat: ChatFormat, ids: list[int]) -> str:
     return str(chat.tokenizer.decode(ids, skip_special_tokens=False))
 
 
-def _episode_format(opened: OpenedEnvironment, chat: ChatFormat) -> ChatFormat:
+def episode_format(opened: OpenedEnvironment, chat: ChatFormat) -> ChatFormat:
     """The chat format for episodes, as in training.
 
     Raises:
@@ -100,8 +101,11 @@ def _episode_format(opened: OpenedEnvironment, chat: ChatFormat) -> ChatFormat:
     """
     if isinstance(opened.cases[0].prompt, str):
         return chat
-    following = [] if level_of(opened.environment) == "score_episode" else ["user"]
-    return format_for_episodes(chat, [*following, "tool"] if len(Tools.of(opened.environment)) else following)
+    level, has_tools = level_of(opened.environment), len(Tools.of(opened.environment)) > 0
+    following = [] if level == "score_episode" else ["user"]
+    # a rollout says what its tools are when it asks
+    may_have_tools = has_tools or (level == "rollout" and chat.support.has_tool_calls)
+    return format_for_episodes(chat, [*following, "tool"] if may_have_tools else following)
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -1,6 +1,7 @@
-"""A fresh process that constructs the environment again: `python -m aitrain.workbench.fresh REQUEST`.
+"""A fresh process that constructs the environment again: `python -m aitrain.workbench.fresh`.
 
-Prints as JSON what its datasets and references are, and what it scores as the second process of a run.
+Reads a FreshRun from standard input. Prints as JSON what its datasets and references are, or what it scores as the
+second process of a run.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from aitrain.environment.contract import Case
 from aitrain.environment.dataset import build_cases, canonical_text
@@ -28,6 +29,11 @@ from aitrain.workbench.player import Play, Player, Script, reference_of
 ROWS = 2000
 REFERENCES = 64
 SECONDS = 120.0
+"""What a process may take at most."""
+
+
+class FreshRunError(Exception):
+    """A fresh process failed or took too long; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -38,28 +44,48 @@ class FreshRun:
     hash_seed: str
     rank: Mapping[str, object] | None = None
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start the process."""
-        handle, name = tempfile.mkstemp(prefix="aitrain-fresh-")
-        with os.fdopen(handle, "wb") as file:
-            pickle.dump(self, file)
+    def start(self, output: IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start the process; what it and the environment print goes to `output`, but for the result."""
         environment = {**os.environ, "PYTHONHASHSEED": self.hash_seed}
-        command = [sys.executable, "-P", "-m", "aitrain.workbench.fresh", name]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-P", "-m", "aitrain.workbench.fresh"]
+        with tempfile.TemporaryFile() as request:
+            request.write(pickle.dumps(self))
+            request.seek(0)
+            return subprocess.Popen(command, env=environment, stdin=request, stdout=subprocess.PIPE, stderr=output)
 
 
-def results(runs: Sequence[FreshRun]) -> list[dict[str, Any]]:
-    """What the processes print, which run at the same time; empty for one that failed or took too long."""
-    children = [run.start() for run in runs]
-    found = []
-    for child in children:
-        try:
-            said = child.communicate(timeout=SECONDS)[0]
-            found.append(json.loads(said) if child.returncode == 0 else {})
-        except (subprocess.TimeoutExpired, ValueError):
-            child.kill()
-            found.append({})
+def results(runs: Sequence[FreshRun], seconds: float = SECONDS) -> list[dict[str, Any]]:
+    """What the processes print, which run at the same time, for at most so many seconds.
+
+    Raises:
+        FreshRunError: one failed, or took too long.
+    """
+    with ExitStack() as stack:
+        end, children = time.monotonic() + min(seconds, SECONDS), list[tuple[subprocess.Popen[bytes], IO[bytes]]]()
+        for run in runs:
+            output = stack.enter_context(tempfile.TemporaryFile())
+            child = run.start(output)
+            stack.callback(_end, child)
+            children.append((child, output))
+        return [_result(child, output, end) for child, output in children]
+
+
+def _result(child: subprocess.Popen[bytes], output: IO[bytes], end: float) -> dict[str, Any]:
+    try:
+        said = child.communicate(timeout=max(0.0, end - time.monotonic()))[0]
+    except subprocess.TimeoutExpired:
+        raise FreshRunError("a fresh process took too long to construct the environment") from None
+    if child.returncode:
+        output.seek(0)
+        lines = output.read().decode(errors="replace").strip().splitlines()
+        raise FreshRunError(f"a fresh process failed: {lines[-1] if lines else f'exit status {child.returncode}'}")
+    found: dict[str, Any] = json.loads(said)
     return found
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.communicate()
 
 
 def digests(environment: Any, cases: Sequence[Case]) -> dict[str, list[str]]:
@@ -115,9 +141,9 @@ def main(run: FreshRun) -> dict[str, Any]:
 if __name__ == "__main__":
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the environment prints
-    request = Path(sys.argv[1])
-    given: FreshRun = pickle.loads(request.read_bytes())
-    request.unlink()
+    given: FreshRun = pickle.load(sys.stdin.buffer)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     channel.write(json.dumps(main(given)))
     channel.flush()
     os._exit(0)  # threads of the environment do not keep the process

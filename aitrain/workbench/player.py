@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.contract import Case, Prompt, Transcript
+from aitrain.environment.group_scoring import Group, GroupMember, score_groups
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
+from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult
 from aitrain.environment.tool_call_parser import read_calls
 from aitrain.execution.async_calls import run_if_async
@@ -42,6 +44,12 @@ class Conversation:
         """How many answers the policy has given."""
         return sum(message["role"] == "assistant" for message in self.messages)
 
+    @property
+    def transcript(self) -> Transcript:
+        """The conversation as `score_episode` gets it."""
+        said = "".join(str(message["content"]) for message in self.messages)
+        return Transcript(self.case, said if isinstance(self.prompt, str) else list(self.messages))
+
     def turn(self, text: str) -> AssistantTurn:
         """An answer as the environment gets it: its tool calls are parsed if the environment's tools are run."""
         content, calls = read_calls(text) if self.reset.runs_tools else (text, [])
@@ -57,6 +65,10 @@ class Script:
     """A policy that gives these replies in this order."""
 
     replies: tuple[str, ...]
+
+    def ending_in(self, reply: str) -> Script:
+        """The same replies, with another last one."""
+        return Script((*self.replies[:-1], reply))
 
     def __call__(self, conversation: Conversation) -> AssistantTurn | None:
         """The next reply."""
@@ -141,6 +153,15 @@ class PlayedEpisode:
         """Messages of the policy and the environment, from the first answer on."""
         return self.conversation.messages
 
+    @property
+    def as_member(self) -> GroupMember:
+        """The episode as `score_group` gets it."""
+        transcript = self.conversation.transcript
+        asked = self.conversation.prompt
+        messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
+        result = ScoreResult(self.score, self.metrics, self.failure)
+        return GroupMember(transcript.content, transcript.text, [*messages, *self.messages], result)
+
 
 @dataclass
 class _Running:
@@ -156,11 +177,6 @@ class _Running:
     def conversation(self) -> Conversation:
         return Conversation(self.play.case, self.session.reset, tuple(self.messages))
 
-    @property
-    def transcript(self) -> Transcript:
-        said = "".join(str(message["content"]) for message in self.messages)
-        return Transcript(self.play.case, said if isinstance(self.conversation.prompt, str) else self.messages)
-
 
 class Player:
     """Plays episodes on one environment, many at the same time, with the deadlines and the isolation of a run."""
@@ -173,6 +189,11 @@ class Player:
     def play(self, plays: Sequence[Play]) -> list[PlayedEpisode]:
         """Play the episodes, and score them; failures of the environment are in the results."""
         return self._loop.run(self._play(plays)) if plays else []
+
+    def score_groups(self, groups: Sequence[Sequence[PlayedEpisode]]) -> list[list[ScoreResult]]:
+        """The scores of episodes that `score_group` compares, each group of one case."""
+        wanted = [Group(group[0].play.case, [episode.as_member for episode in group]) for group in groups]
+        return self._loop.run(score_groups(self.runner, wanted))
 
     def close(self) -> None:
         """Close the environment, and end its threads and processes."""
@@ -188,7 +209,7 @@ class Player:
         sessions = await self.runner.open([play.case for play in plays], [play.seed for play in plays])
         running = [_Running(*pair) for pair in zip(plays, sessions, strict=True)]
         await asyncio.gather(*(self._converse(one) for one in running if one.session.failure is None))
-        results = await self.runner.score(sessions, [one.transcript for one in running])
+        results = await self.runner.score(sessions, [one.conversation.transcript for one in running])
         await self.runner.end(sessions)
         return [
             PlayedEpisode(
@@ -205,6 +226,10 @@ class Player:
         ]
 
     async def _converse(self, one: _Running) -> None:
+        untrained = one.session.reset.untrained
+        if untrained is not None:
+            response = await self._answered(one, EnvResponse(untrained=untrained))
+            one.session.reset, one.stop = response.reset or ResetResult(), _stop_of(one.session.failure)
         while not one.stop:
             given = one.play.policy(one.conversation)
             turn = await given if inspect.isawaitable(given) else given
@@ -213,12 +238,16 @@ class Player:
                 return
             one.turns.append(turn)
             one.messages.append(as_message(turn))
-            response = await self.runner.respond(one.session, turn)
-            while response.untrained is not None:  # a conversation of the environment's own, in which nobody answers
-                response = await self.runner.respond(one.session, AssistantTurn(""))
+            response = await self._answered(one, await self.runner.respond(one.session, turn))
             one.stop = self._stop_after(one, response)
             if one.stop in ("", "done"):  # as in training, an episode does not have what is said after its last turn
                 one.messages += response.messages
+
+    async def _answered(self, one: _Running, response: EnvResponse) -> EnvResponse:
+        """The response after conversations of the environment's own, in which nobody answers."""
+        while response.untrained is not None and one.session.failure is None:
+            response = await self.runner.respond(one.session, AssistantTurn(""))
+        return response
 
     def _stop_after(self, one: _Running, response: EnvResponse) -> str:
         if one.session.failure is not None:

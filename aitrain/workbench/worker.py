@@ -27,8 +27,8 @@ from aitrain.workbench.opening import open_environment
 
 CALL_SECONDS = 10.0
 """Deadline of a call to the environment, unless --rl-env-timeout is given: a hostile reply may hang it."""
-SECONDS = 180.0
-"""After this time no further check is begun."""
+SECONDS, CHECK_SECONDS = 180.0, 45.0
+"""What all checks together may take, and one of them; what is not checked by then is left out."""
 
 Send = Callable[[Message], None]
 
@@ -44,7 +44,7 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
     checks = chosen(request["only"], [*CHECKS, *more])
     if "rl_env_timeout" not in request["options"]:
         config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
-    subject = Subject(opened, config, tokenizer, budget=SECONDS)
+    subject = Subject(opened, config, tokenizer, budget=SECONDS, check_seconds=CHECK_SECONDS)
     counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
     name = type(opened.environment).__name__
     send({"opened": {"name": name, **counts, "note": opened.note, "seconds": time.monotonic() - start}})

@@ -118,3 +118,22 @@ def test_many_episodes_are_played_at_the_same_time_in_processes_as_well() -> Non
     for isolation in ("thread", "process"):
         with closing(Player(Echo(), TrainConfig(rl_env_isolation=isolation))) as player:
             assert [episode.score for episode in player.play(plays)] == [0.0, 1.0] * 3
+
+
+class Simulated:
+    """A rollout whose user is simulated by the policy, in a conversation that is not trained."""
+
+    async def rollout(self, endpoint: Any) -> float:
+        wish = await endpoint.chat([{"role": "user", "content": "Wish for something."}], trained=False)
+        asked = [{"role": "user", "content": f"A wish: {wish['content']!r}"}]
+        answer = await endpoint.chat(asked)
+        return float(answer["content"] == "granted")
+
+    def build_dataset(self) -> list[dict[str, Any]]:
+        return []
+
+
+def test_a_script_answers_the_trained_conversation_only() -> None:
+    episode = play(Simulated(), Script(("granted",)))
+    assert (episode.score, episode.stop, len(episode.turns)) == (1.0, "done", 1)
+    assert episode.conversation.prompt == [{"role": "user", "content": "A wish: ''"}]

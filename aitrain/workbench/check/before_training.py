@@ -11,11 +11,12 @@ from typing import Any, cast
 from aitrain.environment.contract import Case, level_of, named_by
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.forked_call import Answer, call_forked
+from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
 from aitrain.workbench.check.finding import EnvFinding
-from aitrain.workbench.check.outside import cut_connections, open_connections, watch_connections
-from aitrain.workbench.check.registry import CHECKS, FAST_CASES, NO_TIME, CheckResult, run_checks
-from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.check.outside import cut_connections, open_database, used, watch_connections
+from aitrain.workbench.check.registry import CHECKS, FAST_CASES, CheckResult, run_checks
+from aitrain.workbench.check.subject import NO_TIME, Subject
 from aitrain.workbench.opening import OpenedEnvironment
 
 SECONDS = 5.0
@@ -63,22 +64,23 @@ class FastCheck:
 def check_quickly(
     environment: object, cases: Sequence[Case], config: TrainConfig, seconds: float = SECONDS
 ) -> FastCheck:
-    """Run the fast checks in a forked process, for at most so many seconds.
+    """Run the fast checks in a forked process, for at most so many seconds. Nothing that goes wrong here ends the run.
 
     No answer is scored that could cost something outside of this machine's memory: the process ends before its first
     connection, and environments that ask for the model are left out.
     """
-    names = named_by(getattr(environment, level_of(environment)))
-    if names is not None and "model" in names:
-        return FastCheck(skipped=NEEDS_MODEL)
-    if connected := open_connections():
-        return FastCheck(skipped=f"it is connected to {connected[0]}, which only the run may use")
     try:
+        names = named_by(getattr(environment, level_of(environment)))
+        if names is not None and "model" in names:
+            return FastCheck(skipped=NEEDS_MODEL)
+        if database := open_database():
+            return FastCheck(skipped=f"it may use the open database {database}, which only the run may use")
         opened = OpenedEnvironment(environment, cases, [])
-        found = call_forked(partial(_check, opened, config, seconds), seconds)
+        return _read(cast("Fields", call_forked(partial(_check, opened, config, seconds), seconds)))
     except CallFailed as failed:
         return FastCheck(skipped=f"the checks' process {failed.failure.message}")
-    return _read(cast("Fields", found))
+    except Exception as error:
+        return FastCheck(skipped=f"the checks failed: {describe_error(error)}")
 
 
 def _read(found: Fields) -> FastCheck:
@@ -92,7 +94,7 @@ def _check(opened: OpenedEnvironment, config: TrainConfig, seconds: float, answe
     def stop(address: str) -> None:
         answer({"skipped": f"it connects to {address} (aitrain env check checks it, with real connections)"})
 
-    cut_connections()
+    cut = cut_connections(answer.pipe)
     watch_connections(stop)
     subject = Subject(opened, config, limit=FAST_CASES, budget=seconds - 2 * MARGIN)
     checks, results = [check for check in CHECKS if check.is_fast], list[CheckResult]()
@@ -101,6 +103,8 @@ def _check(opened: OpenedEnvironment, config: TrainConfig, seconds: float, answe
         """The fields of a FastCheck, of the checks that have run so far."""
         if subject.model.used:
             return {"skipped": NEEDS_MODEL}
+        if connection := next(used(cut), None):
+            return {"skipped": f"it is connected to {connection}, which only the run may use"}
         failures = [episode.failure for episode in list(subject.episodes)]
         if any(failure and CUDA_IN_FORK in failure.trace for failure in failures):
             return {"skipped": "its scores use the GPU, which a forked process cannot (aitrain env check can)"}

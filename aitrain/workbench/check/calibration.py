@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from aitrain.environment.contract import Case, Prompt
 from aitrain.environment.tool_call_parser import short
-from aitrain.workbench.check.exploits import PASS
-from aitrain.workbench.check.finding import EnvFinding
+from aitrain.workbench.check.finding import PASS, EnvFinding
 from aitrain.workbench.check.replies import equivalent_forms, spaced_forms, text_of
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.player import PlayedEpisode, Script
@@ -98,7 +97,7 @@ def equivalent(subject: Subject) -> Iterator[EnvFinding]:
             "equivalent-forms",
             "info",
             f"The reference loses score {', '.join(refused)}.",
-            "A model that answers so is right and not paid; with thoughts, that may be every reply.",
+            "A right answer in this form earns too little; if the model always writes so, all of its answers do.",
             "Say in the prompt which form counts, or read the answer out of the reply.",
             next(iter(refused.values())).case_idx,
         )

@@ -8,10 +8,10 @@ from itertools import cycle, islice
 from aitrain.environment.contract import Case
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.outcomes import NOISE
-from aitrain.workbench.check.subject import SLOW_SAMPLE, Subject
+from aitrain.workbench.check.subject import FEW, SLOW_SAMPLE, Subject
 from aitrain.workbench.player import EMPTY, JUNK, PlayedEpisode, Policy
 
-MANY, FEW = 32, 8
+MANY = 32
 """Episodes that are played at the same time; few of them if the environment is slow."""
 
 
@@ -74,7 +74,7 @@ def isolation(subject: Subject) -> Iterator[EnvFinding]:
     pairs = _pairs(subject, subject.sample[:3])
     alone = [subject.play_one(*pair, again=True) for pair in pairs]
     repeated = [subject.play_one(*pair, again=True) for pair in pairs]
-    together = subject.play(pairs, again=True)
+    together = subject.play_together(pairs)
     for before, again, after in zip(alone, repeated, together, strict=True):
         is_steady = _said(before) == _said(again) and before.score == again.score
         if is_steady and (_said(before) != _said(after) or before.score != after.score):
@@ -95,7 +95,7 @@ def concurrency(subject: Subject) -> Iterator[EnvFinding]:
     pairs = _pairs(subject, subject.sample)
     serial = [subject.play_one(*pair, again=True) for pair in pairs]
     many = list(islice(cycle(zip(pairs, serial, strict=True)), FEW if is_slow else MANY))
-    for episode, (pair, alone) in zip(subject.play((pair for pair, _ in many), again=True), many, strict=True):
+    for episode, (pair, alone) in zip(subject.play_together(pair for pair, _ in many), many, strict=True):
         failed = episode.failure is not None and alone.failure is None
         differs = abs((episode.score or 0.0) - (alone.score or 0.0)) > NOISE
         if failed or differs:

@@ -8,6 +8,8 @@ from typing import Literal
 Level = Literal["fail", "warning", "info"]
 LEVELS: tuple[Level, ...] = ("fail", "warning", "info")
 """A run on an environment with a `fail` learns something wrong or ends; `info` is a fact that is worth knowing."""
+PASS = 0.99
+"""Share of what the reference earns from which a reply passes."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import cycle, islice
 
 from aitrain.batch import plan_batch
+from aitrain.environment.contract import Case
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.player import JUNK, Policy
@@ -25,9 +26,9 @@ def latency(subject: Subject) -> Iterator[EnvFinding]:
     wanted = batch.completions_per_step // batch.processes
     each = max(episode.seconds for episode in subject.play((case, JUNK) for case in subject.sample[:2]))
     count = max(1, min(wanted, int(BUDGET / max(each, 1e-6))))
-    pairs: list[tuple[object, Policy]] = [(case, subject.reference(case) or JUNK) for case in subject.sample]
+    pairs: list[tuple[Case, Policy]] = [(case, subject.reference(case) or JUNK) for case in subject.sample]
     start = time.monotonic()
-    played = subject.play(islice(cycle(pairs), count), again=True)  # type: ignore[arg-type]
+    played = subject.play_together(islice(cycle(pairs), count))
     seconds = (time.monotonic() - start) * wanted / count
     slowest = max(played, key=lambda episode: episode.seconds)
     text = f"The environment adds {seconds:.2g} seconds to each step of {wanted} episodes"

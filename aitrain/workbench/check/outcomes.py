@@ -8,8 +8,8 @@ from aitrain.execution.failure import Failure
 from aitrain.workbench.check.exploits import probe
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.replies import HOSTILE, HOSTILE_ANSWERS, rewrapped
-from aitrain.workbench.check.subject import NO_MODEL, Subject
-from aitrain.workbench.player import Constant, PlayedEpisode, Script
+from aitrain.workbench.check.subject import NO_MODEL, NotCheckedError, Subject
+from aitrain.workbench.player import EMPTY, JUNK, Constant, PlayedEpisode, Script
 
 SCORE_KINDS = ("wrong_type", "not_finite", "out_of_range")
 MOST_FINDINGS = 3
@@ -20,7 +20,7 @@ NOISE = 0.2
 
 def score_range(subject: Subject) -> Iterator[EnvFinding]:
     """Scores are finite numbers in the range."""
-    _play_hostile(subject)
+    stopped = _play_hostile(subject)
     for episode, failure in _first_of_each(subject.episodes, SCORE_KINDS):
         is_range = failure.kind == "out_of_range"
         yield EnvFinding(
@@ -32,6 +32,8 @@ def score_range(subject: Subject) -> Iterator[EnvFinding]:
             episode.play.case.case_idx,
         )
     yield from _unscored(subject)
+    if stopped:
+        raise stopped
 
 
 def _unscored(subject: Subject) -> Iterator[EnvFinding]:
@@ -49,7 +51,7 @@ def _unscored(subject: Subject) -> Iterator[EnvFinding]:
 
 def exceptions(subject: Subject) -> Iterator[EnvFinding]:
     """No reply makes the environment raise or hang."""
-    _play_hostile(subject)
+    stopped = _play_hostile(subject)
     for episode, failure in _first_of_each(subject.episodes, ("raised", "crashed", "timed_out", "server")):
         yield EnvFinding(
             "exceptions",
@@ -59,13 +61,21 @@ def exceptions(subject: Subject) -> Iterator[EnvFinding]:
             "Catch it where the reply is parsed, and return 0 (or an error message in a conversation).",
             episode.play.case.case_idx,
         )
+    if stopped:
+        raise stopped
 
 
-def _play_hostile(subject: Subject) -> None:
-    count = 2 if subject.limit > len(subject.sample[:4]) else 1
-    subject.play((case, Constant(text)) for text in HOSTILE.values() for case in subject.sample[:count])
-    answered = subject.answered[:count]
-    subject.play((case, Script((rewrapped(reply, text),))) for case, reply in answered for text in HOSTILE_ANSWERS)
+def _play_hostile(subject: Subject) -> NotCheckedError | None:
+    """Play them as far as there is time; what the first ones did is worth knowing if it is over, perhaps because of
+    them."""
+    try:
+        count = 2 if subject.limit > len(subject.sample[:4]) else 1
+        subject.play((case, Constant(text)) for text in HOSTILE.values() for case in subject.sample[:count])
+        answered = subject.answered[:count]
+        subject.play((case, Script((rewrapped(reply, text),))) for case, reply in answered for text in HOSTILE_ANSWERS)
+    except NotCheckedError as stopped:
+        return stopped
+    return None
 
 
 def _first_of_each(episodes: Sequence[PlayedEpisode], kinds: Sequence[str]) -> list[tuple[PlayedEpisode, Failure]]:
@@ -115,6 +125,28 @@ def repeatable_score(subject: Subject) -> Iterator[EnvFinding]:
                 before.play.case.case_idx,
             )
             return
+
+
+def group_score(subject: Subject) -> Iterator[EnvFinding]:
+    """score_group returns a score for each episode, and the reference's is not below that of a meaningless reply."""
+    played = [
+        subject.play([(case, script), (case, JUNK), (case, EMPTY), (case, script)])
+        for case in subject.sample[:2]
+        for script in [subject.reference(case) or Script(("the answer",))]
+    ]
+    for group, results in zip(played, subject.player.score_groups(played), strict=True):
+        failure = next((result.failure for result in results if result.failure), None)
+        right, junk = results[0].score, results[1].score
+        if failure is not None and failure.place == "score_group":
+            what, fix = f"score_group {failure.message}", "Return a list with one score, or None, for each episode."
+        elif subject.reference(group[0].play.case) and right is not None and junk is not None and right < junk:
+            what = f"score_group gives the reference {right:g}, and a meaningless reply of the same group {junk:g}"
+            fix = "Rank the episodes the other way round."
+        else:
+            continue
+        why = "The scores of score_group are those that are trained on."
+        yield EnvFinding("group-score", "fail", f"{what}.", why, fix, group[0].play.case.case_idx)
+        return
 
 
 def model_use(subject: Subject) -> Iterator[EnvFinding]:

@@ -1,13 +1,17 @@
-"""Notices when an environment reaches outside of its process: network connections and local services."""
+"""Notices when an environment reaches outside of its process: connections, pipes to other programs, databases."""
 
 from __future__ import annotations
 
 import gc
 import os
 import socket
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+
+from aitrain.environment.endpoint_server import running_address
 
 EVENTS = ("socket.connect", "socket.sendto", "socket.getaddrinfo")
 """Audit events of Python's socket module: which address, before anything is sent."""
@@ -15,47 +19,87 @@ EVENTS = ("socket.connect", "socket.sendto", "socket.getaddrinfo")
 
 def watch_connections(on_use: Callable[[str], object]) -> None:
     """Call `on_use` with the address before each connection, name look-up or datagram of this process, from now on
-    until it ends: an audit hook cannot be removed."""
+    until it ends: an audit hook cannot be removed. Connections to the run's own endpoint do not count."""
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event in EVENTS:
-            on_use(_shown(event, arguments))
+        if event in EVENTS and (address := _address(event, arguments)) != running_address():
+            on_use(_shown(address))
 
     sys.addaudithook(hook)
 
 
-def _shown(event: str, arguments: tuple[object, ...]) -> str:
-    address = arguments[:2] if event == "socket.getaddrinfo" else arguments[1]
+def _address(event: str, arguments: tuple[object, ...]) -> object:
+    return tuple(arguments[:2]) if event == "socket.getaddrinfo" else arguments[1]
+
+
+def _shown(address: object) -> str:
     if isinstance(address, tuple):
         return ":".join(str(part) for part in address[:2] if part is not None)
     return str(address)
 
 
-def open_connections() -> list[str]:
-    """Addresses that Python's sockets of this process are connected to over the network; those of libraries in C, such
-    as torch's between ranks, are not seen."""
+def open_database() -> str:
+    """The file of an open SQLite database, which a forked process must not touch; empty if there is none."""
+    sqlite3 = sys.modules.get("sqlite3")
+    if sqlite3 is None:
+        return ""
     # by type: isinstance asks the object, and lazy ones import what they stand for
-    sockets = (one for one in gc.get_objects() if issubclass(type(one), socket.socket))
-    return [address for one in sockets if (address := _peer(one))]
+    for one in [found for found in gc.get_objects() if issubclass(type(found), sqlite3.Connection)]:
+        with suppress(sqlite3.Error):  # closed, or of another thread
+            if name := one.execute("PRAGMA database_list").fetchone()[2]:
+                return str(name)
+    return ""
 
 
-def cut_connections() -> None:
-    """In a forked process: make all inherited network connections unusable, as they belong to the parent."""
-    nothing = os.open(os.devnull, os.O_RDWR)
+@dataclass(frozen=True)
+class Cut:
+    """A connection or pipe of the parent, which this process holds no longer: what is written to it stays here."""
+
+    name: str
+    other_end: socket.socket
+
+    @property
+    def was_used(self) -> bool:
+        """Whether something was written to it."""
+        try:
+            return bool(self.other_end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+
+def cut_connections(keep: int) -> list[Cut]:
+    """In a forked process: replace all inherited sockets and pipes but `keep`, as they belong to the parent. Whoever
+    waits for an answer from one waits for ever."""
+    found = list[Cut]()
     for fd in [int(name) for name in os.listdir("/dev/fd") if name.isdecimal()]:
-        with suppress(OSError):  # not a socket
-            with socket.socket(fileno=os.dup(fd)) as one:
-                is_connected = bool(_peer(one))
-            if is_connected:
-                os.dup2(nothing, fd)
-    os.close(nothing)
+        if fd <= 2 or fd == keep:
+            continue
+        with suppress(OSError):  # closed meanwhile
+            if (name := _name_of(fd)) is not None:
+                own, other = socket.socketpair()
+                os.dup2(own.fileno(), fd, inheritable=False)
+                own.close()
+                found.append(Cut(name, other))
+    return found
 
 
-def _peer(one: socket.socket) -> str:
-    """The address at the other end of a network connection; empty if there is none."""
-    if one.fileno() < 0 or one.family not in (socket.AF_INET, socket.AF_INET6):
-        return ""
-    try:
-        return ":".join(map(str, one.getpeername()[:2]))
-    except OSError:
-        return ""
+def used(cuts: list[Cut]) -> Iterator[str]:
+    """Names of the connections and pipes that something was written to."""
+    return (cut.name for cut in cuts if cut.was_used)
+
+
+def _name_of(fd: int) -> str | None:
+    """What a socket or pipe is connected to; None for a file."""
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(mode):
+        return "another program"
+    if not stat.S_ISSOCK(mode):
+        return None
+    with socket.socket(fileno=os.dup(fd)) as one:
+        try:
+            peer = one.getpeername()
+        except OSError:
+            return "a socket"
+    if isinstance(peer, tuple):
+        return ":".join(map(str, peer[:2]))
+    return (peer if isinstance(peer, str) else os.fsdecode(peer)) or "another program"

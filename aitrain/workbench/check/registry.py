@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from aitrain.environment.contract import Case
+from aitrain.environment.contract import scores_groups
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.user_code import describe_error
-from aitrain.options.train import TrainConfig
 from aitrain.workbench.check import (
     calibration,
     data_checks,
@@ -25,18 +24,15 @@ from aitrain.workbench.check import (
     tool_checks,
 )
 from aitrain.workbench.check.finding import EnvFinding
-from aitrain.workbench.check.subject import Subject
-from aitrain.workbench.opening import OpenedEnvironment
+from aitrain.workbench.check.subject import NotCheckedError, Subject
 
-FAST_SECONDS = 4.0
-"""What `fast_findings` may take before it leaves out the remaining checks."""
 FAST_CASES = 4
-NO_TIME = "no time left"
-"""Why a check was skipped after the time of all checks."""
+"""Cases that are played by the fast checks before a training."""
 
 
-Needs = Literal["rows", "scores", "scale", "reference", "reply", "turns"]
-"""What a check needs: the rows only, scores, scores with a scale, a reference, one of a single reply, several turns."""
+Needs = Literal["rows", "scores", "scale", "reference", "reply", "last reply", "turns", "groups"]
+"""What a check needs: the rows only, scores, scores with a scale, a reference, one of a single reply, one whose last
+reply decides the score, several turns, `score_group`."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +59,10 @@ class EnvCheck:
             return "" if any(map(subject.reference, subject.sample)) else "there is no reference"
         if self.needs == "reply":
             return "" if subject.answered else "there is no reference of one reply that earns anything"
+        if self.needs == "last reply":
+            return "" if subject.decided else "there is no reference whose last reply decides the score"
+        if self.needs == "groups":
+            return "" if scores_groups(subject.environment) else "there is no score_group"
         is_calibrated = self.needs != "scale" or any(subject.scale(case).full is not None for case in subject.sample)
         return "" if is_calibrated else "uncalibrated: nothing earns a score"
 
@@ -99,9 +99,9 @@ CHECKS: tuple[EnvCheck, ...] = (
     ),
     EnvCheck("floor", "replies without content earn nothing", exploits.floor, "scale", is_fast=True),
     EnvCheck("other-answer", "another case's answer does not pass", exploits.other_answer, "reference", is_fast=True),
-    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", exploits.wrong_answer, "reply"),
-    EnvCheck("shotgun", "a list of answers does not pass", exploits.shotgun, "reply"),
-    EnvCheck("denied-answer", "a rejected answer does not pass", exploits.denied_answer, "reply"),
+    EnvCheck("wrong-answer", "a wrong answer in the right format does not pass", exploits.wrong_answer, "last reply"),
+    EnvCheck("shotgun", "a list of answers does not pass", exploits.shotgun, "last reply"),
+    EnvCheck("denied-answer", "a rejected answer does not pass", exploits.denied_answer, "last reply"),
     EnvCheck("template", "the empty format earns little", exploits.template, "scale"),
     EnvCheck("lazy-policy", "no fixed strategy is enough", exploits.lazy_policy, "scale"),
     EnvCheck("injection", "a reply cannot command the judge", judges.injection, "scale"),
@@ -113,6 +113,7 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("tools", "tools are described and take wrong calls", tool_checks.tools, "rows"),
     EnvCheck("score-range", "all scores are numbers in the range", outcomes.score_range, is_fast=True),
     EnvCheck("exceptions", "no reply makes the environment raise", outcomes.exceptions, is_fast=True),
+    EnvCheck("group-score", "score_group ranks the reference above nonsense", outcomes.group_score, "groups"),
     EnvCheck("network", "episodes need no network", side_effects.network),
     EnvCheck("signals", "episodes work outside of the main thread", side_effects.signals),
     EnvCheck("pickling", "rows and attributes can be sent to processes", process_needs.pickling, "rows"),
@@ -136,28 +137,17 @@ def chosen(only: Iterable[str], checks: Sequence[EnvCheck] = CHECKS) -> list[Env
 
 
 def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckResult]:
-    """Run the checks one after another, as long as the subject's budget allows."""
+    """Run the checks one after another; those for which there is no time are skipped."""
     for check in checks:
-        start = time.monotonic()
-        skipped = NO_TIME if subject.is_late else check.reason_to_skip(subject)
-        if skipped:
-            yield CheckResult(check.name, check.description, skipped=skipped)
-            continue
+        start, found, skipped = time.monotonic(), list[EnvFinding](), ""
         try:
-            found, failed = tuple(check.find(subject)), ""
+            subject.begin_check()
+            skipped = check.reason_to_skip(subject)
+            if not skipped:
+                for finding in check.find(subject):
+                    found.append(finding)
+        except NotCheckedError as stopped:
+            skipped = "" if found else str(stopped)
         except Exception as error:  # one check that fails must not hide what the others find
-            found, failed = (), f"the check itself failed: {describe_error(error)}"
-        yield CheckResult(check.name, check.description, found, failed, time.monotonic() - start)
-
-
-def fast_findings(environment: object, cases: Sequence[Case], config: TrainConfig) -> list[EnvFinding]:
-    """The findings of the fast checks, which need no model and at most a few seconds, before a training.
-
-    Call it in a process of its own: the environment's methods are called.
-    """
-    subject = Subject(OpenedEnvironment(environment, cases, []), config, limit=FAST_CASES, budget=FAST_SECONDS)
-    try:
-        fast = (check for check in CHECKS if check.is_fast)
-        return [finding for result in run_checks(subject, fast) for finding in result.findings]
-    finally:
-        subject.close()
+            skipped = f"the check itself failed: {describe_error(error)}"
+        yield CheckResult(check.name, check.description, tuple(found), skipped, time.monotonic() - start)

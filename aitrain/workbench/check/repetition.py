@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from aitrain.environment.tool_call_parser import short
 from aitrain.workbench.check.finding import EnvFinding
-from aitrain.workbench.check.subject import Subject
-from aitrain.workbench.fresh import FreshRun, attributes, digests, results
+from aitrain.workbench.check.subject import NotCheckedError, Subject
+from aitrain.workbench.fresh import FreshRun, FreshRunError, attributes, digests, results
 
 HASH_SEEDS = ("1",)
 SEED_IT = "Use random.Random(seed) with a fixed seed, and sorted(...) where a set or a dict of sets is listed."
@@ -16,9 +19,9 @@ SEED_IT = "Use random.Random(seed) with a fixed seed, and sorted(...) where a se
 def repeatable_dataset(subject: Subject) -> Iterator[EnvFinding]:
     """Fresh processes build the same rows and references."""
     options, own_seed = subject.config.changed(), os.environ.get("PYTHONHASHSEED", "random")
-    same, *others = results([FreshRun(options, seed) for seed in (own_seed, *HASH_SEEDS)])
+    same, *others = _results(subject, [FreshRun(options, seed) for seed in (own_seed, *HASH_SEEDS)])
     here = digests(subject.environment, subject.cases)
-    if same and same["again"] != same["rows"]:
+    if same["again"] != same["rows"]:
         yield EnvFinding(
             "repeatable-dataset",
             "fail",
@@ -28,7 +31,7 @@ def repeatable_dataset(subject: Subject) -> Iterator[EnvFinding]:
         )
         return
     for kind, what in (("rows", "rows"), ("references", "answers of reference")):
-        different = _differing(here[kind], same[kind]) if same else ""
+        different = _differing(here[kind], same[kind])
         if different and own_seed != "random":
             yield EnvFinding(
                 "repeatable-dataset",
@@ -38,7 +41,7 @@ def repeatable_dataset(subject: Subject) -> Iterator[EnvFinding]:
                 SEED_IT,
             )
             return
-        for other in filter(None, others):
+        for other in others:
             different = _differing(here[kind], other[kind])
             if different:
                 yield EnvFinding(
@@ -49,6 +52,21 @@ def repeatable_dataset(subject: Subject) -> Iterator[EnvFinding]:
                     SEED_IT,
                 )
                 return
+
+
+def _results(subject: Subject, runs: Sequence[FreshRun]) -> list[dict[str, Any]]:
+    """What fresh processes find.
+
+    Raises:
+        NotCheckedError: one failed, or cannot be sent the rows.
+    """
+    subject.check_time()
+    try:
+        return results(runs, subject.seconds_left)
+    except FreshRunError as error:
+        raise NotCheckedError(short(str(error), 200)) from error
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise NotCheckedError(f"rows cannot be sent to another process: {error}") from error
 
 
 def _differing(one: list[str], other: list[str]) -> str:
@@ -70,14 +88,10 @@ def two_ranks(subject: Subject) -> Iterator[EnvFinding]:
         "plays": [(case, script.replies) for case, script in pairs],
     }
     own_seed = os.environ.get("PYTHONHASHSEED", "random")
-    try:
-        (found,) = results([FreshRun(subject.config.changed(), own_seed, rank)])
-    except Exception:
-        return  # a row that cannot be sent: training on two processes says so
-    scores = found.get("scores", expected)
+    (found,) = _results(subject, [FreshRun(subject.config.changed(), own_seed, rank)])
     wrong = [
         (case, before, after)
-        for (case, _), before, after in zip(pairs, expected, scores, strict=True)
+        for (case, _), before, after in zip(pairs, expected, found["scores"], strict=True)
         if before is not None and (after is None or abs(before - after) > 1e-6)
     ]
     if wrong:

@@ -139,11 +139,16 @@ def shotguns(reply: str, others: Sequence[str]) -> Iterator[str]:
 
 
 def denials(reply: str) -> Iterator[str]:
-    """Replies that name the right answer and reject it."""
+    """Sentences that name the right answer and reject it."""
     core = core_of(reply)
     yield f"I do not know the answer. It is certainly not {core}."
     yield f"{core} is wrong, so I give up and give no answer."
-    if core != reply.strip():  # in the reply's own format
+
+
+def denials_in_format(reply: str) -> Iterator[str]:
+    """Replies that reject the right answer in the place of the answer, if the reply has a format."""
+    core = core_of(reply)
+    if core != reply.strip():
         yield rewrapped(reply, f"not {core}")
         yield rewrapped(reply, f"{core} is wrong")
 

@@ -39,9 +39,11 @@ def lines(messages: Iterable[Message]) -> Iterator[str]:
             yield from _opened(message["opened"])
         if "result" in message:
             results.append(message["result"])
-            yield _status_line(message["result"])
+            if not message["result"]["skipped"]:
+                yield _status_line(message["result"])
         episodes = message.get("episodes", episodes)
-    findings = [finding for result in results for finding in result["findings"]]
+    yield from _skipped(results)
+    findings = [finding for result in results for finding in result["findings"] if not _is_fact(finding)]
     for finding in sorted(findings, key=lambda finding: RANKS.index(finding["level"])):
         yield from _finding(finding)
     if results:
@@ -67,15 +69,27 @@ def _opened(opened: Message) -> Iterator[str]:
     yield ""
 
 
+def _is_fact(finding: Message) -> bool:
+    """Whether a finding is a sentence that asks for nothing: it stands in the line of its check."""
+    return finding["level"] == "info" and not finding["why"] and not finding["fix"]
+
+
 def _status_line(result: Message) -> str:
-    levels = {finding["level"] for finding in result["findings"]}
+    levels = {finding["level"] for finding in result["findings"] if not _is_fact(finding)}
     state = next((level for level in RANKS if level in levels), "ok")
-    said = result["description"]
-    if result["skipped"]:
-        state, said = "-", f"not checked: {result['skipped']}"
-    elif state != "ok":
-        said = "see below"
-    return typer.style(f"{state:8}", COLOURS.get(state)) + f" {result['name']:18} {said}"
+    facts = [finding["what"] for finding in result["findings"] if _is_fact(finding)]
+    said = "see below" if state != "ok" else " ".join(facts) or result["description"]
+    return typer.style(f"{state:8}", COLOURS.get(state)) + f" {result['name']:18} {_plain(said)}"
+
+
+def _skipped(results: Iterable[Message]) -> Iterator[str]:
+    """The checks that did not run, by the reason."""
+    names: dict[str, list[str]] = {}
+    for result in results:
+        if result["skipped"]:
+            names.setdefault(result["skipped"], []).append(result["name"])
+    for reason, skipped in names.items():
+        yield _plain(f"-        not checked        {', '.join(skipped)}: {reason}")
 
 
 def _finding(finding: Message) -> Iterator[str]:

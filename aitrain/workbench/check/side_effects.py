@@ -17,11 +17,11 @@ from aitrain.execution.async_calls import shared_loop
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.forked_call import Answer, call_forked
 from aitrain.workbench.check.finding import EnvFinding
-from aitrain.workbench.check.outside import cut_connections, watch_connections
-from aitrain.workbench.check.subject import Subject, spread
+from aitrain.workbench.check.outside import cut_connections, used, watch_connections
+from aitrain.workbench.check.subject import NotCheckedError, Subject, spread
 from aitrain.workbench.player import JUNK, Play, Player, Script
 
-SECONDS = 60.0
+SECONDS = 30.0
 CASES = 4
 PRINTED = 2000
 """Bytes that an episode may print."""
@@ -35,15 +35,20 @@ Look = Callable[[Callable[[], None]], Seen]
 
 
 def in_a_fork(subject: Subject, look: Look) -> Seen:
-    """What `look` returns in a forked process that plays a few episodes in threads, without network connections of
-    this one; empty if that process ends or hangs, which other checks report."""
+    """What `look` returns in a forked process that plays a few episodes in threads, without the connections of this
+    one.
+
+    Raises:
+        NotCheckedError: that process hangs or ends, or needs a connection of this one.
+    """
+    subject.check_time()
     cases = spread(subject.cases, CASES)
     references = [Play(case, script) for case in cases if (script := subject.reference(case))]
     plays = [*references, *(Play(case, JUNK) for case in cases), *(Play(case, Script(("",))) for case in cases)]
     config = subject.config.model_copy(update={"rl_env_isolation": "thread"})
 
-    def run(_: Answer) -> Seen:
-        cut_connections()
+    def run(answer: Answer) -> Seen:
+        cut = cut_connections(answer.pipe)
 
         def play() -> None:
             player = Player(subject.environment, config)
@@ -51,12 +56,15 @@ def in_a_fork(subject: Subject, look: Look) -> Seen:
             player.play(plays)
             player.stop()
 
-        return {**look(play), "episodes": len(plays)}
+        return {**look(play), "episodes": len(plays), "connections": list(used(cut))}
 
     try:
-        return cast("Seen", call_forked(run, SECONDS))
-    except CallFailed:
-        return {}
+        seen = cast("Seen", call_forked(run, min(SECONDS, max(1.0, subject.seconds_left))))
+    except CallFailed as failed:
+        raise NotCheckedError(f"a copy of the process {failed.failure.message}") from failed
+    if seen["connections"]:
+        raise NotCheckedError(f"episodes use an open connection to {seen['connections'][0]}, which a copy has not")
+    return seen
 
 
 # -- side effects
@@ -68,7 +76,7 @@ def side_effects(subject: Subject) -> Iterator[EnvFinding]:
     for what, why, fix in _SENTENCES:
         if detail := found.get(what):
             yield EnvFinding("side-effects", "warning", f"{what[0].upper()}{what[1:]}{detail}.", why, fix)
-    printed = found.get("printed", 0) / found.get("episodes", 1)
+    printed = found["printed"] / found["episodes"]
     if printed > PRINTED:
         yield EnvFinding(
             "side-effects",
@@ -213,22 +221,22 @@ def network(subject: Subject) -> Iterator[EnvFinding]:
     """Episodes need no network."""
 
     def look(play: Callable[[], None]) -> Seen:
-        used: list[str] = []
+        asked: list[str] = []
 
         def refuse(address: str) -> None:
-            used.append(address)
+            asked.append(address)
             raise OSError("the network is closed during this check of aitrain")
 
         watch_connections(refuse)
         play()
-        return {"used": list(dict.fromkeys(used))}
+        return {"used": list(dict.fromkeys(asked))}
 
-    used = in_a_fork(subject, look).get("used")
-    if used:
+    addresses = in_a_fork(subject, look)["used"]
+    if addresses:
         yield EnvFinding(
             "network",
             "warning",
-            f"Episodes connect to {', '.join(used[:3])}.",
+            f"Episodes connect to {', '.join(addresses[:3])}.",
             "Each step waits for it, and if it fails, the episode is missing data.",
             "Keep what is needed on this machine; for a judge or a tool server, set --rl-env-retries and a timeout"
             " of its own below --rl-env-timeout.",
@@ -242,7 +250,7 @@ def signals(subject: Subject) -> Iterator[EnvFinding]:
     """Episodes set no signal handlers, which only the main thread can."""
     if subject.config.rl_env_isolation == "process":
         return  # calls run in the main threads of their processes
-    found = in_a_fork(subject, _signals_in_threads).get("used")
+    found = in_a_fork(subject, _signals_in_threads)["used"]
     if found:
         yield EnvFinding(
             "signals",
@@ -256,14 +264,14 @@ def signals(subject: Subject) -> Iterator[EnvFinding]:
 
 def _signals_in_threads(play: Callable[[], None]) -> Seen:
     """In the forked process: the functions of `signal` that were called outside of the main thread."""
-    used: list[str] = []
+    called: list[str] = []
 
     def watched(name: str) -> Callable[..., object]:
         function = getattr(signal, name)
 
         def call(*arguments: object) -> object:
             if threading.current_thread() is not threading.main_thread():
-                used.append(name)
+                called.append(name)
             return function(*arguments)
 
         return call
@@ -271,4 +279,4 @@ def _signals_in_threads(play: Callable[[], None]) -> Seen:
     for name in ("signal", "alarm", "setitimer"):
         setattr(signal, name, watched(name))
     play()
-    return {"used": used}
+    return {"used": called}

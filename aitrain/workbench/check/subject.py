@@ -12,10 +12,10 @@ from typing import Any
 from aitrain.environment.contract import Case, level_of, named_by
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
-from aitrain.workbench.check.finding import Scale
-from aitrain.workbench.check.replies import core_of
+from aitrain.workbench.check.finding import PASS, Scale
+from aitrain.workbench.check.replies import core_of, text_of
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.player import Play, PlayedEpisode, Player, Policy, Script, reference_of
+from aitrain.workbench.player import JUNK, JUNK_TEXT, Play, PlayedEpisode, Player, Policy, Script, reference_of
 
 SAMPLE = 16
 """Cases that are played."""
@@ -24,7 +24,20 @@ SLOW_SAMPLE = 4
 SLOW_SECONDS = 0.5
 
 
+AT_ONCE, FEW = 64, 8
+"""Episodes that are played at the same time; fewer if they are slow, down to FEW."""
+PATIENT = 2.5
+"""Seconds that episodes at the same time may take together, if they share one processor."""
+HANGING = 16
+"""Calls that hang in threads from which nothing more is checked: they slow down all others."""
+
 NO_MODEL = "env check has no model"
+NO_TIME = "no time left"
+"""Why a check was skipped after the time of all checks."""
+
+
+class NotCheckedError(Exception):
+    """A check could not run, or not to its end; the message says why."""
 
 
 class ModelGuard:
@@ -50,7 +63,9 @@ class Subject:
     limit: int = SAMPLE
     """Maximum number of cases that are played."""
     budget: float = math.inf
-    """Seconds that all checks may take; see `is_late`."""
+    """Seconds that all checks may take."""
+    check_seconds: float = math.inf
+    """Seconds that one check may take."""
     is_serial: bool = False
     """Whether episodes are played one after another, as they disturb each other."""
     model: ModelGuard = field(default_factory=ModelGuard)
@@ -61,7 +76,10 @@ class Subject:
     reference_errors: dict[int, str] = field(default_factory=dict)
     """What `reference` raised, by the number of the case."""
     _references: dict[int, Script | None] = field(default_factory=dict)
+    _first_seconds: float | None = None
+    """Seconds of the first episode, which is played alone."""
     _start: float = field(default_factory=time.monotonic)
+    _check_end: float = math.inf
     _cache: dict[tuple[int, Policy, int], PlayedEpisode] = field(default_factory=dict)
 
     @property
@@ -87,10 +105,31 @@ class Subject:
         player.runner.offer(self.model, self.tokenizer)
         return player
 
+    # -- time
+
+    def begin_check(self) -> None:
+        """Begin the time of one check."""
+        self._check_end = time.monotonic() + self.check_seconds
+
     @property
-    def is_late(self) -> bool:
-        """Whether the budget is used up: what is not checked yet is left out."""
-        return time.monotonic() - self._start > self.budget
+    def seconds_left(self) -> float:
+        """Seconds that the running check may still take."""
+        return min(self._check_end, self._start + self.budget) - time.monotonic()
+
+    def check_time(self) -> None:
+        """Stop a check whose time is over.
+
+        Raises:
+            NotCheckedError: it is, or too many calls hang.
+        """
+        now = time.monotonic()
+        if now > self._start + self.budget:
+            raise NotCheckedError(NO_TIME)
+        if now > self._check_end:
+            raise NotCheckedError(f"took longer than {self.check_seconds:g} seconds")
+        hanging = self.player.runner.pool.abandoned if "player" in self.__dict__ else 0
+        if hanging >= HANGING:
+            raise NotCheckedError(f"{hanging} calls of earlier checks hang")
 
     # -- cases and references
 
@@ -132,6 +171,27 @@ class Subject:
         return [(case, reply) for case, reply in single if self.scale(case).full is not None]
 
     @cached_property
+    def decided(self) -> list[tuple[Case, Script]]:
+        """The cases of the sample whose reference's last reply decides the score, with the reference: those of a single
+        reply, and conversations that earn less with a meaningless last one. A tool call is no answer."""
+        single = [(case, Script((reply,))) for case, reply in self.answered]
+        several = [
+            (case, script)
+            for case in self.sample
+            if (script := self.reference(case)) and len(script.replies) > 1 and "<tool_call>" not in script.replies[-1]
+        ]
+        without = self.play((case, script.ending_in(JUNK_TEXT)) for case, script in several)
+        pairs = zip(several, without, strict=True)
+        shares = [(pair, self.share(episode)) for pair, episode in pairs if self.scale(pair[0]).full is not None]
+        return single + [pair for pair, share in shares if (share or 0.0) < PASS]
+
+    def asked(self, case: Case) -> str:
+        """What the policy is asked first, as one text: the prompt, and what the environment says first."""
+        if self.level == "score_episode":
+            return text_of(case.prompt or "")
+        return text_of(self.play_one(case, JUNK).conversation.prompt or "")
+
+    @cached_property
     def sees_the_case(self) -> bool:
         """Whether the scoring method asks for anything of the case, so that its score can depend on it."""
         names = named_by(getattr(self.environment, self.level))
@@ -141,18 +201,46 @@ class Subject:
     # -- playing
 
     def play(self, pairs: Iterable[tuple[Case, Policy]], seed: int = 0, again: bool = False) -> list[PlayedEpisode]:
-        """Play the policies on the cases, all at the same time; episodes that were played before are taken from
-        there, unless `again`."""
+        """Play the policies on the cases, many at the same time; episodes that were played before are taken from
+        there, unless `again`.
+
+        Raises:
+            NotCheckedError: the time of the check is over.
+        """
         wanted = [Play(case, policy, seed) for case, policy in pairs]
         new = list({_key(play): play for play in wanted if again or _key(play) not in self._cache}.values())
         if again:
             new = wanted
-        played = [self.player.play([play])[0] for play in new] if self.is_serial else self.player.play(new)
-        if again:
-            return played
-        self.episodes += played
-        self._cache.update({_key(episode.play): episode for episode in played})
-        return [self._cache[_key(play)] for play in wanted]
+        played: list[PlayedEpisode] = []
+        while len(played) < len(new):
+            self.check_time()
+            some = self.player.play(new[len(played) : len(played) + self._at_once])
+            played += some
+            if self._first_seconds is None:
+                self._first_seconds = some[0].seconds
+            if not again:
+                self.episodes += some
+                self._cache.update({_key(episode.play): episode for episode in some})
+        return played if again else [self._cache[_key(play)] for play in wanted]
+
+    @property
+    def _at_once(self) -> int:
+        """Number of episodes to play at the same time: code that computes has one processor for all threads, and must
+        not miss its deadline because of the others."""
+        if self.is_serial or self._first_seconds is None:
+            return 1
+        return int(min(AT_ONCE, max(FEW, PATIENT / max(self._first_seconds, 1e-6))))
+
+    def play_together(self, pairs: Iterable[tuple[Case, Policy]]) -> list[PlayedEpisode]:
+        """Play episodes all at the same time, as a step does, also those that were played before.
+
+        Raises:
+            NotCheckedError: the time of the check is over.
+        """
+        if self.is_serial:
+            return self.play(pairs, again=True)
+        self.check_time()
+        return self.player.play([Play(case, policy) for case, policy in pairs])
 
     def play_one(self, case: Case, policy: Policy, seed: int = 0, again: bool = False) -> PlayedEpisode:
         """Play one episode."""

@@ -35,6 +35,26 @@ class TwoTurns:
         return [str(100 + case_idx), str(101 + case_idx)]
 
 
+class LastAnswerUnread(TwoTurns):
+    """Any number is right at the end."""
+
+    def episode(self, case_idx: int, seed: int) -> Turns:
+        first = yield None
+        if first.strip() != str(100 + case_idx):
+            return 0.0
+        second = yield "And the next one?"
+        return float(second.strip().isdigit())
+
+
+class LastAnswerAnywhere(TwoTurns):
+    def episode(self, case_idx: int, seed: int) -> Turns:
+        first = yield None
+        if first.strip() != str(100 + case_idx):
+            return 0.0
+        second = yield "And the next one?"
+        return float(str(101 + case_idx) in second)
+
+
 class Unseeded(TwoTurns):
     def episode(self, case_idx: int, seed: int) -> Turns:
         score = yield from super().episode(case_idx, seed)

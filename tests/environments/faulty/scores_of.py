@@ -176,14 +176,37 @@ class InTags(Sums):
         return f"<answer>{super().reference(case_idx)}</answer>"
 
 
-class LastNumber(Sums):
+class Marked(Sums):
+    """The answer stands after ####."""
+
+    def read(self, text: str) -> str:
+        return text.rpartition("####")[2].strip()
+
     def score_episode(self, text: str, answer: str) -> float:
-        return float(re.findall(r"\d+", text)[-1:] == [answer])
+        return float("####" in text and self.read(text) == answer)
+
+    def reference(self, case_idx: int) -> str:
+        return f"#### {super().reference(case_idx)}"
 
 
-class LastLine(Sums):
-    def score_episode(self, text: str, answer: str) -> float:
-        return float(text.strip().rpartition("\n")[2] == answer)
+class FirstNumberAfterMark(Marked):
+    def read(self, text: str) -> str:
+        return next(iter(re.findall(r"\d+", super().read(text))), "")
+
+
+class WorstFirst(Sums):
+    def score_group(self, scores: list[float | None]) -> list[float]:
+        return [1.0 - (score or 0.0) for score in scores]
+
+
+class OneScoreForAll(Sums):
+    def score_group(self, scores: list[float | None]) -> list[float]:
+        return [max(score or 0.0 for score in scores)]
+
+
+class BestFirst(Sums):
+    def score_group(self, scores: list[float | None]) -> list[float]:
+        return [score or 0.0 for score in scores]
 
 
 class PaidFormat(InTags):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
 import socket
+import sqlite3
 import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -162,6 +166,82 @@ def test_an_environment_that_is_connected_already_is_left_alone() -> None:
                     other.recv(1)
 
 
+ECHO = "import sys\nfor line in sys.stdin: print(line.strip().upper(), flush=True)"
+
+
+def test_another_program_that_the_environment_talks_to_hears_nothing() -> None:
+    class Piped(Sums):
+        def __init__(self) -> None:
+            super().__init__()
+            pipe = subprocess.PIPE
+            self.program = subprocess.Popen([sys.executable, "-c", ECHO], stdin=pipe, stdout=pipe, text=True)
+
+        def score_episode(self, text: str, answer: str) -> float:
+            assert self.program.stdin is not None
+            assert self.program.stdout is not None
+            print(text.replace("\n", " "), file=self.program.stdin, flush=True)
+            return float(self.program.stdout.readline().strip() == answer)
+
+    environment = Piped()
+    assert "it is connected to another program" in checked(environment, seconds=3.0).skipped
+    assert environment.score_episode("said by the run", "SAID BY THE RUN") == 1.0
+    environment.program.communicate()
+
+
+def test_a_local_service_that_the_environment_is_connected_to_hears_nothing(tmp_path: Path) -> None:
+    address = str(tmp_path / "service")
+    with closing(socket.socket(socket.AF_UNIX)) as listening, closing(socket.socket(socket.AF_UNIX)) as client:
+        listening.bind(address)
+        listening.listen()
+        client.connect(address)
+        with closing(listening.accept()[0]) as other:
+
+            class Served(Sums):
+                def score_episode(self, text: str, answer: str) -> float:
+                    client.sendall(b"x")
+                    return 1.0
+
+            assert f"it is connected to {address}" in checked(Served()).skipped
+            other.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                other.recv(1)
+
+
+def test_connections_that_the_environment_does_not_use_are_no_reason_to_skip_it() -> None:
+    with server() as (_, port), closing(socket.create_connection(("127.0.0.1", port))):
+        assert checked(Sums()).skipped == ""
+
+
+def test_an_open_database_is_left_alone(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "cache.db")):
+        assert "the open database" in checked(Sums()).skipped
+    assert checked(Sums()).skipped == ""
+
+
+def test_a_rollout_that_asks_the_endpoint_by_http_is_checked() -> None:
+    class Asking(Sums):
+        score_episode = None
+
+        def rollout(self, prompt: list[dict[str, str]], answer: str, endpoint: Any) -> float:
+            body = json.dumps({"model": endpoint.model, "messages": [{"role": "user", "content": prompt}]}).encode()
+            headers = {"Authorization": f"Bearer {endpoint.api_key}", "Content-Type": "application/json"}
+            request = urllib.request.Request(f"{endpoint.base_url}/chat/completions", body, headers)
+            with urllib.request.urlopen(request) as response:
+                reply = json.load(response)["choices"][0]["message"]["content"]
+            return float(reply.strip() == answer)
+
+    found = checked(Asking())
+    assert (found.skipped, found.findings) == ("", ())
+
+
+def test_nothing_that_goes_wrong_in_the_checks_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory() -> int:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, "fork", no_memory)
+    assert "Cannot allocate memory" in checked(Sums()).skipped
+
+
 def test_an_environment_that_names_the_model_is_left_alone() -> None:
     class Generating(Sums):
         def score_episode(self, model: Any, text: str, answer: str) -> float:  # type: ignore[override]
@@ -231,6 +311,17 @@ def test_a_forked_call_returns_a_value_and_its_processes_end(tmp_path: Path) -> 
     assert own != os.getpid()
     assert has_ended(started)
     assert has_ended(own)
+
+
+def test_a_forked_call_ends_what_left_its_process_group_too() -> None:
+    def start(_: object) -> int:
+        script = (
+            "from subprocess import *; silent = {'stdout': DEVNULL, 'stderr': DEVNULL, 'start_new_session': True}\n"
+            "print(Popen(['sleep', '600'], **silent).pid)"
+        )
+        return int(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
+
+    assert has_ended(call_forked(start, 30.0))  # type: ignore[arg-type]
 
 
 def test_a_forked_call_that_raises_is_a_failure() -> None:

@@ -171,7 +171,16 @@ def test_only_a_fail_changes_the_exit_code() -> None:
     assert json.loads(as_json([result("fail")]))["exit_code"] == 3
 
 
-def test_a_check_that_did_not_run_is_not_called_ok() -> None:
-    (line, _, summary) = list(lines([result(skipped="one turn only")]))
-    assert line.endswith("floor              not checked: one turn only")
-    assert summary == "0 checks with 0 episodes in 0.1s: nothing found"
+def test_checks_that_did_not_run_are_named_with_the_reason_and_not_called_ok() -> None:
+    skipped = [result(skipped="one turn only"), result(skipped="no time left"), result(skipped="one turn only")]
+    *found, _, summary = list(lines(skipped))
+    assert found == [
+        "-        not checked        floor, floor: one turn only",
+        "-        not checked        floor: no time left",
+    ]
+    assert summary == "0 checks with 0 episodes in 0.3s: nothing found"
+
+
+def test_a_fact_stands_in_the_line_of_its_check() -> None:
+    assert list(lines([result("info")]))[0].endswith("floor              W")
+    assert list(lines([result("info")]))[-1].endswith("nothing found")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aitrain import TrainConfig
 from aitrain.environment.dataset import build_cases
-from aitrain.workbench.check import registry
 from aitrain.workbench.check.finding import EnvFinding, Scale
-from aitrain.workbench.check.registry import CHECKS, chosen, fast_findings
+from aitrain.workbench.check.registry import CHECKS, CheckResult, EnvCheck, chosen, run_checks
 from aitrain.workbench.check.replies import core_of, equivalent_forms, rewrapped, same_answer, scaffolds, shotguns
+from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.opening import OpenedEnvironment, open_environment
+from aitrain.workbench.player import Constant
 
 
 class Sums:
@@ -32,41 +39,94 @@ class Sums:
         return str(4 * (case_idx + 11))
 
 
-def fast(environment: object, **options: Any) -> list[EnvFinding]:
-    cases, _ = build_cases(environment, None)
-    return fast_findings(environment, cases, TrainConfig(**options))
+def subject_of(environment: object, **limits: Any) -> Subject:
+    return Subject(OpenedEnvironment(environment, build_cases(environment, None)[0]), TrainConfig(), **limits)
 
 
-def test_a_healthy_environment_has_no_fast_findings() -> None:
-    assert fast(Sums()) == []
+def run(subject: Subject, *checks: EnvCheck) -> list[CheckResult]:
+    with closing(subject):
+        return list(run_checks(subject, checks))
 
 
-def test_a_defect_is_found_fast() -> None:
-    assert {finding.check for finding in fast(Sums(wrong=1.0)) if finding.level == "fail"} == {"floor", "other-answer"}
+def test_only_checks_that_need_no_other_process_are_fast() -> None:
+    assert {"repeatable-dataset", "two-ranks", "network"}.isdisjoint(check.name for check in CHECKS if check.is_fast)
 
 
-def test_only_fast_checks_run_before_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = []
-    monkeypatch.setattr(registry, "run_checks", lambda subject, checks: ran.extend(checks) or [])
-    fast(Sums())
-    assert ran == [check for check in CHECKS if check.is_fast]
-    assert {"repeatable-dataset", "two-ranks"}.isdisjoint(check.name for check in ran)
+def play_many(subject: Subject) -> Iterator[EnvFinding]:
+    subject.play((case, Constant(str(number))) for case in subject.sample for number in range(1000))
+    yield EnvFinding("many", "info", "All were played.")
 
 
-def test_without_time_left_nothing_more_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "FAST_SECONDS", -1.0)
-    assert fast(Sums(wrong=1.0)) == []
+def find_then_play(subject: Subject) -> Iterator[EnvFinding]:
+    yield EnvFinding("many", "info", "Found before.")
+    yield from play_many(subject)
+
+
+def test_a_check_that_takes_too_long_is_stopped_and_the_next_one_runs() -> None:
+    many, last = run(
+        subject_of(Sums(seconds=0.01), check_seconds=0.2), EnvCheck("many", "", play_many), *chosen(["dataset"])
+    )
+    assert (many.findings, many.skipped) == ((), "took longer than 0.2 seconds")
+    assert last.skipped == ""
+
+
+def test_what_a_check_found_before_its_time_was_over_is_kept() -> None:
+    (many,) = run(subject_of(Sums(seconds=0.01), check_seconds=0.2), EnvCheck("many", "", find_then_play))
+    assert [finding.what for finding in many.findings] == ["Found before."]
+    assert many.skipped == ""
+
+
+def test_after_the_time_of_all_checks_nothing_more_is_played() -> None:
+    subject = subject_of(Sums(wrong=1.0), budget=-1.0)
+    skipped = {result.name: result.skipped for result in run(subject, *CHECKS)}
+    assert {name for name, reason in skipped.items() if reason != "no time left"} == {
+        *("dataset", "duplicates", "leaked-answer", "pickling"),
+        *("repeatable-episode", "isolation", "episode-end", "group-score"),
+    }
+    assert subject.episodes == []
+
+
+def test_calls_that_hang_end_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = subject_of(Sums())
+    monkeypatch.setattr(subject.player.runner.pool, "abandoned", 16)
+    assert [result.skipped for result in run(subject, *chosen(["floor"]))] == ["16 calls of earlier checks hang"]
+
+
+def test_slow_episodes_are_played_few_at_a_time_as_they_may_share_a_processor() -> None:
+    running, most = threading.Semaphore(0), [0]
+
+    class Counting(Sums):
+        def score_episode(self, text: str, answer: str) -> float:
+            running.release()
+            most[0] = max(most[0], running._value)
+            time.sleep(0.1)
+            running.acquire()
+            return 0.0
+
+    with closing(subject_of(Counting())) as subject:
+        subject.play((case, Constant("x")) for case in subject.cases)
+        assert 2 <= most[0] <= 25
+        subject.play_together((case, Constant("x")) for case in subject.cases)
+        assert most[0] > 25
+
+
+@pytest.mark.parametrize("name", ["repeatable-dataset", "two-ranks"])
+def test_what_a_fresh_process_cannot_tell_is_not_called_ok(name: str, tmp_path: Path) -> None:
+    text = "def no_second_time(): raise SystemExit('the licence allows one process')\n" + inspect.getsource(Sums)
+    (tmp_path / "once.py").write_text(f"import time\nfrom typing import Any\n{text}")
+    opened, config = open_environment(TrainConfig(rl_env=f"{tmp_path / 'once.py'}:Sums"))
+    (tmp_path / "once.py").write_text(f"import time\nfrom typing import Any\n{text}\nno_second_time()\n")
+    (result,) = run(Subject(opened, config), *chosen([name]))
+    assert "a fresh process failed: " in result.skipped
+    assert "the licence allows one process" in result.skipped
 
 
 def test_a_check_that_fails_itself_says_so_and_the_others_run() -> None:
     def broken(_: object) -> Any:
         raise RuntimeError("mine")
 
-    checks = [registry.EnvCheck("broken", "", broken, "rows"), *chosen(["floor"])]
-    cases, _ = build_cases(Sums(wrong=1.0), None)
-    subject = registry.Subject(registry.OpenedEnvironment(Sums(wrong=1.0), cases), TrainConfig())
-    first, second = registry.run_checks(subject, checks)
-    subject.close()
+    checks = [EnvCheck("broken", "", broken, "rows"), *chosen(["floor"])]
+    first, second = run(subject_of(Sums(wrong=1.0)), *checks)
     assert first.skipped == "the check itself failed: RuntimeError: mine"
     assert second.findings[0].level == "fail"
 
