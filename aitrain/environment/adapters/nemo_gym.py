@@ -42,10 +42,9 @@ class NeMoGym:
     async def build_dataset(self) -> list[JsonObject]:
         """The file's rows, which hold prompt, tools, and what the server needs for the score."""
         rows = [self._case(place, task) for place, task in read_file(self.data)]
-        with starting("NeMo Gym", self.url):
-            async with EnvServer(self.url) as server:
-                with suppress(RuntimeError):  # any answer will do
-                    await server.get("/")
+        async with starting("NeMo Gym", self.url), EnvServer(self.url) as server:
+            with suppress(RuntimeError):  # any answer will do
+                await server.get("/")
         return choose(rows, self.size, self.seed)
 
     def _case(self, place: str, task: Any) -> JsonObject:

@@ -107,7 +107,7 @@ def _continued(prompt: Prompt, said: Any) -> Prompt:
     if said is None:
         return prompt
     if isinstance(prompt, str):
-        return prompt + said
+        return f"{prompt}{said}"
     last = prompt[-1] if prompt else {"role": "user", "content": ""}
     parts = [[{"type": "text", "text": one}] if isinstance(one, str) else one for one in (last["content"], said)]
     is_text = isinstance(last["content"], str) and isinstance(said, str)
