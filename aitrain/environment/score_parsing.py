@@ -26,7 +26,7 @@ Bounds = tuple[float, float]
 
 ZERO_TO_ONE: Bounds = (0.0, 1.0)
 ROUNDING = 1e-9
-"""What a score may be outside of its range, and counts as the bound: a sum of weighted parts may be 1.0000000000000002."""
+"""What a score may be outside of its range and counts as the bound: weighted parts may add up to 1.0000000000000002."""
 
 
 def parse_score(returned: object, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
