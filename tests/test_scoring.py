@@ -140,6 +140,11 @@ def test_the_option_says_which_scores_are_in_range(score_range: Any, value: floa
     assert (ranged(value, score_range).score, ranged(value, score_range).failure) == (value, None)
 
 
+@pytest.mark.parametrize(("value", "score"), [(1.0000000000000002, 1.0), (-1e-17, 0.0), (0.1 + 0.2, 0.1 + 0.2)])
+def test_a_score_that_rounding_put_outside_of_the_range_is_its_bound(value: float, score: float) -> None:
+    assert ranged(value, "0,1").score == score
+
+
 def test_a_score_out_of_range_is_told_with_the_option_that_sets_the_range() -> None:
     for score_range, value, told in [
         ("0,1", 2, "from 0 to 1"),

@@ -25,6 +25,8 @@ Bounds = tuple[float, float]
 """The lowest and the highest score that a run allows (`--rl-score-range`)."""
 
 ZERO_TO_ONE: Bounds = (0.0, 1.0)
+ROUNDING = 1e-9
+"""What a score may be outside of its range and counts as the bound: weighted parts may add up to 1.0000000000000002."""
 
 
 def parse_score(returned: object, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
@@ -41,10 +43,11 @@ def parse_score(returned: object, bounds: Bounds = ZERO_TO_ONE) -> ScoreResult:
         return _unscored("wrong_type", f"returned {shown(returned)}, {why}")
     if not math.isfinite(number):
         return _unscored("not_finite", f"returned {number}, {expected}")
-    if not low <= number <= high:
+    in_range = min(max(number, low), high)
+    if not math.isclose(number, in_range, rel_tol=ROUNDING, abs_tol=ROUNDING):
         why = f"which is not from {low:g} to {high:g} (--rl-score-range LOW,HIGH or any)"
         return _unscored("out_of_range", f"returned {number:g}, {why}")
-    return ScoreResult(number, metrics)
+    return ScoreResult(in_range, metrics)
 
 
 def _unpacked(returned: Any) -> tuple[Any, dict[str, float]]:

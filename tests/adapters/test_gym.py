@@ -125,6 +125,17 @@ def test_actions_are_numbers_without_words_and_the_last_one_counts() -> None:
     assert result.score == -0.25
 
 
+def test_a_longer_action_is_not_taken_for_the_one_it_begins_with() -> None:
+    env = walk(actions=["go", "go forth"])
+    assert play(env, cases_of(env)[0], ["I go forth."])[0][1] == ". [X] ."
+
+
+@pytest.mark.parametrize("reply", ["1.0", "0.5", "-1"])
+def test_other_numbers_are_no_actions(reply: str) -> None:
+    env = walk()
+    assert "That is no action" in play(env, cases_of(env)[0], [reply])[0][1]
+
+
 @pytest.mark.parametrize("reply", ["", "forward", "backforth", "12"])
 def test_an_answer_without_an_action_is_told_and_counted_and_changes_nothing(reply: str) -> None:
     env = walk(actions=["back", "forth"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from aitrain import ConfigError
+from aitrain import EnvironmentFailed
 from aitrain.environment.adapters.nemo_gym import NeMoGym
 from aitrain.environment.contract import Case
 from aitrain.execution.failure import CallFailed
+from tests.adapters.conftest import refusal
 from tests.adapters.http_servers import NemoHandler, Server
 from tests.rehearsal import Rehearsed, rehearse
 
@@ -45,14 +47,18 @@ def environment(url: str, folder: Path, *tasks: dict[str, Any], **settings: Any)
     return NeMoGym(url, **{"data": str(file), "score_range": "0,1", **settings})
 
 
+def rows_of(made: NeMoGym) -> list[Any]:
+    return asyncio.run(made.build_dataset())
+
+
 def play(server: Server, folder: Path, *replies: str, task: dict[str, Any] = TASK, **settings: Any) -> Rehearsed:
     made = environment(server.url, folder, task, **settings)
-    (row,) = made.build_dataset()
+    (row,) = rows_of(made)
     return rehearse(made, replies, Case(0, row["prompt"], row))
 
 
-def test_a_row_holds_the_task_and_its_prompt_as_chat_messages(tmp_path: Path) -> None:
-    (row,) = environment("http://127.0.0.1:9", tmp_path).build_dataset()
+def test_a_row_holds_the_task_and_its_prompt_as_chat_messages(tmp_path: Path, server: Server) -> None:
+    (row,) = rows_of(environment(server.url, tmp_path))
     assert row["prompt"] == [
         {"role": "system", "content": "You press."},
         {"role": "user", "content": "Press it twice."},
@@ -60,14 +66,27 @@ def test_a_row_holds_the_task_and_its_prompt_as_chat_messages(tmp_path: Path) ->
     assert row["task"] == TASK
 
 
-def test_a_system_prompt_takes_the_place_of_the_tasks_own(tmp_path: Path) -> None:
-    (row,) = environment("http://127.0.0.1:9", tmp_path, system="Do it.").build_dataset()
+def test_a_system_prompt_takes_the_place_of_the_tasks_own(tmp_path: Path, server: Server) -> None:
+    (row,) = rows_of(environment(server.url, tmp_path, system="Do it."))
     assert [message["content"] for message in row["prompt"]] == ["Do it.", "Press it twice."]
 
 
-def test_size_and_seed_choose_rows(tmp_path: Path) -> None:
+def test_rows_are_not_built_without_a_server(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"Start the NeMo Gym server at http://127\.0\.0\.1:9 first"):
+        rows_of(environment("http://127.0.0.1:9", tmp_path))
+
+
+@pytest.mark.parametrize(("line", "words"), [("{", "line 2: not JSON"), ('{"a": 1}', "line 2: there is no responses_")])
+def test_a_wrong_row_is_told_with_file_and_line(line: str, words: str, tmp_path: Path, server: Server) -> None:
+    wrong = environment(server.url, tmp_path)
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK) + "\n" + line)
+    with pytest.raises(EnvironmentFailed, match=rf"tasks.jsonl, {words}"):
+        rows_of(wrong)
+
+
+def test_size_and_seed_choose_rows(tmp_path: Path, server: Server) -> None:
     tasks = [{**TASK, "wanted": number} for number in range(20)]
-    rows = environment("http://127.0.0.1:9", tmp_path, *tasks, size=4, seed=3).build_dataset()
+    rows = rows_of(environment(server.url, tmp_path, *tasks, size=4, seed=3))
     wanted = [row["task"]["wanted"] for row in rows]
     assert len(wanted) == 4
     assert wanted != [0, 1, 2, 3]
@@ -118,18 +137,15 @@ def test_a_server_that_fails_to_verify_is_a_failure_and_no_score(server: Server,
         play(server, tmp_path, "Done.")
 
 
-def test_a_server_that_is_not_there_fails_the_episode_as_server(tmp_path: Path) -> None:
-    made = environment("http://127.0.0.1:9", tmp_path)
-    (row,) = made.build_dataset()
+def test_a_server_that_goes_away_fails_the_episode_as_server(server: Server, tmp_path: Path) -> None:
+    made = environment(server.url, tmp_path)
+    (row,) = rows_of(made)
+    server.stop()
     with pytest.raises(CallFailed) as caught:
         rehearse(made, ["Done."], Case(0, row["prompt"], row))
     assert caught.value.failure.kind == "server"
 
 
-@pytest.mark.parametrize("lines", [None, "{not json}\n"])
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, lines: str | None) -> None:
-    file = tmp_path / "tasks.jsonl"
-    if lines is not None:
-        file.write_text(lines)
-    with pytest.raises(ConfigError, match=r"data: .*tasks\.jsonl cannot be read"):
-        NeMoGym("http://127.0.0.1:9", data=str(file), score_range="0,1").build_dataset()
+def test_a_file_that_is_not_there_is_refused_before_the_run() -> None:
+    message = refusal("nemo-gym:http://127.0.0.1:9", data="nowhere.jsonl", score_range="0,1")
+    assert "no file nowhere.jsonl" in message

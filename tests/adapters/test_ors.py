@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aitrain import ConfigError, EnvironmentFailed, TrainConfig
+from aitrain.environment.adapters import env_server
+from aitrain.environment.adapters.nemo_gym import NeMoGym
+from aitrain.environment.adapters.openenv import OpenEnv
 from aitrain.environment.adapters.ors import OpenRewardServer
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import EnvRunner
@@ -27,7 +33,7 @@ def environment(server: Server, **settings: Any) -> OpenRewardServer:
     return OpenRewardServer(server.url, **{"score_range": "0,1", **settings})
 
 
-def rows(made: OpenRewardServer) -> list[dict[str, Any]]:
+def rows(made: Any) -> list[dict[str, Any]]:
     return asyncio.run(made.build_dataset())
 
 
@@ -158,6 +164,18 @@ def test_a_server_that_is_not_there_is_reported_before_training() -> None:
         rows(made)
     assert str(caught.value).startswith("The server at http://127.0.0.1:9 did not answer /list_environments: ConnectE")
     assert str(caught.value).endswith("Start the ORS server at http://127.0.0.1:9 first, or correct its URL.")
+
+
+@pytest.mark.parametrize("kind", [OpenRewardServer, OpenEnv, partial(NeMoGym, data="tasks.jsonl")])
+def test_a_server_that_never_answers_is_reported_before_training(
+    kind: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "tasks.jsonl").write_text('{"responses_create_params": {"input": "?"}}')
+    monkeypatch.setattr(env_server, "START_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        made = kind(f"http://127.0.0.1:{silent.getsockname()[1]}", score_range="0,1")
+        with pytest.raises(EnvironmentFailed, match=r"did not answer within 0\.2 seconds"):
+            rows(made)
 
 
 def test_an_unknown_split_or_environment_is_reported_before_training(server: Server) -> None:

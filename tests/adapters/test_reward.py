@@ -67,6 +67,12 @@ def test_a_function_of_another_file_stands_beside_them() -> None:
     assert play(env, cases_of(env)[0], ["yes"])[1].score == 11.0
 
 
+def test_files_of_one_name_in_two_folders_are_two_files() -> None:
+    write(Path.cwd(), {"other/my_rewards.py": "def exact(completions): return [10] * len(completions)"})
+    env = environment("my_rewards.py:exact,other/my_rewards.py:exact")
+    assert play(env, cases_of(env)[0], ["yes"])[1].score == 11.0
+
+
 def test_functions_of_one_name_are_two_metrics() -> None:
     write(Path.cwd(), {"other.py": "def exact(completions): return [10] * len(completions)"})
     env = environment("my_rewards.py:exact,other.py:exact")
@@ -215,6 +221,14 @@ def test_each_ground_truth_passes_for_its_own_row_and_for_no_other(rule: str) ->
         for other in cases:
             score = play(env, case, [f"So: {env.reference(other.case_idx)}"])[1].score
             assert score == float(case is other or case.number == other.number)
+
+
+def test_a_ground_truth_may_have_commas() -> None:
+    write(Path.cwd(), {"sums.jsonl": '{"prompt": "Much?", "ground_truth": "1,000"}'})
+    env = made("reward:gsm8k", data="sums.jsonl")
+    (case,) = cases_of(env)
+    for reply in (env.reference(0), "#### 1000", "#### 1,000"):
+        assert play(env, case, [reply])[1].score == 1.0
 
 
 @pytest.mark.usefixtures("sums")

@@ -106,6 +106,36 @@ def test_solved_rows_stand_before_each_question_and_are_not_asked() -> None:
     assert [message["content"] for message in found[0]["prompt"]] == ["0 + 1?", "1", "1 + 1?"]
 
 
+def test_solved_rows_come_after_the_system_prompt_and_before_the_whole_conversation() -> None:
+    talk = [{"role": "system", "content": "Add."}, *MESSAGES, {"role": "assistant", "content": "2"}]
+    talk.append({"role": "user", "content": "And 1?"})
+    (found,) = cases({"question": "0 + 1?", "answer": "1"}, {"prompt": talk}, few_shot=1)
+    assert [message["content"] for message in found["prompt"]] == ["Add.", "0 + 1?", "1", "1 + 1?", "2", "And 1?"]
+
+
+def test_files_of_windows_are_read_with_mark_and_line_ends() -> None:
+    text = lines({"prompt": "é"}, {"prompt": "b"}).replace("\n", "\r\n").encode("utf-8-sig")
+    Path("rows.jsonl").write_bytes(text)
+    assert [case["prompt"] for case in RowSource("rows.jsonl").cases()] == ["é", "b"]
+    Path("rows.json").write_bytes(json.dumps([{"prompt": "a"}], indent=2).replace("\n", "\r\n").encode("utf-8-sig"))
+    assert [case["prompt"] for case in RowSource("rows.json").cases()] == ["a"]
+
+
+def test_messages_and_truths_that_are_written_as_json_text_are_unpacked() -> None:
+    (case,) = cases({"prompt": json.dumps(MESSAGES), "reward_model": '{"ground_truth": "2"}'})
+    assert (case["prompt"], case["ground_truth"]) == (MESSAGES, "2")
+    for text in ('{"a": 1} is JSON?', "[{x}]", '[{"a": 1}]'):
+        assert cases({"prompt": text})[0]["prompt"] == text
+
+
+def test_a_parquet_file_of_verl_that_pandas_wrote_has_lists_and_numbers_of_python() -> None:
+    pandas, numpy = pytest.importorskip("pandas"), pytest.importorskip("numpy")
+    row = {"prompt": numpy.array(MESSAGES), "reward_model": {"ground_truth": numpy.array(["2", "two"])}}
+    pandas.DataFrame([{**row, "extra_info": {"index": numpy.int64(3)}}]).to_parquet("rows.parquet")
+    (case,) = RowSource("rows.parquet").cases()
+    assert (case["prompt"], case["ground_truth"], case["extra_info"]) == (MESSAGES, ["2", "two"], {"index": 3})
+
+
 def test_solved_rows_need_answers() -> None:
     with pytest.raises(EnvironmentFailed, match="few_shot needs a column `answer`"):
         cases({"prompt": "a"}, {"prompt": "b"}, few_shot=1)

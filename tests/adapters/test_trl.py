@@ -15,6 +15,8 @@ from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.conftest import write
 
 CLASSES = '''
+import random
+
 class Counter:
     def reset(self, target, **row):
         self.value, self.target = 0, target
@@ -58,6 +60,14 @@ class Riddle:
 def rolled(completions, environments, **kwargs):
     return [float(len(one.rolls)) for one in environments]
 
+class Drawn(Riddle):
+    def reset(self, **row):
+        return str(random.random())
+
+
+def prompts_end(prompts, completions, **kwargs):
+    return [float(one[-1]["content"].endswith("Count to 4.")) for one in prompts]
+
 def polite(completions, **kwargs):
     return [float("please" in one[-1]["content"]) for one in completions]
 '''
@@ -76,7 +86,26 @@ def counter(**settings: Any) -> Any:
 def test_what_reset_returns_continues_the_prompts_last_message() -> None:
     env = counter()
     said, _ = play(env, cases_of(env)[1], ["done"])
-    assert said == ["Use the tool.\n\nCount to 4."]
+    assert said == ["Use the tool.Count to 4."]
+
+
+def test_the_first_prompt_is_the_one_that_trl_makes(here: Path) -> None:
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Use the tool. "}]
+    write(here, {"rows.jsonl": json.dumps({"prompt": messages, "target": 4}) + "\n"})
+    env = counter(rewards="my_envs.py:prompts_end")
+    case = cases_of(env)[0]
+    assert session_for(env).open(case.arguments(0)).prompt == [
+        messages[0],
+        {"role": "user", "content": "Use the tool. Count to 4."},
+    ]
+    assert play(env, case, ["done"])[1].metrics["prompts_end"] == 1.0
+
+
+def test_what_reset_draws_is_the_same_in_a_group_and_another_in_the_next() -> None:
+    env = made("trl:my_envs.py:Drawn", size=1, score_range="0,1")
+    case = cases_of(env)[0]
+    said = [play(env, case, ["no"], seed)[0] for seed in (1, 1, 2)]
+    assert said[0] == said[1] != said[2]
 
 
 def test_public_methods_are_the_tools_and_get_reward_is_the_score() -> None:

@@ -11,8 +11,9 @@ NUMBER = re.compile(r"#### (-?[0-9.,]+)")
 
 
 def gsm8k(completions: Sequence[Completion], ground_truth: Sequence[object], **others: object) -> list[float]:
-    """1.0 if the last `#### number` within the last 300 characters is the ground truth, its commas aside."""
-    return [_equal(_last_number(text_of(one)), truth) for one, truth in zip(completions, ground_truth, strict=True)]
+    """1.0 if the last `#### number` within the last 300 characters is the ground truth, commas aside."""
+    truths = [str(truth).replace(",", "") for truth in ground_truth]
+    return [_equal(_last_number(text_of(one)), truth) for one, truth in zip(completions, truths, strict=True)]
 
 
 def boxed(completions: Sequence[Completion], ground_truth: Sequence[object], **others: object) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from aitrain.errors import ConfigError, EnvironmentFailed
 CONNECT_SECONDS = 10.0
 DEADLINE_SECONDS = 600.0  # calls of episodes have the shorter one of --rl-env-timeout
 
+START_SECONDS = 120.0  # for the calls that build the dataset
 RETRY_SECONDS = 0.5
 """Between requests to a server that says that it is still starting."""
 
@@ -111,15 +112,21 @@ def is_local(url: str) -> bool:
     return (urlsplit(url).hostname or "") in ("127.0.0.1", "::1", "localhost")
 
 
-@contextmanager
-def starting(what: str, url: str) -> Iterator[None]:
+@asynccontextmanager
+async def starting(what: str, url: str) -> AsyncIterator[None]:
     """Turn errors of the calls that build the dataset into one message for the user.
 
     Raises:
-        EnvironmentFailed: the server cannot be reached, or refuses a call.
+        EnvironmentFailed: the server cannot be reached, does not answer, or refuses a call.
     """
     try:
-        yield
+        async with asyncio.timeout(START_SECONDS):
+            yield
+    except TimeoutError as error:
+        raise EnvironmentFailed(
+            f"The {what} server at {url} did not answer within {START_SECONDS:g} seconds.\n"
+            "See in its log what it waits for, or start it again."
+        ) from error
     except ConnectionError as error:
         raise EnvironmentFailed(f"{error}\nStart the {what} server at {url} first, or correct its URL.") from error
     except RuntimeError as error:

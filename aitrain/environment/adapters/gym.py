@@ -86,8 +86,7 @@ class Gymnasium:
             while True:
                 action = self._action(reply)
                 if action is None:
-                    invalid += 1
-                    if invalid == MOST_INVALID:
+                    if (invalid := invalid + 1) == MOST_INVALID:
                         break
                     reply = yield f"That is no action. {self.instruction}"
                     continue
@@ -123,7 +122,8 @@ class Gymnasium:
         if not self.count:
             return reply
         named = [word.lower() for word in self.actions] or [str(self.first + number) for number in range(self.count)]
-        found = re.findall(r"(?<![\w-])(?:" + "|".join(map(re.escape, named)) + r")(?!\w)", reply.lower())
+        words = "|".join(map(re.escape, sorted(named, key=len, reverse=True)))  # `go north` before `go`
+        found = re.findall(rf"(?<![\w-])(?<!\d\.)(?:{words})(?!\w|\.\d)", reply.lower())
         return self.first + named.index(found[-1]) if found else None
 
     def _shown(self, env: Any, seen: object, info: Mapping[str, str]) -> str:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
-from aitrain.environment.adapters.env_server import EnvServer, server_url
+from aitrain.environment.adapters.env_server import EnvServer, server_url, starting
+from aitrain.environment.adapters.rows import check_data, read_file
 from aitrain.environment.adapters.settings import JsonMapping, JsonObject, choose, read_score_range, with_system
 from aitrain.environment.adapters.step_rewards import is_number
 from aitrain.environment.adapters.tool_results import StepResponse, run_calls, tool_schema
 from aitrain.environment.contract import Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.tool_call_parser import ToolCall, ToolJson
-from aitrain.errors import ConfigError
+from aitrain.errors import EnvironmentFailed
 
 
 class NeMoGym:
@@ -38,20 +39,22 @@ class NeMoGym:
         self.size, self.seed, self.system = size, seed, system
         self.requirements = EnvRequirements(score_range=read_score_range(score_range, "nemo-gym"))
 
-    def build_dataset(self) -> list[JsonObject]:
+    async def build_dataset(self) -> list[JsonObject]:
         """The file's rows, which hold prompt, tools, and what the server needs for the score."""
-        file = Path(self.data).expanduser()
-        try:
-            lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-            rows = [json.loads(line) for line in lines]
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"rl_env_config: data: {file} cannot be read: {error}") from error
-        return [{"prompt": self._prompt(row), "task": row} for row in choose(rows, self.size, self.seed)]
+        rows = [self._case(place, task) for place, task in read_file(self.data)]
+        async with starting("NeMo Gym", self.url), EnvServer(self.url) as server:
+            with suppress(RuntimeError):  # any answer will do
+                await server.get("/")
+        return choose(rows, self.size, self.seed)
 
-    def _prompt(self, row: JsonObject) -> list[JsonObject]:
-        given = row["responses_create_params"]["input"]
-        messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        return with_system([_message(one) for one in messages], self.system)
+    def _case(self, place: str, task: Any) -> JsonObject:
+        try:
+            given = task["responses_create_params"]["input"]
+            messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+            prompt = with_system([_message(one) for one in messages], self.system)
+        except (KeyError, TypeError):
+            raise EnvironmentFailed(f"{place}: there is no responses_create_params.input with messages") from None
+        return {"prompt": prompt, "task": task}
 
     async def start(self, task: JsonObject) -> _Episode:
         """A session of the server; its cookie is what the server knows it by."""
@@ -71,6 +74,7 @@ def check_id(id: str, settings: JsonMapping) -> None:
         ConfigError: one of them is wrong.
     """
     NeMoGym(id, **settings)
+    check_data([settings["data"]])
 
 
 class _Episode:

@@ -50,7 +50,7 @@ class OpenEnv:
     async def build_dataset(self) -> list[JsonObject]:
         """A row for each case, with what its session is reset with. The server is asked for as many sessions as will be
         open at once: one that allows fewer would fail every batch."""
-        with starting("OpenEnv", self.url):
+        async with starting("OpenEnv", self.url):
             async with EnvServer(self.url) as server:
                 self.text = OpenEnvText((await server.get("/schema"))["action"], self.field, self.shown)
                 resets = await self._resets(server)

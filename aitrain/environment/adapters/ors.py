@@ -40,13 +40,12 @@ class OpenRewardServer:
 
     async def build_dataset(self) -> list[JsonObject]:
         """A row for each task, by its index: nothing else of a task is asked for before its episode begins."""
-        with starting("ORS", self.url):
-            async with EnvServer(self.url) as server:
-                names = await server.get("/list_environments")
-                self.env = self.env or names[0]
-                if self.env.lower() not in names:
-                    raise ConfigError(f"rl_env_config: there is no env {self.env} at {self.url}; it has {names}")
-                count = (await server.post(f"/{self.env}/num_tasks", {"split": self.split}))["num_tasks"]
+        async with starting("ORS", self.url), EnvServer(self.url) as server:
+            names = await server.get("/list_environments")
+            self.env = self.env or names[0]
+            if self.env.lower() not in names:
+                raise ConfigError(f"rl_env_config: there is no env {self.env} at {self.url}; it has {names}")
+            count = (await server.post(f"/{self.env}/num_tasks", {"split": self.split}))["num_tasks"]
         prompt = [{"role": "system", "content": self.system}] if self.system else []
         return [{"prompt": prompt, "index": index} for index in choose(range(count), self.size, self.seed)]
 

@@ -51,6 +51,8 @@ class ReasoningGym:
         system = SYSTEM_PROMPTS.get(self.system, self.system)
         entries = [self.entry_at(number) for number in range(self.size + self.few_shot)]
         self.answers = [entry["answer"] for entry in entries[: self.size]]
+        if any(shot["answer"] is None for shot in entries[self.size :]):
+            raise ConfigError("rl_env_config: few_shot: the entries of this task have no answer to show")
         shots = [(shot["question"], self._in_tag(shot["answer"])) for shot in entries[self.size :]]
         return [
             {"prompt": conversation(system, shots, entry["question"]), "entry": entry} for entry in entries[: self.size]

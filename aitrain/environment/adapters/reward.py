@@ -47,7 +47,7 @@ class RewardFunctions:
         )
         self.rewards, self.group, self.source_files = Rewards(places, weights), group, source_files(places)
         self.source = RowSource(data, split, columns or {}, size, seed, system, few_shot)
-        self.eval_source = RowSource(eval_data or data, split, columns or {}, system=system)
+        self.eval_source = RowSource(eval_data or data, split, columns or {}, system=system, few_shot=few_shot)
         if eval_data is None:
             self.build_eval_dataset = None  # type: ignore[method-assign, assignment]
 

@@ -6,6 +6,7 @@ Understood are rows with `prompt` (TRL; verl and XTuner, whose `reward_model.gro
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from aitrain.environment.adapters.settings import choose, conversation, with_system
+from aitrain.environment.adapters.settings import choose, solved_cases, with_system
 from aitrain.errors import ConfigError, EnvironmentFailed, did_you_mean
 
 Row = dict[str, Any]
@@ -101,10 +102,10 @@ class RowSource:
         solved = [(question_of(shot), str(shot["answer"])) for shot in shots if shot.get("answer") is not None]
         if len(solved) < len(shots):
             raise EnvironmentFailed("few_shot needs a column `answer` with right answers: name one with `columns`")
-        own = "" if isinstance(row["prompt"], str) else next(
-            (message["content"] for message in row["prompt"] if message["role"] == "system"), ""
-        )  # fmt: skip
-        return {**row, "prompt": conversation(self.system or own, solved, question_of(row))}
+        prompt = row["prompt"]
+        asked = with_system([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, self.system)
+        head = [message for message in asked[:1] if message["role"] == "system"]
+        return {**row, "prompt": [*head, *solved_cases(solved), *asked[len(head) :]]}
 
 
 def check_data(data: object) -> None:
@@ -136,7 +137,7 @@ def read_file(name: str) -> Iterator[tuple[str, object]]:
             for number, row in enumerate(import_module("pyarrow.parquet").read_table(file).to_pylist()):
                 yield f"{name}, row {number}", row
             return
-        text = file.read_bytes()
+        text = file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except Exception as error:
         raise EnvironmentFailed(f"{name} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
     if file.suffix == ".json" and text.lstrip().startswith(b"["):
@@ -169,6 +170,7 @@ def as_case(row: Row, place: str) -> Row:
     Raises:
         EnvironmentFailed: it is in none of them.
     """
+    row = {**row, **{name: _unpacked(row[name]) for name in ("prompt", "messages", "reward_model") if name in row}}
     messages, question = row.get("messages"), row.get("question") or row.get("problem")
     if "prompt" not in row and isinstance(messages, list) and messages:
         is_solved = isinstance(messages[-1], Mapping) and messages[-1].get("role") == "assistant"
@@ -187,6 +189,18 @@ def as_case(row: Row, place: str) -> Row:
             ' problem; name another: --rl-env-config \'{"columns": {"question": "its name"}}\''
         )
     return row
+
+
+def _unpacked(value: object) -> object:
+    """Messages or an object that are written as JSON text, as some tables hold them; any other value as it is."""
+    if not (isinstance(value, str) and value.lstrip().startswith(("[{", "{"))):
+        return value
+    try:
+        parsed = json.loads(value)
+    except ValueError:
+        return value
+    is_messages = isinstance(parsed, list) and all(isinstance(one, Mapping) and "role" in one for one in parsed)
+    return parsed if is_messages or (isinstance(parsed, Mapping) and "ground_truth" in parsed) else value
 
 
 def question_of(row: Row) -> str:

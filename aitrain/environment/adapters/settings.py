@@ -61,9 +61,16 @@ def game_rows(size: int, seed: int, system: str | None) -> list[dict[str, object
 def conversation(system: str | None, shots: Iterable[tuple[str, str]], question: str) -> list[ChatMessage]:
     """Messages of a prompt: system prompt, solved cases, and the question."""
     messages: list[ChatMessage] = [{"role": "system", "content": system}] if system else []
-    for asked, answer in shots:
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-    return [*messages, {"role": "user", "content": question}]
+    return [*messages, *solved_cases(shots), {"role": "user", "content": question}]
+
+
+def solved_cases(shots: Iterable[tuple[str, str]]) -> list[ChatMessage]:
+    """Questions and their answers as messages."""
+    return [
+        {"role": role, "content": text}
+        for shot in shots
+        for role, text in zip(("user", "assistant"), shot, strict=True)
+    ]
 
 
 def with_system(prompt: Sequence[Mapping[str, object]], system: str | None) -> list[ChatMessage]:

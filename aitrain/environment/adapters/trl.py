@@ -11,11 +11,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from aitrain.environment.adapters.random_stream import RandomStream
 from aitrain.environment.adapters.reward_functions import Rewards, check_functions
 from aitrain.environment.adapters.rows import Data, Row, RowSource, check_data
 from aitrain.environment.adapters.settings import read_score_range, weighted
 from aitrain.environment.adapters.user_objects import check_objects, load_object, parse_id, source_files
-from aitrain.environment.contract import Score
+from aitrain.environment.contract import Prompt, Score
 from aitrain.environment.requirements import EnvRequirements
 from aitrain.errors import ConfigError
 from aitrain.execution.async_calls import run_if_async
@@ -54,12 +55,15 @@ class TRLEnvironment:
         """The rows of `data`; without it, rows without a prompt, as `reset` says what is asked."""
         if self.source is None:
             return [{"prompt": self.prompt, "trl_row": {}} for _ in range(self.size)]
-        return [{**row, "trl_row": row} for row in self.source.cases()]
+        return [{**row, "prompt": _without_last(row["prompt"]), "trl_row": row} for row in self.source.cases()]
 
-    def start(self, trl_row: Row) -> _TRLEpisode:
-        """A new instance, reset with the row."""
-        made = self.factory()
-        return _TRLEpisode(made, run_if_async(made.reset(**trl_row)), self.rewards, trl_row)
+    def start(self, trl_row: Row, seed: int) -> _TRLEpisode:
+        """A new instance, reset with the row; what it draws there from the global random numbers is the same in all
+        episodes of a group."""
+        with RandomStream(seed).active():
+            made = self.factory()
+            said = run_if_async(made.reset(**trl_row))
+        return _TRLEpisode(made, said, self.rewards, trl_row)
 
 
 class _TRLEpisode:
@@ -67,10 +71,11 @@ class _TRLEpisode:
 
     def __init__(self, made: Any, said: object, rewards: Rewards, row: Row) -> None:
         self.made, self.said, self.rewards, self.row, self.reply = made, said, rewards, row, ""
+        self.prompt = _continued(row.get("prompt", []), said)
 
     def opening(self) -> object:
-        """What `reset` returned, which continues the prompt's last message."""
-        return self.said
+        """The prompt's last message, continued by what `reset` returned; for a prompt that is text, only that."""
+        return self.said if isinstance(self.prompt, str) else self.prompt[-1:] or None
 
     def get_tools(self) -> list[Callable[..., Any]]:
         """The public methods of the class."""
@@ -83,14 +88,30 @@ class _TRLEpisode:
 
     def score(self) -> Score:
         """The weighted sum of the reward functions' rewards, and of the class's own with the weight 1."""
-        prompt = self.row.get("prompt", [])
         completion = [{"role": "assistant", "content": self.reply}]
-        score = self.rewards.of_one(self.row, prompts=prompt, completions=completion, environments=self.made)
+        score = self.rewards.of_one(self.row, prompts=self.prompt, completions=completion, environments=self.made)
         if not hasattr(self.made, "get_reward"):
             return score
         own = run_if_async(self.made.get_reward())
         total = weighted({type(self.made).__name__: (own, 1.0), "rewards": (score.score, 1.0)})
         return Score(total.score, {**total.metrics, **score.metrics})
+
+
+def _without_last(prompt: Prompt) -> Prompt:
+    """The messages before the one that `reset` continues."""
+    return prompt if isinstance(prompt, str) else prompt[:-1]
+
+
+def _continued(prompt: Prompt, said: Any) -> Prompt:
+    """A prompt whose last message goes on with what `reset` returned, without anything between them, as in TRL."""
+    if said is None:
+        return prompt
+    if isinstance(prompt, str):
+        return f"{prompt}{said}"
+    last = prompt[-1] if prompt else {"role": "user", "content": ""}
+    parts = [[{"type": "text", "text": one}] if isinstance(one, str) else one for one in (last["content"], said)]
+    is_text = isinstance(last["content"], str) and isinstance(said, str)
+    return [*prompt[:-1], {**last, "content": last["content"] + said if is_text else parts[0] + parts[1]}]
 
 
 def _answering(method: Callable[..., Any]) -> Callable[..., Any]:

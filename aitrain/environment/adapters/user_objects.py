@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterable
@@ -51,6 +52,8 @@ def load_object(module: str, name: str) -> Any:
         loaded = import_module(module) if module_specs(module) else import_installed(module)
     else:
         own = f"aitrain_environment_{file.stem}"
+        if own in sys.modules and sys.modules[own].__file__ != str(file):  # of the same name, in another folder
+            own += "_" + hashlib.sha256(bytes(file)).hexdigest()[:8]
         sys.path += [folder for folder in (str(file.parent),) if folder not in sys.path]
         loaded = sys.modules.get(own) or import_file(own, file)
     if not hasattr(loaded, name):

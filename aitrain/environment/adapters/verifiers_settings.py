@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from aitrain.environment.adapters.settings import ChatMessage, ScoreRange, choose, read_score_range, with_system
+from aitrain.environment.adapters.settings import (
+    ChatMessage,
+    ScoreRange,
+    choose,
+    read_score_range,
+    solved_cases,
+    with_system,
+)
 from aitrain.errors import ConfigError
 
 Foreign: TypeAlias = Any
@@ -54,9 +61,8 @@ class VerifiersSettings:
         """
         own = with_system(prompt, self.system)
         head = [message for message in own[:1] if message["role"] == "system"]
-        solved: list[ChatMessage] = []
         for question, answer in shots:
             if not isinstance(answer, (str, int, float)) or not question or answer == "":
                 raise ConfigError("rl_env_config: few_shot: the cases of this environment have no `answer` to show")
-            solved += [{"role": "user", "content": question}, {"role": "assistant", "content": str(answer)}]
+        solved = solved_cases((question, str(answer)) for question, answer in shots)
         return [*head, *solved, *own[len(head) :]]

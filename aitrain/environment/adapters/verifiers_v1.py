@@ -103,6 +103,9 @@ def _load(settings: VerifiersSettings) -> Foreign:
     from aitrain.environment.adapters import verifiers_harness
 
     sys.modules[HARNESS] = verifiers_harness
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if os.getcwd() not in paths:  # the tool servers of a taskset are programs that import its module
+        os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, paths), os.getcwd()])
     env, _, taskset = settings.id.rpartition("+")
     fields: Foreign = concrete_type(environment_class(taskset, env), EnvConfig, origin=Env) or EnvConfig
     agents = {name: {"harness": {"id": HARNESS}, "runtime": LOCAL} for name in agent_config_fields(fields())}

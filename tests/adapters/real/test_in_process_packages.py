@@ -1,4 +1,4 @@
-"""Frameworks whose code runs in the run: five steps of training each, in threads, and on two ranks in processes."""
+"""Frameworks whose code runs in the run: five steps of training each, on two ranks in processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.adapters.conftest import cases_of, made, play, refusal
 from tests.adapters.real.conftest import ROOT, Train, in_environment
 from tests.conftest import write
 
-MODES = {"threads": ["--rl-env-isolation=thread"], "ranks": ["--num-processes=2"]}
-"""Without --rl-env-isolation the adapters' code runs in processes."""
+RANKS = "--num-processes=2"
+"""Without --rl-env-isolation the adapters' code runs in processes, as a rank's others do."""
 NEWEST, OLDER = in_environment("newest"), in_environment("older")
 COUNTER = '''
 class Counter:
@@ -52,12 +52,11 @@ TRAINED: dict[str, dict[str, Any]] = {
 
 
 @NEWEST
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rl_env", TRAINED)
-def test_five_steps_of_training(rl_env: str, mode: str, here: Path, train: Train) -> None:
+def test_five_steps_of_training(rl_env: str, here: Path, train: Train) -> None:
     rows = [{"prompt": [{"role": "user", "content": f"Go {n}."}], "target": n} for n in range(1, 17)]
     write(here, {"counter.py": COUNTER, "targets.jsonl": "".join(json.dumps(row) + "\n" for row in rows)})
-    trained = train(rl_env, *MODES[mode], **TRAINED[rl_env])
+    trained = train(rl_env, RANKS, **TRAINED[rl_env])
     for record in trained.records:  # each is scored against the entry that its prompt asks
         asked = record["row"].get("entry", {}).get("question", "")
         assert asked in (record["prompt"] or [{"content": ""}])[-1]["content"]
@@ -66,9 +65,8 @@ def test_five_steps_of_training(rl_env: str, mode: str, here: Path, train: Train
 
 
 @OLDER
-@pytest.mark.parametrize("mode", MODES)
-def test_five_steps_of_training_with_gem(mode: str, here: Path, train: Train) -> None:
-    train("gem:game:GuessTheNumber-v0-easy", *MODES[mode], size=40, score_range="-1,1")
+def test_five_steps_of_training_with_gem(train: Train) -> None:
+    train("gem:game:GuessTheNumber-v0-easy", RANKS, size=40, score_range="-1,1")
 
 
 # -- reasoning-gym
@@ -166,14 +164,6 @@ def test_a_game_and_a_question_of_gem_are_won() -> None:
 # -- math-verify
 
 
-@NEWEST
-@pytest.mark.parametrize("mode", MODES)
-def test_trls_function_with_math_verify_works_in_processes_and_in_threads(mode: str, here: Path, train: Train) -> None:
-    rows = [{"prompt": [{"role": "user", "content": f"{n} + 1?"}], "solution": f"${n + 1}$"} for n in range(16)]
-    write(here, {"sums.jsonl": "".join(json.dumps(row) + "\n" for row in rows)})
-    train("reward:trl.rewards:accuracy_reward", *MODES[mode], data="sums.jsonl", score_range="0,1")
-
-
 VERIFIED = """
 from math_verify import parse, verify
 
@@ -183,10 +173,10 @@ def equal(completions, solution, **kwargs):
 
 
 @NEWEST
-def test_math_verify_itself_which_uses_signals_works_in_processes(here: Path, train: Train) -> None:
+def test_math_verify_and_trls_function_with_it_work_in_processes(here: Path, train: Train) -> None:
     rows = [{"prompt": [{"role": "user", "content": f"{n} + 1?"}], "solution": f"${n + 1}$"} for n in range(16)]
     write(here, {"sums.jsonl": "".join(json.dumps(row) + "\n" for row in rows), "my_rewards.py": VERIFIED})
-    train("reward:my_rewards.py:equal", data="sums.jsonl", score_range="0,1")
+    train("reward:my_rewards.py:equal,trl.rewards:accuracy_reward", data="sums.jsonl", score_range="0,2")
 
 
 # -- pages

@@ -142,11 +142,6 @@ def test_tasks_that_cannot_be_run_are_refused(name: str, message: str) -> None:
 # -- trained
 
 
-def test_tools_train_in_threads(train: Train) -> None:
-    trained = train(f"inspect:{TASKS}@tools", "--rl-env-isolation=thread", "--rl-max-new-tokens=2")
-    assert trained.missing("includes") == []
-
-
 def test_several_conversations_train_on_two_ranks_in_processes(train: Train) -> None:
     flags = ["--num-processes=2", "--rl-env-isolation=process"]
     trained = train(f"inspect:{TASKS}@critique", *flags)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import Run, write
+from aitrain.execution.async_calls import run_if_async
+from tests.adapters.conftest import cases_of, made
+from tests.adapters.real.conftest import Train, in_environment
+from tests.conftest import write
+from tests.rehearsal import rehearse
 
-MODES = {"processes": (), "threads": ("--rl-env-isolation", "thread"), "ranks": ("--num-processes", "2")}
-SHORT = (
-    "--max-steps", "5", "--rl-prompts-per-step", "2", "--rl-num-generations", "2", "--batch-size", "2",
-    "--rl-max-new-tokens", "16", "--eval-cases", "2", "--project-name", "it",
-)  # fmt: skip
-LEGACY = {
-    "verifiers:stardata.envs.constraint_gym:load_lipogram_env": {"score_range": "0,1"},
-    "verifiers:sophistry-bench-sprint": {"score_range": "0,1", "size": 20, "passage_chars": 200},
-    "verifiers:tools_env": {"score_range": "0,1.5"},
-}
-V1 = {"verifiers:add-v1": {"score_range": "0,1.5"}}
+TRAINED = {
+    "verifiers:stardata.envs.constraint_gym:load_lipogram_env": ("older", [], {"score_range": "0,1"}),
+    "verifiers:sophistry-bench-sprint": (
+        "older", ["--num-processes=2"], {"score_range": "0,1", "size": 20, "passage_chars": 200},
+    ),
+    "verifiers:tools_env": ("older", ["--rl-env-isolation=thread"], {"score_range": "0,1.5"}),
+    "verifiers:add-v1": ("newest", ["--num-processes=2"], {"score_range": "0,1.5"}),
+}  # fmt: skip
+"""What is trained where, with its flags and settings. Without --rl-env-isolation it runs in processes."""
 TOOLS_ENV = '''
 import verifiers as vf
 from datasets import Dataset
@@ -68,31 +67,54 @@ class AdditionTaskset(vf.Taskset[AdditionTask, vf.TasksetConfig]):
 __all__ = ["AdditionTaskset"]
 """
 
+TOOLS_V1 = """
+import verifiers.v1 as vf
 
-def installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+class AddToolset(vf.Toolset[vf.ToolsetConfig]):
+    @vf.tool
+    async def add(self, a: int, b: int) -> int:
+        'Add two numbers.'
+        return a + b
+
+class ToolTask(vf.Task[vf.TaskData]):
+    @vf.reward(weight=1.0)
+    async def exact(self, trace: vf.Trace) -> float:
+        return float(trace.assistant_messages[-1].content == "2")
+
+    @classmethod
+    def toolsets(cls, config):
+        return [AddToolset(vf.ToolsetConfig())]
+
+class ToolTaskset(vf.Taskset[ToolTask, vf.TasksetConfig]):
+    def load(self):
+        yield ToolTask(vf.TaskData(prompt="1+1="), self.config.task)
+
+__all__ = ["ToolTaskset"]
+
+if __name__ == "__main__":
+    AddToolset.run()
+"""
 
 
-NEEDED = {"verifiers:stardata.envs.constraint_gym:load_lipogram_env": "staros-stardata"}
-NEEDED["verifiers:sophistry-bench-sprint"] = "sophistry-bench-sprint"
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("rl_env", "settings"), {**LEGACY, **V1}.items(), ids=[*LEGACY, *V1])
-def test_five_steps_of_training(
-    rl_env: str, settings: dict[str, Any], mode: str, small_model: Path, here: Path, aitrain_grpo: Run
-) -> None:
-    line = "0.3" if rl_env in LEGACY else "0.4"
-    if not installed("verifiers").startswith(line) or not installed(NEEDED.get(rl_env, "verifiers")):
-        pytest.skip(f"verifiers {line} or {rl_env} is not installed")
+@pytest.mark.parametrize(
+    "rl_env", [pytest.param(rl_env, marks=in_environment(where)) for rl_env, (where, _, _) in TRAINED.items()]
+)
+def test_five_steps_of_training(rl_env: str, here: Path, train: Train) -> None:
+    _, flags, settings = TRAINED[rl_env]
     write(here, {"tools_env.py": TOOLS_ENV, "add_v1.py": ADD_V1})
-    named = ("--model", str(small_model), "--rl-env", rl_env, "--rl-env-config", json.dumps(settings))
-    done = aitrain_grpo(*named, *SHORT, *MODES[mode])
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = [json.loads(text) for text in (here / "runs/it/metrics.jsonl").read_text().splitlines()]
-    assert len([line for line in lines if "reward" in line]) == 5
-    assert all(not value for line in lines for name, value in line.items() if name.startswith("failed/"))
-    assert any(name.startswith("env/") for line in lines for name in line)
+    trained = train(rl_env, "--rl-max-new-tokens=16", *flags, **settings)
+    assert all(record["metrics"] for record in trained.records)
+
+
+@in_environment("newest")
+def test_the_tool_servers_of_a_taskset_are_started_from_a_module_in_the_working_directory(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    write(here, {"tools_v1.py": TOOLS_V1})
+    env = made("verifiers:tools-v1", score_range="0,1")
+    call = '<tool_call>{"name": "add_toolset_add", "arguments": {"a": 1, "b": 1}}</tool_call>'
+    played = rehearse(env, [call, "2"], cases_of(env)[0])
+    assert played.moves[0].messages[0]["content"] == "2"
+    assert played.scored.score == 1.0
+    run_if_async(env.close())
