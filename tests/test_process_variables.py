@@ -11,8 +11,9 @@ import pytest
 
 from aitrain import TrainConfig
 from aitrain.launch import processes
+from aitrain.launch.model_shape import SMALL
 from aitrain.launch.preflight import RunPlan, check
-from aitrain.launch.processes import SMALL_MODEL, Processes, process_variables
+from aitrain.launch.processes import Processes, process_variables
 from aitrain.runs.run_folder import RunFolder
 
 
@@ -36,7 +37,7 @@ def test_a_small_model_trains_with_one_thread_on_the_cpu_and_a_larger_one_with_i
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(processes, "usable_cores", lambda: 8)
-    larger = TrainConfig(model=str(model_of(SMALL_MODEL, tmp_path)), rl_env="envs.arithmetic")
+    larger = TrainConfig(model=str(model_of(SMALL, tmp_path)), rl_env="envs.arithmetic")
     unknown = TrainConfig(model="nobody/not-here", rl_env="envs.arithmetic")
     plans = [dataclasses.replace(plan, config=config) for config in (plan.config, larger, unknown)]
     assert [process_variables(each)["OMP_NUM_THREADS"] for each in plans] == ["1", "8", "8"]

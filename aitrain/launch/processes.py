@@ -22,7 +22,7 @@ from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
 from aitrain.launch.managed_server import managed_server
-from aitrain.launch.model_shape import read_model_shape
+from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan
 from aitrain.machine import usable_cores
 from aitrain.redaction import disable_telemetry, redact_file
@@ -35,8 +35,6 @@ PYTHON = [sys.executable, "-P"]
 WORKER = "aitrain.jobs.worker"
 PATIENCE = 60.0
 """Seconds that a process gets to exit after it reported its end."""
-SMALL_MODEL = 2_000_000
-"""Weights below which a model trains with one thread on the CPU."""
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"
 
 
@@ -221,23 +219,15 @@ class Processes:
 
 def process_variables(plan: RunPlan) -> dict[str, str]:
     """Environment variables of a training process; those of the user win, except for the GPUs, which the plan chose."""
+    share = max(1, usable_cores() // plan.batch.processes)
     defaults = {
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONHASHSEED": "0",  # the order of sets is the same in every run and on every rank
-        "OMP_NUM_THREADS": str(_threads(plan)),
+        "OMP_NUM_THREADS": "1" if not plan.gpus and is_small(plan.config.model) else str(share),
     }
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.gpus else {}
     return {**defaults, **os.environ, **gpus}
-
-
-def _threads(plan: RunPlan) -> int:
-    """Threads of torch in one training process: its share of the cores; one for a small model on the CPU, whose threads
-    would spin waiting for each other, which takes several times as long where other processes use the cores."""
-    shape = None if plan.gpus else read_model_shape(plan.config.model)
-    if shape is not None and shape.weights < SMALL_MODEL:
-        return 1
-    return max(1, usable_cores() // plan.batch.processes)
 
 
 def _mask_logs(folder: RunFolder) -> None:
