@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -29,7 +28,6 @@ def demo(
     verbosity = Verbosity(quiet, verbose, debug)
     flags = {"project_name": project_name, "output_dir": output_dir, "seed": seed}
     config = resolve(TrainConfig, None, SETTINGS | flags)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads slow a model of this size down
     return start(check(config), verbosity)
 
 

@@ -43,4 +43,4 @@ Wrote {file} and its test, {test}. Edit, check, train:
 
   aitrain grpo --model tiny --rl-env {file} --project-name {name} \\
       --rl-prompts-per-step 16 --rl-num-generations 8 --batch-size 64 \\
-      --rl-max-new-tokens 8 --rl-kl-coef 0 --lr 1e-3 --max-steps 40"""
+      --rl-max-new-tokens 8 --rl-kl-coef 0 --lr 4e-4 --max-steps 20"""

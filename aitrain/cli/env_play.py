@@ -36,7 +36,11 @@ def env_play(
     Shows what the model would get, its tools, the score and the metrics. breakpoint() and input() in the environment
     work as in any program. Ctrl-C ends it with exit code 130, Ctrl-D with the score so far.
     """
-    from aitrain.cli.env_process import check_environment, run_on_terminal  # here, because help needs none of it
+    from aitrain.cli.env_process import (
+        check_environment,
+        limit_threads,
+        run_on_terminal,
+    )  # here, because help needs none of it
 
     if model is not None and policy in ("person", "model"):
         policy, tokenizer = "model", model
@@ -52,5 +56,7 @@ def env_play(
     options |= {"rl_max_turns": max_turns} if max_turns else {}
     options |= {"rl_max_new_tokens": max_new_tokens} if max_new_tokens else {}
     check_environment(options)
+    if model is not None:
+        limit_threads(model)
     play = {"case": case, "seed": seed, "policy": policy, "script": None if file is None else str(file)}
     return run_on_terminal("aitrain.jobs.env_terminal", {"command": "play", "options": options, "play": play})

@@ -49,6 +49,14 @@ def _left_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def limit_threads(model: str) -> None:
+    """Give the processes of this command one thread for a small model, as in training; the user's own value wins."""
+    from aitrain.launch.model_shape import is_small
+
+    if is_small(model):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
 def check_environment(options: Mapping[str, object]) -> None:
     """Find the environment of these options and read its file, so that a misspelt name is refused at once.
 

@@ -44,7 +44,13 @@ def env_rescore(
     if not folder.config.is_file():
         raise ConfigError(f"{path} is not a run folder: it has no config.yaml\nList the runs with: aitrain runs {path}")
     options = _options(read_file(TrainConfig, folder.config), env, rl_env_config, keywords or [])
-    check_environment(options)
+    try:
+        check_environment(options)
+    except ConfigError as error:
+        if env is not None or not str(error).startswith(("rl_env:", "rl_env_module:")):
+            raise
+        hint = "Name it with --env, if its file has moved or the run was started in another folder."
+        raise ConfigError(f"{error}\n{hint}") from None
     rescore = {"run": str(path), "step": step, "last": last, "most": most, "as_json": as_json}
     return run_on_terminal("aitrain.jobs.env_terminal", {"command": "rescore", "options": options, "rescore": rescore})
 

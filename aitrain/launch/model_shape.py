@@ -12,6 +12,8 @@ from pathlib import Path
 from aitrain.runs.run_folder import read_object
 
 TINY = Path(__file__).resolve().parents[1] / "tiny_model"
+SMALL = 2_000_000
+"""Weights below which a model has one thread on the CPU."""
 HEADER = 100 << 20
 """Maximum bytes of a header; a file with a larger one is damaged."""
 
@@ -59,6 +61,15 @@ def read_model_shape(model: str) -> ModelShape | None:
     if sizes is None or not tensors:
         return None
     return ModelShape(sum(map(math.prod, tensors.values())), **sizes, linears=tuple(_linears(tensors)))
+
+
+def is_small(model: str) -> bool:
+    """Whether one thread on the CPU is best for the model; False if its size is unknown.
+
+    More threads spin while they wait for each other, which takes several times as long on cores that others use too.
+    """
+    shape = read_model_shape(model)
+    return shape is not None and shape.weights < SMALL
 
 
 def folder_of(model: str) -> Path | None:

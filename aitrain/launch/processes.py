@@ -22,6 +22,7 @@ from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
 from aitrain.launch.managed_server import managed_server
+from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan
 from aitrain.machine import usable_cores
 from aitrain.redaction import disable_telemetry, redact_file
@@ -218,11 +219,12 @@ class Processes:
 
 def process_variables(plan: RunPlan) -> dict[str, str]:
     """Environment variables of a training process; those of the user win, except for the GPUs, which the plan chose."""
+    share = max(1, usable_cores() // plan.batch.processes)
     defaults = {
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONHASHSEED": "0",  # the order of sets is the same in every run and on every rank
-        "OMP_NUM_THREADS": str(max(1, usable_cores() // plan.batch.processes)),
+        "OMP_NUM_THREADS": "1" if not plan.gpus and is_small(plan.config.model) else str(share),
     }
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.gpus else {}
     return {**defaults, **os.environ, **gpus}

@@ -157,7 +157,7 @@ def test_the_next_two_commands_are_printed_and_fit_80_columns(here: Path, printe
     assert [command.split()[:2] for command in commands] == [["aitrain", "env"], ["aitrain", "grpo"]]
     assert max(map(len, printed.splitlines())) <= 80
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    script = printed.partition("\n")[2].replace("--max-steps 40", "--max-steps 40 --dry-run").partition("aitrain grpo")
+    script = printed.partition("\n")[2].replace("--max-steps 20", "--max-steps 20 --dry-run").partition("aitrain grpo")
     done = subprocess.run(
         ["bash", "-euc", script[1] + script[2]],
         cwd=here, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,30 @@ def test_a_close_that_raises_is_told_and_changes_nothing(here: Path, capsys: pyt
     options = {"rl_env": "raising.py", "model": "tiny"}
     assert env_terminal.main({"command": "show", "options": options, "show": {}}) == 0
     assert "Numbers.close raised: OSError: gone" in capsys.readouterr().err
+
+
+def test_an_environment_that_is_not_found_from_this_folder_is_asked_for(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run / "config.yaml"
+    config.write_text("model: tiny\nrl_env: numbers_env.py\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(ConfigError, match=r"there is no file numbers_env\.py .*\nName it with --env"):
+        env_rescore.env_rescore(str(run), most=1)
+    with pytest.raises(ConfigError, match=r"no file other\.py") as refused:
+        env_rescore.env_rescore(str(run), env="other.py", most=1)
+    assert "--env" not in str(refused.value)
+
+
+def test_the_commands_of_the_workbench_give_a_small_model_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    for own, threads in ((None, "1"), ("3", "3")):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if own is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", own)
+        env_process.limit_threads("tiny")
+        assert os.environ["OMP_NUM_THREADS"] == threads
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    env_process.limit_threads("nobody/not-here")
+    assert "OMP_NUM_THREADS" not in os.environ
