@@ -73,6 +73,13 @@ def test_files_of_one_name_in_two_folders_are_two_files() -> None:
     assert play(env, cases_of(env)[0], ["yes"])[1].score == 11.0
 
 
+def test_held_out_rows_are_asked_with_solved_cases_as_the_others_are() -> None:
+    env = environment("my_rewards.py:exact", eval_data="rows.jsonl", few_shot=1)
+    for cases in build_cases(env, None):
+        assert cases is not None
+        assert [len(case.prompt) for case in cases] == [3, 3]
+
+
 def test_functions_of_one_name_are_two_metrics() -> None:
     write(Path.cwd(), {"other.py": "def exact(completions): return [10] * len(completions)"})
     env = environment("my_rewards.py:exact,other.py:exact")

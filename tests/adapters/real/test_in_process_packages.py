@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from aitrain import ConfigError
 from aitrain.environment.adapters.installed_source import registrations
 from tests import test_docs
 from tests.adapters.conftest import cases_of, made, play, refusal
@@ -88,6 +89,12 @@ def test_every_task_of_reasoning_gym_scores_its_own_answers() -> None:
         assert (None in references) == (task in WITHOUT_ANSWER), task
         scores = [play(env, case, [right])[1].score for case, right in zip(cases, references, strict=True) if right]
         assert scores == [1.0] * len(scores), task
+
+
+@NEWEST
+def test_a_task_without_answers_has_no_solved_entries_to_show() -> None:
+    with pytest.raises(ConfigError, match="have no answer to show"):
+        cases_of(made("reasoning-gym:propositional_logic", size=1, few_shot=1))
 
 
 @NEWEST
