@@ -77,7 +77,7 @@ def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
 
 
 def _episode_format(chat: ChatFormat, subject: Subject, has_tools: bool) -> ChatFormat:
-    following = [] if subject.level == "score_episode" else ["user"]
+    following = [] if subject.kind == "score_episode" else ["user"]
     return format_for_episodes(chat, [*following, "tool"] if has_tools else following)
 
 

@@ -10,7 +10,7 @@ from transformers.utils import logging as transformers_logging
 
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
-from aitrain.environment.contract import level_of
+from aitrain.environment.contract import env_kind
 from aitrain.environment.runner import start_runner
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
@@ -100,7 +100,7 @@ def _episode_format(opened: OpenedEnvironment, chat: ChatFormat) -> ChatFormat:
     """
     if isinstance(opened.cases[0].prompt, str):
         return chat
-    following = [] if level_of(opened.environment) == "score_episode" else ["user"]
+    following = [] if env_kind(opened.environment) == "score_episode" else ["user"]
     return format_for_episodes(chat, [*following, "tool"] if len(Tools.of(opened.environment)) else following)
 
 

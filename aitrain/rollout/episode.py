@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from aitrain.environment.contract import Case, Prompt, Transcript, level_of
+from aitrain.environment.contract import Case, Prompt, Transcript, env_kind
 from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
@@ -199,7 +199,7 @@ class Rollout:
                 trajectory.append_completion(await sample(trajectory.context, room, seed))
                 response = await self._respond(session, self._read(episode), sample)
                 trajectory.stop = self._apply(episode, response)
-            if trajectory.stop in LIMITS and not response.is_over and level_of(self.runner.environment) == "rollout":
+            if trajectory.stop in LIMITS and not response.is_over and env_kind(self.runner.environment) == "rollout":
                 await self._respond(session, AssistantTurn("", limit=LIMITS[trajectory.stop]), sample)
         finally:
             leave()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from aitrain.environment.contract import Case, level_of, named_by
+from aitrain.environment.contract import Case, env_kind, named_by
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.forked_call import Answer, call_forked
 from aitrain.options.train import TrainConfig
@@ -68,7 +68,7 @@ def check_quickly(
     No answer is scored that could cost something outside of this machine's memory: the process ends before its first
     connection, and environments that ask for the model are left out.
     """
-    names = named_by(getattr(environment, level_of(environment)))
+    names = named_by(getattr(environment, env_kind(environment)))
     if names is not None and "model" in names:
         return FastCheck(skipped=NEEDS_MODEL)
     if connected := open_connections():
