@@ -148,9 +148,9 @@ class Rollout:
     async def _play(self, sessions: Sequence[EnvSession], decoding: Decoding) -> list[Episode]:
         """Play and score episodes at the same time."""
         episodes = [self._begin(session) for session in sessions]
-        live = [(place, episode) for place, episode in enumerate(episodes) if episode.trajectory.stop is None]
+        live = [(index, episode) for index, episode in enumerate(episodes) if episode.trajectory.stop is None]
         async with self.engine.batch(len(live)) as leave:
-            await run_all(self._converse(episode, place, decoding, leave) for place, episode in live)
+            await run_all(self._converse(episode, index, decoding, leave) for index, episode in live)
         await self._score(episodes)
         return episodes
 
@@ -180,12 +180,12 @@ class Rollout:
             self.chat.check_tools()
         return self.chat.prompt_ids(episode.prompt, reset.tools)
 
-    async def _converse(self, episode: Episode, place: int, decoding: Decoding, leave: Leave) -> None:
+    async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
         trajectory, session = episode.trajectory, episode.session
 
         async def sample(ids: list[int], room: int, seed: SampleSeed | None) -> Completion:
-            return await self.engine.generate(GenerationRequest(ids, room, seed, decoding, place))
+            return await self.engine.generate(GenerationRequest(ids, room, seed, decoding, index))
 
         try:
             if session.reset.untrained is not None:
