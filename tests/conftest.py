@@ -25,7 +25,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 SLOW_FILES = (
     "test_processes.py", "test_docs.py", "test_demo.py", "test_failures.py", "test_resources.py", "test_parity.py",
-    "test_served_run.py", "test_page.py", "test_run.py", "test_resume.py", "test_benchmarks.py", "test_redaction.py",
+    "test_served_run.py", "test_page.py", "test_grpo.py", "test_resume.py", "test_benchmarks.py", "test_redaction.py",
     "test_non_finite.py", "test_rollout.py", "test_browser.py", "test_card.py", "test_equal_calls.py", "test_init.py",
     "test_newcomer.py",
 )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.environment.contract import level_of
+from aitrain.environment.contract import env_kind
 from aitrain.environment.locator import bundled_modules
 from aitrain.environment.state_analysis import analyze_state
 from aitrain.environment.state_report import StateReport
@@ -28,7 +28,7 @@ SEEN: dict[Any, Any] = {}
 
 
 def found(environment: Any) -> StateReport:
-    return analyze_state(environment, level_of(environment))
+    return analyze_state(environment, env_kind(environment))
 
 
 def judge(text: str, answer: str) -> float:

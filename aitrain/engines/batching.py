@@ -131,7 +131,7 @@ class BatchingEngine(ABC):
             while len(self._waiting) < self._live:
                 self._changed.clear()
                 await self._changed.wait()
-            waiting, self._waiting = sorted(self._waiting, key=lambda one: one.request.place), []
+            waiting, self._waiting = sorted(self._waiting, key=lambda one: one.request.index), []
             try:
                 if not self._round(waiting):
                     return

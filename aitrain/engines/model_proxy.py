@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-Ask = Callable[[str, tuple[object, ...], dict[str, object]], Any]
-"""`ask(method, args, kwargs)` calls a method of the model, in the thread that may touch it."""
+CallModel = Callable[[str, tuple[object, ...], dict[str, object]], Any]
+"""`call(method, args, kwargs)` calls a method of the model, in the thread that may touch it."""
 
 
 class ModelProxy:
@@ -19,19 +19,19 @@ class ModelProxy:
     `to`, `eval`, `train` and the like do nothing.
     """
 
-    __slots__ = ("_ask", "_model")
+    __slots__ = ("_call", "_model")
 
-    def __init__(self, ask: Ask, model: PreTrainedModel) -> None:
-        object.__setattr__(self, "_ask", ask)
+    def __init__(self, call: CallModel, model: PreTrainedModel) -> None:
+        object.__setattr__(self, "_call", call)
         object.__setattr__(self, "_model", model)
 
     def generate(self, *args: object, **kwargs: object) -> Any:
         """The model's `generate`, with the result of a separate call; it samples with the episode's seed."""
-        return self._ask("generate", args, kwargs)
+        return self._call("generate", args, kwargs)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """The model's forward pass, without gradients."""
-        return self._ask("__call__", args, kwargs)
+        return self._call("__call__", args, kwargs)
 
     forward = __call__
 

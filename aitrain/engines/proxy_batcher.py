@@ -39,14 +39,14 @@ class ProxyBatcher:
 
     def __init__(self, model: PreTrainedModel, pad_token_id: int, engine: Completer | None = None) -> None:
         """`engine` generates for the calls whose settings it supports; None: the model generates for all."""
-        self.policy = ModelProxy(self.ask, model)
+        self.policy = ModelProxy(self.call_model, model)
         self._model, self._pad, self._engine = model, pad_token_id, engine
         self._thread = threading.get_ident()
         self._session: _Session | None = None
         self._idle_since = 0.0
         self._window = FIRST_WINDOW
 
-    def ask(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def call_model(self, method: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """Call a method of the model; in the thread of the event loop, which must not wait, it runs at once.
 
         Raises:

@@ -95,7 +95,7 @@ class CallPolicy:
     """
 
     environment: object
-    level: str
+    kind: str
     by_episode: bool
     in_processes: bool
     notify: Notify
@@ -112,7 +112,7 @@ class CallPolicy:
     @cached_property
     def report(self) -> StateReport:
         """The static analysis of the environment."""
-        return analyze_state(self.environment, self.level)
+        return analyze_state(self.environment, self.kind)
 
     def object_for(self) -> object:
         """The object on which one call or one episode runs."""
@@ -210,7 +210,7 @@ class CallPolicy:
             self._copy_for_episodes(StateReport(carried={place.target: place}))
 
     def _unseen(self, path: str) -> WriteSite:
-        return WriteSite(path, f"{type(self.environment).__name__}.{self.level}", "", 0)
+        return WriteSite(path, f"{type(self.environment).__name__}.{self.kind}", "", 0)
 
 
 def _names(roots: set[str]) -> frozenset[str]:

@@ -16,7 +16,7 @@ from aitrain.execution.async_calls import run_if_async
 Prompt = str | list[dict[str, Any]]
 """What a case asks: a string, or chat messages."""
 
-LEVELS = ("score_episode", "episode", "start", "rollout")
+ENV_KINDS = ("score_episode", "episode", "start", "rollout")
 """Methods that play an episode; an environment has exactly one of them."""
 
 SCORE_ARGUMENTS = ("model", "tokenizer", "completion", "case_idx", "prompt", "case", "messages", "text")
@@ -32,7 +32,7 @@ ROLLOUT_ARGUMENTS = (*START_ARGUMENTS, "endpoint")
 """Parameters that `rollout` may have, beside the columns of the dataset."""
 
 ARGUMENTS = {"score_episode": SCORE_ARGUMENTS, "rollout": ROLLOUT_ARGUMENTS}
-"""Parameters of the methods of LEVELS; START_ARGUMENTS for the others."""
+"""Parameters of the methods of ENV_KINDS; START_ARGUMENTS for the others."""
 
 GROUP_ARGUMENTS = ("completions", "texts", "messages", "scores", "metrics", "case_idx", "prompt", "case")
 """Parameters that `score_group` may have, beside the columns of the dataset; the first five are lists."""
@@ -138,14 +138,14 @@ def asks_nothing(prompt: Prompt) -> bool:
     return not isinstance(prompt, str) and all(message.get("role") != "user" for message in prompt)
 
 
-def level_of(environment: object) -> str:
-    """Which of LEVELS the environment has.
+def env_kind(environment: object) -> str:
+    """Which of ENV_KINDS the environment has.
 
     Raises:
         EnvironmentFailed: none of them, or two.
     """
     name = type(environment).__name__
-    found = [level for level in LEVELS if callable(getattr(environment, level, None))]
+    found = [kind for kind in ENV_KINDS if callable(getattr(environment, kind, None))]
     if not found:
         raise EnvironmentFailed(
             f"{name} has no score_episode: give it one that returns a score from 0 to 1\n"
@@ -166,14 +166,14 @@ def check_methods(environment: object) -> None:
         raise EnvironmentFailed(
             f"{type(environment).__name__} has no build_dataset: give it one that returns rows with a prompt"
         )
-    level = level_of(environment)
-    method = getattr(environment, level)
-    if level == "episode" and (inspect.isasyncgenfunction(method) or inspect.iscoroutinefunction(method)):
+    kind = env_kind(environment)
+    method = getattr(environment, kind)
+    if kind == "episode" and (inspect.isasyncgenfunction(method) or inspect.iscoroutinefunction(method)):
         raise EnvironmentFailed(
             f"{type(environment).__name__}.episode is async, but an async generator cannot return a score\n"
             "Write it with `def`, or use `start`, whose methods may be async."
         )
-    if level == "rollout" and (inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)):
+    if kind == "rollout" and (inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method)):
         raise EnvironmentFailed(
             f"{type(environment).__name__}.rollout has a `yield`, but it asks the model with endpoint.chat and returns"
             " the score\nA generator that is sent the answers is called `episode`."
@@ -187,8 +187,8 @@ def check_contract(environment: Any, columns: Iterable[str]) -> None:
         EnvironmentFailed: a method is missing, or has a required parameter that is neither known nor a column.
     """
     check_methods(environment)
-    level, columns = level_of(environment), set(columns)
-    _check_parameters(environment, level, ARGUMENTS.get(level, START_ARGUMENTS), columns)
+    kind, columns = env_kind(environment), set(columns)
+    _check_parameters(environment, kind, ARGUMENTS.get(kind, START_ARGUMENTS), columns)
     if scores_groups(environment):
         _check_parameters(environment, "score_group", GROUP_ARGUMENTS, columns)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast, overload
 
-from aitrain.environment.contract import Case, call_with_tokenizer, level_of
+from aitrain.environment.contract import Case, call_with_tokenizer, env_kind
 from aitrain.environment.row_copies import copy_rows
 from aitrain.errors import AitrainError, EnvironmentFailed
 from aitrain.execution.user_code import failure_message
@@ -82,7 +82,7 @@ def build_cases(environment: object, tokenizer: object) -> Datasets:
     Raises:
         EnvironmentFailed: a dataset is missing or empty, has invalid prompts, or building it raised.
     """
-    needs_prompt = level_of(environment) == "score_episode"
+    needs_prompt = env_kind(environment) == "score_episode"
     train = _call(cast(Any, environment).build_dataset, tokenizer, needs_prompt)
     build_eval = getattr(environment, "build_eval_dataset", None)
     if not callable(build_eval):

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from aitrain import activity
 from aitrain.environment.call_policy import CallPolicy, Notify
 from aitrain.environment.closing import close_environment
-from aitrain.environment.contract import Case, Transcript, level_of
+from aitrain.environment.contract import Case, Transcript, env_kind
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
@@ -98,12 +98,12 @@ class EnvRunner:
     @cached_property
     def policy(self) -> CallPolicy:
         """How calls run, by what they write; read it after build_dataset, which sets attributes too."""
-        by_episode = self._level != "score_episode" or _has_tools(self.environment)
-        return CallPolicy(self.environment, self._level, by_episode, self.processes is not None, self.notify)
+        by_episode = self._kind != "score_episode" or _has_tools(self.environment)
+        return CallPolicy(self.environment, self._kind, by_episode, self.processes is not None, self.notify)
 
     @cached_property
-    def _level(self) -> str:
-        return level_of(self.environment)
+    def _kind(self) -> str:
+        return env_kind(self.environment)
 
     @cached_property
     def pool(self) -> DeadlinePool:
@@ -124,13 +124,13 @@ class EnvRunner:
         """Set the arguments `model` and `tokenizer` of `score_episode`; worker processes get the tokenizer only."""
         if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
-        elif self._level == "score_episode":
+        elif self._kind == "score_episode":
             self.given = {"model": NoModel(), "tokenizer": StoredTokenizer.of(tokenizer)}
 
     @cached_property
     def has_sessions(self) -> bool:
         """Whether an episode has calls before its score: `episode`, `start` or tools."""
-        return self._level != "score_episode" or hasattr(self.environment, "get_tools")
+        return self._kind != "score_episode" or hasattr(self.environment, "get_tools")
 
     # -- an episode, from its beginning to its end
 
@@ -142,7 +142,7 @@ class EnvRunner:
         sessions = [EnvSession(*each) for each in zip(cases, seeds, sampled, strict=True)]
         self._watch = self.policy.watch() if self.policy.by_episode else None
         if self.has_sessions:
-            opened = await self._repeat(sessions, [partial(self._open, one) for one in sessions], self._level)
+            opened = await self._repeat(sessions, [partial(self._open, one) for one in sessions], self._kind)
             for one, result in zip(sessions, opened, strict=True):
                 one.session, one.reset = result or (None, ResetResult())
                 _show_once(one.reset.note, self._shown, self.notify)
@@ -170,8 +170,8 @@ class EnvRunner:
         """What the environment does after a turn of the policy; an episode that fails is over."""
         if one.session is None:
             return EnvResponse(is_over=True)
-        place = "step" if self._level == "start" else self._level  # where a call that hangs or crashes is
-        if turn.calls and self._level != "rollout" and not one.reset.takes_calls:
+        place = "step" if self._kind == "start" else self._kind  # where a call that hangs or crashes is
+        if turn.calls and self._kind != "rollout" and not one.reset.takes_calls:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
         response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
         _show_once(response.note, self._shown, self.notify)
@@ -181,7 +181,7 @@ class EnvRunner:
         """The score of each episode, in their order; None for those that failed, here or earlier."""
         alive = [(one, text) for one, text in zip(sessions, transcripts, strict=True) if one.failure is None]
         jobs = [partial(self._score, one, text) for one, text in alive]
-        place = "score" if self._level == "start" else self._level
+        place = "score" if self._kind == "start" else self._kind
         scored = await self._score_all([one for one, _ in alive], jobs, place)
         results: dict[EnvSession, ScoreResult] = {}
         for (one, _), result in zip(alive, scored, strict=True):
@@ -207,7 +207,7 @@ class EnvRunner:
         return await self._repeat(sessions, jobs, place)
 
     def _score(self, one: EnvSession, transcript: Transcript) -> ScoreResult:
-        arguments = {**transcript.arguments(), **self.given} if self._level == "score_episode" else {}
+        arguments = {**transcript.arguments(), **self.given} if self._kind == "score_episode" else {}
         if one.session is not None:
             return one.session.score(arguments)
         session = self._new_session()

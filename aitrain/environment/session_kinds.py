@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aitrain.environment.contract import level_of
+from aitrain.environment.contract import env_kind
 from aitrain.environment.rollout_session import RolloutSession
 from aitrain.environment.score_parsing import ZERO_TO_ONE, Bounds
 from aitrain.environment.session import GeneratorSession, ObjectSession, Session, SingleTurnSession
@@ -19,4 +19,4 @@ _SESSIONS: dict[str, type[Session]] = {
 
 def session_for(environment: Any, bounds: Bounds = ZERO_TO_ONE) -> Session:
     """The session of a new episode."""
-    return _SESSIONS[level_of(environment)](environment, bounds)
+    return _SESSIONS[env_kind(environment)](environment, bounds)

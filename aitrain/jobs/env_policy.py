@@ -10,7 +10,7 @@ from transformers.utils import logging as transformers_logging
 
 from aitrain.engines.hf import HFEngine, HFModel
 from aitrain.engines.sampling import Sampling
-from aitrain.environment.contract import level_of
+from aitrain.environment.contract import env_kind
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.tools import Tools
 from aitrain.errors import EnvironmentFailed
@@ -101,10 +101,10 @@ def episode_format(opened: OpenedEnvironment, chat: ChatFormat) -> ChatFormat:
     """
     if isinstance(opened.cases[0].prompt, str):
         return chat
-    level, has_tools = level_of(opened.environment), len(Tools.of(opened.environment)) > 0
-    following = [] if level == "score_episode" else ["user"]
+    kind, has_tools = env_kind(opened.environment), len(Tools.of(opened.environment)) > 0
+    following = [] if kind == "score_episode" else ["user"]
     # a rollout says what its tools are when it asks
-    may_have_tools = has_tools or (level == "rollout" and chat.support.has_tool_calls)
+    may_have_tools = has_tools or (kind == "rollout" and chat.support.has_tool_calls)
     return format_for_episodes(chat, [*following, "tool"] if may_have_tools else following)
 
 

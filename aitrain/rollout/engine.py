@@ -33,8 +33,8 @@ class GenerationRequest:
     seed: SampleSeed | None = None
     """Seed of the sampling; None: the engine's own random numbers."""
     decoding: Decoding = Decoding.TRAINING
-    place: int = 0
-    """The episode's place in its batch: a batching engine generates the rows in this order."""
+    index: int = 0
+    """Index of the episode in its batch: a batching engine generates the rows in this order."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from aitrain.environment.contract import Case, Prompt, Transcript, level_of
+from aitrain.environment.contract import Case, Prompt, Transcript, env_kind
 from aitrain.environment.runner import EnvRunner, EnvSession
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, SampleSeed
@@ -149,9 +149,9 @@ class Rollout:
         """Play and score episodes at the same time."""
         try:
             episodes = [self._begin(session) for session in sessions]
-            live = [(place, episode) for place, episode in enumerate(episodes) if episode.trajectory.stop is None]
+            live = [(index, episode) for index, episode in enumerate(episodes) if episode.trajectory.stop is None]
             async with self.engine.batch(len(live)) as leave:
-                await run_all(self._converse(episode, place, decoding, leave) for place, episode in live)
+                await run_all(self._converse(episode, index, decoding, leave) for index, episode in live)
             await self._score(episodes)
         finally:
             await self.runner.end(sessions)
@@ -183,12 +183,12 @@ class Rollout:
             self.chat.check_tools()
         return self.chat.prompt_ids(episode.prompt, reset.tools)
 
-    async def _converse(self, episode: Episode, place: int, decoding: Decoding, leave: Leave) -> None:
+    async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""
         trajectory, session = episode.trajectory, episode.session
 
         async def sample(ids: list[int], room: int, seed: SampleSeed | None) -> Completion:
-            return await self.engine.generate(GenerationRequest(ids, room, seed, decoding, place))
+            return await self.engine.generate(GenerationRequest(ids, room, seed, decoding, index))
 
         try:
             if session.reset.untrained is not None:
@@ -202,7 +202,7 @@ class Rollout:
                 trajectory.append_completion(await sample(trajectory.context, room, seed))
                 response = await self._respond(session, self._read(episode), sample)
                 trajectory.stop = self._apply(episode, response)
-            if trajectory.stop in LIMITS and not response.is_over and level_of(self.runner.environment) == "rollout":
+            if trajectory.stop in LIMITS and not response.is_over and env_kind(self.runner.environment) == "rollout":
                 await self._respond(session, AssistantTurn("", limit=LIMITS[trajectory.stop]), sample)
         finally:
             leave()

@@ -18,7 +18,7 @@ from trl import GRPOConfig
 
 from aitrain import activity
 from aitrain.batch import BatchPlan, plan_batch, schedule_cases
-from aitrain.environment.contract import Prompt, check_contract, check_methods, level_of
+from aitrain.environment.contract import Prompt, check_contract, check_methods, env_kind
 from aitrain.environment.dataset import Cases, Datasets, columns, fingerprint
 from aitrain.environment.tools import Tools
 from aitrain.options.train import TrainConfig
@@ -127,7 +127,7 @@ def prepare_cases(context: RunContext, precision: Precision, processes: int) -> 
     arguments, batch = training_arguments(context, precision, processes)
     tokenizer = load_tokenizer(context.config)
     built = build_dataset(context, tokenizer, processes)
-    is_chat = built[0].is_chat or level_of(context.runner.environment) == "rollout"
+    is_chat = built[0].is_chat or env_kind(context.runner.environment) == "rollout"
     check_chat_template(is_chat, tokenizer)
     chat = chat_format(tokenizer, arguments.chat_template_kwargs)
     tools = _shown_tools(context, chat, is_chat)
@@ -178,14 +178,14 @@ def fit_to_model(
     config, arguments, batch = context.config, prepared.arguments, prepared.batch
     check_vocabulary(prepared.tokenizer, model)
     context_tokens = context_length(config, model)
-    may_open = level_of(context.runner.environment) != "score_episode"
+    may_open = env_kind(context.runner.environment) != "score_episode"
     limit = PromptLimit(prepared.chat, prompt_limit(config, context_tokens), prepared.tools.schemas, may_open)
     parts = split(prepared.built, config, limit, batch.prompts_per_step)
     check_enough(parts, batch.prompts_per_step, limit.tokens)
     for text in parts.notes(limit.tokens):
         context.note(text)
     if config.use_vllm:
-        is_one_turn = level_of(context.runner.environment) == "score_episode" and not len(prepared.tools)
+        is_one_turn = env_kind(context.runner.environment) == "score_episode" and not len(prepared.tools)
         new_tokens = config.rl_max_new_tokens if is_one_turn else config.rl_max_episode_tokens
         context_tokens = fit_vllm(arguments, config, _lengths(config, parts, limit, new_tokens, context_tokens))
     limits = Limits(config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, context_tokens)
@@ -270,11 +270,11 @@ def _shown_tools(context: RunContext, chat: ChatFormat, is_chat: bool) -> Tools:
         return tools
     asked: Prompt = [{"role": "user", "content": "question"}]
     is_shown = is_chat and chat.prompt_text(asked, tools.schemas) != chat.prompt_text(asked)
-    if is_shown and level_of(environment) == "start":  # its objects may take the calls
+    if is_shown and env_kind(environment) == "start":  # its objects may take the calls
         return tools
     why = "the chat template has no place for them" if is_chat else "the prompts are strings"
     shown = "The model is shown the schemas of get_tools" if is_shown else f"get_tools is not used: {why}"
-    method = f"{type(environment).__name__}.{level_of(environment)}"
+    method = f"{type(environment).__name__}.{env_kind(environment)}"
     context.note(f"{shown}; tool calls in its answers are not run, {method} gets the answers unchanged.")
     return tools if is_shown else Tools()
 
@@ -288,10 +288,10 @@ def _episode_format(context: RunContext, chat: ChatFormat, tools: Tools, is_chat
     if not is_chat:
         refuse_tools_for_strings(tools.schemas)
         return chat
-    level = level_of(context.runner.environment)
-    following = [] if level == "score_episode" else ["user"]
+    kind = env_kind(context.runner.environment)
+    following = [] if kind == "score_episode" else ["user"]
     # a rollout says what its tools are when it asks
-    may_have_tools = len(tools) > 0 or (level == "rollout" and chat.support.has_tool_calls)
+    may_have_tools = len(tools) > 0 or (kind == "rollout" and chat.support.has_tool_calls)
     fit = format_for_episodes(chat, [*following, "tool"] if may_have_tools else following)
     if fit is not chat:
         context.note("This model's chat template is not prefix-preserving; TRL's training template is used.")

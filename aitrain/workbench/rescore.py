@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from aitrain.environment.contract import Case, Transcript, level_of, scores_groups
+from aitrain.environment.contract import Case, Transcript, env_kind, scores_groups
 from aitrain.environment.group_scoring import Group, GroupMember, score_groups
 from aitrain.environment.remote_session import NoModel
 from aitrain.environment.runner import EnvRunner, start_runner
@@ -65,7 +65,7 @@ class Rescorer:
 
     def __post_init__(self) -> None:
         self._cases = {case.number: case for case in (*self.opened.cases, *self.opened.held_out)}
-        self._level = level_of(self.opened.environment)
+        self._kind = env_kind(self.opened.environment)
 
     def rescore(self, records: Iterable[RolloutRecord]) -> Iterator[RescoredEpisode]:
         """Each episode with today's score; the records of a group follow each other."""
@@ -76,7 +76,7 @@ class Rescorer:
             for batch in _batches(records):
                 cases = [self._case(record) for record in batch]
                 ready = [(record, case) for record, case in zip(batch, cases, strict=True) if isinstance(case, Case)]
-                if self._level == "score_episode":
+                if self._kind == "score_episode":
                     results = [(result, "") for result in loop.run(_scored(runner, ready))]
                 else:
                     results = _replayed(player, ready)
@@ -130,11 +130,11 @@ class Rescorer:
 
     def _problem(self, record: RolloutRecord) -> str:
         """Why the episode cannot be scored again, whatever its case is."""
-        is_single = self._level == "score_episode"
+        is_single = self._kind == "score_episode"
         has_answer = any(message.get("role") == "assistant" for message in record.messages)
         if not has_answer:
             return "it has no answer"
-        if self._level == "rollout":
+        if self._kind == "rollout":
             return "rollout plays its episodes itself, so that they cannot be replayed"
         if record.schema == 0 and (not is_single or len(record.turns) > 1):
             return "an old record holds the last answer only"

@@ -9,7 +9,7 @@ from statistics import median
 from rich.console import Console
 from rich.text import Text
 
-from aitrain.environment.contract import Case, level_of
+from aitrain.environment.contract import Case, env_kind
 from aitrain.environment.session import ResetResult
 from aitrain.environment.session_kinds import session_for
 from aitrain.errors import EnvironmentFailed
@@ -49,9 +49,9 @@ def _facts(opened: OpenedEnvironment, view: ModelView) -> Iterator[tuple[str, st
     environment = opened.environment
     file = class_file(type(environment))
     yield "class", type(environment).__name__ + (f" in {_short(file)}" if file else "")
-    level = level_of(environment)
+    kind = env_kind(environment)
     yield "cases", f"{len(opened.cases)}" + (f", {len(opened.held_out)} held out" if opened.held_out else "")
-    yield "episode", "one answer (score_episode)" if level == "score_episode" else f"several turns ({level})"
+    yield "episode", "one answer (score_episode)" if kind == "score_episode" else f"several turns ({kind})"
     columns = {name: type(value).__name__ for name, value in opened.cases[0].row.items()}
     yield "columns", ", ".join(f"{name} ({kind})" for name, kind in columns.items())
     reset = _begun(opened, opened.cases[0])
@@ -69,7 +69,7 @@ def _short(file: Path) -> str:
 
 def _lengths(opened: OpenedEnvironment, view: ModelView, reset: ResetResult) -> str:
     """Tokens of the prompts, of `view.name`."""
-    if level_of(opened.environment) != "score_episode":  # what each episode adds is known when it begins
+    if env_kind(opened.environment) != "score_episode":  # what each episode adds is known when it begins
         return f"counted for each case below ({view.name})"
     cases = opened.all_cases
     measured = spread(cases, MOST_MEASURED)

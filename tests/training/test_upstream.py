@@ -51,7 +51,7 @@ DOCUMENTED = {
 CALLBACK_EVENTS = {
     "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin",
 }  # fmt: skip
-NOT_INSIDE = {"_exit", "_ask"}
+NOT_INSIDE = {"_exit", "_call"}
 """`os._exit`, which Python documents, and a slot of a class of ours."""
 OF_ADAPTERS = {"_get_reward_weights", "_teardown", "_vf_weight"}
 """Of verifiers; tests/adapters/real/test_verifiers_upstream.py is their contract test, where verifiers is installed."""

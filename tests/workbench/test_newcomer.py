@@ -18,8 +18,7 @@ def test_a_newcomer_gets_from_an_empty_folder_to_a_trained_model_with_one_edit()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "score 1.000" in done.stdout  # the reference, played
     assert "reward over 20 steps" in done.stdout
-    before, after = map(
-        float, re.findall(r"^held-out score (?:before|after): ([0-9.]+) sampled", done.stdout, re.MULTILINE)
-    )
+    (scores,) = re.findall(r"^sampled +([0-9.]+) \[.*?\] +([0-9.]+) ", done.stdout, re.MULTILINE)
+    before, after = map(float, scores)
     assert after > before + 0.1, done.stdout
     assert "from an empty folder to 20 training steps in" in done.stdout

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from aitrain.environment.contract import Case, level_of, named_by
+from aitrain.environment.contract import Case, env_kind, named_by
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.forked_call import Answer, call_forked
 from aitrain.execution.user_code import describe_error
@@ -70,7 +70,7 @@ def check_quickly(
     connection, and environments that ask for the model are left out.
     """
     try:
-        names = named_by(getattr(environment, level_of(environment)))
+        names = named_by(getattr(environment, env_kind(environment)))
         if names is not None and "model" in names:
             return FastCheck(skipped=NEEDS_MODEL)
         if database := open_database():

@@ -105,7 +105,7 @@ def equivalent(subject: Subject) -> Iterator[EnvFinding]:
 
 def message_forms(subject: Subject) -> Iterator[EnvFinding]:
     """The completion as a string and as messages."""
-    if subject.level != "score_episode":
+    if subject.kind != "score_episode":
         return
     for case in subject.sample[:3]:
         script = subject.reference(case)

@@ -99,7 +99,7 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
     counts = Counter(text_of(case.prompt or "") for case in subject.cases)
     share = len(counts) / len(subject.cases)
     text, times = counts.most_common(1)[0]
-    if subject.level == "score_episode" and times > 1 and share < FEW_PROMPTS:
+    if subject.kind == "score_episode" and times > 1 and share < FEW_PROMPTS:
         yield EnvFinding(
             "duplicates",
             "warning",
@@ -109,7 +109,7 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
             "Vary the prompts, or return each one once: an epoch repeats them anyway.",
         )
     overlap = [case for case in subject.opened.held_out if case.prompt and counts[text_of(case.prompt)]]
-    if overlap and subject.level == "score_episode":
+    if overlap and subject.kind == "score_episode":
         yield EnvFinding(
             "duplicates",
             "warning",
@@ -122,7 +122,7 @@ def duplicates(subject: Subject) -> Iterator[EnvFinding]:
 
 def _contradictions(subject: Subject) -> Iterator[EnvFinding]:
     """Equal prompts whose right answers differ."""
-    if subject.level != "score_episode":
+    if subject.kind != "score_episode":
         return  # what the environment says later may differ
     first: dict[str, Case] = {}
     for case in subject.cases:

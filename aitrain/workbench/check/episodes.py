@@ -17,7 +17,7 @@ MANY = 32
 
 def episode_end(subject: Subject) -> Iterator[EnvFinding]:
     """Episodes end by themselves."""
-    if subject.level == "score_episode":
+    if subject.kind == "score_episode":
         return
     sample = subject.sample[:SLOW_SAMPLE]
     scripts = [(case, script) for case in sample if (script := subject.reference(case))]
@@ -49,7 +49,7 @@ def episode_end(subject: Subject) -> Iterator[EnvFinding]:
 
 def repeatable_episode(subject: Subject) -> Iterator[EnvFinding]:
     """The same case, seed and replies give the same conversation."""
-    if subject.level == "score_episode":
+    if subject.kind == "score_episode":
         return
     pairs = _pairs(subject, subject.sample[:3])
     pairs += [(case, JUNK) for case in subject.sample[:2]]
@@ -69,7 +69,7 @@ def repeatable_episode(subject: Subject) -> Iterator[EnvFinding]:
 
 def isolation(subject: Subject) -> Iterator[EnvFinding]:
     """An episode is the same alone and between others."""
-    if subject.level == "score_episode" or len(subject.sample) < 2:
+    if subject.kind == "score_episode" or len(subject.sample) < 2:
         return
     pairs = _pairs(subject, subject.sample[:3])
     alone = [subject.play_one(*pair, again=True) for pair in pairs]

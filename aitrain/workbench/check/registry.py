@@ -54,7 +54,7 @@ class EnvCheck:
         if subject.model.used:
             return "the scorer uses the model"
         if self.needs == "turns":
-            return "one turn only" if subject.level == "score_episode" else ""
+            return "one turn only" if subject.kind == "score_episode" else ""
         if self.needs == "reference":
             return "" if any(map(subject.reference, subject.sample)) else "there is no reference"
         if self.needs == "reply":

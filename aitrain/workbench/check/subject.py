@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from aitrain.environment.contract import Case, level_of, named_by
+from aitrain.environment.contract import Case, env_kind, named_by
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
 from aitrain.workbench.check.finding import PASS, Scale
@@ -93,9 +93,9 @@ class Subject:
         return self.opened.cases
 
     @cached_property
-    def level(self) -> str:
-        """score_episode, episode or start."""
-        return level_of(self.environment)
+    def kind(self) -> str:
+        """score_episode, episode, start or rollout."""
+        return env_kind(self.environment)
 
     @cached_property
     def player(self) -> Player:
@@ -187,14 +187,14 @@ class Subject:
 
     def asked(self, case: Case) -> str:
         """What the policy is asked first, as one text: the prompt, and what the environment says first."""
-        if self.level == "score_episode":
+        if self.kind == "score_episode":
             return text_of(case.prompt or "")
         return text_of(self.play_one(case, JUNK).conversation.prompt or "")
 
     @cached_property
     def sees_the_case(self) -> bool:
         """Whether the scoring method asks for anything of the case, so that its score can depend on it."""
-        names = named_by(getattr(self.environment, self.level))
+        names = named_by(getattr(self.environment, self.kind))
         own = {"completion", "text", "model", "tokenizer", "seed"}
         return names is None or not set(names) <= own
 

@@ -173,7 +173,7 @@ def test_failures_are_missing_data_counted_by_kind_and_told_once(
     told = capsys.readouterr().err
     assert told.count("score_episode of case") == 4
     assert "KeyError: 'no such case'" in told
-    assert "test_run.py, line" in told
+    assert "test_grpo.py, line" in told
     shares = {kind: sum(line[f"failed/{kind}"] for line in result.history) / 4 for kind in kinds.values()}
     for kind, share in shares.items():
         assert share == pytest.approx(sum((r["error"] or {}).get("kind") == kind for r in records) / len(records))
