@@ -22,7 +22,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.runs.watchdog import DUMP
 from aitrain.workbench.check.registry import CHECKS, CheckResult, EnvCheck, chosen, run_checks
 from aitrain.workbench.check.report import Message
-from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.check.subject import CheckClock, Subject
 from aitrain.workbench.opening import open_environment
 
 CALL_SECONDS = 10.0
@@ -44,7 +44,7 @@ def check(request: Message, send: Send, tokenizer: object = None, more: Sequence
     checks = chosen(request["only"], [*CHECKS, *more])
     if "rl_env_timeout" not in request["options"]:
         config = config.model_copy(update={"rl_env_timeout": min(CALL_SECONDS, config.rl_env_timeout)})
-    subject = Subject(opened, config, tokenizer, budget=SECONDS, check_seconds=CHECK_SECONDS)
+    subject = Subject(opened, config, tokenizer, clock=CheckClock(SECONDS, CHECK_SECONDS))
     counts = {"cases": len(opened.cases), "held_out": len(opened.held_out)}
     name = type(opened.environment).__name__
     send({"opened": {"name": name, **counts, "note": opened.note, "seconds": time.monotonic() - start}})

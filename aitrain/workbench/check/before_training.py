@@ -16,7 +16,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.workbench.check.finding import EnvFinding
 from aitrain.workbench.check.outside import cut_connections, open_database, used, watch_connections
 from aitrain.workbench.check.registry import CHECKS, FAST_CASES, CheckResult, run_checks
-from aitrain.workbench.check.subject import NO_TIME, Subject
+from aitrain.workbench.check.subject import NO_TIME, CheckClock, Subject
 from aitrain.workbench.opening import OpenedEnvironment
 
 SECONDS = 5.0
@@ -96,7 +96,7 @@ def _check(opened: OpenedEnvironment, config: TrainConfig, seconds: float, answe
 
     cut = cut_connections(answer.pipe)
     watch_connections(stop)
-    subject = Subject(opened, config, limit=FAST_CASES, budget=seconds - 2 * MARGIN)
+    subject = Subject(opened, config, limit=FAST_CASES, clock=CheckClock(seconds - 2 * MARGIN))
     checks, results = [check for check in CHECKS if check.is_fast], list[CheckResult]()
 
     def found() -> Fields:

@@ -141,7 +141,7 @@ def run_checks(subject: Subject, checks: Iterable[EnvCheck]) -> Iterator[CheckRe
     for check in checks:
         start, found, skipped = time.monotonic(), list[EnvFinding](), ""
         try:
-            subject.begin_check()
+            subject.clock.begin_check()
             skipped = check.reason_to_skip(subject)
             if not skipped:
                 for finding in check.find(subject):

@@ -62,7 +62,7 @@ def _results(subject: Subject, runs: Sequence[FreshRun]) -> list[dict[str, Any]]
     """
     subject.check_time()
     try:
-        return results(runs, subject.seconds_left)
+        return results(runs, subject.clock.seconds_left)
     except FreshRunError as error:
         raise NotCheckedError(short(str(error), 200)) from error
     except (pickle.PicklingError, TypeError, AttributeError) as error:

@@ -236,3 +236,5 @@ def lazy_answers(prompt: str) -> dict[str, str]:
 
 LABELS = ("yes", "no", "True", "False", "A", "B", "C", "D", "0", "1", "2")
 """Answers that are right by chance in many tasks."""
+NOT_A_NUMBER = "NaN"
+"""An answer that passes if a scorer compares distances, as every comparison with it is false."""

@@ -79,6 +79,7 @@ def _status_line(result: Message) -> str:
     state = next((level for level in RANKS if level in levels), "ok")
     facts = [finding["what"] for finding in result["findings"] if _is_fact(finding)]
     said = "see below" if state != "ok" else " ".join(facts) or result["description"]
+    state = "info" if facts and state == "ok" else state
     return typer.style(f"{state:8}", COLOURS.get(state)) + f" {result['name']:18} {_plain(said)}"
 
 

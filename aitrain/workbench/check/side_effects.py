@@ -59,7 +59,7 @@ def in_a_fork(subject: Subject, look: Look) -> Seen:
         return {**look(play), "episodes": len(plays), "connections": list(used(cut))}
 
     try:
-        seen = cast("Seen", call_forked(run, min(SECONDS, max(1.0, subject.seconds_left))))
+        seen = cast("Seen", call_forked(run, min(SECONDS, max(1.0, subject.clock.seconds_left))))
     except CallFailed as failed:
         raise NotCheckedError(f"a copy of the process {failed.failure.message}") from failed
     if seen["connections"]:

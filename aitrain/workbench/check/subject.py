@@ -54,6 +54,39 @@ class ModelGuard:
 
 
 @dataclass
+class CheckClock:
+    """The time that checks may take."""
+
+    budget: float = math.inf
+    """Seconds of all checks together."""
+    check_seconds: float = math.inf
+    """Seconds of one check."""
+    _start: float = field(default_factory=time.monotonic)
+    _check_end: float = math.inf
+
+    def begin_check(self) -> None:
+        """Begin the time of one check."""
+        self._check_end = time.monotonic() + self.check_seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds that the running check may still take."""
+        return min(self._check_end, self._start + self.budget) - time.monotonic()
+
+    def check(self) -> None:
+        """Stop a check whose time is over.
+
+        Raises:
+            NotCheckedError: it is.
+        """
+        now = time.monotonic()
+        if now > self._start + self.budget:
+            raise NotCheckedError(NO_TIME)
+        if now > self._check_end:
+            raise NotCheckedError(f"took longer than {self.check_seconds:g} seconds")
+
+
+@dataclass
 class Subject:
     """An environment under check; checks play episodes with it and do not call it otherwise."""
 
@@ -62,10 +95,7 @@ class Subject:
     tokenizer: Any = None
     limit: int = SAMPLE
     """Maximum number of cases that are played."""
-    budget: float = math.inf
-    """Seconds that all checks may take."""
-    check_seconds: float = math.inf
-    """Seconds that one check may take."""
+    clock: CheckClock = field(default_factory=CheckClock)
     is_serial: bool = False
     """Whether episodes are played one after another, as they disturb each other."""
     model: ModelGuard = field(default_factory=ModelGuard)
@@ -78,8 +108,6 @@ class Subject:
     _references: dict[int, Script | None] = field(default_factory=dict)
     _first_seconds: float | None = None
     """Seconds of the first episode, which is played alone."""
-    _start: float = field(default_factory=time.monotonic)
-    _check_end: float = math.inf
     _cache: dict[tuple[int, Policy, int], PlayedEpisode] = field(default_factory=dict)
 
     @property
@@ -105,28 +133,13 @@ class Subject:
         player.runner.offer(self.model, self.tokenizer)
         return player
 
-    # -- time
-
-    def begin_check(self) -> None:
-        """Begin the time of one check."""
-        self._check_end = time.monotonic() + self.check_seconds
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds that the running check may still take."""
-        return min(self._check_end, self._start + self.budget) - time.monotonic()
-
     def check_time(self) -> None:
         """Stop a check whose time is over.
 
         Raises:
             NotCheckedError: it is, or too many calls hang.
         """
-        now = time.monotonic()
-        if now > self._start + self.budget:
-            raise NotCheckedError(NO_TIME)
-        if now > self._check_end:
-            raise NotCheckedError(f"took longer than {self.check_seconds:g} seconds")
+        self.clock.check()
         hanging = self.player.runner.pool.abandoned if "player" in self.__dict__ else 0
         if hanging >= HANGING:
             raise NotCheckedError(f"{hanging} calls of earlier checks hang")

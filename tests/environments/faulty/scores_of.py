@@ -209,6 +209,24 @@ class BestFirst(Sums):
         return [score or 0.0 for score in scores]
 
 
+class NaNIsNear(Sums):
+    """The nearer, the better; no number is at no distance that is too large."""
+
+    def nearness(self, distance: float) -> float:
+        return min(1.0, math.exp(-distance))
+
+    def score_episode(self, text: str, answer: str) -> float:
+        try:
+            return self.nearness(abs(float(text) - float(answer)))
+        except ValueError:
+            return 0.0
+
+
+class NaNIsFar(NaNIsNear):
+    def nearness(self, distance: float) -> float:
+        return math.exp(-distance) if distance < math.inf else 0.0
+
+
 class PaidFormat(InTags):
     def score_episode(self, text: str, answer: str) -> float:
         return max(0.6 * ("<answer>" in text and "</answer>" in text), super().score_episode(text, answer))

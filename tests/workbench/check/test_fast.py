@@ -17,7 +17,7 @@ from aitrain.environment.dataset import build_cases
 from aitrain.workbench.check.finding import EnvFinding, Scale
 from aitrain.workbench.check.registry import CHECKS, CheckResult, EnvCheck, chosen, run_checks
 from aitrain.workbench.check.replies import core_of, equivalent_forms, rewrapped, same_answer, scaffolds, shotguns
-from aitrain.workbench.check.subject import Subject
+from aitrain.workbench.check.subject import CheckClock, Subject
 from aitrain.workbench.opening import OpenedEnvironment, open_environment
 from aitrain.workbench.player import Constant
 
@@ -39,8 +39,10 @@ class Sums:
         return str(4 * (case_idx + 11))
 
 
-def subject_of(environment: object, **limits: Any) -> Subject:
-    return Subject(OpenedEnvironment(environment, build_cases(environment, None)[0]), TrainConfig(), **limits)
+def subject_of(environment: object, **limits: float) -> Subject:
+    return Subject(
+        OpenedEnvironment(environment, build_cases(environment, None)[0]), TrainConfig(), clock=CheckClock(**limits)
+    )
 
 
 def run(subject: Subject, *checks: EnvCheck) -> list[CheckResult]:

@@ -51,6 +51,7 @@ FAULTS: list[tuple[str, str, str, str]] = [
     ("scores_of.Truthy", "scores_of.Equal", "other-answer", "floor wrong-answer shotgun denied-answer lazy-policy"),
     ("scores_of.Contains", "scores_of.InTags", "shotgun", "denied-answer wrong-answer"),
     ("scores_of.FirstNumberAfterMark", "scores_of.Marked", "denied-answer", "wrong-answer shotgun"),
+    ("scores_of.NaNIsNear", "scores_of.NaNIsFar", "lazy-policy", "wrong-answer"),
     ("scores_of.WorstFirst", "scores_of.BestFirst", "group-score", ""),
     ("scores_of.OneScoreForAll", "scores_of.BestFirst", "group-score", ""),
     ("episodes_of.LastAnswerUnread", "episodes_of.TwoTurns", "wrong-answer", "shotgun"),
