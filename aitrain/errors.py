@@ -15,12 +15,14 @@
         CheckpointDamagedError      a file of a checkpoint is missing or was changed
         EpisodeFailedError          a rollout's request is refused; defined in environment/chat_request.py
         EpisodeTruncated            a limit ended the episode of an environment that runs its own loop
+        FreshRunError               a second process of a check failed; defined in workbench/fresh.py
         InvalidChatRequestError     a rollout's request is not in OpenAI's format; also in environment/chat_request.py
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tool_schema.py
+        NotCheckedError             a check of an environment cannot run; defined in workbench/check/subject.py
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
 
-The last nine are caught and turned into something that a user sees. A message says what happened, where, and what to
+The last eleven are caught and turned into something that a user sees. A message says what happened, where, and what to
 do next, in at most five lines.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
@@ -138,8 +138,7 @@ class EnvRunner:
         self, cases: Sequence[Case], seeds: Sequence[int], sampling: Sequence[EpisodeSeeds | None] | None = None
     ) -> list[EnvSession]:
         """Open a session for each case; one that cannot be opened has a failure."""
-        sampled = sampling or [None] * len(cases)
-        sessions = [EnvSession(*each) for each in zip(cases, seeds, sampled, strict=True)]
+        sessions = [EnvSession(*each) for each in zip(cases, seeds, sampling or [None] * len(cases), strict=True)]
         self._watch = self.policy.watch() if self.policy.by_episode else None
         if self.has_sessions:
             opened = await self._repeat(sessions, [partial(self._open, one) for one in sessions], self._kind)
@@ -210,11 +209,8 @@ class EnvRunner:
         arguments = {**transcript.arguments(), **self.given} if self._kind == "score_episode" else {}
         if one.session is not None:
             return one.session.score(arguments)
-        session = self._new_session()
-        try:
+        with closing(self._new_session()) as session:
             return session.score(arguments)
-        finally:
-            session.close()
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang."""

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from aitrain.environment.contract import Case
 from aitrain.environment.dataset import build_cases, canonical_text
+from aitrain.errors import AitrainError
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.workbench.opening import NoTokenizer, construct, open_environment
@@ -32,7 +33,7 @@ SECONDS = 120.0
 """What a process may take at most."""
 
 
-class FreshRunError(Exception):
+class FreshRunError(AitrainError):
     """A fresh process failed or took too long; the message says how."""
 
 
@@ -78,7 +79,8 @@ def _result(child: subprocess.Popen[bytes], output: IO[bytes], end: float) -> di
     if child.returncode:
         output.seek(0)
         lines = output.read().decode(errors="replace").strip().splitlines()
-        raise FreshRunError(f"a fresh process failed: {lines[-1] if lines else f'exit status {child.returncode}'}")
+        reasons = [line for line in lines if not line.startswith("at ")]  # the place says less than what happened
+        raise FreshRunError(f"a fresh process failed: {reasons[-1] if reasons else f'exit status {child.returncode}'}")
     found: dict[str, Any] = json.loads(said)
     return found
 

@@ -38,6 +38,13 @@ class Terminal:
         """Type the text; \\x03 is Ctrl-C, \\x04 Ctrl-D."""
         os.write(self.master, text.encode())
 
+    def wait_for_input(self) -> None:
+        """Wait until the command reads keys with readline, which takes them from the terminal one by one."""
+        deadline = time.monotonic() + PATIENCE
+        while termios.tcgetattr(self.master)[3] & termios.ICANON:
+            assert time.monotonic() < deadline, f"nobody reads:\n{self.shown}"
+            time.sleep(0.01)
+
     def wait_for(self, text: str, count: int = 1) -> None:
         """Read until the text has been shown so many times."""
         deadline = time.monotonic() + PATIENCE

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from aitrain.environment.contract import Case, env_kind, named_by
+from aitrain.errors import AitrainError
 from aitrain.execution.user_code import describe_error
 from aitrain.options.train import TrainConfig
 from aitrain.workbench.check.finding import PASS, Scale
@@ -36,7 +37,7 @@ NO_TIME = "no time left"
 """Why a check was skipped after the time of all checks."""
 
 
-class NotCheckedError(Exception):
+class NotCheckedError(AitrainError):
     """A check could not run, or not to its end; the message says why."""
 
 
