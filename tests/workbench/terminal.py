@@ -14,6 +14,7 @@ import sys
 import termios
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,13 +39,6 @@ class Terminal:
         """Type the text; \\x03 is Ctrl-C, \\x04 Ctrl-D."""
         os.write(self.master, text.encode())
 
-    def wait_for_input(self) -> None:
-        """Wait until the command reads keys with readline, which takes them from the terminal one by one."""
-        deadline = time.monotonic() + PATIENCE
-        while termios.tcgetattr(self.master)[3] & termios.ICANON:
-            assert time.monotonic() < deadline, f"nobody reads:\n{self.shown}"
-            time.sleep(0.01)
-
     def wait_for(self, text: str, count: int = 1) -> None:
         """Read until the text has been shown so many times."""
         deadline = time.monotonic() + PATIENCE
@@ -52,6 +46,18 @@ class Terminal:
             assert time.monotonic() < deadline, f"{text!r} does not come:\n{self.shown}"
             if not self._read():
                 raise AssertionError(f"the command has ended without {text!r}:\n{self.shown}")
+
+    def interrupt(self) -> int:
+        """Press Ctrl-C until the command has ended; returns the exit code. Once is not always enough: Python's readline
+        overlooks a signal that comes while it handles a key, until the next one."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            assert time.monotonic() < deadline, f"Ctrl-C does not end it:\n{self.shown}"
+            with suppress(OSError):  # it has ended
+                self.type("\x03")
+            while select.select([self.master], [], [], 1.0)[0]:
+                if not self._read():
+                    return self.process.wait(PATIENCE)
 
     def end(self) -> int:
         """Read to the end; returns the exit code."""

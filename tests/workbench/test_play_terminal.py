@@ -47,11 +47,9 @@ def test_control_c_ends_it_with_130_and_without_a_traceback(here: Path) -> None:
     write(here, {"talk.py": TALK})
     terminal = start(here, ["env", "play", "talk.py"])
     terminal.wait_for("> ")
-    terminal.wait_for_input()
     terminal.type("half an ans")
     terminal.wait_for("half an ans")
-    terminal.type("\x03")
-    assert terminal.end() == 130
+    assert terminal.interrupt() == 130
     assert "Traceback" not in terminal.shown
 
 
