@@ -44,7 +44,7 @@ LIMITS = {
 """What a `rollout` is told about the limit that ended its episode."""
 
 Sample = Callable[[list[int], int, SampleSeed | None], Coroutine[Any, Any, Completion]]
-"""Samples a completion after these tokens, of at most so many tokens, with this seed."""
+"""Samples a completion: the tokens before it, its maximum length, and its seed."""
 
 
 @dataclass(eq=False)
@@ -218,7 +218,7 @@ class Rollout:
 
     async def _respond(self, session: EnvSession, turn: AssistantTurn | EnvResponse, sample: Sample) -> EnvResponse:
         """The environment's response to a turn, or to the answer of an untrained conversation; such conversations are
-        answered until it goes on with the trained one."""
+        answered until it continues the trained one."""
         response = turn if isinstance(turn, EnvResponse) else await self._call(session, turn)
         while response.untrained is not None and session.failure is None:
             response = await self._call(session, await self._answer(session, response.untrained, sample))

@@ -30,7 +30,7 @@ from aitrain.training.trl_arguments import check_optimizer, explain_refusals, sh
 
 
 def check_run(context: RunContext, processes: int, check_cases: Callable[[Cases], None]) -> None:
-    """Prepare a run of so many processes in this one, with a model without weights.
+    """Prepare a run in this process, for the given number of processes and with a model without weights.
 
     Raises:
         AitrainError: as `preparation.prepare` does.

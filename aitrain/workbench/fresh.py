@@ -56,7 +56,7 @@ class FreshRun:
 
 
 def results(runs: Sequence[FreshRun], seconds: float = SECONDS) -> list[dict[str, Any]]:
-    """What the processes print, which run at the same time, for at most so many seconds.
+    """What the processes print. They run at the same time, for at most this many seconds.
 
     Raises:
         FreshRunError: one failed, or took too long.

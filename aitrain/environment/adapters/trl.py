@@ -103,7 +103,7 @@ def _without_last(prompt: Prompt) -> Prompt:
 
 
 def _continued(prompt: Prompt, said: Any) -> Prompt:
-    """A prompt whose last message goes on with what `reset` returned, without anything between them, as in TRL."""
+    """A prompt with what `reset` returned appended to its last message, without a separator, as in TRL."""
     if said is None:
         return prompt
     if isinstance(prompt, str):

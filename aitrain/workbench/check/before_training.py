@@ -64,7 +64,7 @@ class FastCheck:
 def check_quickly(
     environment: object, cases: Sequence[Case], config: TrainConfig, seconds: float = SECONDS
 ) -> FastCheck:
-    """Run the fast checks in a forked process, for at most so many seconds. Nothing that goes wrong here ends the run.
+    """Run the fast checks in a forked process, within a time limit. Nothing that goes wrong here ends the run.
 
     No answer is scored that could cost something outside of this machine's memory: the process ends before its first
     connection, and environments that ask for the model are left out.

@@ -26,7 +26,7 @@ def episode_end(subject: Subject) -> Iterator[EnvFinding]:
         yield EnvFinding(
             "episode-end",
             "warning",
-            f"The episode goes on after the reference's {len(open_ended[0].turns)} replies: {open_ended[0].stop}.",
+            f"The episode continues after the reference's {len(open_ended[0].turns)} replies: {open_ended[0].stop}.",
             "Such episodes end at a limit, which costs turns, and their score is that of an unfinished episode.",
             "Return the score (or None from step) when the task is done.",
             open_ended[0].play.case.case_idx,
