@@ -156,7 +156,7 @@ class EnvRunner:
             session.close()
             raise
         if is_abandoned():
-            session.close()  # nobody gets it
+            session.close()  # the call has timed out, and its result is discarded
         return session, reset
 
     def _new_session(self) -> SessionLike:

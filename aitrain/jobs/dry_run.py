@@ -53,6 +53,6 @@ def _check(arguments: list[str], channel: EventChannel) -> None:
 
 if __name__ == "__main__":
     own_channel = open_event_channel()
-    own_channel.on_broken = lambda: os._exit(Interrupted.exit_code)  # nobody waits for the result
+    own_channel.on_broken = lambda: os._exit(Interrupted.exit_code)  # the parent has ended
     own_channel.watch()
     exit_now(main(sys.argv[1:], own_channel))

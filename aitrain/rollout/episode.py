@@ -41,7 +41,7 @@ LIMITS = {
     "max_turns": "the episode has had --rl-max-turns answers",
     "truncated": "the episode has no room for another answer (--rl-max-episode-tokens, or the model's context)",
 }
-"""What a `rollout` is told about the limit that ended its episode."""
+"""Messages of EpisodeTruncated, by the limit that ended the episode."""
 
 Sample = Callable[[list[int], int, SampleSeed | None], Coroutine[Any, Any, Completion]]
 """Samples a completion: the tokens before it, its maximum length, and its seed."""

@@ -244,7 +244,7 @@ class Player:
                 one.messages += response.messages
 
     async def _answered(self, one: _Running, response: EnvResponse) -> EnvResponse:
-        """The response after conversations of the environment's own, in which nobody answers."""
+        """The response after the environment's untrained conversations, which get empty answers."""
         while response.untrained is not None and one.session.failure is None:
             response = await self.runner.respond(one.session, AssistantTurn(""))
         return response

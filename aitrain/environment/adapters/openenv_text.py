@@ -14,7 +14,7 @@ NOT_SHOWN = ("done", "reward", "metadata")
 
 
 class ActionRefusedError(AitrainError):
-    """An answer is not an action that the server accepts; the policy is told why."""
+    """The server does not accept an answer as an action; the message becomes the observation of the policy."""
 
 
 @dataclass(frozen=True)
