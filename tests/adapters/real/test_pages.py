@@ -73,5 +73,7 @@ def test_a_run_whose_server_dies_ends_with_what_happened(here: Path) -> None:
     assert done.returncode == 3
     said = " ".join(done.stderr.split())
     assert re.search(r"did not answer /(seed_session|verify): RemoteProtocolError", said), said
-    assert "aitrain: The environment failed on" in said, said
+    # how many episodes the last answered requests complete depends on their order
+    ends = "The environment failed on every episode of|More than 50% of the episodes failed in 3 batches in a row"
+    assert re.search(f"aitrain: ({ends})", said), said
     assert (here / "run" / "model").exists()
