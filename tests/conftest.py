@@ -7,7 +7,6 @@ import gc
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.task import Outcome
+from tests.preloaded import serving
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain nothing on the small model
@@ -93,12 +93,19 @@ def listing(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
+@pytest.fixture(scope="session")
+def preloaded_aitrain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder for PATH whose `aitrain` has imported torch and TRL already."""
+    with serving(tmp_path_factory.mktemp("preloaded")) as folder:
+        yield folder
+
+
 @pytest.fixture
-def aitrain_grpo(here: Path) -> Run:
-    """`aitrain_grpo("--model", "tiny", ...)`: the real command, in the working directory."""
+def aitrain_grpo(here: Path, preloaded_aitrain: Path) -> Run:
+    """`aitrain_grpo("--model", "tiny", ...)`: the command, in the working directory."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "aitrain", "grpo", *arguments]
+        command = [str(preloaded_aitrain / "aitrain"), "grpo", *arguments]
         variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         return subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=here, env=variables, stdin=subprocess.DEVNULL

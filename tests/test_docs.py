@@ -23,10 +23,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(python|bash)(.*?)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def run_block(language: str, info: str, text: str, folder: Path) -> None:
+def run_block(language: str, info: str, text: str, folder: Path, *paths: Path) -> None:
     """Do what the block's info string says."""
     if language == "bash":
-        execute(["bash", "-euo", "pipefail", "-c", text.rstrip() + (" --dry-run" if "dry-run" in info else "")], folder)
+        execute(["bash", "-euo", "pipefail", "-c", text.rstrip() + (" --dry-run" if "dry-run" in info else "")], folder, *paths)
         return
     name = re.search(r"file=(\S+)", info)
     assert name, f"a block of Python without a file name: {text[:60]}"
@@ -35,15 +35,15 @@ def run_block(language: str, info: str, text: str, folder: Path) -> None:
         execute([sys.executable, name.group(1)], folder)
 
 
-def execute(command: list[str], folder: Path) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def execute(command: list[str], folder: Path, *paths: Path) -> None:
+    path = os.pathsep.join([*map(str, paths), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_examples_of_a_page_run_as_they_are(page: Path, tmp_path: Path) -> None:
+def test_the_examples_of_a_page_run_as_they_are(page: Path, tmp_path: Path, preloaded_aitrain: Path) -> None:
     missing = set()
     for language, info, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         needed = re.search(r"needs=(\S+)", info)
@@ -51,7 +51,7 @@ def test_the_examples_of_a_page_run_as_they_are(page: Path, tmp_path: Path) -> N
         if adapter is not None and adapter.installed_version is None:
             missing.add(str(adapter.package))
         else:
-            run_block(language, info, text, tmp_path)
+            run_block(language, info, text, tmp_path, preloaded_aitrain)
 
     if page.name == "README.md":
         result = json.loads((tmp_path / "runs" / "sums" / "result.json").read_text())

@@ -1,0 +1,155 @@
+"""`aitrain` for tests whose subject is not how a process starts: the command and its training process are forked from a
+server that has imported torch and TRL already, which is most of a short run's time. All else is the real command: its
+own processes, standard streams, working directory, environment variables, signals and exit code.
+
+The server is this file, run by the fixture `preloaded_aitrain` once for each process that runs tests.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+MODULES = ("aitrain.jobs.worker", "aitrain.jobs.dry_run")
+"""Modules that run in forked processes; others are started as usual."""
+
+SCRIPT = """\
+#!{python} -ISE
+import json, os, signal, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+request = {{"arguments": sys.argv[1:], "folder": os.getcwd(), "variables": dict(os.environ)}}
+socket.send_fds(server, [len(text := json.dumps(request).encode()).to_bytes(8, "big")], [0, 1, 2])
+server.sendall(text)
+answers = server.makefile()
+pid = int(answers.readline())
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+code = int(answers.readline())
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Path]:
+    """Run the server; gives a folder whose `aitrain` is served by it."""
+    address, script = folder / "socket", folder / "bin" / "aitrain"
+    script.parent.mkdir()
+    script.write_text(SCRIPT.format(python=sys.executable, address=str(address)))
+    script.chmod(0o755)
+    variables = {**os.environ, "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-P", __file__, str(address)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        yield script.parent
+        server.terminate()
+
+
+def serve(address: str) -> None:
+    """Fork a process for each command."""
+    gc.disable()
+    import aitrain.cli.running
+    import aitrain.jobs.grpo
+    import aitrain.training.dry_run  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen()
+        print("ready", flush=True)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing waits for the children
+        while True:
+            client, _ = listening.accept()
+            if os.fork() == 0:
+                listening.close()
+                _attend(client)
+            client.close()
+
+
+def _attend(client: socket.socket) -> NoReturn:
+    """Run a client's command in a child, and send its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    size, streams, *_ = socket.recv_fds(client, 8, 3)
+    with client.makefile("rb") as file:
+        request = json.loads(file.read(int.from_bytes(size, "big")))
+    if (pid := os.fork()) == 0:
+        os.chdir(request["folder"])
+        _become(streams, request["variables"])
+        subprocess.Popen = ForkingPopen  # type: ignore[misc]
+        sys.argv = ["aitrain", *request["arguments"]]
+        _leave(lambda: runpy.run_module("aitrain", run_name="__main__", alter_sys=False))
+    client.sendall(f"{pid}\n".encode())
+    for stream in streams:
+        os.close(stream)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    client.sendall(f"{code}\n".encode())
+    os._exit(0)
+
+
+class ForkingPopen(subprocess.Popen[Any]):
+    """`subprocess.Popen` that forks where it would start Python with one of MODULES."""
+
+    def _execute_child(self, args: Any, *rest: Any) -> None:
+        module = args[3] if list(args[:3]) == [sys.executable, "-P", "-m"] else None
+        if module not in MODULES:
+            super()._execute_child(args, *rest)  # type: ignore[misc]
+            return
+        pipes, variables = rest[9:15], rest[5]
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            _become([pipes[0], pipes[3], pipes[5]], variables)
+            sys.argv = [module, *args[4:]]
+            _leave(lambda: runpy.run_module(module, run_name="__main__", alter_sys=False))
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def _become(streams: list[int], variables: dict[str, str]) -> None:
+    """Take over standard streams, environment variables and signals as a new process has them; close all else."""
+    copies = [os.dup(number if stream == -1 else stream) for number, stream in enumerate(streams)]
+    for number, copy in enumerate(copies):
+        os.dup2(copy, number)
+    os.closerange(3, 1 << 16)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(variables)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _leave(run: Any) -> NoReturn:
+    """Run to the end, and exit as Python would."""
+    code: object = 0
+    try:
+        run()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])
