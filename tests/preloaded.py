@@ -7,10 +7,12 @@ The server is this file, run by the fixture `preloaded_aitrain` once for each pr
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -20,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-MODULES = ("aitrain.jobs.worker", "aitrain.jobs.dry_run")
+MODULES = ("aitrain.jobs.worker", "aitrain.jobs.dry_run", "torch.distributed.run")
 """Modules that run in forked processes; others are started as usual."""
 
 SCRIPT = """\
@@ -64,7 +66,8 @@ def serve(address: str) -> None:
     gc.disable()
     import aitrain.cli.running
     import aitrain.jobs.grpo
-    import aitrain.training.dry_run  # noqa: F401
+    import aitrain.training.dry_run
+    import torch.distributed.run  # noqa: F401
 
     gc.collect()
     gc.freeze()
@@ -97,6 +100,9 @@ def _attend(client: socket.socket) -> NoReturn:
     client.sendall(f"{pid}\n".encode())
     for stream in streams:
         os.close(stream)
+    ended = os.pidfd_open(pid)
+    if client in select.select([client, ended], [], [])[0]:  # the client was killed
+        os.kill(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     client.sendall(f"{code}\n".encode())
     os._exit(0)
@@ -110,18 +116,20 @@ class ForkingPopen(subprocess.Popen[Any]):
         if module not in MODULES:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
-        pipes, variables = rest[9:15], rest[5]
+        variables, pipes, is_new_session = rest[5], rest[9:15], rest[20]
         self.pid = os.fork()
         if self.pid == 0:
-            os.setsid()
+            if is_new_session:
+                os.setsid()
             _become([pipes[0], pipes[3], pipes[5]], variables)
+            ctypes.CDLL(None).prctl(15, module[-15:].encode())  # its name in /proc/PID/comm
             sys.argv = [module, *args[4:]]
             _leave(lambda: runpy.run_module(module, run_name="__main__", alter_sys=False))
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
-def _become(streams: list[int], variables: dict[str, str]) -> None:
+def _become(streams: list[int], variables: dict[str, str] | None) -> None:
     """Take over standard streams, environment variables and signals as a new process has them; close all else."""
     copies = [os.dup(number if stream == -1 else stream) for number, stream in enumerate(streams)]
     for number, copy in enumerate(copies):
@@ -130,8 +138,9 @@ def _become(streams: list[int], variables: dict[str, str]) -> None:
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    os.environ.clear()
-    os.environ.update(variables)
+    if variables is not None:
+        os.environ.clear()
+        os.environ.update(variables)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 

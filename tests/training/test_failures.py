@@ -38,8 +38,8 @@ LINES = {"raise": 'raise RuntimeError("ill")', "sleep": "time.sleep(3600)", "spi
 class Command:
     """`aitrain grpo` on the small model, in a folder of its own, and what is left of its processes."""
 
-    def __init__(self, model: Path, folder: Path) -> None:
-        self.model, self.folder, self.notes = model, folder, folder / "notes"
+    def __init__(self, model: Path, folder: Path, aitrain: Path) -> None:
+        self.model, self.folder, self.notes, self.aitrain = model, folder, folder / "notes", aitrain
         self.notes.mkdir()
 
     def run(self, environment: str, *flags: str, **given: Any) -> subprocess.CompletedProcess[str]:
@@ -49,7 +49,7 @@ class Command:
             f"--rl-env-config={json.dumps(given)}",
         ]
         short = ["--rl-kl-coef=0", "--save-strategy=no", "--eval-strategy=no", "--project-name=run", "--output-dir=."]
-        command = [sys.executable, "-m", "aitrain", "grpo", *named, *short, *flags]
+        command = [str(self.aitrain), "grpo", *named, *short, *flags]
         variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "NOTES": str(self.notes)}
         return subprocess.run(
             command, cwd=self.folder, env=variables, capture_output=True, text=True, check=False, timeout=500
@@ -80,11 +80,11 @@ class Command:
         return [int(note.name) for note in self.notes.iterdir()]
 
     def left(self) -> list[str]:
-        """Processes that still run: all that the command starts inherits its variables."""
+        """Processes that still run: all that the command starts has its working directory."""
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                if str(self.notes).encode() in (process / "environ").read_bytes():
+                if (process / "cwd").resolve() == self.folder.resolve():
                     found.append((process / "cmdline").read_text())
             except OSError:
                 continue
@@ -97,8 +97,8 @@ def notes_of_training(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.fixture
-def command(small_model: Path, tmp_path: Path) -> Iterator[Command]:
-    command = Command(small_model, tmp_path)
+def command(small_model: Path, tmp_path: Path, preloaded_aitrain: Path) -> Iterator[Command]:
+    command = Command(small_model, tmp_path, preloaded_aitrain / "aitrain")
     yield command
     assert command.left() == []
 

@@ -27,13 +27,13 @@ FLAGS = ["--rl-max-new-tokens=4", "--rl-kl-coef=0", "--lr=1e-3", "--project-name
 class Command:
     """`aitrain grpo` on the small model, in a folder of its own."""
 
-    def __init__(self, model: Path, folder: Path) -> None:
-        self.model, self.folder = model, folder
+    def __init__(self, model: Path, folder: Path, *aitrain: str) -> None:
+        self.model, self.folder, self.aitrain = model, folder, aitrain or (sys.executable, "-m", "aitrain")
 
     def start(self, environment: str, *flags: str) -> subprocess.Popen[str]:
         named = ["--model", str(self.model), "--rl-env", f"{ENVIRONMENTS}:{environment}", *FLAGS, *flags]
         return subprocess.Popen(
-            [sys.executable, "-m", "aitrain", "grpo", *named],
+            [*self.aitrain, "grpo", *named],
             cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
@@ -55,8 +55,8 @@ class Command:
 
 
 @pytest.fixture
-def command(small_model: Path, tmp_path: Path) -> Iterator[Command]:
-    yield Command(small_model, tmp_path)
+def command(small_model: Path, tmp_path: Path, preloaded_aitrain: Path) -> Iterator[Command]:
+    yield Command(small_model, tmp_path, str(preloaded_aitrain / "aitrain"))
     assert workers_in(tmp_path) == []
 
 
@@ -65,8 +65,8 @@ def workers_in(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            is_worker = b"aitrain.jobs.worker" in (process / "cmdline").read_bytes()
-            if is_worker and (process / "cwd").resolve() == folder.resolve():
+            names = (process / "cmdline").read_bytes() + (process / "comm").read_bytes()
+            if b"aitrain.jobs.worker"[-15:] in names and (process / "cwd").resolve() == folder.resolve():
                 found.append(int(process.name))
         except OSError:
             continue
@@ -135,7 +135,7 @@ def test_a_stopped_run_that_is_resumed_ends_like_one_that_was_not(command: Comma
     command.wait_for_step(3, running)
     running.send_signal(signal.SIGTERM)
     stopped = running.communicate(timeout=120)
-    resume = [sys.executable, "-m", "aitrain", "grpo", "--config", "run/config.yaml", "--resume-from-checkpoint=auto"]
+    resume = [*command.aitrain, "grpo", "--config", "run/config.yaml", "--resume-from-checkpoint=auto"]
     resumed = subprocess.run(resume, cwd=command.folder, capture_output=True, text=True, check=False)
 
     assert whole.returncode == 0, whole.stderr
@@ -224,14 +224,14 @@ def test_a_run_gives_signs_of_life_during_a_long_step_and_is_told_from_a_dead_on
 
 
 def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) -> None:
-    running = command.start("Slow", "--num-processes=2", "--max-steps=2000", "--ddp-timeout=20", "--eval-cases=0")
+    running = command.start("Slow", "--num-processes=2", "--max-steps=2000", "--ddp-timeout=10", "--eval-cases=0")
     command.wait_for_step(2, running)
-    second = next(pid for pid in workers_in(command.folder) if rank_of(pid) == "1")
+    second = read_object(command.folder / "run" / "status.json")["pids"][1]
     os.kill(second, signal.SIGSTOP)
     _, err = running.communicate(timeout=200)
 
     assert running.returncode == 1, err
-    assert "Rank 0 timed out after 20 seconds waiting for another rank (--ddp-timeout)" in err
+    assert "Rank 0 timed out after 10 seconds waiting for another rank (--ddp-timeout)" in err
     assert len(err.splitlines()) < 8
     assert status_of(second) is None
 
@@ -248,11 +248,6 @@ def test_a_process_that_holds_the_gil_for_ever_is_named_and_nothing_is_left(comm
     assert "in build_dataset" in log
     assert "torch/distributed/distributed_c10d.py" in log
     assert look(command.folder / "run").status == "stalled"
-
-
-def rank_of(pid: int) -> str | None:
-    variables = dict(line.split("=", 1) for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in line)
-    return variables.get("RANK")
 
 
 def status_of(pid: int) -> str | None:
