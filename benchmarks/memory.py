@@ -1,8 +1,8 @@
 """What `aitrain plan` says a training needs, against what real trainings on the CPU took.
 
-`python -m benchmarks.memory [--pairs N] [--shape NAME]`: three random models of clearly different shape, each trained
-whole and with LoRA; the peak of the training process, less that of the same training with the tiny model, which is what
-the libraries take. Exits 1 when an estimate is off by more than a quarter.
+`python -m benchmarks.memory [--pairs N] [--shape NAME] [--way NAME]`: three random models of clearly different
+shape, each trained whole and with LoRA; the peak of the training process, less that of the same training with the tiny
+model, which is what the libraries take. Exits 1 when an estimate is off by more than a quarter.
 """
 
 from __future__ import annotations
@@ -61,15 +61,16 @@ def main() -> int:
     os.environ.update(SURROUNDINGS | ALLOCATOR)
     worst = 0.0
     print(f"{'MiB beyond the libraries':32} {'estimate':>10} {'real (min..max)':>24}  estimate / real")
+    ways = {way: settings for way, settings in WAYS.items() if wanted.way in (None, way)}
     with tempfile.TemporaryDirectory(prefix="aitrain-memory-") as folder:
         libraries = {
-            way: trained(TrainConfig(**SETTINGS, **more, model="tiny", output_dir=folder)) for way, more in WAYS.items()
+            way: trained(TrainConfig(**SETTINGS, **more, model="tiny", output_dir=folder)) for way, more in ways.items()
         }
         for name, sizes in SHAPES.items():
             if wanted.shape not in (None, name):
                 continue
             in_new_process(make_model, (Path(folder) / name, sizes))
-            for way, settings in WAYS.items():
+            for way, settings in ways.items():
                 config = TrainConfig(**SETTINGS, **settings, model=str(Path(folder) / name), output_dir=folder)
                 estimate, real = estimated(config), [trained(config) - libraries[way] for _ in range(wanted.pairs)]
                 ratio = estimate / statistics.median(real)
@@ -82,6 +83,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = options("Estimated against real memory of trainings on the CPU.")
     parser.add_argument("--shape", choices=SHAPES, help="only this one")
+    parser.add_argument("--way", choices=WAYS, help="only this one")
     return parser.parse_args()
 
 

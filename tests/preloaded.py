@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,9 +65,6 @@ def serving(folder: Path) -> Iterator[Path]:
 def serve(address: str) -> None:
     """Fork a process for each command."""
     gc.disable()
-    import aitrain.cli.running
-    import aitrain.jobs.grpo
-    import aitrain.training.dry_run
     import torch.distributed.run  # noqa: F401
 
     gc.collect()
@@ -131,6 +129,7 @@ class ForkingPopen(subprocess.Popen[Any]):
 
 def _become(streams: list[int], variables: dict[str, str] | None) -> None:
     """Take over standard streams, environment variables and signals as a new process has them; close all else."""
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # temporary folders are the parent's
     copies = [os.dup(number if stream == -1 else stream) for number, stream in enumerate(streams)]
     for number, copy in enumerate(copies):
         os.dup2(copy, number)

@@ -22,8 +22,8 @@ def run(command: list[str], folder: Path) -> str:
 
 
 @pytest.mark.parametrize("seed", [42, 7, 2026])
-def test_the_demo_learns_to_add(seed: int, tmp_path: Path) -> None:
-    shown = run([sys.executable, "-m", "aitrain", "demo", "--seed", str(seed), "--project-name", "mine"], tmp_path)
+def test_the_demo_learns_to_add(seed: int, tmp_path: Path, preloaded_aitrain: Path) -> None:
+    shown = run([str(preloaded_aitrain / "aitrain"), "demo", "--seed", str(seed), "--project-name", "mine"], tmp_path)
 
     result = json.loads((tmp_path / "runs" / "mine" / "result.json").read_text())
     assert result["status"] == "finished"

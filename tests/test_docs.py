@@ -26,7 +26,11 @@ BLOCK = re.compile(r"^```(python|bash)(.*?)\n(.*?)^```", re.MULTILINE | re.DOTAL
 def run_block(language: str, info: str, text: str, folder: Path, *paths: Path) -> None:
     """Do what the block's info string says."""
     if language == "bash":
-        execute(["bash", "-euo", "pipefail", "-c", text.rstrip() + (" --dry-run" if "dry-run" in info else "")], folder, *paths)
+        execute(
+            ["bash", "-euo", "pipefail", "-c", text.rstrip() + (" --dry-run" if "dry-run" in info else "")],
+            folder,
+            *paths,
+        )
         return
     name = re.search(r"file=(\S+)", info)
     assert name, f"a block of Python without a file name: {text[:60]}"

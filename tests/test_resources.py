@@ -184,9 +184,9 @@ def test_a_disk_that_cannot_hold_the_model_is_refused_and_one_for_few_checkpoint
 # -- the command, and the estimate against the truth
 
 
-def test_the_plan_shows_batch_memory_disk_and_time(here: Path) -> None:
+def test_the_plan_shows_batch_memory_disk_and_time(here: Path, preloaded_aitrain: Path) -> None:
     named = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-prompts-per-step", "6", "--max-steps", "7"]
-    command = [sys.executable, "-m", "aitrain", "plan", *named]
+    command = [str(preloaded_aitrain / "aitrain"), "plan", *named]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
     assert done.returncode == 0, done.stderr
     lines = {line[:12].strip(): line[13:] for line in done.stdout.splitlines() if line[:12].strip()}
@@ -198,16 +198,16 @@ def test_the_plan_shows_batch_memory_disk_and_time(here: Path) -> None:
     assert list(here.iterdir()) == []
 
 
-def test_a_model_that_is_not_here_has_an_unknown_shape(here: Path) -> None:
-    command = [sys.executable, "-m", "aitrain", "plan", "--model", "not/here", "--rl-env", "envs.arithmetic"]
+def test_a_model_that_is_not_here_has_an_unknown_shape(here: Path, preloaded_aitrain: Path) -> None:
+    command = [str(preloaded_aitrain / "aitrain"), "plan", "--model", "not/here", "--rl-env", "envs.arithmetic"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
     assert done.returncode == 0, done.stderr
     assert "memory       unknown: this model's files are not on this machine" in done.stdout
 
 
-def test_measured_steps_tell_how_long_the_run_takes(here: Path, aitrain_grpo: Run) -> None:
+def test_measured_steps_tell_how_long_the_run_takes(here: Path, aitrain_grpo: Run, preloaded_aitrain: Path) -> None:
     named = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-max-new-tokens", "4", "--project-name", "mine"]
-    command = [sys.executable, "-m", "aitrain", "plan", *named, "--epochs", "2", "--measure", "2"]
+    command = [str(preloaded_aitrain / "aitrain"), "plan", *named, "--epochs", "2", "--measure", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
     assert done.returncode == 0, done.stderr
     assert "s a step, " in done.stdout
@@ -221,6 +221,6 @@ def test_measured_steps_tell_how_long_the_run_takes(here: Path, aitrain_grpo: Ru
 
 
 def test_the_estimate_of_one_shape_is_within_a_quarter_of_the_real_peak() -> None:
-    command = [sys.executable, "-m", "benchmarks.memory", "--pairs", "1", "--shape", "wide"]
+    command = [sys.executable, "-m", "benchmarks.memory", "--pairs", "1", "--shape", "wide", "--way", "full"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stdout + done.stderr

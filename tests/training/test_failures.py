@@ -7,7 +7,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter

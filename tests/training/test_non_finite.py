@@ -168,8 +168,10 @@ def test_one_odd_number_among_many_is_found(dtype: torch.dtype) -> None:
         assert not all_finite([good, bad], device)
 
 
-def test_processes_skip_together_what_only_one_of_them_sees(small_model: Path, tmp_path: Path) -> None:
-    command = Command(small_model, tmp_path)
+def test_processes_skip_together_what_only_one_of_them_sees(
+    small_model: Path, tmp_path: Path, preloaded_aitrain: Path
+) -> None:
+    command = Command(small_model, tmp_path, str(preloaded_aitrain / "aitrain"))
     done = command.run("OddLoss", "--num-processes=2", "--max-steps=4", "--save-strategy=no")
 
     assert done.returncode == 0, done.stderr

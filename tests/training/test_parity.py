@@ -36,23 +36,44 @@ FLAGS = [
 
 def run(*command: object) -> None:
     """Run it to its end; its output is shown when it fails."""
-    done = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_run_ends_with_the_weights_of_a_plain_trl_script(small_model: Path, tmp_path: Path) -> None:
+def test_a_run_ends_with_the_weights_of_a_plain_trl_script(
+    small_model: Path, tmp_path: Path, preloaded_aitrain: Path
+) -> None:
     environment = f"{ENVIRONMENTS}:Vowels"
-    run(HERE / "plain_trl.py", small_model, tmp_path / "plain", environment, json.dumps(SAME))
-    run("-m", "aitrain", "grpo", "--model", small_model, "--rl-env", environment, "--output-dir", tmp_path, *FLAGS)
+    run(sys.executable, HERE / "plain_trl.py", small_model, tmp_path / "plain", environment, json.dumps(SAME))
+    run(
+        preloaded_aitrain / "aitrain",
+        "grpo",
+        "--model",
+        small_model,
+        "--rl-env",
+        environment,
+        "--output-dir",
+        tmp_path,
+        *FLAGS,
+    )
 
     assert difference(tmp_path / "plain", tmp_path / "ours" / "model") == 0.0
     assert difference(tmp_path / "plain", small_model) > 1e-4
 
 
-def test_an_adapter_ends_like_that_of_a_plain_trl_script(small_model: Path, tmp_path: Path) -> None:
+def test_an_adapter_ends_like_that_of_a_plain_trl_script(
+    small_model: Path, tmp_path: Path, preloaded_aitrain: Path
+) -> None:
     environment = f"{ENVIRONMENTS}:ChatVowels"
     lora = {"r": 4, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-    run(HERE / "plain_trl.py", small_model, tmp_path / "plain", environment, json.dumps({**SAME, "lora": lora}))
+    run(
+        sys.executable,
+        HERE / "plain_trl.py",
+        small_model,
+        tmp_path / "plain",
+        environment,
+        json.dumps({**SAME, "lora": lora}),
+    )
     command = [
         "grpo",
         "--model",
@@ -64,7 +85,7 @@ def test_an_adapter_ends_like_that_of_a_plain_trl_script(small_model: Path, tmp_
         "--peft",
         "--lora-r=4",
     ]
-    run("-m", "aitrain", *command, *FLAGS)
+    run(preloaded_aitrain / "aitrain", *command, *FLAGS)
 
     plain, ours = (load_file(tmp_path / f / "adapter_model.safetensors") for f in ("plain", "ours/model"))
     assert plain.keys() == ours.keys()
@@ -76,8 +97,8 @@ def test_an_adapter_ends_like_that_of_a_plain_trl_script(small_model: Path, tmp_
 def scripted(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models trained on the same scripted completions, by one process and by two, with each loss."""
     out = tmp_path_factory.mktemp("scripted")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run(HERE / "scripted_run.py", small_model, out / "one")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run(sys.executable, HERE / "scripted_run.py", small_model, out / "one")
     run(*torchrun, HERE / "scripted_run.py", small_model, out / "two")
     return out
 

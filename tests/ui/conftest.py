@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -23,9 +22,9 @@ SHORT = [
 ]  # fmt: skip
 
 
-def train(folder: Path, *flags: str, environment: str = "envs.arithmetic") -> Path:
+def train(aitrain: Path, folder: Path, *flags: str, environment: str = "envs.arithmetic") -> Path:
     """A real run on the tiny model; returns its folder."""
-    command = [sys.executable, "-m", "aitrain", "grpo", "--model=tiny", f"--rl-env={environment}", *SHORT, *flags]
+    command = [str(aitrain / "aitrain"), "grpo", "--model=tiny", f"--rl-env={environment}", *SHORT, *flags]
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -34,16 +33,16 @@ def train(folder: Path, *flags: str, environment: str = "envs.arithmetic") -> Pa
 
 
 @pytest.fixture(scope="session")
-def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real_run(tmp_path_factory: pytest.TempPathFactory, preloaded_aitrain: Path) -> Path:
     """The folder of a run of eight steps; nobody may change it."""
-    return train(tmp_path_factory.mktemp("real"), "--max-steps=8", "--project-name=sums")
+    return train(preloaded_aitrain, tmp_path_factory.mktemp("real"), "--max-steps=8", "--project-name=sums")
 
 
 @pytest.fixture(scope="session")
-def real_runs(real_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real_runs(real_run: Path, tmp_path_factory: pytest.TempPathFactory, preloaded_aitrain: Path) -> Path:
     """A folder of two runs that differ by one option."""
     folder = tmp_path_factory.mktemp("two")
-    train(folder, "--max-steps=4", "--project-name=other", "--seed=7")
+    train(preloaded_aitrain, folder, "--max-steps=4", "--project-name=other", "--seed=7")
     shutil.copytree(real_run, folder / "runs" / "sums")
     return folder / "runs"
 

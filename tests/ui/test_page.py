@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -121,8 +120,14 @@ def test_without_matplotlib_there_is_a_report_and_no_picture(real_run: Path, mon
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["stopped", "killed"])
-def test_a_run_that_ends_early_leaves_a_report(number: signal.Signals, here: Path) -> None:
-    command = [sys.executable, "-m", "aitrain", "grpo", "--model=tiny", "--rl-env=envs.arithmetic", "--max-steps=500"]
+def test_a_run_that_ends_early_leaves_a_report(number: signal.Signals, here: Path, preloaded_aitrain: Path) -> None:
+    command = [
+        str(preloaded_aitrain / "aitrain"),
+        "grpo",
+        "--model=tiny",
+        "--rl-env=envs.arithmetic",
+        "--max-steps=500",
+    ]
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.Popen([*command, *SHORT, "--project-name=r"], cwd=here, env=variables, stderr=subprocess.PIPE)
     assert run.stderr is not None
