@@ -31,7 +31,8 @@ SCRIPT = """\
 import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-request = {{"arguments": sys.argv[1:], "folder": os.getcwd(), "variables": dict(os.environ)}}
+arguments = [os.path.basename(sys.argv[0]), *sys.argv[1:]]
+request = {{"arguments": arguments, "folder": os.getcwd(), "variables": dict(os.environ)}}
 socket.send_fds(server, [len(text := json.dumps(request).encode()).to_bytes(8, "big")], [0, 1, 2])
 server.sendall(text)
 answers = server.makefile()
@@ -48,17 +49,18 @@ os._exit(code)
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Path]:
-    """Run the server; gives a folder whose `aitrain` is served by it."""
-    address, script = folder / "socket", folder / "bin" / "aitrain"
-    script.parent.mkdir()
-    script.write_text(SCRIPT.format(python=sys.executable, address=str(address)))
-    script.chmod(0o755)
+    """Run the server; gives a folder whose `aitrain`, and `python -P -m MODULE`, are served by it."""
+    address, scripts = folder / "socket", folder / "bin"
+    scripts.mkdir()
+    for name in ("aitrain", "python"):
+        (scripts / name).write_text(SCRIPT.format(python=sys.executable, address=str(address)))
+        (scripts / name).chmod(0o755)
     variables = {**os.environ, "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-P", __file__, str(address)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=variables) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == b"ready\n"
-        yield script.parent
+        yield scripts
         server.terminate()
 
 
@@ -93,8 +95,8 @@ def _attend(client: socket.socket) -> NoReturn:
         os.chdir(request["folder"])
         _become(streams, request["variables"])
         subprocess.Popen = ForkingPopen  # type: ignore[misc]
-        sys.argv = ["aitrain", *request["arguments"]]
-        _leave(lambda: runpy.run_module("aitrain", run_name="__main__", alter_sys=False))
+        name, *arguments = request["arguments"]
+        _run(*arguments[2:] if name == "python" else ("aitrain", *arguments))
     client.sendall(f"{pid}\n".encode())
     for stream in streams:
         os.close(stream)
@@ -120,9 +122,7 @@ class ForkingPopen(subprocess.Popen[Any]):
             if is_new_session:
                 os.setsid()
             _become([pipes[0], pipes[3], pipes[5]], variables)
-            ctypes.CDLL(None).prctl(15, module[-15:].encode())  # its name in /proc/PID/comm
-            sys.argv = [module, *args[4:]]
-            _leave(lambda: runpy.run_module(module, run_name="__main__", alter_sys=False))
+            _run(*args[3:])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
@@ -144,11 +144,13 @@ def _become(streams: list[int], variables: dict[str, str] | None) -> None:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
-def _leave(run: Any) -> NoReturn:
-    """Run to the end, and exit as Python would."""
+def _run(module: str, *arguments: str) -> NoReturn:
+    """Run a module to its end, and exit as Python would."""
+    ctypes.CDLL(None).prctl(15, module[-15:].encode())  # its name in /proc/PID/comm
+    sys.argv = [module, *arguments]
     code: object = 0
     try:
-        run()
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
     except SystemExit as end:
         code = end.code
     except BaseException:

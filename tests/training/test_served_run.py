@@ -38,8 +38,8 @@ def server(small_model: Path) -> Iterator[SmallServer]:
 class Served:
     """The processes of one run, as `aitrain grpo` would start them, in a folder of their own."""
 
-    def __init__(self, folder: Path, model: Path, url: str, processes: int = 1, **options: Any) -> None:
-        self.folder = RunFolder(folder / "run")
+    def __init__(self, folder: Path, model: Path, url: str, python: Path, **options: Any) -> None:
+        self.folder, processes = RunFolder(folder / "run"), options.pop("processes", 1)
         self.folder.path.mkdir()
         short = {"max_steps": 6, "rl_max_new_tokens": 4, "rl_kl_coef": 0.0, "lr": 1e-2, "rl_prompts_per_step": 2,
                  "save_strategy": "no", "eval_strategy": "no", "rl_top_k": 0}  # fmt: skip
@@ -49,8 +49,9 @@ class Served:
         ))  # fmt: skip
         torchrun = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--no-python"]
         worker = [*PYTHON, "-m", WORKER, str(self.folder.path)]
+        command = worker if processes == 1 else [*torchrun, f"--nproc-per-node={processes}", *worker]
         self.process = subprocess.Popen(
-            worker if processes == 1 else [*torchrun, f"--nproc-per-node={processes}", *worker],
+            [str(python), *command[1:]],
             cwd=folder, env={**os.environ, SERVER_VARIABLE: url, "CUDA_VISIBLE_DEVICES": ""}, text=True,
             stdout=subprocess.PIPE, stderr=self.folder.log.open("w"), start_new_session=True,
         )  # fmt: skip
@@ -85,11 +86,11 @@ Start = Callable[..., Served]
 
 
 @pytest.fixture
-def start(tmp_path: Path, small_model: Path, server: SmallServer) -> Iterator[Start]:
+def start(tmp_path: Path, small_model: Path, server: SmallServer, preloaded_aitrain: Path) -> Iterator[Start]:
     started: list[Served] = []
 
     def begin(**values: Any) -> Served:
-        started.append(Served(tmp_path, small_model, server.url, **values))
+        started.append(Served(tmp_path, small_model, server.url, preloaded_aitrain / "python", **values))
         return started[-1]
 
     yield begin
