@@ -112,7 +112,7 @@ def eval(
 
 
 def eval_folders(models: Sequence[str], flags: Mapping[str, object], verbosity: Verbosity | None = None) -> list[Path]:
-    """The folders of the evals of these models, in their order. An eval that exists with the same options and weights is
+    """The folders of the evals of these models. An eval that exists with the same options and weights is
     taken, and continued if it was interrupted.
 
     Raises:
@@ -190,7 +190,6 @@ def _place(reference: ModelReference) -> str:
 
 def _names(references: Sequence[ModelReference], config: EvalConfig, is_named: bool) -> list[str]:
     """Names of the folders, each one once."""
-    from aitrain.runs.model_reference import label_of
 
     names: list[str] = []
     for reference in references:
