@@ -112,8 +112,8 @@ def eval(
 
 
 def eval_folders(models: Sequence[str], flags: Mapping[str, object], verbosity: Verbosity | None = None) -> list[Path]:
-    """The folders of the evals of these models. An eval that exists with the same options and weights is
-    taken, and continued if it was interrupted.
+    """The folders of the evals of these models. An eval that exists with the same options and weights is taken, and
+    continued if it was interrupted.
 
     Raises:
         AitrainError: an eval cannot be done.
@@ -163,7 +163,7 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
     from aitrain.runs.model_reference import read_model, run_options
 
     in_file = read_file(EvalConfig, asked.config) if asked.config else {}
-    models = list(asked.models) or [str(in_file["model"])] * ("model" in in_file)
+    models = list(asked.models) or [str(in_file[name]) for name in ("model",) if name in in_file]
     if not models:
         raise ConfigError("Name a model: aitrain eval MODEL..., such as a run folder, a Hub name, or tiny")
     references = [read_model(model) for model in models]
