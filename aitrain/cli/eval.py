@@ -171,7 +171,8 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
     if {"rl_env", "rl_env_module"} & {*in_file, *asked.flags}:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
-    if {"dtype", "quantization"} & {*in_file, *asked.flags}:
+    given = {**taken, **in_file, **asked.flags}
+    if given.get("dtype") == "float16" or given.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
     shared = resolve(EvalConfig, asked.config, {"model": "tiny", **asked.flags}, taken)
     names = _names(references, shared, "project_name" in {*in_file, *asked.flags})
