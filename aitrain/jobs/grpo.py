@@ -19,6 +19,7 @@ from aitrain.jobs.outcome import RunOutcome, result_of
 from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, newest_checkpoint, step_of
 from aitrain.runs.result import Result
 from aitrain.training.distributed import explain_timeout
+from aitrain.training.early_stop import TrainingOver
 from aitrain.training.hub import upload_model
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
@@ -56,6 +57,7 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     _warm_up(context, prepared)
     context.stop.check()
     before = prepared.held_out.before()
+    prepared.eval_state.before = before.means[0]
     context.stop.check()
     start = time.monotonic()
     try:
@@ -65,7 +67,9 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
         _save(context, prepared)
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
-            outcome = replace(outcome, best=best, after=prepared.held_out.after(best.step if best else None))
+            is_chosen = best is not None or prepared.early_stop.reason is not None
+            step = best.step if best else prepared.trainer.state.global_step
+            outcome = replace(outcome, best=best, after=prepared.held_out.after(step, is_chosen))
     except AitrainError as error:
         # these are raised on all ranks at once; after any other error, saving would wait for ranks that did not fail
         is_on_all_ranks = isinstance(error, (EnvironmentFailed, ServerFailed, DivergedError))
@@ -101,6 +105,7 @@ def _warm_up(context: RunContext, prepared: Prepared) -> None:
 def _train(context: RunContext, prepared: Prepared) -> None:
     trainer, checkpoint = prepared.trainer, context.checkpoint
     if checkpoint is not None and trainer.is_over(checkpoint):
+        context.note(f"All {step_of(checkpoint)} steps are done; --resume with a larger --max-steps continues.")
         return
     context.enter("training", moves_files=False)
     try:
@@ -108,6 +113,8 @@ def _train(context: RunContext, prepared: Prepared) -> None:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         trainer.rollouts.failures.after_run()
         _check_updates(context, trainer)
+    except TrainingOver:
+        return
     except ServerFailed:
         if trainer.state.global_step == 0:
             raise
@@ -159,7 +166,8 @@ def _save(context: RunContext, prepared: Prepared) -> None:
 def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
     """Make model/ the first step with the highest score; None if there is none, or its checkpoint is damaged."""
     trainer, last = prepared.trainer, prepared.trainer.state.global_step
-    prepared.eval_state.add(last, prepared.held_out.after_step(last))
+    if not prepared.eval_state.has_scored(last):
+        prepared.eval_state.add(prepared.held_out.after_step(last))
     best = prepared.eval_state.best
     if best is None:
         return None
