@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 from contextlib import closing, nullcontext
 from dataclasses import replace
 
@@ -59,11 +58,11 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     before = prepared.held_out.before()
     prepared.eval_state.before = before.means[0]
     context.stop.check()
-    start = time.monotonic()
+    watch = prepared.trainer.watch
     try:
         _train(context, prepared)
         status = "stopped" if prepared.stopper.stopped else "finished"
-        outcome = RunOutcome(status, time.monotonic() - start, before)
+        outcome = RunOutcome(status, watch.trained_seconds, before)
         _save(context, prepared)
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
@@ -76,8 +75,9 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
         if (is_on_all_ranks or PartialState().num_processes == 1) and not isinstance(error, CannotWriteError):
             if isinstance(error, DivergedError) and not error.has_finite_weights:
                 _restore_finite_weights(context, prepared.trainer)
+            outcome = RunOutcome("failed", watch.trained_seconds, before)
             _save(context, prepared)
-            _finish(context, prepared, RunOutcome("failed", time.monotonic() - start, before))
+            _finish(context, prepared, outcome)
         raise
     return _finish(context, prepared, outcome)
 
@@ -105,7 +105,7 @@ def _warm_up(context: RunContext, prepared: Prepared) -> None:
 def _train(context: RunContext, prepared: Prepared) -> None:
     trainer, checkpoint = prepared.trainer, context.checkpoint
     if checkpoint is not None and trainer.is_over(checkpoint):
-        context.note(f"All {step_of(checkpoint)} steps are done; --resume with a larger --max-steps continues.")
+        context.note(f"All {step_of(checkpoint)} steps are done; --resume with a larger --max-steps continues.", "info")
         return
     context.enter("training", moves_files=False)
     try:
@@ -183,7 +183,9 @@ def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
             return None
         trainer.take_weights(checkpoint)
         _save(context, prepared)
-    context.note(f"The best held-out score was {best.score:.3f} after step {best.step}: model/ is of that step.")
+    context.note(
+        f"The best held-out score was {best.score:.3f} after step {best.step}: model/ is of that step.", "info"
+    )
     return best
 
 
@@ -205,9 +207,9 @@ def _finish(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> Res
         result.write()
         if problem := try_to_write_card(context.folder):
             context.note(problem)
-        if context.config.push_to_hub and outcome.status == "finished":
+        if context.config.push_to_hub and (outcome.status == "finished" or prepared.early_stop.reason is not None):
             context.enter("uploading")
-            context.note(f"Uploaded to {upload_model(context.config, context.folder.model)}")
+            context.note(f"Uploaded to {upload_model(context.config, context.folder.model)}", "info")
     if outcome.status != "failed":
         context.announce(Ended(outcome.status, step, context.stop.reason if outcome.status == "stopped" else None))
     return result

@@ -23,7 +23,8 @@ class Result:
     steps: int
     """Optimizer steps."""
     seconds: float
-    """Duration of the training, without the scoring before and after."""
+    """Duration of the training over all of its parts, with the evaluations during it, and without the scoring before
+    and after."""
     score_before: float | None
     score_after: float | None
     greedy_before: float | None

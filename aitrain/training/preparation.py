@@ -201,13 +201,13 @@ def fit_to_model(
     schedule = schedule_cases(config, batch, len(parts.train))
     arguments.max_steps = schedule.steps  # TRL knows no more of the schedule
     if schedule.filled:
-        context.note(str(schedule))
+        context.note(str(schedule), "info")
     if note := check_stopping(config, len(parts.held_out), schedule):
         context.note(note)
     if context.checkpoint is not None and (note := note_on_steps(context.checkpoint, arguments)):
-        context.note(note)
+        context.note(note, "info")
     if note := fit_warmup(arguments):
-        context.note(note)
+        context.note(note, "info")
     lora = lora_config(config)
     inputs = TrainerInputs(
         model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora
