@@ -1,9 +1,9 @@
 """What an eval costs beside the model: `python -m benchmarks.evaluation [--pairs N]`.
 
 Plays 256 cases on a model of the tiny shape as `aitrain eval` does, with sessions, scores and records, and as a plain
-loop over `generate` does: render, pad, generate, decode, score. Same process, same weights, same batches, answers of 128
-tokens. With `--vllm`, where vLLM is installed: through a server that is started for it, against `vllm bench serve`, with
-the same prompts and answers.
+loop over `generate` does: render, pad, generate, decode, score. Same process, same weights, same batches, answers of
+128 tokens. With `--vllm`, where vLLM is installed: through a server that is started for it, against `vllm bench serve`,
+with the same prompts and answers.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main() -> int:
 def plain(folder: Path, pairs: int) -> list[Row]:
     """Both decodings, by the clock on the wall and of the CPU.
 
-    No bound for sampled completions: the plain loop draws all rows at once, and aitrain each row with a seed of its own.
+    No bound for sampled completions: the plain loop draws all rows at once, aitrain each row with a seed of its own.
     """
     rows = []
     with prepared(folder, concurrency=BATCH) as ours:
