@@ -115,6 +115,7 @@ def _behind_address(context: RunContext, config: EvalConfig, reference: ModelRef
     """An eval of a model behind an OpenAI-compatible address, which has no tokenizer and no weights."""
     chat, tokenizer = MessageFormat(NotBehindAPI()), NotBehindAPI()
     engine = endpoint_engine(reference, config, chat)
+    reference = replace(reference, name=engine.model)
     built = build_dataset(context, tokenizer, processes=1)
     shown = _shown(context, config, reference, built, chat, None)
     end, clock = EndOfTurn([FILLER]), engine.clock
