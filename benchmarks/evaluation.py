@@ -173,7 +173,7 @@ def served(folder: Path, pairs: int) -> list[Row]:
             write_requests(folder, ours)
             sides = [
                 lambda: seconds(partial(play, ours, folder, "greedy"))[0],
-                partial(bench_serve, folder, server.url),
+                partial(bench_serve, folder, ours.rollouts.rollout.engine),
             ]
             taken = [[side() for side in sides] for _ in range(pairs + 1)][1:]
     return [Row("greedy, through a server", *map(list, zip(*taken, strict=True)), SERVED_BOUND)]
@@ -192,7 +192,8 @@ def bench_serve(folder: Path, engine: Any) -> float:
     result = folder / "bench.json"
     command = [
         sys.executable, "-c", CLIENT, "--backend", "vllm", "--base-url", engine.url, "--endpoint", "/v1/completions",
-        "--served-model-name", engine.base_model, "--model", str(folder / "model"), "--tokenizer", str(folder / "model"),
+        "--served-model-name", engine.base_model, "--model", str(folder / "model"),
+        "--tokenizer", str(folder / "model"),
         "--dataset-name", "custom", "--dataset-path", str(folder / "requests.jsonl"), "--skip-chat-template",
         "--custom-output-len", str(ANSWER), "--num-prompts", str(CASES), "--ignore-eos", "--temperature", "0",
         "--disable-tqdm", "--disable-shuffle", "--save-result", "--save-detailed", "--result-dir", str(folder),
