@@ -115,7 +115,7 @@ class SavedAdapter(AdapterSync):
 def _server_engine(model: EvalModel) -> VLLMServerEngine:
     url, adapter, policy = str(model.config.vllm_server_url), model.reference.adapter, model.policy
     rank = adapter_rank(adapter) or None
-    needs = ServerNeeds(model_path(model.reference.base), model.longest or 0, rank, keeps_weights=adapter is None)
+    needs = ServerNeeds(model_path(model.reference.base), model.longest or 0, rank, trains=False)
     base = check_server(url, needs)
     sync = SavedAdapter(adapter or Path(model_path(model.reference.base)))
     weights = ServerWeights(VLLMClient(url), sync, give_up_reason=model.give_up_reason)
