@@ -3,7 +3,7 @@
 Plays 256 cases on a model of the tiny shape as `aitrain eval` does, with sessions, scores and records, and as a plain
 loop over `generate` does: render, pad, generate, decode, score. Same process, same weights, same batches, answers of
 128 tokens. With `--vllm`, where vLLM is installed: through a server that is started for it, against `vllm bench serve`,
-with the same prompts and answers.
+with the same prompts and answers of 256 tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS, in_new_process
 from benchmarks.shapes import TINY, make_model
 
-CASES, BATCH, ANSWER = 256, 32, 128
+CASES, BATCH = 256, 32
+ANSWER, SERVED_ANSWER = 128, 256
+"""Tokens of an answer, in one process and through a server."""
 PLAIN_BOUND, SERVED_BOUND = Bounds(1.05), Bounds(1.10)
 TOP_K = 50
 """The model of shapes.py ends no answer early where only these are sampled."""
@@ -76,7 +78,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="aitrain-evaluation-") as folder:
         in_new_process(partial(make_model, TINY), Path(folder) / "model")
         rows = served(Path(folder), wanted.pairs) if wanted.vllm else plain(Path(folder), wanted.pairs)
-    print(f"{CASES} cases, {ANSWER} tokens an answer, {wanted.pairs} pairs; seconds\n")
+    print(
+        f"{CASES} cases, {SERVED_ANSWER if wanted.vllm else ANSWER} tokens an answer, {wanted.pairs} pairs; seconds\n"
+    )
     return 0 if show(rows, "vllm bench serve" if wanted.vllm else "plain loop") else 1
 
 
@@ -119,7 +123,7 @@ def prepared(folder: Path, **settings: Any) -> Iterator[Any]:
     from aitrain.training.run_context import RunContext
 
     config = EvalConfig(
-        model=str(folder / "model"), rl_max_new_tokens=ANSWER, rl_top_k=TOP_K, eval_cases=CASES, **settings
+        model=str(folder / "model"), rl_top_k=TOP_K, eval_cases=CASES, **{"rl_max_new_tokens": ANSWER, **settings}
     )
     context = RunContext(config, RunFolder(folder), start_runner(Digits(), config), lambda event: None)
     with closing(context.runner):
@@ -135,7 +139,7 @@ def play(ready: Any, folder: Path, *decodings: str) -> None:
 
     def write(records: Sequence[Any]) -> None:
         append_lines(folder / "records.jsonl", (record.to_json() for record in records))
-        assert all(record.tokens == ANSWER for record in records)
+        assert {record.tokens for record in records} == {ready.rollouts.rollout.limits.turn_tokens}
 
     evaluate(ready.rollouts, replace(ready.plan, decodings=decodings), EvalPhase("eval", 0, 0), write)
 
@@ -168,7 +172,12 @@ def served(folder: Path, pairs: int) -> list[Row]:
 
     config = ServerConfig(str(folder / "model"), folder / "vllm.log", context=512, dtype="float32")
     with VLLMServer.start(config, lambda _: None) as server:
-        given = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": server.url}
+        given = {
+            "rl_max_new_tokens": SERVED_ANSWER,
+            "use_vllm": True,
+            "vllm_mode": "server",
+            "vllm_server_url": server.url,
+        }
         with prepared(folder, **given) as ours:
             write_requests(folder, ours)
             sides = [
@@ -183,7 +192,7 @@ def write_requests(folder: Path, ready: Any) -> None:
     """The rendered prompts, in the form of vLLM's custom data set."""
     chat = ready.rollouts.rollout.chat
     texts = [chat.prompt_text(case.prompt) for case in ready.plan.cases]
-    lines = [json.dumps({"prompt": text, "output_tokens": ANSWER}) for text in texts]
+    lines = [json.dumps({"prompt": text, "output_tokens": SERVED_ANSWER}) for text in texts]
     (folder / "requests.jsonl").write_text("\n".join(lines) + "\n")
 
 
@@ -195,7 +204,7 @@ def bench_serve(folder: Path, engine: Any) -> float:
         "--served-model-name", engine.base_model, "--model", str(folder / "model"),
         "--tokenizer", str(folder / "model"),
         "--dataset-name", "custom", "--dataset-path", str(folder / "requests.jsonl"), "--skip-chat-template",
-        "--custom-output-len", str(ANSWER), "--num-prompts", str(CASES), "--ignore-eos", "--temperature", "0",
+        "--custom-output-len", str(SERVED_ANSWER), "--num-prompts", str(CASES), "--ignore-eos", "--temperature", "0",
         "--disable-tqdm", "--disable-shuffle", "--save-result", "--save-detailed", "--result-dir", str(folder),
         "--result-filename", result.name,
     ]  # fmt: skip
