@@ -30,17 +30,26 @@ class ServerNeeds:
     """Rank of the adapter that is loaded; None: all weights are loaded."""
     is_on_cpu: bool = False
     """Whether the server has no GPU."""
+    trains: bool = True
+    """Whether the run trains; if not, it needs no log-probabilities, and without an adapter loads no weights."""
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the server's own weights are used, and none are loaded."""
+        return not self.trains and self.rank is None
 
     @property
     def command(self) -> str:
         """The command that starts such a server."""
         adapter = f" --enable-lora --max-lora-rank {served_rank(self.rank) or RANKS[-1]}" if self.rank else ""
-        mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if self.rank else "VLLM_SERVER_DEV_MODE=1"
+        mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True " if self.rank else "VLLM_SERVER_DEV_MODE=1 "
+        mode = "" if self.keeps_weights else mode
         extension = f" --worker-extension-cls {tied_head.__name__}.WorkerExtension"
-        adapter = adapter or (extension if self.is_on_cpu else "")
+        adapter = adapter or (extension if self.is_on_cpu and not self.keeps_weights else "")
         on_cpu = f" {UNCHUNKED}" if self.is_on_cpu else ""
-        options = f"--max-model-len {self.context} --generation-config vllm --logprobs-mode processed_logprobs"
-        return f"{mode} vllm serve {self.model} {options}{on_cpu}{adapter}"
+        logprobs = " --logprobs-mode processed_logprobs" if self.trains else ""
+        options = f"--max-model-len {self.context} --generation-config vllm{logprobs}"
+        return f"{mode}vllm serve {self.model} {options}{on_cpu}{adapter}"
 
 
 @dataclass(frozen=True)
@@ -109,12 +118,12 @@ async def _lack(client: VLLMClient, base: ServerModel | None, needs: ServerNeeds
     """What is missing, as part of a sentence; empty if nothing is."""
     if base is None:
         names = ", ".join(str(card["id"]) for card in (await client.get("/v1/models"))["data"])
-        return f"serves {names}, but the run trains {needs.model}"
+        return f"serves {names}, but the run {'plays' if needs.keeps_weights else 'trains'} {needs.model}"
     if base.context < needs.context:
         return f"takes {base.context} tokens of prompt and completion, but the run needs {needs.context}"
     if lack := await _lacks_sync(client, needs):
         return lack
-    if await _has_raw_logprobs(client, base):
+    if needs.trains and await _has_raw_logprobs(client, base):
         return "returns log-probabilities before temperature and top-p, which training cannot use"
     return ""
 
@@ -140,17 +149,19 @@ def _lack_in(details: dict[str, Any], needs: ServerNeeds) -> str:
     if needs.is_on_cpu and (details.get("scheduler_config") or {}).get("enable_chunked_prefill"):
         return "runs on the CPU with chunked prefill, where requests with a seed end it"
     extension = (details.get("parallel_config") or {}).get("worker_extension_cls")
-    if needs.is_on_cpu and not needs.rank and not extension:
+    if needs.is_on_cpu and not (needs.rank or needs.keeps_weights) and not extension:
         return "runs on the CPU and lacks the worker extension that loads weights there"
     return ""
 
 
 async def _lacks_sync(client: VLLMClient, needs: ServerNeeds) -> str:
     version = await _version_of(client)
-    if needs.rank is None:
+    if needs.rank is None and not needs.keeps_weights:
         return "" if version else "is not in its development mode"
     if version.startswith(LOADED):
         return f"has lost its base weights: another run has loaded its own ({version})"
+    if needs.keeps_weights:
+        return ""
     nothing = {"lora_name": "policy", "lora_path": "/nonexistent"}
     try:
         await client.post("/v1/load_lora_adapter", nothing)
