@@ -19,7 +19,7 @@ from aitrain.runs.held_out import IntervalValues, as_values, interval_text, pass
 from aitrain.runs.intervals import EQUAL, UNIT, Bounds, of_change, of_mean
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import RecordedCase, RecordedSample, RecordedScoring
-from aitrain.runs.significance import ALPHA, Power, holm, sign_flip_p_value
+from aitrain.runs.significance import ALPHA, MOST_CASES, WANTED_POWER, Power, holm, sign_flip_p_value
 from aitrain.runs.verdict import Verdict, verdict_of
 
 LENIENT = "lenient"
@@ -134,6 +134,20 @@ class Comparison:
             return f"The gain is not only format: {parts}"
         worse = ", which is worse" if lenient.verdict == "worse" else ", which has no detectable difference"
         return f"The gain is format: it is not in the lenient score{worse}. {parts}"
+
+    def power_sentence(self, difference: float | None = None) -> str:
+        """Which difference these cases detect, and how many cases the given or the measured difference needs."""
+        power, count = self.power, self.main.change["count"] or 0
+        detectable = power and power.detectable(count)
+        if power is None or detectable is None:
+            return "The number of cases needed is unknown: all cases differ by the same" if count > 1 else ""
+        text = f"Power: {count} cases detect a difference of {detectable:.3f} with a probability of {WANTED_POWER:.0%}"
+        wanted = self.main.change["mean"] if difference is None else difference
+        if not wanted:
+            return text
+        needed = power.cases_needed(wanted)
+        cases = f"more than {MOST_CASES:,}" if needed is None else f"{needed:,}"
+        return f"{text}; for {'the measured ' if difference is None else ''}{abs(wanted):.3f}, {cases} are needed"
 
     def to_json(self) -> JsonObject:
         """The comparison as JSON, with all cases."""
