@@ -236,6 +236,20 @@ def _correct(comparisons: Sequence[Comparison], name: str) -> None:
         comparison.rows[place] = replace(row, p_corrected=corrected, verdict=verdict)
 
 
+def telling_samples(comparison: Comparison, pair: CasePair) -> tuple[RecordedSample, RecordedSample]:
+    """Of each model the episode that shows the difference best: of a won case A's lowest score and B's highest."""
+    sign = -1.0 if pair.outcome == "lost" else 1.0
+    first, second = (
+        [one for one in case.samples[comparison.decoding].values() if one.score is not None]
+        or list(case.samples[comparison.decoding].values())
+        for case in (pair.a, pair.b)
+    )
+    return (
+        min(first, key=lambda sample: sign * (sample.score or 0.0)),
+        max(second, key=lambda sample: sign * (sample.score or 0.0)),
+    )
+
+
 # -- rows
 
 SampleValue: TypeAlias = Callable[[RecordedSample], float | None]
@@ -249,7 +263,7 @@ def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], bounds: Boun
         if tries > 1 and bounds is not None:
             yield from _row(f"pass@{tries}", pairs, _solved(name, tries, bounds), UNIT)
     distances = (bounds[0] - bounds[1], bounds[1] - bounds[0]) if bounds else None
-    yield from _row(LENIENT, pairs, _mean_of(decodings[0], _metric(LENIENT)), bounds)
+    yield from _row(LENIENT, pairs, _mean_of(decodings[0], _lenient), bounds)
     yield from _row(FORMAT, pairs, _mean_of(decodings[0], _format), distances)
 
 
@@ -273,6 +287,10 @@ def _score(sample: RecordedSample) -> float | None:
 
 def _metric(name: str) -> SampleValue:
     return lambda sample: sample.metrics.get(name)
+
+
+def _lenient(sample: RecordedSample) -> float | None:
+    return None if sample.score is None else sample.metrics.get(LENIENT)
 
 
 def _format(sample: RecordedSample) -> float | None:

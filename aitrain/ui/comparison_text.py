@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from aitrain.runs.comparison import CasePair, ComparedRow, Comparison, Outcome
+from aitrain.runs.comparison import CasePair, ComparedRow, Comparison, Outcome, telling_samples
 from aitrain.runs.held_out import interval_text
 from aitrain.runs.recorded_scoring import RecordedSample, RecordedScoring
 from aitrain.runs.rollout_record import TranscriptMessage
@@ -59,7 +59,7 @@ def _heading(comparison: Comparison) -> Text:
 
 def row_table(rows: Sequence[ComparedRow], comparison: Comparison) -> Text:
     """The rows with their intervals and p-values. Lines are not wrapped."""
-    lines = [("held-out", comparison.a.label, comparison.b.label, "change", "p", "")]
+    lines: list[tuple[str, ...]] = [("held-out", comparison.a.label, comparison.b.label, "change", "p", "")]
     lines += [
         (
             row.name,
@@ -116,20 +116,6 @@ def case_text(comparison: Comparison, pair: CasePair, title: str) -> Iterator[Re
             _side(scoring, sample, len(case.samples[comparison.decoding]), record.transcript()[1])
             for scoring, sample, case, record in zip((a, b), samples, (pair.a, pair.b), records, strict=True)
         )
-    )
-
-
-def telling_samples(comparison: Comparison, pair: CasePair) -> tuple[RecordedSample, RecordedSample]:
-    """Of each model the episode that shows the difference best: of a won case A's lowest score and B's highest."""
-    sign = -1.0 if pair.outcome == "lost" else 1.0
-    first, second = (
-        [one for one in case.samples[comparison.decoding].values() if one.score is not None]
-        or list(case.samples[comparison.decoding].values())
-        for case in (pair.a, pair.b)
-    )
-    return (
-        min(first, key=lambda sample: sign * (sample.score or 0.0)),
-        max(second, key=lambda sample: sign * (sample.score or 0.0)),
     )
 
 
