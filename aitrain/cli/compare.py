@@ -108,10 +108,10 @@ def _write_page(file: Path, comparisons: list[Comparison]) -> None:
 def _print(comparisons: list[Comparison], cases: int, detect: float | None, html: Path | None) -> None:
     from rich.console import Console
 
-    from aitrain.ui.comparison_text import comparison_text
+    from aitrain.ui.comparison_text import ShownParts, comparison_texts
 
     console = Console(highlight=False)
-    shown = (part for one in comparisons for part in (*comparison_text(one, cases, detect), ""))
-    page(rendered(console, shown))
+    width = console.width if console.is_terminal else None
+    page(rendered(console, comparison_texts(comparisons, ShownParts(cases, detect, width))))
     if html is not None:
         typer.echo(f"page: {html}")
