@@ -67,7 +67,7 @@ def test_it_prints_verdict_intervals_counts_and_transcripts(runs: Path, call: Ca
 def test_several_models_are_shown_in_one_table_first(runs: Path, call: Call) -> None:
     _, out, _ = call("compare", "low", "high", "evil", "--transcripts", "0")
     head, high, evil = out.splitlines()[:3]
-    assert head.split() == "model low itself change p, corrected for 2".split()
+    assert head.split() == ["model", "low", "itself", "change", "p,", "corrected", "for", "2"]
     assert (high.split()[0], evil.split()[0]) == ("high", "evil")
     assert high.endswith("better")
     assert evil.endswith("no detectable difference")
