@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import fmean
 
 from aitrain.runs.comparison import compare_all
-from aitrain.runs.held_out import as_values
-from aitrain.runs.intervals import of_change
+from aitrain.runs.held_out import change_values
+from aitrain.runs.intervals import UNIT
 from aitrain.runs.recorded_scoring import read_scorings
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
 from aitrain.runs.significance import Power
@@ -93,7 +93,7 @@ class Population:
     def detected(self, count: int, draws: int) -> float:
         """Share of comparisons of so many cases that detect a difference."""
         rng = random.Random(f"{self}/{count}")
-        verdicts = [verdict_of(as_values(of_change(*self.draw(rng, count)))) for _ in range(draws)]
+        verdicts = [verdict_of(change_values(*self.draw(rng, count), UNIT)) for _ in range(draws)]
         return fmean(verdict != "undetected" for verdict in verdicts)
 
     def predicted(self, count: int) -> float:
@@ -117,7 +117,7 @@ BETTER = [
 def main() -> int:
     """All comparisons, as tables."""
     parser = argparse.ArgumentParser(description="False alarms and power of aitrain compare.")
-    parser.add_argument("--draws", type=int, default=1000, help="of each population and count (default: 1000)")
+    parser.add_argument("--draws", type=int, default=400, help="of each population and count (default: 400)")
     draws = parser.parse_args().draws
     with tempfile.TemporaryDirectory() as folder:
         verdicts = list(verdicts_of_one_model(Path(folder)))
