@@ -19,7 +19,7 @@ from aitrain.runs.held_out import IntervalValues, as_values, change_values, inte
 from aitrain.runs.intervals import EQUAL, UNIT, Bounds, of_mean
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import RecordedCase, RecordedSample, RecordedScoring
-from aitrain.runs.significance import MOST_CASES, WANTED_POWER, Power, holm
+from aitrain.runs.significance import FEWEST_CASES, MOST_CASES, WANTED_POWER, Power, holm
 from aitrain.runs.verdict import Verdict, verdict_of
 
 LENIENT = "lenient"
@@ -139,8 +139,10 @@ class Comparison:
         """Which difference these cases detect, and how many cases the given or the measured difference needs."""
         power, count = self.power, self.main.change["count"] or 0
         detectable = power and power.detectable(count)
-        if power is None or detectable is None:
+        if power is None:
             return "The number of cases needed is unknown: all cases differ by the same" if count > 1 else ""
+        if detectable is None:
+            return f"Power: {count} cases detect no difference, however large; {FEWEST_CASES} are the fewest that do"
         text = f"Power: {count} cases detect a difference of {detectable:.3f} with a probability of {WANTED_POWER:.0%}"
         wanted = self.main.change["mean"] if difference is None else difference
         if not wanted:

@@ -27,6 +27,8 @@ BLOCK = 8
 """Differences whose sums with all choices of signs are computed once, and then looked up by a random byte."""
 ALPHA = 0.05
 """A p-value up to this is a detected difference."""
+FEWEST_CASES = 6
+"""With fewer, no p-value is as small as ALPHA."""
 WANTED_POWER = 0.8
 MOST_CASES = 1_000_000
 
@@ -102,7 +104,7 @@ class Power:
 
     def power(self, difference: float, cases: int) -> float:
         """Probability that so many cases detect a difference, if this is the true one."""
-        if cases < 2:
+        if cases < FEWEST_CASES:
             return 0.0
         root = math.sqrt(cases) / self.spread
         middle, width = _normal_terms(student_quantile(cases - 1), cases)
@@ -110,8 +112,8 @@ class Power:
         return NormalDist().cdf((up - middle) / width) + NormalDist().cdf((down - middle) / width)
 
     def detectable(self, cases: int, power: float = WANTED_POWER) -> float | None:
-        """The smallest difference that so many cases detect with this probability; None with fewer than two."""
-        if cases < 2:
+        """The smallest difference that so many cases detect with this probability; None with fewer than FEWEST_CASES."""
+        if cases < FEWEST_CASES:
             return None
         middle, width = _normal_terms(student_quantile(cases - 1), cases)
         distance = self.spread / math.sqrt(cases) * (middle + NormalDist().inv_cdf(power) * width)
@@ -119,7 +121,7 @@ class Power:
 
     def cases_needed(self, difference: float, power: float = WANTED_POWER) -> int | None:
         """The number of cases that detect this difference with this probability; None for more than MOST_CASES."""
-        low, high = 1, 2
+        low, high = FEWEST_CASES - 1, FEWEST_CASES
         while self.power(difference, high) < power:
             low, high = high, 2 * high
             if low > MOST_CASES:

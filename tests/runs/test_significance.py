@@ -93,7 +93,7 @@ def test_the_number_of_cases_and_the_smallest_difference_have_the_wanted_power(s
     assert power.power(detectable, needed) == pytest.approx(0.8, abs=1e-3)
     assert power.cases_needed(-0.1) == needed
     assert power.cases_needed(1e-6) is None
-    assert (power.power(1.0, 1), power.detectable(1)) == (0.0, None)
+    assert (power.power(9.0, 5), power.detectable(5), power.cases_needed(9.0)) == (0.0, None, 6)
 
 
 def test_there_is_no_power_to_compute_where_all_cases_differ_by_the_same() -> None:
