@@ -20,8 +20,8 @@ from statistics import NormalDist, stdev
 from aitrain.runs.intervals import EQUAL, student_quantile
 
 FEW_DIFFERENCES = 16
-"""Up to this many differences other than 0, all choices of signs are tried; beyond, DRAWS of them, unless the differences
-have one size."""
+"""Up to this many differences other than 0, all choices of signs are tried; beyond, DRAWS of them, unless the
+differences have one size."""
 DRAWS = 19_999
 BLOCK = 8
 """Differences whose sums with all choices of signs are computed once, and then looked up by a random byte."""
@@ -112,7 +112,7 @@ class Power:
         return NormalDist().cdf((up - middle) / width) + NormalDist().cdf((down - middle) / width)
 
     def detectable(self, cases: int, power: float = WANTED_POWER) -> float | None:
-        """The smallest difference that so many cases detect with this probability; None with fewer than FEWEST_CASES."""
+        """The smallest difference that so many cases detect with this probability; None below FEWEST_CASES."""
         if cases < FEWEST_CASES:
             return None
         middle, width = _normal_terms(student_quantile(cases - 1), cases)
