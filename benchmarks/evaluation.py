@@ -1,9 +1,9 @@
 """What an eval costs beside the model: `python -m benchmarks.evaluation [--pairs N]`.
 
 Plays 256 cases on a model of the tiny shape as `aitrain eval` does, with sessions, scores and records, and as a plain
-loop over `generate` does: render, pad, generate, decode, score. Same process, same weights, same batches, answers of 128
-tokens. With `--vllm`, where vLLM is installed: through a server that is started for it, against `vllm bench serve`, with
-the same prompts and answers.
+loop over `generate` does: render, pad, generate, decode, score. Same process, same weights, same batches, answers of
+128 tokens. With `--vllm`, where vLLM is installed: through a server that is started for it, against `vllm bench serve`,
+with the same prompts and answers of 256 tokens.
 """
 
 from __future__ import annotations
@@ -26,10 +26,19 @@ from benchmarks.measuring import Bounds, Row, options, show
 from benchmarks.overhead import SURROUNDINGS, in_new_process
 from benchmarks.shapes import TINY, make_model
 
-CASES, BATCH, ANSWER = 256, 32, 128
+CASES, BATCH = 256, 32
+ANSWER, SERVED_ANSWER = 128, 256
+"""Tokens of an answer, in one process and through a server."""
 PLAIN_BOUND, SERVED_BOUND = Bounds(1.05), Bounds(1.10)
 TOP_K = 50
 """The model of shapes.py ends no answer early where only these are sampled."""
+
+
+CLIENT = (
+    "import argparse; from vllm.benchmarks import serve; parser = argparse.ArgumentParser();"
+    "serve.add_cli_args(parser); serve.main(parser.parse_args())"
+)
+"""`vllm bench serve`, whose own console script does not run with the CPU build."""
 
 
 class Digits:
@@ -69,7 +78,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="aitrain-evaluation-") as folder:
         in_new_process(partial(make_model, TINY), Path(folder) / "model")
         rows = served(Path(folder), wanted.pairs) if wanted.vllm else plain(Path(folder), wanted.pairs)
-    print(f"{CASES} cases, {ANSWER} tokens an answer, {wanted.pairs} pairs; seconds\n")
+    print(
+        f"{CASES} cases, {SERVED_ANSWER if wanted.vllm else ANSWER} tokens an answer, {wanted.pairs} pairs; seconds\n"
+    )
     return 0 if show(rows, "vllm bench serve" if wanted.vllm else "plain loop") else 1
 
 
@@ -79,7 +90,7 @@ def main() -> int:
 def plain(folder: Path, pairs: int) -> list[Row]:
     """Both decodings, by the clock on the wall and of the CPU.
 
-    No bound for sampled completions: the plain loop draws all rows at once, and aitrain each row with a seed of its own.
+    No bound for sampled completions: the plain loop draws all rows at once, aitrain each row with a seed of its own.
     """
     rows = []
     with prepared(folder, concurrency=BATCH) as ours:
@@ -112,7 +123,7 @@ def prepared(folder: Path, **settings: Any) -> Iterator[Any]:
     from aitrain.training.run_context import RunContext
 
     config = EvalConfig(
-        model=str(folder / "model"), rl_max_new_tokens=ANSWER, rl_top_k=TOP_K, eval_cases=CASES, **settings
+        model=str(folder / "model"), rl_top_k=TOP_K, eval_cases=CASES, **{"rl_max_new_tokens": ANSWER, **settings}
     )
     context = RunContext(config, RunFolder(folder), start_runner(Digits(), config), lambda event: None)
     with closing(context.runner):
@@ -128,7 +139,7 @@ def play(ready: Any, folder: Path, *decodings: str) -> None:
 
     def write(records: Sequence[Any]) -> None:
         append_lines(folder / "records.jsonl", (record.to_json() for record in records))
-        assert all(record.tokens == ANSWER for record in records)
+        assert {record.tokens for record in records} == {ready.rollouts.rollout.limits.turn_tokens}
 
     evaluate(ready.rollouts, replace(ready.plan, decodings=decodings), EvalPhase("eval", 0, 0), write)
 
@@ -161,12 +172,17 @@ def served(folder: Path, pairs: int) -> list[Row]:
 
     config = ServerConfig(str(folder / "model"), folder / "vllm.log", context=512, dtype="float32")
     with VLLMServer.start(config, lambda _: None) as server:
-        given = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": server.url}
+        given = {
+            "rl_max_new_tokens": SERVED_ANSWER,
+            "use_vllm": True,
+            "vllm_mode": "server",
+            "vllm_server_url": server.url,
+        }
         with prepared(folder, **given) as ours:
             write_requests(folder, ours)
             sides = [
                 lambda: seconds(partial(play, ours, folder, "greedy"))[0],
-                partial(bench_serve, folder, server.url),
+                partial(bench_serve, folder, ours.rollouts.rollout.engine),
             ]
             taken = [[side() for side in sides] for _ in range(pairs + 1)][1:]
     return [Row("greedy, through a server", *map(list, zip(*taken, strict=True)), SERVED_BOUND)]
@@ -176,20 +192,20 @@ def write_requests(folder: Path, ready: Any) -> None:
     """The rendered prompts, in the form of vLLM's custom data set."""
     chat = ready.rollouts.rollout.chat
     texts = [chat.prompt_text(case.prompt) for case in ready.plan.cases]
-    lines = [json.dumps({"prompt": text, "output_tokens": ANSWER}) for text in texts]
+    lines = [json.dumps({"prompt": text, "output_tokens": SERVED_ANSWER}) for text in texts]
     (folder / "requests.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def bench_serve(folder: Path, url: str) -> float:
+def bench_serve(folder: Path, engine: Any) -> float:
     """Seconds of vLLM's own benchmark client for the same requests, all sent at once."""
     result = folder / "bench.json"
     command = [
-        sys.executable, "-c", "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())",
-        "bench", "serve", "--backend", "vllm", "--base-url", url, "--endpoint", "/v1/completions",
-        "--model", str(folder / "model"), "--tokenizer", str(folder / "model"),
+        sys.executable, "-c", CLIENT, "--backend", "vllm", "--base-url", engine.url, "--endpoint", "/v1/completions",
+        "--served-model-name", engine.base_model, "--model", str(folder / "model"),
+        "--tokenizer", str(folder / "model"),
         "--dataset-name", "custom", "--dataset-path", str(folder / "requests.jsonl"), "--skip-chat-template",
-        "--custom-output-len", str(ANSWER), "--num-prompts", str(CASES), "--ignore-eos", "--temperature", "0",
-        "--disable-tqdm", "--disable-shuffle", "--save-result", "--result-dir", str(folder),
+        "--custom-output-len", str(SERVED_ANSWER), "--num-prompts", str(CASES), "--ignore-eos", "--temperature", "0",
+        "--disable-tqdm", "--disable-shuffle", "--save-result", "--save-detailed", "--result-dir", str(folder),
         "--result-filename", result.name,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -198,7 +214,7 @@ def bench_serve(folder: Path, url: str) -> float:
             f"vllm bench serve ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
         )
     found = json.loads(result.read_text())
-    assert found["completed"] == CASES, found
+    assert found["completed"] == CASES, found["errors"][0]
     return float(found["duration"])
 
 
