@@ -133,6 +133,8 @@ class AskedEvals:
     """What happens to an eval that exists: `new` makes another folder, `resume` continues it and refuses other options,
     `reuse` takes it if its options are the same."""
     verbosity: Verbosity = field(default_factory=Verbosity)
+    like: Path | None = None
+    """Folder of a run or an eval whose options are taken over; unset: the first run among the models."""
 
 
 def run_evals(asked: AskedEvals) -> list[Path]:
@@ -160,7 +162,7 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
     from aitrain.launch.eval_plan import absolute
     from aitrain.options.environment import EnvironmentOptions
     from aitrain.options.reading import read_file, resolve
-    from aitrain.runs.model_reference import read_model, run_options
+    from aitrain.runs.model_reference import ModelReference, read_model, run_options
 
     in_file = read_file(EvalConfig, asked.config) if asked.config else {}
     models = list(asked.models) or [str(in_file[name]) for name in ("model",) if name in in_file]
@@ -168,6 +170,8 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
         raise ConfigError("Name a model: aitrain eval MODEL..., such as a run folder, a Hub name, or tiny")
     references = [read_model(model) for model in models]
     run = next((reference for reference in references if reference.run is not None), None)
+    if asked.like is not None:
+        run = ModelReference(str(asked.like), "run", "", run=asked.like)
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
     if {"rl_env", "rl_env_module"} & {*in_file, *asked.flags}:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
