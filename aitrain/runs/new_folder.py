@@ -59,7 +59,9 @@ def _lock(handle: int, place: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ConfigError(f"--out: another process is writing {place}\nWait for it, or choose another folder.") from None
+        raise ConfigError(
+            f"--out: another process is writing {place}\nWait for it, or choose another folder."
+        ) from None
     except OSError:
         pass  # a file system without locks
 

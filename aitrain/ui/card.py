@@ -212,10 +212,10 @@ def table(rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join([head, "|" + "---|" * (head.replace("\\|", "").count("|") - 1), *rest])
 
 
-def try_to_write_card(folder: RunFolder) -> str | None:
+def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | None:
     """Write the card; returns an error message if that fails, as the run must not fail with it."""
     try:
-        write_card(folder)
+        write_card(folder, place)
     except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
         return f"The model card could not be written: {type(error).__name__}: {error}"
     return None
