@@ -59,7 +59,7 @@ def export(
         raise ConfigError(f"{model} is a whole model already\nUse --push-to-hub, --gguf, or --out for a copy.")
     if adapter_only and gguf:
         raise ConfigError("--gguf: converts whole models; leave out --adapter-only")
-    if not dry_run and not (reference.kind == "folder" and out is None):
+    if reference.kind != "folder" or out is not None:
         refuse_existing(request.folder(reference.label))
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights are added in memory: a GPU has less, and may be training
     return run_on_terminal("aitrain.jobs.export", asdict(request))

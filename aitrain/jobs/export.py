@@ -7,13 +7,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
 from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
 from aitrain.jobs.gguf import convert_to_gguf, refuse_existing_gguf
@@ -263,7 +264,8 @@ def _planned_model(plan: Export, place: Path) -> dict[str, int]:
     policy = load_policy(plan.reference, plan.config, with_weights=False)
     policy.tokenizer.save_pretrained(place)
     policy.model.config.save_pretrained(place)
-    policy.model.generation_config.save_pretrained(place)
+    with suppress(OSError, ValueError):  # the model may have none, or one that needs sampling turned on
+        GenerationConfig.from_pretrained(model_path(plan.reference.base)).save_pretrained(place)
     return planned_weights(policy.model, plan.request.shard_size)
 
 

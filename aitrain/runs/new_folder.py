@@ -36,6 +36,8 @@ def new_folder(place: Path) -> Iterator[Path]:
             refuse_existing(place)
             _empty(partial)
             yield partial
+            for path in partial.rglob("*"):
+                path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors are written for their owner alone
             sync_all(partial)
             _rename(partial, place)
             sync(place.parent)

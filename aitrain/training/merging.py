@@ -16,6 +16,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from aitrain.engines.scopes import savable_generation_config
 from aitrain.errors import RunFailed
 from aitrain.training.model import load_model
 from aitrain.training.policy_loader import LoadedPolicy
@@ -62,9 +63,9 @@ def write_whole_model(load: Callable[[], LoadedPolicy], folder: Path, shard_size
         with model.disable_adapter():
             effect = _largest(trained - _logits(model, rows))
         model = model.merge_and_unload()
-    _allow_saving(model)
     model.config.use_cache = True  # off where a training saved it
-    model.save_pretrained(folder, max_shard_size=shard_size)
+    with savable_generation_config(model):
+        model.save_pretrained(folder, max_shard_size=shard_size)
     tokenizer.save_pretrained(folder)
     dtype = model.dtype
     del model
@@ -92,15 +93,6 @@ def planned_weights(model: PreTrainedModel, shard_size: str) -> dict[str, int]:
     }
     index = json.dumps({"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}, indent=2)
     return sizes | ({"model.safetensors.index.json": len(index)} if plan.is_sharded else {})
-
-
-def _allow_saving(model: PreTrainedModel) -> None:
-    """Turn sampling on in a generation config that has settings for it: transformers refuses to save it otherwise."""
-    generation = model.generation_config
-    try:
-        generation.validate(strict=True)
-    except ValueError:
-        generation.do_sample = True
 
 
 def _probe(model: PreTrainedModel) -> torch.Tensor:
