@@ -15,7 +15,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
+from transformers.utils import logging as transformers_logging
 
+from aitrain.engines.scopes import savable_generation_config
 from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
 from aitrain.jobs.gguf import convert_to_gguf, refuse_existing_gguf
 from aitrain.options.reading import resolve
@@ -41,6 +43,7 @@ NOT_UPLOADED = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_
 
 def main(request: ExportRequest) -> int:
     """Export as requested, and print the result; returns the exit code."""
+    transformers_logging.set_verbosity_error()
     try:
         plan = Export(request, read_model(request.model))
         (_show_plan if request.dry_run else _carry_out)(plan)
@@ -264,8 +267,10 @@ def _planned_model(plan: Export, place: Path) -> dict[str, int]:
     policy = load_policy(plan.reference, plan.config, with_weights=False)
     policy.tokenizer.save_pretrained(place)
     policy.model.config.save_pretrained(place)
-    with suppress(OSError, ValueError):  # the model may have none, or one that needs sampling turned on
-        GenerationConfig.from_pretrained(model_path(plan.reference.base)).save_pretrained(place)
+    with suppress(OSError):  # the model has none
+        policy.model.generation_config = GenerationConfig.from_pretrained(model_path(plan.reference.base))
+    with savable_generation_config(policy.model):
+        policy.model.generation_config.save_pretrained(place)
     return planned_weights(policy.model, plan.request.shard_size)
 
 

@@ -82,8 +82,11 @@ def write_whole_model(load: Callable[[], LoadedPolicy], folder: Path, shard_size
 
 def planned_weights(model: PreTrainedModel, shard_size: str) -> dict[str, int]:
     """Names and about the sizes of the weight files of a model on the meta device."""
-    unique = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if name in unique.values()}
+    first_names: dict[int, str] = {}  # tied weights are saved once
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        first_names.setdefault(id(tensor), name)
+    weights = model.state_dict()
+    tensors = {name: weights[name] for name in sorted(first_names.values())}
     plan = split_torch_state_dict_into_shards(
         tensors, filename_pattern="model{suffix}.safetensors", max_shard_size=shard_size
     )
