@@ -289,7 +289,7 @@ def _state_text(plan: Export, state: str) -> str:
 def _print_written(plan: Export, check: LogitCheck | None) -> None:
     reference, files = plan.reference, _files(plan.folder)
     what = f"{plan.folder}  {len(files)} files, {_size(sum(files.values()))}{_in_dtype(plan)}"
-    _print(plan.request, f"{'uploads' if plan.is_in_place else 'exported'} {what}")
+    _print(plan.request, what if plan.is_in_place else f"exported {what}")
     if check is not None:
         _print(plan.request, check.sentence(getattr(torch, plan.dtype)))
     quantization = plan.options.get("quantization")

@@ -8,10 +8,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.runs.checkpoint import STAGING
 from aitrain.runs.run_folder import read_object
 
 SCRIPT = "convert_hf_to_gguf.py"
@@ -43,18 +45,18 @@ def convert_to_gguf(folder: Path) -> Path:
         raise RunFailed(
             "\n".join(["GGUF needs llama.cpp's converter, which is not installed here:", *commands(folder)])
         )
-    partial = file.with_name(f".{file.name}.partial")
-    command = [sys.executable, str(script), *_arguments(folder, partial)]
-    try:
+    with tempfile.TemporaryDirectory(prefix=STAGING, dir=file.parent) as hidden:
+        partial = Path(hidden) / file.name
+        command = [sys.executable, str(script), *_arguments(folder, partial)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
         if done.returncode or not partial.exists():
             lines = [line.strip()[:200] for line in done.stdout.splitlines() if line.strip()]
             last = lines[-1] if lines else f"exit code {done.returncode}"
-            ran = f"The export is in {folder}. The command was:\n{shlex.join(command)}"
-            raise RunFailed(f"llama.cpp's converter failed: {last}\n{ran}")
+            shown = shlex.join(["python", str(script), *_arguments(folder, file)])
+            raise RunFailed(
+                f"llama.cpp's converter failed: {last}\nThe export is in {folder}. The command was:\n{shown}"
+            )
         partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
     return file
 
 

@@ -1,4 +1,4 @@
-"""`aitrain export` and `aitrain serve` with the real vLLM, driven by OpenAI's client; skipped where it is not installed."""
+"""`aitrain export` and `serve` with the real vLLM, driven by OpenAI's client; skipped where it is not installed."""
 
 from __future__ import annotations
 
