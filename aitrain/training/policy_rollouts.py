@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from aitrain.engines.batching import BatchingEngine
+from aitrain.engines.chat_endpoint import ChatEndpoint
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.contract import Case
 from aitrain.environment.failure_count import FailureCount
@@ -36,6 +37,8 @@ class PolicyRollouts:
     """Returns the number of the policy's optimizer steps."""
     sampled_tokens: int = 0
     """Tokens that all ranks sampled in training since `take_sampled_tokens`."""
+    trained_tokens: int = 0
+    """Tokens that all ranks sampled in training, over all parts of a resumed run."""
     loop: EventLoop = field(default_factory=EventLoop)
     has_noted_dropped: bool = False
 
@@ -86,6 +89,7 @@ class PolicyRollouts:
         counts = torch.tensor(own, device=self.accelerator.device)
         scores, failures, total, tokens, abandoned = self.accelerator.reduce(counts, reduction="sum").tolist()
         self.sampled_tokens += tokens
+        self.trained_tokens += tokens
         if failures:
             self.report_failures(episodes)
         self.check_abandoned(abandoned)
@@ -134,6 +138,6 @@ class PolicyRollouts:
 
     def close(self) -> None:
         """Close the engine, and remove files of weights for a vLLM server."""
-        if self.server is not None:
-            self.loop.run(self.server.close())
+        if isinstance(self.rollout.engine, (VLLMServerEngine, ChatEndpoint)):
+            self.loop.run(self.rollout.engine.close())
         self.loop.close()
