@@ -38,21 +38,30 @@ def export(
     adapter before it gets its name.
     """
     import os  # these here, because help needs none of them
+    import re
     from dataclasses import asdict
+    from pathlib import Path
 
     from aitrain.cli.env_process import run_on_terminal
-    from aitrain.errors import ConfigError
-    from aitrain.runs.export_request import ExportRequest
+    from aitrain.errors import ConfigError, did_you_mean
+    from aitrain.runs.export_request import DTYPES, ExportRequest
     from aitrain.runs.model_reference import read_model
     from aitrain.runs.new_folder import refuse_existing
+    from aitrain.runs.run_folder import RUNS
 
     request = ExportRequest(
         model, out, dtype, adapter_only, shard_size, gguf, push_to_hub, repo_id, username, hub_private,
         trust_remote_code, dry_run, as_json,
     )  # fmt: skip
+    if dtype not in (None, *DTYPES):
+        raise ConfigError(f"--dtype {dtype}: use one of {', '.join(DTYPES)}")
+    if not re.fullmatch(r"[1-9]\d*[KMGT]B", shard_size):
+        raise ConfigError(f"--shard-size {shard_size}: write a number and KB, MB, GB or TB, such as 500MB")
     reference = read_model(model)
     if reference.kind in ("hub", "url"):
-        raise ConfigError(f"{model} is not a trained model on this machine\nGive a run, a checkpoint or an adapter.")
+        runs = [path.name for path in Path(RUNS).iterdir()] if Path(RUNS).is_dir() else []
+        near = did_you_mean(model, runs)
+        raise ConfigError(f"There is no run or folder {model} here.{near}\nGive a run, a checkpoint or an adapter.")
     if adapter_only and reference.adapter is None:
         raise ConfigError(f"--adapter-only: {model} has no adapter, all of its weights were trained")
     if reference.kind == "folder" and out is None and not (gguf or push_to_hub):

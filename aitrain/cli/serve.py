@@ -45,9 +45,12 @@ def serve(
     from aitrain.launch.model_shape import TINY
     from aitrain.launch.nvidia import visible_gpus  # these here, because help needs none of them
     from aitrain.packages import installed
+    from aitrain.runs.export_request import DTYPES
     from aitrain.runs.model_reference import read_model, run_options
     from aitrain.vllm.serving import ServedModel, adapter_rank
 
+    if dtype not in (None, "auto", *DTYPES):
+        raise ConfigError(f"--dtype {dtype}: use one of auto, {', '.join(DTYPES)}")
     reference = read_model(model)
     if reference.kind == "url":
         raise ConfigError(f"{model} is the address of a server already")

@@ -23,7 +23,7 @@ from aitrain.jobs.gguf import convert_to_gguf, refuse_existing_gguf
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact
-from aitrain.runs.export_request import ExportRequest
+from aitrain.runs.export_request import DTYPES, ExportRequest
 from aitrain.runs.json_values import as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, read_model, run_options
 from aitrain.runs.new_folder import new_folder
@@ -35,7 +35,6 @@ from aitrain.training.policy_loader import load_policy
 from aitrain.ui.card import try_to_write_card, write_short_card
 from aitrain.ui.escape_controls import escape_controls
 
-DTYPES = ("float32", "bfloat16", "float16")
 CARD = "README.md"
 NOT_UPLOADED = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_args.bin", "manifest.json"}
 """Files that only the training reads."""
@@ -52,8 +51,15 @@ def main(request: ExportRequest) -> int:
         print("\naitrain: stopped", file=sys.stderr)
         return Interrupted.exit_code
     except AitrainError as error:
-        print(f"aitrain: {escape_controls(redact(str(error)))}", file=sys.stderr)
-        return error.exit_code
+        return _print_error(str(error), error.exit_code)
+    except Exception as error:
+        what = " ".join(str(error).split())[:300]
+        return _print_error(f"The export failed: {type(error).__name__}: {what}", RunFailed.exit_code)
+
+
+def _print_error(message: str, code: int) -> int:
+    print(f"aitrain: {escape_controls(redact(message))}", file=sys.stderr)
+    return code
 
 
 @dataclass

@@ -7,6 +7,8 @@ from pathlib import Path
 
 EXPORTS = "exports"
 """Folder of exports, unless --out names another."""
+DTYPES = ("float32", "bfloat16", "float16")
+"""Types that weights can have."""
 
 
 @dataclass(frozen=True)
