@@ -103,12 +103,13 @@ def _serve(plan: ServedModel, port: int) -> int:
         signal.signal(number, signal.default_int_handler)
     typer.echo(f"vLLM's output is in {plan.log}", err=True)
     with VLLMServer.start(plan, _show_progress, port) as server:
-        typer.echo(_introduction(plan, server.url))
         try:
+            typer.echo(_introduction(plan, server.url))
             while (code := server.poll()) is None:
                 time.sleep(POLL_SECONDS)
         except KeyboardInterrupt:
             typer.echo("stopping vLLM", err=True)
+            plan.log.unlink(missing_ok=True)
             return 0
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     raise RunFailed(f"vLLM's server ended by itself ({how})\nSee {plan.log}")

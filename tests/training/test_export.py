@@ -17,10 +17,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from aitrain import Result
 from aitrain.jobs.export import Export, main
 from aitrain.runs.export_request import ExportRequest
 from aitrain.runs.model_reference import read_model
 from tests.conftest import listing, write
+from tests.environments.vowels import Vowels
 from tests.training.hub_standin import Hub, running_hub
 
 TEMPLATE = "{% for message in messages %}[{{ message['content'] }}]{% endfor %}"
@@ -323,3 +325,22 @@ def test_gguf_is_converted_or_the_commands_are_told(
     assert (here / "exports" / "mine.gguf").read_text() == "f32"
     assert export(out, gguf=True) == 2
     assert [path.name for path in (here / "exports").iterdir() if path.is_file()] == ["mine.gguf"]
+
+
+# -- what training saves
+
+
+@pytest.mark.parametrize("more", [{}, {"peft": True, "lora_r": 2}], ids=["full", "lora"])
+def test_a_base_with_a_temperature_and_no_sampling_is_trained_and_saved_with_sampling(
+    train: Callable[..., Result], small_model: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """transformers loads such a generation config, and refuses to save it."""
+    base = tmp_path / "warm"
+    shutil.copytree(small_model, base)
+    (base / "generation_config.json").write_text(json.dumps(SAMPLING))
+    result = train(Vowels(), model=str(base), max_steps=1, eval_cases=0, save_strategy="steps", save_steps=1, **more)
+
+    saved = result.model / "merged" if more else result.model
+    generation = json.loads((saved / "generation_config.json").read_text())
+    assert (generation["temperature"], generation["do_sample"]) == (0.6, True)
+    assert result.folder.joinpath("checkpoints", "checkpoint-1").is_dir()
