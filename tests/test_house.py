@@ -56,6 +56,8 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
      ["env", "play", "nowhere.py"],
      ["env", "show", "envs.arithmetic", "-E", "casse=1"],
      ["env", "rescore", "nowhere"],
+     ["export", "nowhere/at/all"],
+     ["serve", "tiny", "--print"],
      ["grpo", "--rl-env", "envs.arithmetic", "--model", "tiny", "--dry-run", "--trl", "delta=2"]],
     ids=" ".join,
 )  # fmt: skip
@@ -74,7 +76,8 @@ def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
     "arguments",
     [["--help"], ["--version"], ["nothing"], ["runs", "--help"], ["show", "--help"], ["view", "--help"],
      ["demo", "--help"], ["doctor", "--help"], ["data", "--help"], ["schema", "--help"], ["env", "--help"],
-     ["env", "init", "--help"], ["env", "play", "--help"], ["env", "rescore", "--help"]],
+     ["env", "init", "--help"], ["env", "play", "--help"], ["env", "rescore", "--help"], ["export", "--help"],
+     ["serve", "--help"]],
     ids=" ".join,
 )  # fmt: skip
 def test_help_of_commands_without_options_of_a_run_needs_no_pydantic(arguments: list[str]) -> None:
