@@ -43,6 +43,12 @@ class AitrainError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of the traceback: the lines of the user's code, and the message."""
+        from aitrain.cells import users_lines  # here, because only notebooks need it
+
+        return [*users_lines(self), f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(AitrainError):
     """The command, an option, or a file that an option names is wrong; nothing was started."""

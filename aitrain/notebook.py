@@ -5,24 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from aitrain import activity
+from aitrain.cells import is_notebook, name_cells
 from aitrain.environment.loader import load_env
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
-from aitrain.events import Note
+from aitrain.events import Announce, Note
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan, check
+from aitrain.options.in_python import in_python
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import disable_telemetry
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks
+from aitrain.ui.notebook_display import NotebookDisplay
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.terminal import Screen
 
@@ -34,16 +37,35 @@ def train_here(config: TrainConfig, environment: object = None) -> Result:
     """Check, train and report in this process; a refused run leaves no folder, a stalled one its log."""
     if isinstance(environment, type):
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
-    plan = check(_for_one_process(config), has_environment=environment is not None)
-    folder = plan.open_folder()
+    with errors_in_python():
+        plan = check(_for_one_process(config), has_environment=environment is not None)
+        folder = plan.open_folder()
+        try:
+            return _run(plan, folder, environment)
+        except (Exception, KeyboardInterrupt) as error:
+            if plan.folder is None and not any(file.exists() for file in (folder.metrics, folder.result, folder.log)):
+                folder.discard()
+            if isinstance(error, AitrainError):
+                raise
+            raise to_aitrain_error(error) from error
+
+
+@contextmanager
+def errors_in_python() -> Iterator[None]:
+    """Context whose errors name arguments in place of flags, and cells in place of the kernel's temporary files."""
     try:
-        return _run(plan, folder, environment)
-    except (Exception, KeyboardInterrupt) as error:
-        if plan.folder is None and not any(file.exists() for file in (folder.metrics, folder.result, folder.log)):
-            folder.discard()
-        if isinstance(error, AitrainError):
-            raise
-        raise to_aitrain_error(error) from error
+        yield
+    except AitrainError as error:
+        error.args = (_in_python(str(error)), *error.args[1:])
+        raise
+
+
+def _in_python(text: str) -> str:
+    return name_cells(in_python(text, TrainConfig.model_fields))
+
+
+def _with_notes_in_python(announce: Announce) -> Announce:
+    return lambda event: announce(Note(_in_python(event.text)) if isinstance(event, Note) else event)
 
 
 def _for_one_process(config: TrainConfig) -> TrainConfig:
@@ -60,13 +82,15 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         assert plan.source is not None  # check() found it
         environment = load_env(plan.source, plan.config.rl_env_config or {})
     report = ReportWriter(folder)
-    with Screen() as screen:
+    with NotebookDisplay() if is_notebook() else Screen() as screen:
+        show = _with_notes_in_python(screen)
         try:
             with Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout)) as heartbeat:
-                return _train(plan, environment, Watchers(folder, screen, report, heartbeat))
+                result = _train(plan, environment, Watchers(folder, show, screen.start, report, heartbeat))
         finally:
             if folder.metrics.exists():
-                report.finish(screen)
+                report.finish(show)
+    return replace(result, stopped_because=result.stopped_because and _in_python(result.stopped_because))
 
 
 @dataclass(frozen=True)
@@ -74,7 +98,9 @@ class Watchers:
     """The folder of a run, and what shows its progress."""
 
     folder: RunFolder
-    screen: Screen
+    show: Announce
+    start_clock: Callable[[], object]
+    """Starts the thread that redraws the clocks; call it after forking."""
     report: ReportWriter
     heartbeat: Heartbeat
 
@@ -86,17 +112,18 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
     from aitrain.jobs.grpo import run
     from aitrain.training.run_context import RunContext, StopRequest
 
-    folder, screen, heartbeat = watchers.folder, watchers.screen, watchers.heartbeat
+    folder, show, heartbeat = watchers.folder, watchers.show, watchers.heartbeat
     resolved, required = with_requirements(plan.config, environment)
     folder.write_config(resolved)
     for note in (*plan.notes, *filter(None, [required])):
-        screen(Note(note))
-    with managed_server(plan, folder, screen) as url, StopRequest(raises_on_second=True).on_signals() as stop:
+        show(Note(note))
+    with managed_server(plan, folder, show) as url, StopRequest(raises_on_second=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
         config = resolved.model_copy(update=changed)
         runner = start_runner(environment, config)
         heartbeat.start()
-        announce = watchers.report.during(screen.start())
+        watchers.start_clock()
+        announce = watchers.report.during(show)
         with _ended_if_stalled(config, watchers, stop):
             return run(RunContext(config, folder, runner, announce, stop, plan.checkpoint, heartbeat.progress))
 
@@ -125,7 +152,7 @@ def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest
         if is_main:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         if not over.wait(INTERRUPT_SECONDS):
-            watchers.screen(Note(f"{messages[0]}\nIt cannot be interrupted: restart this process."))
+            watchers.show(Note(f"{messages[0]}\nIt cannot be interrupted: restart this process."))
 
     read = partial(activity.read, activity.own.memory)
     with Watchdog(config.stall_timeout, 1, read, on_stall, {0: os.getpid()}):
