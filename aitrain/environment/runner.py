@@ -17,7 +17,7 @@ from aitrain.environment.contract import Case, Transcript, env_kind
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult
+from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult
 from aitrain.environment.session_kinds import session_for
 from aitrain.environment.state_watch import StateWatch
 from aitrain.environment.tools import Tools
@@ -88,6 +88,8 @@ class EnvRunner:
     """Shows the user a note, such as how calls run that write to the environment."""
     on_call_end: Callable[[], None] = lambda: None
     """Called on the event loop after each call."""
+    on_messages: Callable[[EnvSession, Sequence[Message]], None] = lambda _, __: None
+    """Called with what the environment says in an episode, such as to show it."""
 
     _watch: StateWatch | None = None
     _shown: set[str] = field(default_factory=set)
@@ -145,6 +147,8 @@ class EnvRunner:
             for one, result in zip(sessions, opened, strict=True):
                 one.session, one.reset = result or (None, ResetResult())
                 _show_once(one.reset.note, self._shown, self.notify)
+                if isinstance(one.reset.prompt, list) and isinstance(one.case.prompt, list):
+                    self.on_messages(one, one.reset.prompt[len(one.case.prompt) :])
         return sessions
 
     def _open(self, one: EnvSession) -> tuple[SessionLike, ResetResult]:
@@ -174,6 +178,7 @@ class EnvRunner:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
         response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
         _show_once(response.note, self._shown, self.notify)
+        self.on_messages(one, response.messages)
         return response
 
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
