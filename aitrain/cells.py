@@ -49,5 +49,5 @@ def _is_users(filename: str) -> bool:
     path = Path(filename)
     if path.is_relative_to(BUNDLED):
         return True
-    return not (filename.startswith("<frozen") or "site-packages" in filename or filename.startswith(_STANDARD)
-                or path.is_relative_to(PACKAGE))
+    is_known = filename.startswith(("<frozen", _STANDARD)) or "site-packages" in filename
+    return not (is_known or path.is_relative_to(PACKAGE))

@@ -147,8 +147,7 @@ class EnvRunner:
             for one, result in zip(sessions, opened, strict=True):
                 one.session, one.reset = result or (None, ResetResult())
                 _show_once(one.reset.note, self._shown, self.notify)
-                if isinstance(one.reset.prompt, list) and isinstance(one.case.prompt, list):
-                    self.on_messages(one, one.reset.prompt[len(one.case.prompt) :])
+                self.on_messages(one, one.reset.messages)
         return sessions
 
     def _open(self, one: EnvSession) -> tuple[SessionLike, ResetResult]:

@@ -21,7 +21,10 @@ _TEXT = re.compile(r"['\[{]|.*[A-Z/:.{]|(chatml|tiny|any)$")
 """What a value of a text option looks like, as opposed to the next word of the sentence."""
 
 _PHRASES = (
-    (re.compile(r"aitrain grpo --config (?:'[^']*'|\S+) --resume"), 'the same options and resume_from_checkpoint="auto"'),
+    (
+        re.compile(r"aitrain grpo --config (?:'[^']*'|\S+) --resume"),
+        'the same options and resume_from_checkpoint="auto"',
+    ),
     (re.compile(r"aitrain grpo --config (?:'[^']*'|\S+)"), "the same options"),
     (re.compile(r"--config: "), ""),
     (re.compile(r"; --debug shows all that the run printed"), ""),

@@ -44,12 +44,12 @@ class Options(BaseModel):
             except ConfigError as error:
                 raise ConfigError(in_python(str(error), type(self).model_fields)) from None
 
-        def _validate(self, values: Mapping[str, object]) -> None:
-            build(type(self))
-            try:
-                super().__init__(**values)
-            except ValidationError as error:
-                raise ConfigError(_message(error, type(self))) from None
+    def _validate(self, values: Mapping[str, object]) -> None:
+        build(type(self))
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_message(error, type(self))) from None
 
     @classmethod
     def read(cls, values: Mapping[str, object]) -> Self:

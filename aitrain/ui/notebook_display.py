@@ -1,6 +1,6 @@
 """Shows a run in a notebook: one output of the cell that updates itself, as HTML and SVG without scripts.
 
-It needs IPython's display handles only, so it works in Jupyter, VS Code and Colab, and its last state stays in the saved
+It needs IPython's display handles only, so it works in Jupyter, VS Code and Colab. Its last state stays in the saved
 notebook. All text is escaped.
 """
 
@@ -156,7 +156,9 @@ class NotebookDisplay:
             rows["reward"] = number(step.reward)
             bar = _bar(min(1.0, step.step / max(1, step.steps)))
             svg = self._curve.svg(step.steps)
-        notes = "".join(_div(note, f"border-left:3px solid {ORANGE};padding-left:8px;margin:4px 0") for note in self._notes)
+        notes = "".join(
+            _div(note, f"border-left:3px solid {ORANGE};padding-left:8px;margin:4px 0") for note in self._notes
+        )
         shown = "".join(_div(f"{name:<{LABEL}}{text}") for name, text in rows.items())
         return _div(f"{notes}{bar}{shown}{svg}", STYLE, is_html=True)
 

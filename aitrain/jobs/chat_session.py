@@ -1,0 +1,147 @@
+"""A chat with one or two models: the same questions and cases to each, one after another, with the same seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from aitrain.environment.contract import Case, env_kind
+from aitrain.environment.runner import EnvRunner, start_runner
+from aitrain.environment.seeds import derived_seed
+from aitrain.environment.session import Message
+from aitrain.errors import ConfigError
+from aitrain.jobs.chat_models import LoadedChat
+from aitrain.options.train import TrainConfig
+from aitrain.rollout.engine import Decoding
+from aitrain.rollout.episode import Episode
+from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.limits import Limits
+from aitrain.rollout.model_chat import CaseSeeds, ChatStopped
+from aitrain.training.dataset import check_chat_template
+from aitrain.training.episode_format import format_of_episodes, tools_shown
+from aitrain.workbench.opening import OpenedEnvironment, open_environment
+from aitrain.workbench.play import chosen_case
+
+
+class Listener(Protocol):
+    """Gets what is said, as it is said; `name` is the model in whose conversation that is."""
+
+    def answer(self, name: str, text: str) -> None:
+        """The text so far of the model's present answer."""
+
+    def said(self, name: str, messages: Sequence[Message]) -> None:
+        """The environment's messages after an answer."""
+
+
+@dataclass
+class ChatSession:
+    """The conversations of a chat; close it at the end."""
+
+    loaded: list[LoadedChat]
+    config: TrainConfig
+    """The options of cases."""
+    seed: int = 0
+    decoding: Decoding = Decoding.SEEDED
+    system: str = ""
+    is_stopped: Callable[[], bool] = lambda: False
+    _loop: EventLoop = field(default_factory=EventLoop)
+    _asked: int = 0
+    _environment: OpenedEnvironment | None = None
+    _runner: EnvRunner | None = None
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """What each model is, by its name."""
+        return {one.chat.name: f"{one.chat.name}: {one.chat.label}" for one in self.loaded}
+
+    def reset(self) -> None:
+        """Begin new conversations, with the system prompt if there is one."""
+        for chat, _ in self.loaded:
+            chat.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def ask(self, question: str, listener: Listener) -> dict[str, str]:
+        """The answers by the models' names.
+
+        Raises:
+            ConfigError: a conversation leaves no room for an answer.
+            ChatStopped: the person has interrupted; then the question is part of no conversation.
+        """
+        seed = self._next_seed()
+        with self._taken_back_if_stopped():
+            answers = {}
+            for one in self.loaded:
+                with self._heard(one, listener), one.chat.scope():
+                    answers[one.chat.name] = self._loop.run(one.chat.ask(question, seed, self.decoding))
+            return answers
+
+    def case(self, wanted: str) -> Case:
+        """The case of the environment with this number, or this name.
+
+        Raises:
+            AitrainError: there is none, or the environment cannot be loaded.
+        """
+        if self._environment is None:
+            tokenizer = self.loaded[0].policy.tokenizer
+            self._environment, self.config = open_environment(self.config, tokenizer)
+        return chosen_case(self._environment.all_cases, wanted)
+
+    def play(self, case: Case, listener: Listener) -> dict[str, Episode]:
+        """The episodes of a case, played as in training, by the models' names; the conversations are then theirs.
+
+        Raises:
+            AitrainError: a model cannot play the environment.
+            ChatStopped: the person has interrupted.
+        """
+        seeds = CaseSeeds(self.seed, self._next_seed(), self.decoding)
+        with self._taken_back_if_stopped():
+            return {one.chat.name: self._played(one, case, seeds, listener) for one in self.loaded}
+
+    def close(self) -> None:
+        """Close the environment, and end its threads."""
+        if self._runner is not None:
+            self._runner.close()
+        self._loop.close()
+
+    def _played(self, one: LoadedChat, case: Case, seeds: CaseSeeds, listener: Listener) -> Episode:
+        assert self._environment is not None  # there is a case
+        environment, chat, config = self._environment.environment, one.chat, self.config
+        is_chat = case.is_chat or env_kind(environment) == "rollout"
+        check_chat_template(is_chat, one.policy.tokenizer)
+        tools = tools_shown(environment, chat.chat, is_chat, lambda _: None)
+        chat_format = format_of_episodes(environment, chat.chat, tools, is_chat, lambda _: None)
+        limits = Limits(
+            config.rl_max_turns, config.rl_max_new_tokens, config.rl_max_episode_tokens, chat.limits.context
+        )
+        if self._runner is None:
+            self._runner = start_runner(environment, config)
+        self._runner.offer(one.policy.model, one.policy.tokenizer)
+        self._runner.on_messages = lambda _, messages: listener.said(chat.name, messages)
+        with self._heard(one, listener), chat.scope():
+            return self._loop.run(chat.play(self._runner, chat_format, limits, case, seeds))
+
+    def _next_seed(self) -> int:
+        self._asked += 1
+        return derived_seed(self.seed, "chat", self._asked)
+
+    @contextmanager
+    def _heard(self, one: LoadedChat, listener: Listener) -> Iterator[None]:
+        answer = one.chat.engine.answer
+        answer.show, answer.is_stopped = (lambda text: listener.answer(one.chat.name, text)), self.is_stopped
+        if self.is_stopped():
+            raise ChatStopped
+        yield
+
+    @contextmanager
+    def _taken_back_if_stopped(self) -> Iterator[None]:
+        before = [list(one.chat.messages) for one in self.loaded]
+        try:
+            yield
+        except (ChatStopped, ConfigError):
+            for one, messages in zip(self.loaded, before, strict=True):
+                one.chat.messages = messages
+            raise
