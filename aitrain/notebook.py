@@ -1,4 +1,4 @@
-"""`aitrain.train`: a run in the calling process."""
+"""`aitrain.train` and `aitrain.chat`: a run, and a chat with its model, in the calling process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aitrain import activity
 from aitrain.cells import is_notebook, name_cells
@@ -21,15 +21,19 @@ from aitrain.launch.preflight import RunPlan, check
 from aitrain.options.in_python import in_python
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import disable_telemetry
+from aitrain.runs.chat_request import ChatRequest, chat_options
 from aitrain.runs.heartbeat import Heartbeat, Progress
+from aitrain.runs.html_table import html_table
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks
+from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.notebook_display import NotebookDisplay
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
+    from aitrain.jobs.chat_session import ChatSession
     from aitrain.training.run_context import StopRequest
 
 
@@ -164,3 +168,70 @@ def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest
             raise
         finally:
             over.set()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the models answered, by their names; a notebook shows them side by side."""
+
+    texts: dict[str, str]
+    titles: dict[str, str] = field(repr=False)
+    scores: dict[str, float | None] = field(default_factory=dict)
+    """The environment's scores of a case."""
+
+    def _repr_html_(self) -> str:
+        rows = [[escape_controls(text) for text in self.texts.values()]]
+        if self.scores:
+            rows.append(["no score" if score is None else f"score {score:.3f}" for score in self.scores.values()])
+        return html_table([self.titles[name] for name in self.texts], rows)
+
+
+class Chat:
+    """A conversation with a model, or with a model and its base at the same time: call it with what you say."""
+
+    def __init__(self, session: ChatSession) -> None:
+        self._session = session
+
+    def __call__(self, question: str) -> Answers:
+        """The answers to what you say; the next call goes on from there.
+
+        Raises:
+            ConfigError: the conversation leaves no room for an answer.
+        """
+        from aitrain.jobs.chat_session import Silent  # here, as it needs the model's libraries
+
+        with errors_in_python():
+            return Answers(self._session.ask(question, Silent()), self._session.titles)
+
+    def case(self, wanted: int | str) -> Answers:
+        """Let the models play a case of the environment; the answers are their last ones, and have scores.
+
+        Raises:
+            AitrainError: there is no such case, or the environment failed.
+        """
+        from aitrain.jobs.chat_session import Silent, answers_and_scores
+
+        with errors_in_python():
+            episodes = self._session.play(self._session.case(str(wanted)), Silent())
+            texts, scores = answers_and_scores(episodes)
+        return Answers(texts, self._session.titles, scores)
+
+    def reset(self, system: str | None = None) -> None:
+        """Begin a new conversation, with another system prompt if one is given."""
+        self._session.system = self._session.system if system is None else system
+        self._session.reset()
+
+    def close(self) -> None:
+        """Close the environment, and end its threads."""
+        self._session.close()
+
+
+def chat_here(model: str, only: str | None = None, system: str = "", **options: Any) -> Chat:
+    """Load a model and its base for a chat in this process; see `aitrain.chat`."""
+    from aitrain.jobs.chat_session import open_session
+
+    with errors_in_python():
+        own = {name: options.pop(name) for name in ("greedy", "seed") if name in options}
+        limit = options.get("rl_max_new_tokens")
+        request = ChatRequest(model, chat_options(model, only, options), only, system, answer_tokens=limit, **own)
+        return Chat(open_session(request))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
 
 from aitrain.cli.flags import Flag, with_options
-from aitrain.errors import ConfigError
 from aitrain.options.chat import ChatConfig
 from aitrain.options.documentation import help_text
 
@@ -63,37 +63,15 @@ def chat(
 ) -> int:
     """Talk to a trained model and its base, side by side."""
     from aitrain.cli.env_process import limit_threads, run_on_terminal  # here, because help needs none of it
-    from aitrain.options.reading import resolve
-    from aitrain.options.train import TrainConfig
-    from aitrain.runs.model_reference import before_training, read_model, run_options
+    from aitrain.runs.chat_request import ChatRequest, chat_options
 
-    if only not in (None, "base", "tuned"):
-        raise ConfigError(f"--only {only}: use base or tuned")
-    reference = read_model(model)
-    if reference.kind == "url":
-        raise ConfigError(f"model: {model} is an address; aitrain chat loads the model itself: give its folder or name")
-    if only == "base" and before_training(reference) is None:
-        raise ConfigError(f"--only base: it is not known what {model} was trained from")
     given = {name: value for name, value in flags.items() if value not in (None, [])}
-    kept = {name: value for name, value in run_options(reference).items() if name in TrainConfig.model_fields}
-    for replaced in ("rl_env", "rl_env_module"):
-        if replaced in given:
-            kept = {name: value for name, value in kept.items() if not name.startswith("rl_env")}
-    config = resolve(TrainConfig, None, {"model": reference.base, **kept, **given})
+    request = ChatRequest(model, chat_options(model, only, given), only, system, case, greedy, seed, as_json)
+    config = request.config
     if case is not None:
         from aitrain.environment.locator import check_by_reading, find_env
 
         check_by_reading(find_env(config), config.rl_env_config or {})
-    limit_threads(reference.base)
-    request = {
-        "model": model,
-        "options": {"model": reference.base, **kept, **given},
-        "only": only,
-        "system": system,
-        "case": case,
-        "greedy": greedy,
-        "seed": seed,
-        "json": as_json,
-        "answer_tokens": config.rl_max_new_tokens if "rl_max_new_tokens" in given else None,
-    }
-    return run_on_terminal("aitrain.jobs.chat", request)
+    limit_threads(config.model)
+    limit = config.rl_max_new_tokens if "rl_max_new_tokens" in given else None
+    return run_on_terminal("aitrain.jobs.chat", asdict(replace(request, answer_tokens=limit)))

@@ -21,25 +21,21 @@ from aitrain.environment.contract import Case
 from aitrain.environment.session import Message
 from aitrain.environment.tool_call_parser import clean
 from aitrain.errors import AitrainError, ConfigError, Interrupted
-from aitrain.jobs.chat_models import load_chats
-from aitrain.jobs.chat_session import ChatSession
+from aitrain.jobs.chat_session import ChatSession, Silent, answers_and_scores, open_session
 from aitrain.jobs.env_terminal import exit_now
-from aitrain.options.reading import resolve
-from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact
-from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.rollout.model_chat import ChatStopped
-from aitrain.runs.model_reference import read_model
+from aitrain.runs.chat_request import ChatRequest
 from aitrain.ui.chat_view import ChatView, as_text
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.episode_view import STOPS, show_heading
 
 HELP = """\
-/case N      let the models play case N of the environment, with its tools and its score
+/case N       let the models play case N of the environment, with its tools and its score
 /system TEXT  begin a new conversation with this system prompt; without TEXT with none
-/reset       begin a new conversation
-/quit        end, as Ctrl-D does
+/reset        begin a new conversation
+/quit         end, as Ctrl-D does
 Ctrl-C interrupts an answer. After a case, the conversation goes on from its end."""
 
 
@@ -65,22 +61,16 @@ class StopFlag:
         self.is_set = True
 
 
-def main(request: dict[str, Any]) -> int:
+def main(request: ChatRequest) -> int:
     """Chat until the input ends; returns the exit code."""
     try:
-        config = resolve(TrainConfig, None, request["options"])
-        stop = StopFlag()
-        if sys.stdin.isatty():
+        stop, is_typed = StopFlag(), sys.stdin.isatty()
+        if is_typed:
             print("loading the model ...", file=sys.stderr)
-        loaded = load_chats(read_model(request["model"]), config, request["only"], request["answer_tokens"])
-        decoding = Decoding.GREEDY if request["greedy"] else Decoding.SEEDED
-        session = ChatSession(
-            loaded, config, request["seed"], decoding, request["system"], is_stopped=lambda: stop.is_set
-        )
-        with closing(session):
-            if sys.stdin.isatty():
-                return TerminalChat(session, stop, Console(highlight=False)).run(request["case"])
-            return answer_lines(session, request["case"], request["json"])
+        with closing(open_session(request, is_stopped=lambda: stop.is_set)) as session:
+            if is_typed:
+                return TerminalChat(session, stop, Console(highlight=False)).run(request.case)
+            return answer_lines(session, request.case, request.as_json)
     except KeyboardInterrupt:
         print()
         return Interrupted.exit_code
@@ -216,26 +206,12 @@ def outcome(episode: Episode) -> Iterator[tuple[str, str]]:
 # -- from a file or a pipe
 
 
-class Silent:
-    """Shows nothing while the answers come."""
-
-    def answer(self, name: str, text: str) -> None:
-        """No-op."""
-
-    def said(self, name: str, messages: object) -> None:
-        """No-op."""
-
-
 def answer_lines(session: ChatSession, case: str | None, as_json: bool) -> int:
     """Answer each line of the standard input by itself, one line each; the answers of two models are separated by a
     tab. A case is played first."""
     if case is not None:
-        episodes = session.play(session.case(case), Silent())
-        said = {
-            name: str(episode.messages[-1]["content"]) if episode.messages else "" for name, episode in episodes.items()
-        }
-        scores = {name: episode.result.score for name, episode in episodes.items()}
-        _print_line({"case": case, "answers": said, "scores": scores}, as_json)
+        answers, scores = answers_and_scores(session.play(session.case(case), Silent()))
+        _print_line({"case": case, "answers": answers, "scores": scores}, as_json)
     for line in sys.stdin:
         question = clean(line).strip()
         if question:
@@ -251,4 +227,4 @@ def _print_line(values: dict[str, Any], as_json: bool) -> None:
 
 
 if __name__ == "__main__":
-    exit_now(main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
+    exit_now(main(ChatRequest(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))

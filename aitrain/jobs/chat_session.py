@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -11,14 +11,16 @@ from aitrain.environment.contract import Case, env_kind
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.seeds import derived_seed
 from aitrain.environment.session import Message
-from aitrain.errors import ConfigError
-from aitrain.jobs.chat_models import LoadedChat
+from aitrain.errors import ConfigError, EnvironmentFailed
+from aitrain.jobs.chat_models import LoadedChat, load_chats
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import Limits
 from aitrain.rollout.model_chat import CaseSeeds, ChatStopped
+from aitrain.runs.chat_request import ChatRequest
+from aitrain.runs.model_reference import read_model
 from aitrain.training.dataset import check_chat_template
 from aitrain.training.episode_format import format_of_episodes, tools_shown
 from aitrain.workbench.opening import OpenedEnvironment, open_environment
@@ -33,6 +35,16 @@ class Listener(Protocol):
 
     def said(self, name: str, messages: Sequence[Message]) -> None:
         """The environment's messages after an answer."""
+
+
+class Silent:
+    """Shows nothing while the answers come."""
+
+    def answer(self, name: str, text: str) -> None:
+        """No-op."""
+
+    def said(self, name: str, messages: Sequence[Message]) -> None:
+        """No-op."""
 
 
 @dataclass
@@ -145,3 +157,33 @@ class ChatSession:
             for one, messages in zip(self.loaded, before, strict=True):
                 one.chat.messages = messages
             raise
+
+
+def open_session(request: ChatRequest, is_stopped: Callable[[], bool] = lambda: False) -> ChatSession:
+    """Load the models of a chat.
+
+    Raises:
+        ConfigError: a model cannot be loaded.
+    """
+    config = request.config
+    loaded = load_chats(read_model(request.model), config, request.only, request.answer_tokens)
+    decoding = Decoding.GREEDY if request.greedy else Decoding.SEEDED
+    return ChatSession(loaded, config, request.seed, decoding, request.system, is_stopped)
+
+
+def answers_and_scores(episodes: Mapping[str, Episode]) -> tuple[dict[str, str], dict[str, float | None]]:
+    """The last answers in episodes and their scores, by the models' names.
+
+    Raises:
+        EnvironmentFailed: the environment failed in one of them.
+    """
+    for message in (episode.failure_message for episode in episodes.values()):
+        if message:
+            raise EnvironmentFailed(message)
+    answers = {name: _last_answer(episode) for name, episode in episodes.items()}
+    return answers, {name: episode.result.score for name, episode in episodes.items()}
+
+
+def _last_answer(episode: Episode) -> str:
+    said = (message for message in reversed(episode.messages) if message["role"] == "assistant")
+    return str(next(said, {}).get("content", ""))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from aitrain.environment.contract import Case, Prompt
-from aitrain.environment.runner import EnvRunner, EnvSession
+from aitrain.environment.runner import EnvRunner
 from aitrain.environment.seeds import SampleSeed
 from aitrain.environment.session import Message
 from aitrain.errors import ConfigError
@@ -133,9 +133,6 @@ class CaseSeeds:
     environment: int
     sampling: int
     decoding: Decoding
-
-
-Heard = Callable[[EnvSession, Sequence[Message]], None]
 
 
 @asynccontextmanager

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aitrain.runs.held_out import ScoreTable
+from aitrain.runs.held_out import ScoreTable, interval_texts
+from aitrain.runs.html_table import html_line, html_table
 from aitrain.runs.run_folder import RunFolder, read_lines, write_json
+from aitrain.runs.verdict import verdict_sentence
+
+if TYPE_CHECKING:
+    from aitrain.notebook import Chat
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,21 @@ class Result:
         """The lines of metrics.jsonl, without the version of their format."""
         lines = read_lines(RunFolder(self.folder).metrics)
         return [{name: value for name, value in line.items() if name != "schema"} for line in lines]
+
+    def _repr_html_(self) -> str:
+        """The result as a notebook shows it: the held-out scores, what they say, and where the model is."""
+        rows = [(name, *interval_texts(row)) for name, row in self.scores.items() if row["before"] or row["after"]]
+        change = self.scores["sampled"]["change"] if "sampled" in self.scores else None
+        table = html_table(("held-out", "before", "after", "change"), rows) if rows else ""
+        why = f" ({self.stopped_because})" if self.stopped_because else ""
+        lines = [f"{self.status}{why}: {self.steps} steps in {self.seconds:.0f} s", verdict_sentence(change)]
+        return table + "".join(map(html_line, [*filter(None, lines), f"model: {self.model}"]))
+
+    def chat(self, **options: Any) -> Chat:
+        """Talk to the trained model and its base, as `aitrain.chat(folder)` does."""
+        import aitrain  # here, as chatting needs the model's libraries
+
+        return aitrain.chat(self.folder, **options)
 
     def write(self) -> None:
         """Write result.json."""
