@@ -13,6 +13,7 @@ from aitrain.runs.run_folder import RunFolder, read_lines, write_json
 from aitrain.runs.verdict import verdict_sentence
 
 if TYPE_CHECKING:
+    from aitrain.runs.comparison import Comparison
     from aitrain.notebook import Chat
 
 
@@ -71,6 +72,19 @@ class Result:
         why = f" ({self.stopped_because})" if self.stopped_because else ""
         lines = [f"{self.status}{why}: {self.steps} steps in {self.seconds:.0f} s", verdict_sentence(change)]
         return table + "".join(map(html_line, [*filter(None, lines), f"model: {self.model}"]))
+
+    def compare(self, other: Result | Path | str | None = None) -> Comparison:
+        """The model compared with that of another run or eval, case by case; by itself, with what it was before the
+        training. Changes are this model less the other one.
+
+        Raises:
+            ConfigError: they have no held-out cases in common.
+        """
+        from aitrain.runs.comparison import compare_all  # here, as only this needs it
+        from aitrain.runs.recorded_scoring import read_scorings
+
+        before = [] if other is None else [other.folder if isinstance(other, Result) else Path(other)]
+        return compare_all(read_scorings([*before, self.folder]))[0]
 
     def chat(self, **options: Any) -> Chat:
         """Talk to the trained model and its base, as `aitrain.chat(folder)` does."""
