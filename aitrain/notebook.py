@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -41,6 +42,7 @@ def train_here(config: TrainConfig, environment: object = None) -> Result:
     """Check, train and report in this process; a refused run leaves no folder, a stalled one its log."""
     if isinstance(environment, type):
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
+    _silence_tqdm()
     with errors_in_python():
         plan = check(_for_one_process(config), has_environment=environment is not None)
         folder = plan.open_folder()
@@ -52,6 +54,11 @@ def train_here(config: TrainConfig, environment: object = None) -> Result:
             if isinstance(error, AitrainError):
                 raise
             raise to_aitrain_error(error) from error
+
+
+def _silence_tqdm() -> None:
+    """Without ipywidgets, tqdm tells notebooks to install them; nothing here needs them."""
+    warnings.filterwarnings("ignore", message="IProgress not found")
 
 
 @contextmanager
@@ -228,6 +235,7 @@ class Chat:
 
 def chat_here(model: str, only: str | None = None, system: str = "", **options: Any) -> Chat:
     """Load a model and its base for a chat in this process; see `aitrain.chat`."""
+    _silence_tqdm()
     from aitrain.jobs.chat_session import open_session
 
     with errors_in_python():

@@ -39,7 +39,7 @@ def load_chats(
     label = reference.label if reference.step is None else f"{reference.label}, step {reference.step}"
     if before is None:
         if only == "base":
-            raise ConfigError(f"--only base: it is not known what {reference.given} was trained from")
+            raise ConfigError(f"only: it is not known what {reference.given} was trained from")
         return [_loaded("model", label, load_policy(reference, config), answer_tokens)]
     is_one_model = reference.adapter is not None and before.adapter is None and before.base == reference.base
     if is_one_model:

@@ -104,7 +104,10 @@ class ModelChat:
             ids = self.chat.prompt_ids(self.prompt)
             room = self.limits.room(len(ids), 0)
             if room < 1:
-                raise ConfigError(f"the conversation has {len(ids)} tokens, which leave no room for an answer: /reset")
+                raise ConfigError(
+                    f"The conversation has {len(ids)} tokens, which leaves no room for an answer.\n"
+                    "Begin a new one: /reset, or reset() in Python."
+                )
             async with _alone(self.engine) as engine:
                 completion = await engine.generate(GenerationRequest(ids, room, SampleSeed(seed), decoding))
         except BaseException:

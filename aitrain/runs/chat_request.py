@@ -43,11 +43,11 @@ def chat_options(model: str, only: str | None, given: Mapping[str, object]) -> d
     """
     reference = read_model(model)
     if only not in (None, "base", "tuned"):
-        raise ConfigError(f"--only {only}: use base or tuned")
+        raise ConfigError(f"only: must be base or tuned, not {only}")
     if reference.kind == "url":
         raise ConfigError(f"model: {model} is an address; a chat loads the model itself: give its folder or name")
     if only == "base" and before_training(reference) is None:
-        raise ConfigError(f"--only base: it is not known what {model} was trained from")
+        raise ConfigError(f"only: it is not known what {model} was trained from")
     is_own_environment = not given.keys().isdisjoint({"rl_env", "rl_env_module"})
     kept = {
         name: value

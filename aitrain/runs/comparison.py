@@ -72,7 +72,7 @@ class CasePair:
         return "equal" if abs(self.difference) < EQUAL else "won" if self.difference > 0 else "lost"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Comparison:
     """B compared with A; a change is B less A."""
 
@@ -149,6 +149,9 @@ class Comparison:
         needed = power.cases_needed(wanted)
         cases = f"more than {MOST_CASES:,}" if needed is None else f"{needed:,}"
         return f"{text}; for {'the measured ' if difference is None else ''}{abs(wanted):.3f}, {cases} are needed"
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.a.label} -> {self.b.label}: {verdict_sentence(self.main.change)})"
 
     def _repr_html_(self) -> str:
         """The comparison as a notebook shows it: its rows, the cases won and lost, and what they say."""

@@ -13,8 +13,8 @@ from aitrain.runs.run_folder import RunFolder, read_lines, write_json
 from aitrain.runs.verdict import verdict_sentence
 
 if TYPE_CHECKING:
-    from aitrain.runs.comparison import Comparison
     from aitrain.notebook import Chat
+    from aitrain.runs.comparison import Comparison
 
 
 @dataclass(frozen=True)
