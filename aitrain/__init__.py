@@ -82,7 +82,7 @@ def chat(model: str | Path, **options: Any) -> Chat:
     """Talk to a trained model and its base in this process, as in a notebook: `aitrain.chat("runs/sums")("2 + 2 = ?")`.
 
     `options` are those of `aitrain chat`: `only`, `system`, `greedy`, `seed`, and the environment's and the sampling
-    options of a run.
+    options of a run; `environment` may be an object, as for `train`.
 
     Raises:
         ConfigError: the model cannot be loaded, or an option is wrong.

@@ -233,7 +233,9 @@ class Chat:
         self._session.close()
 
 
-def chat_here(model: str, only: str | None = None, system: str = "", **options: Any) -> Chat:
+def chat_here(
+    model: str, only: str | None = None, system: str = "", environment: object = None, **options: Any
+) -> Chat:
     """Load a model and its base for a chat in this process; see `aitrain.chat`."""
     _silence_tqdm()
     from aitrain.jobs.chat_session import open_session
@@ -242,4 +244,4 @@ def chat_here(model: str, only: str | None = None, system: str = "", **options: 
         own = {name: options.pop(name) for name in ("greedy", "seed") if name in options}
         limit = options.get("rl_max_new_tokens")
         request = ChatRequest(model, chat_options(model, only, options), only, system, answer_tokens=limit, **own)
-        return Chat(open_session(request))
+        return Chat(open_session(request, environment=environment))

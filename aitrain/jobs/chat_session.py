@@ -58,9 +58,11 @@ class ChatSession:
     decoding: Decoding = Decoding.SEEDED
     system: str = ""
     is_stopped: Callable[[], bool] = lambda: False
+    environment: object = None
+    """The environment of cases; None: the options name it."""
     _loop: EventLoop = field(default_factory=EventLoop)
     _asked: int = 0
-    _environment: OpenedEnvironment | None = None
+    _opened: OpenedEnvironment | None = None
     _runner: EnvRunner | None = None
 
     def __post_init__(self) -> None:
@@ -97,10 +99,10 @@ class ChatSession:
         Raises:
             AitrainError: there is none, or the environment cannot be loaded.
         """
-        if self._environment is None:
+        if self._opened is None:
             tokenizer = self.loaded[0].policy.tokenizer
-            self._environment, self.config = open_environment(self.config, tokenizer)
-        return chosen_case(self._environment.all_cases, wanted)
+            self._opened, self.config = open_environment(self.config, tokenizer, self.environment)
+        return chosen_case(self._opened.all_cases, wanted)
 
     def play(self, case: Case, listener: Listener) -> dict[str, Episode]:
         """The episodes of a case, played as in training, by the models' names; the conversations are then theirs.
@@ -120,8 +122,8 @@ class ChatSession:
         self._loop.close()
 
     def _played(self, one: LoadedChat, case: Case, seeds: CaseSeeds, listener: Listener) -> Episode:
-        assert self._environment is not None  # there is a case
-        environment, chat, config = self._environment.environment, one.chat, self.config
+        assert self._opened is not None  # there is a case
+        environment, chat, config = self._opened.environment, one.chat, self.config
         is_chat = case.is_chat or env_kind(environment) == "rollout"
         check_chat_template(is_chat, one.policy.tokenizer)
         tools = tools_shown(environment, chat.chat, is_chat, lambda _: None)
@@ -159,8 +161,10 @@ class ChatSession:
             raise
 
 
-def open_session(request: ChatRequest, is_stopped: Callable[[], bool] = lambda: False) -> ChatSession:
-    """Load the models of a chat.
+def open_session(
+    request: ChatRequest, is_stopped: Callable[[], bool] = lambda: False, environment: object = None
+) -> ChatSession:
+    """Load the models of a chat; the options name the environment of its cases, unless an object is given.
 
     Raises:
         ConfigError: a model cannot be loaded.
@@ -168,7 +172,7 @@ def open_session(request: ChatRequest, is_stopped: Callable[[], bool] = lambda: 
     config = request.config
     loaded = load_chats(read_model(request.model), config, request.only, request.answer_tokens)
     decoding = Decoding.GREEDY if request.greedy else Decoding.SEEDED
-    return ChatSession(loaded, config, request.seed, decoding, request.system, is_stopped)
+    return ChatSession(loaded, config, request.seed, decoding, request.system, is_stopped, environment)
 
 
 def answers_and_scores(episodes: Mapping[str, Episode]) -> tuple[dict[str, str], dict[str, float | None]]:
