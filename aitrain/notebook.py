@@ -22,7 +22,7 @@ from aitrain.launch.preflight import RunPlan, check
 from aitrain.options.in_python import in_python
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import disable_telemetry
-from aitrain.runs.chat_request import ChatRequest, chat_options
+from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.html_table import html_table
 from aitrain.runs.result import Result
@@ -243,5 +243,5 @@ def chat_here(
     with errors_in_python():
         own = {name: options.pop(name) for name in ("greedy", "seed") if name in options}
         limit = options.get("rl_max_new_tokens")
-        request = ChatRequest(model, chat_options(model, only, options), only, system, answer_tokens=limit, **own)
+        request = ChatSetup(model, chat_options(model, only, options), only, system, answer_tokens=limit, **own)
         return Chat(open_session(request, environment=environment))

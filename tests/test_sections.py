@@ -67,7 +67,7 @@ def test_a_job_has_the_options_of_its_sections_and_no_other() -> None:
 )
 def test_a_composed_job_has_the_checks_of_its_sections_and_its_own(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        ChatOptions(**given)  # type: ignore[arg-type]
+        ChatOptions.read(given)
 
     assert str(caught.value).startswith(message)
 

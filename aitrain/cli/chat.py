@@ -63,10 +63,10 @@ def chat(
 ) -> int:
     """Talk to a trained model and its base, side by side."""
     from aitrain.cli.env_process import limit_threads, run_on_terminal  # here, because help needs none of it
-    from aitrain.runs.chat_request import ChatRequest, chat_options
+    from aitrain.runs.chat_setup import ChatSetup, chat_options
 
     given = {name: value for name, value in flags.items() if value not in (None, [])}
-    request = ChatRequest(model, chat_options(model, only, given), only, system, case, greedy, seed, as_json)
+    request = ChatSetup(model, chat_options(model, only, given), only, system, case, greedy, seed, as_json)
     config = request.config
     if case is not None:
         from aitrain.environment.locator import check_by_reading, find_env

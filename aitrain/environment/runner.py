@@ -94,8 +94,7 @@ class EnvRunner:
     _watch: StateWatch | None = None
     _shown: set[str] = field(default_factory=set)
     _calls: int = 0
-    _phase: ExitStack = field(default_factory=ExitStack)
-    """Shows "waiting for the environment" as this process's activity while there are calls."""
+    _phase: ExitStack = field(default_factory=ExitStack)  # the process's activity while there are calls
 
     @cached_property
     def policy(self) -> CallPolicy:
@@ -217,9 +216,8 @@ class EnvRunner:
             return session.score(arguments)
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
-        """Close the sessions, also those that failed, except those that still hang."""
-        is_isolated = self.processes is not None  # a process that hung was ended
-        left = [one.session for one in sessions if one.session is not None and (is_isolated or not one.hangs)]
+        """Close the sessions, also those that failed, except those that still hang (a process that hung was ended)."""
+        left = [one.session for one in sessions if one.session is not None and (self.processes or not one.hangs)]
         await asyncio.gather(*(self.pool.call(session.close) for session in left))
         if self._watch is not None:
             self.policy.after_episodes(self._watch)
@@ -274,8 +272,7 @@ class EnvRunner:
         self.pool.close()
         if self.processes is not None:
             self.processes.close()
-        stored = self.given.get("tokenizer")
-        if isinstance(stored, StoredTokenizer):
+        if isinstance(stored := self.given.get("tokenizer"), StoredTokenizer):
             stored.file.unlink(missing_ok=True)
 
 

@@ -25,8 +25,8 @@ from aitrain.jobs.chat_session import ChatSession, Silent, answers_and_scores, o
 from aitrain.jobs.env_terminal import exit_now
 from aitrain.redaction import redact
 from aitrain.rollout.episode import Episode
-from aitrain.rollout.model_chat import ChatStopped
-from aitrain.runs.chat_request import ChatRequest
+from aitrain.rollout.model_chat import ChatStoppedError
+from aitrain.runs.chat_setup import ChatSetup
 from aitrain.ui.chat_view import ChatView, as_text
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.episode_view import STOPS, show_heading
@@ -61,7 +61,7 @@ class StopFlag:
         self.is_set = True
 
 
-def main(request: ChatRequest) -> int:
+def main(request: ChatSetup) -> int:
     """Chat until the input ends; returns the exit code."""
     try:
         stop, is_typed = StopFlag(), sys.stdin.isatty()
@@ -172,7 +172,7 @@ def _shown(view: ChatView) -> Iterator[None]:
     """Show what is said in the context, also after Ctrl-C."""
     try:
         yield
-    except ChatStopped:
+    except ChatStoppedError:
         view.finish()
         view.console.print(Text("interrupted: this is not part of the conversation", "yellow"))
     except BaseException:
@@ -227,4 +227,4 @@ def _print_line(values: dict[str, Any], as_json: bool) -> None:
 
 
 if __name__ == "__main__":
-    exit_now(main(ChatRequest(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))
+    exit_now(main(ChatSetup(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))))

@@ -18,8 +18,8 @@ from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import Limits
-from aitrain.rollout.model_chat import CaseSeeds, ChatStopped
-from aitrain.runs.chat_request import ChatRequest
+from aitrain.rollout.model_chat import CaseSeeds, ChatStoppedError
+from aitrain.runs.chat_setup import ChatSetup
 from aitrain.runs.model_reference import read_model
 from aitrain.training.dataset import check_chat_template
 from aitrain.training.episode_format import format_of_episodes, tools_shown
@@ -83,7 +83,7 @@ class ChatSession:
 
         Raises:
             ConfigError: a conversation leaves no room for an answer.
-            ChatStopped: the person has interrupted; then the question is part of no conversation.
+            ChatStoppedError: the person has interrupted; then the question is part of no conversation.
         """
         seed = self._next_seed()
         with self._taken_back_if_stopped():
@@ -109,7 +109,7 @@ class ChatSession:
 
         Raises:
             AitrainError: a model cannot play the environment.
-            ChatStopped: the person has interrupted.
+            ChatStoppedError: the person has interrupted.
         """
         seeds = CaseSeeds(self.seed, self._next_seed(), self.decoding)
         with self._taken_back_if_stopped():
@@ -147,7 +147,7 @@ class ChatSession:
         answer = one.chat.engine.answer
         answer.show, answer.is_stopped = (lambda text: listener.answer(one.chat.name, text)), self.is_stopped
         if self.is_stopped():
-            raise ChatStopped
+            raise ChatStoppedError
         yield
 
     @contextmanager
@@ -155,14 +155,14 @@ class ChatSession:
         before = [list(one.chat.messages) for one in self.loaded]
         try:
             yield
-        except (ChatStopped, ConfigError):
+        except (ChatStoppedError, ConfigError):
             for one, messages in zip(self.loaded, before, strict=True):
                 one.chat.messages = messages
             raise
 
 
 def open_session(
-    request: ChatRequest, is_stopped: Callable[[], bool] = lambda: False, environment: object = None
+    request: ChatSetup, is_stopped: Callable[[], bool] = lambda: False, environment: object = None
 ) -> ChatSession:
     """Load the models of a chat; the options name the environment of its cases, unless an object is given.
 

@@ -10,14 +10,14 @@ from aitrain.environment.contract import Case, Prompt
 from aitrain.environment.runner import EnvRunner
 from aitrain.environment.seeds import SampleSeed
 from aitrain.environment.session import Message
-from aitrain.errors import ConfigError
+from aitrain.errors import AitrainError, ConfigError
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationRequest, Leave
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 
 
-class ChatStopped(Exception):
+class ChatStoppedError(AitrainError):
     """The person has interrupted an answer."""
 
 
@@ -35,11 +35,11 @@ class AnswerText:
         """Take the newest token of each row, of which there is one.
 
         Raises:
-            ChatStopped: the answer was interrupted.
+            ChatStoppedError: the answer was interrupted.
         """
         self.ids += tokens[:1]
         if self.is_stopped():
-            raise ChatStopped
+            raise ChatStoppedError
         self.show(self.text.rstrip("\ufffd"))  # the rest of a character may come with the next token
 
     @property
@@ -96,7 +96,7 @@ class ModelChat:
 
         Raises:
             ConfigError: the conversation leaves no room for an answer.
-            ChatStopped: the answer was interrupted.
+            ChatStoppedError: the answer was interrupted.
         """
         before = list(self.messages)
         self.messages.append({"role": "user", "content": question})
@@ -120,7 +120,7 @@ class ModelChat:
         """Play a case as in training; the conversation is then that of the episode.
 
         Raises:
-            ChatStopped: an answer was interrupted.
+            ChatStoppedError: an answer was interrupted.
         """
         rollout = Rollout(runner, self.engine, chat, limits, self.end)
         (episode,) = await rollout.play([case], [seeds.environment], [seeds.sampling], seeds.decoding)

@@ -12,7 +12,7 @@ from aitrain.runs.model_reference import before_training, read_model, run_option
 
 
 @dataclass(frozen=True)
-class ChatRequest:
+class ChatSetup:
     """A chat that can begin, as `aitrain chat` sends it to its process as JSON."""
 
     model: str
