@@ -122,5 +122,5 @@ def test_the_description_of_an_option_is_the_docstring_below_its_field() -> None
 
 def test_a_value_that_only_another_section_forbids_is_taken_by_the_section_alone() -> None:
     assert ModelOptions(quantization="int4").quantization == "int4"
-    with pytest.raises(ConfigError, match="add --peft"):
+    with pytest.raises(ConfigError, match="add peft=True"):
         TrainConfig(quantization="int4")
