@@ -6,12 +6,10 @@ FILE holds the request as JSON. Questions are typed, or come line by line from a
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -25,7 +23,7 @@ from aitrain.jobs.chat_session import ChatSession, Silent, answers_and_scores, o
 from aitrain.jobs.env_terminal import exit_now
 from aitrain.redaction import redact
 from aitrain.rollout.episode import Episode
-from aitrain.rollout.model_chat import ChatStoppedError
+from aitrain.rollout.model_chat import NOT_PART, ChatStoppedError
 from aitrain.runs.chat_setup import ChatSetup
 from aitrain.ui.chat_view import ChatView, as_text
 from aitrain.ui.escape_controls import escape_controls
@@ -39,39 +37,17 @@ HELP = """\
 Ctrl-C interrupts an answer. After a case, the conversation goes on from its end."""
 
 
-class StopFlag:
-    """Whether Ctrl-C was pressed during an answer; pressed again, it ends the command."""
-
-    def __init__(self) -> None:
-        self.is_set = False
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Context in which Ctrl-C sets the flag."""
-        before, self.is_set = signal.getsignal(signal.SIGINT), False
-        signal.signal(signal.SIGINT, self._on_signal)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    def _on_signal(self, _: int, __: FrameType | None) -> None:
-        if self.is_set:
-            raise KeyboardInterrupt
-        self.is_set = True
-
-
 def main(request: ChatSetup) -> int:
     """Chat until the input ends; returns the exit code."""
     try:
-        stop, is_typed = StopFlag(), sys.stdin.isatty()
+        is_typed = sys.stdin.isatty()
         if is_typed:
             print("loading the model ...", file=sys.stderr)
-        with closing(open_session(request, is_stopped=lambda: stop.is_set)) as session:
+        with closing(open_session(request)) as session:
             if is_typed:
-                return TerminalChat(session, stop, Console(highlight=False)).run(request.case)
+                return TerminalChat(session, Console(highlight=False)).run(request.case)
             return answer_lines(session, request.case, request.as_json)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ChatStoppedError):
         print()
         return Interrupted.exit_code
     except AitrainError as error:
@@ -85,8 +61,8 @@ def main(request: ChatSetup) -> int:
 class TerminalChat:
     """Reads questions and commands from a terminal, and shows the answers while they come."""
 
-    def __init__(self, session: ChatSession, stop: StopFlag, console: Console) -> None:
-        self.session, self.stop, self.console = session, stop, console
+    def __init__(self, session: ChatSession, console: Console) -> None:
+        self.session, self.console = session, console
         self.commands = {"case": self.case, "system": self.system, "reset": self.reset, "help": self.help}
 
     def run(self, first_case: str | None = None) -> int:
@@ -114,11 +90,10 @@ class TerminalChat:
 
     def _do(self, line: str) -> None:
         try:
-            with self.stop.listening():
-                if line.startswith("/"):
-                    self._command(line)
-                else:
-                    self._ask(line)
+            if line.startswith("/"):
+                self._command(line)
+            else:
+                self._ask(line)
         except AitrainError as error:
             self._say(str(error), "red")
 
@@ -174,7 +149,7 @@ def _shown(view: ChatView) -> Iterator[None]:
         yield
     except ChatStoppedError:
         view.finish()
-        view.console.print(Text("interrupted: this is not part of the conversation", "yellow"))
+        view.console.print(Text(f"interrupted: {NOT_PART}", "yellow"))
     except BaseException:
         view.finish()
         raise

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Protocol
 
 from aitrain.environment.contract import Case, env_kind
@@ -18,7 +21,7 @@ from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.rollout.limits import Limits
-from aitrain.rollout.model_chat import CaseSeeds, ChatStoppedError
+from aitrain.rollout.model_chat import NOT_PART, CaseSeeds, ChatStoppedError
 from aitrain.runs.chat_setup import ChatSetup
 from aitrain.runs.model_reference import read_model
 from aitrain.training.dataset import check_chat_template
@@ -47,6 +50,32 @@ class Silent:
         """No-op."""
 
 
+class StopFlag:
+    """Whether Ctrl-C was pressed during an answer; pressed again, it raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Context in which Ctrl-C sets the flag; only the main thread gets it."""
+        self.is_set = False
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, self._on_signal)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _on_signal(self, _: int, __: FrameType | None) -> None:
+        if self.is_set:
+            raise KeyboardInterrupt
+        self.is_set = True
+
+
 @dataclass
 class ChatSession:
     """The conversations of a chat; close it at the end."""
@@ -57,9 +86,9 @@ class ChatSession:
     seed: int = 0
     decoding: Decoding = Decoding.SEEDED
     system: str = ""
-    is_stopped: Callable[[], bool] = lambda: False
     environment: object = None
     """The environment of cases; None: the options name it."""
+    stop: StopFlag = field(default_factory=StopFlag)
     _loop: EventLoop = field(default_factory=EventLoop)
     _asked: int = 0
     _opened: OpenedEnvironment | None = None
@@ -145,25 +174,24 @@ class ChatSession:
     @contextmanager
     def _heard(self, one: LoadedChat, listener: Listener) -> Iterator[None]:
         answer = one.chat.engine.answer
-        answer.show, answer.is_stopped = (lambda text: listener.answer(one.chat.name, text)), self.is_stopped
-        if self.is_stopped():
-            raise ChatStoppedError
+        answer.show, answer.is_stopped = (lambda text: listener.answer(one.chat.name, text)), lambda: self.stop.is_set
+        if self.stop.is_set:
+            raise ChatStoppedError(NOT_PART)
         yield
 
     @contextmanager
     def _taken_back_if_stopped(self) -> Iterator[None]:
         before = [list(one.chat.messages) for one in self.loaded]
         try:
-            yield
+            with self.stop.listening():
+                yield
         except (ChatStoppedError, ConfigError):
             for one, messages in zip(self.loaded, before, strict=True):
                 one.chat.messages = messages
             raise
 
 
-def open_session(
-    request: ChatSetup, is_stopped: Callable[[], bool] = lambda: False, environment: object = None
-) -> ChatSession:
+def open_session(request: ChatSetup, environment: object = None) -> ChatSession:
     """Load the models of a chat; the options name the environment of its cases, unless an object is given.
 
     Raises:
@@ -172,7 +200,7 @@ def open_session(
     config = request.config
     loaded = load_chats(read_model(request.model), config, request.only, request.answer_tokens)
     decoding = Decoding.GREEDY if request.greedy else Decoding.SEEDED
-    return ChatSession(loaded, config, request.seed, decoding, request.system, is_stopped, environment)
+    return ChatSession(loaded, config, request.seed, decoding, request.system, environment)
 
 
 def answers_and_scores(episodes: Mapping[str, Episode]) -> tuple[dict[str, str], dict[str, float | None]]:

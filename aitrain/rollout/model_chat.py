@@ -16,6 +16,8 @@ from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationReque
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 
+NOT_PART = "this is not part of the conversation"
+
 
 class ChatStoppedError(AitrainError):
     """The person has interrupted an answer."""
@@ -39,7 +41,7 @@ class AnswerText:
         """
         self.ids += tokens[:1]
         if self.is_stopped():
-            raise ChatStoppedError
+            raise ChatStoppedError(NOT_PART)
         self.show(self.text.rstrip("\ufffd"))  # the rest of a character may come with the next token
 
     @property

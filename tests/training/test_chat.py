@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +106,13 @@ def test_a_failing_environment_is_said_with_its_line(session: ChatSession) -> No
 
 
 def test_an_interrupted_question_is_part_of_no_conversation(session: ChatSession) -> None:
-    session.is_stopped = lambda: session.loaded[1].chat.engine.answer.ids != []  # while the second one answers
-    with pytest.raises(ChatStoppedError):
-        session.ask("12 + 30 = ?", Silent())
+    class Interrupting(Silent):
+        def answer(self, name: str, text: str) -> None:
+            if name == "tuned":
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(ChatStoppedError, match="not part of the conversation"):
+        session.ask("12 + 30 = ?", Interrupting())
 
     assert [one.chat.messages for one in session.loaded] == [[], []]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aitrain import redaction
 from aitrain.events import Ended, Evaluated, Event, Note, Phase, Step
 from aitrain.ui.notebook_display import POINTS, Curve, NotebookDisplay
 
@@ -65,8 +66,10 @@ def test_one_output_shows_progress_scores_curve_and_notes(page: Page) -> None:
     assert "5/10" in page.outputs[0]["text/plain"]
 
 
-def test_texts_of_others_are_text_and_secrets_are_not_shown(page: Page) -> None:
-    secret = "hf_" + "Ab3" * 12
+def test_texts_of_others_are_text_and_secrets_are_not_shown(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = "sesame-open-9431"
+    monkeypatch.setenv("MY_API_KEY", secret)
+    monkeypatch.setattr(redaction._known, "until", 0.0)
     html = shown(page, Note(f"<script>alert(1)</script> \x1b[2J {secret}"), Phase("<b>at</b>"))
 
     assert "<script>" not in html
