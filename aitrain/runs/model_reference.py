@@ -64,7 +64,12 @@ class ModelReference:
             text = (
                 Path(self.base).expanduser().resolve().name if self.kind == "folder" else self.base.rpartition("/")[2]
             )
-        return re.sub(r"[^\w.+-]+", "-", text)[:LONGEST_LABEL].strip("-.") or "model"
+        return label_of(text)
+
+
+def label_of(text: str) -> str:
+    """A text as part of a folder's name."""
+    return re.sub(r"[^\w.+-]+", "-", text)[:LONGEST_LABEL].strip("-.") or "model"
 
 
 def read_model(given: str) -> ModelReference:
@@ -111,6 +116,13 @@ def run_options(reference: ModelReference) -> dict[str, object]:
     if isinstance(value := options.get("rl_env"), str):
         options["rl_env"] = _found_environment(folder, value)
     return options
+
+
+def weights_stamp(reference: ModelReference) -> list[str]:
+    """Names, sizes and times of the files with weights, to see that they have changed; empty for those of the Hub."""
+    folders = [folder for folder in (Path(reference.base), reference.adapter) if folder is not None and folder.is_dir()]
+    files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
+    return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
 
 
 # -- addresses and folders

@@ -69,7 +69,7 @@ def load_policy(reference: ModelReference, config: TrainConfig, with_weights: bo
     """
     transformers_logging.disable_progress_bar()
     config = config.model_copy(update={"model": reference.base, "peft": config.peft or reference.adapter is not None})
-    tokenizer = load_tokenizer(config, _tokenizer_folder(reference))
+    tokenizer = load_tokenizer(config, tokenizer_folder(reference))
     load = load_model if with_weights else model_without_weights
     model = load(config, choose_precision(config).dtype)
     check_vocabulary(tokenizer, model)
@@ -83,7 +83,7 @@ def load_policy(reference: ModelReference, config: TrainConfig, with_weights: bo
     return LoadedPolicy(config, model, tokenizer, context, EndOfTurn(end, sampling.stop_strings(tokenizer)))
 
 
-def _tokenizer_folder(reference: ModelReference) -> str | None:
+def tokenizer_folder(reference: ModelReference) -> str | None:
     """The folder of the adapter, if a tokenizer was saved with it; None: that of the base."""
     adapter = reference.adapter
     return str(adapter) if adapter is not None and (adapter / "tokenizer_config.json").is_file() else None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -18,8 +18,8 @@ from trl import GRPOConfig
 
 from aitrain import activity
 from aitrain.batch import BatchPlan, plan_batch, schedule_cases
-from aitrain.environment.contract import check_contract, check_methods, env_kind
-from aitrain.environment.dataset import Cases, Datasets, columns, fingerprint
+from aitrain.environment.contract import check_methods, env_kind
+from aitrain.environment.dataset import Cases, Datasets, fingerprint
 from aitrain.environment.tools import Tools
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
@@ -31,7 +31,7 @@ from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import write_json
 from aitrain.training.callbacks import EvalCallback, EvalState, MetricsReporter, StopCallback
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import build, check_chat_template
+from aitrain.training.dataset import build_dataset, check_chat_template
 from aitrain.training.diagnostics import DiagnosticsCallback, RatioAdvice
 from aitrain.training.distributed import init_processes
 from aitrain.training.episode_format import format_of_episodes, tools_shown
@@ -152,19 +152,6 @@ def training_arguments(context: RunContext, precision: Precision, processes: int
     refuse_sharded(arguments, config)
     check_hub_token(config)
     return arguments, batch
-
-
-def build_dataset(context: RunContext, tokenizer: PreTrainedTokenizerBase, processes: int) -> Datasets:
-    """The environment's datasets, with the columns that its methods ask for.
-
-    Raises:
-        EnvironmentFailed: a dataset is wrong, or a method has an unknown parameter.
-    """
-    context.enter("building the dataset")
-    set_seed(context.config.seed)
-    built = build(context.runner, tokenizer, processes)
-    check_contract(context.runner.environment, columns(built))
-    return built
 
 
 def fit_to_model(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from aitrain.redaction import redact
 from aitrain.runs.comparison import CasePair, ComparedRow, Comparison, Outcome, telling_samples
 from aitrain.runs.held_out import interval_text
 from aitrain.runs.recorded_scoring import RecordedSample, RecordedScoring
@@ -26,21 +27,43 @@ LONGEST_TEXT = 2_000
 SHOWN_OUTCOMES: tuple[Outcome, ...] = ("lost", "won")
 
 
-def comparison_text(comparison: Comparison, most_cases: int, detect: float | None) -> Iterator[RenderableType]:
-    """The comparison from its verdict to the transcripts of the cases that B lost and won most clearly."""
+@dataclass(frozen=True)
+class ShownParts:
+    """What of a comparison is shown, and how wide."""
+
+    most_cases: int = 2
+    """Lost cases and won cases with transcripts, of each kind."""
+    detect: float | None = None
+    """Difference that the number of cases is computed for; None for the measured one."""
+    width: int | None = None
+    """Columns of the terminal; None for lines of any length."""
+
+
+def comparison_texts(comparisons: Sequence[Comparison], parts: ShownParts) -> Iterator[RenderableType]:
+    """The comparisons, each from its verdict to the transcripts of the cases that B lost and won most clearly."""
+    if len(comparisons) > 1:
+        heads = ("model", comparisons[0].a.label, "itself", "change", f"p, corrected for {len(comparisons)}")
+        yield row_table([replace(one.main, name=one.b.label) for one in comparisons], heads, parts.width)
+        yield Text()
+    for comparison in comparisons:
+        yield from _comparison(comparison, parts)
+        yield Text()
+
+
+def _comparison(comparison: Comparison, parts: ShownParts) -> Iterator[RenderableType]:
     yield _heading(comparison)
     yield Text()
-    yield row_table(comparison.rows, comparison)
+    yield row_table(comparison.rows, ("held-out", comparison.a.label, comparison.b.label, "change", "p"), parts.width)
     yield Text()
     yield _counts(comparison)
-    for sentence in (comparison.format_sentence(), comparison.power_sentence(detect)):
+    for sentence in (comparison.format_sentence(), comparison.power_sentence(parts.detect)):
         if sentence:
             yield Text(escape_controls(sentence))
     for note in comparison.notes:
-        yield Text(f"! {escape_controls(note)}", style=MIDDLE)
+        yield Text(f"! {escape_controls(redact(note))}", style=MIDDLE)
     for outcome in SHOWN_OUTCOMES:
         cases = comparison.cases(outcome)
-        for place, pair in enumerate(cases[:most_cases], start=1):
+        for place, pair in enumerate(cases[: parts.most_cases], start=1):
             yield Text()
             yield from case_text(comparison, pair, f"{outcome} {place} of {len(cases)}")
 
@@ -52,32 +75,31 @@ def _heading(comparison: Comparison) -> Text:
         (VERDICT_WORDS[verdict], f"bold {VERDICT_STYLES[verdict]}"),
     )
     for scoring in (a, b):
-        name = f"{scoring.label}: " if scoring.model != scoring.label else ""
-        text.append(f"\n{escape_controls(f'{name}{scoring.model}  {scoring.folder}')}", "dim")
+        text.append(f"\n{escape_controls(f'{scoring.label}: {scoring.model}  {scoring.folder}')}", "dim")
     return text
 
 
-def row_table(rows: Sequence[ComparedRow], comparison: Comparison) -> Text:
-    """The rows with their intervals and p-values. Lines are not wrapped."""
-    lines: list[tuple[str, ...]] = [("held-out", comparison.a.label, comparison.b.label, "change", "p", "")]
-    lines += [
-        (
-            row.name,
-            interval_text(row.a, False),
-            interval_text(row.b, False),
-            interval_text(row.change, True),
-            p_text(row.p_value if row.p_corrected is None else row.p_corrected),
-            VERDICT_WORDS[row.verdict] if row.verdict else "",
-        )
-        for row in rows
-    ]
-    lines = [tuple(map(escape_controls, line)) for line in lines]
+def row_table(rows: Sequence[ComparedRow], heads: Sequence[str], width: int | None = None) -> Text:
+    """The rows with intervals and p-values; the means without intervals where a line would be longer than `width`."""
+    means: Sequence[tuple[str, str]] = [(interval_text(row.a, False), interval_text(row.b, False)) for row in rows]
+    text = _table(rows, heads, means)
+    if width is not None and max(map(len, text.plain.split("\n"))) > width:
+        text = _table(rows, heads, [(number(row.a["mean"]), number(row.b["mean"])) for row in rows])
+    return text
+
+
+def _table(rows: Sequence[ComparedRow], heads: Sequence[str], means: Sequence[tuple[str, str]]) -> Text:
+    lines: list[tuple[str, ...]] = [tuple(map(escape_controls, heads))]
+    for row, pair in zip(rows, means, strict=True):
+        p_value = p_text(row.p_value if row.p_corrected is None else row.p_corrected)
+        lines.append((escape_controls(row.name), *pair, interval_text(row.change, True), p_value))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = Text()
-    for line, row in zip(lines, (None, *rows), strict=True):
-        *cells, verdict = [f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)]
-        style = VERDICT_STYLES[row.verdict] if row and row.verdict else ""
-        text.append("  ".join(cells) + "  ", "bold" if row is None else "").append(verdict.rstrip() + "\n", style)
+    for line, verdict in zip(lines, (None, *(row.verdict for row in rows)), strict=True):
+        cells = "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True))
+        text.append(f"{cells}  " if verdict else f"{cells}\n", "" if verdict else "bold")
+        if verdict:
+            text.append(f"{VERDICT_WORDS[verdict]}\n", VERDICT_STYLES[verdict])
     text.rstrip()
     return text
 

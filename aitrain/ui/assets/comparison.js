@@ -160,7 +160,8 @@ class ComparedCases {
       "section",
       { class: "column" },
       el("h3", {}, isolated(label), el("span", { class: "hint" }, one.samples[side] > 1 ? `mean of ${plural(one.samples[side], "sample")}: ${score(one.scores[side])}` : "")),
-      episodes.map((episode) => this.sample(episode)),
+      this.sample(episodes[0]),
+      episodes.length > 1 && el("details", { class: "fold" }, el("summary", {}, plural(episodes.length - 1, "more sample")), episodes.slice(1).map((episode) => this.sample(episode))),
       left > 0 && note(`${plural(left, "more sample")} of it not in this page.`),
     );
   }
