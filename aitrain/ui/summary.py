@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypedDict
 
-import yaml
-
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
 from aitrain.runs.held_out import (
@@ -29,6 +27,9 @@ from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_options import read_options
+from aitrain.runs.verdict import Verdict, verdict_of_scores
+from aitrain.ui.next_steps import NextStep, advice, next_steps
 
 POINTS = 1_000
 """Maximum points of a curve; in a longer run, neighbouring steps are averaged."""
@@ -98,6 +99,10 @@ class RunSummary(TypedDict):
     bounds: Bounds | None
     held_out: list[ScoredStep]
     episodes: EpisodeCounts | None
+    verdict: Verdict | None
+    """Whether the model is better, by `scores`."""
+    advice: str
+    next_steps: list[NextStep]
 
 
 def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
@@ -110,6 +115,7 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
     if (score := as_float(result.get("selection_score"))) is not None:
         step, scorings = as_int(result.get("model_step")), as_int(result.get("selection_scorings"))
         selection = {"score": score, "step": step, "scorings": scorings}
+    table = scores(run, rollouts)
     return {
         "name": folder.name,
         "status": as_text(status.get("status")) or as_text(result.get("status")) or "unknown",
@@ -119,29 +125,23 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
         "environment": read_object(run.environment),
         "options": option_rows(run.config),
         "curves": curves(lines),
-        "scores": scores(run, rollouts),
+        "scores": table,
         "selection": selection,
-        "bounds": _bounds(_options(run.config)),
+        "bounds": _bounds(read_options(run.config)),
         "held_out": held_out_curve(run, rollouts) if rollouts else _recorded_curve(lines, result),
         "episodes": count(rollouts) if rollouts else None,
+        "verdict": verdict_of_scores(table),
+        "advice": advice(run),
+        "next_steps": next_steps(run),
     }
 
 
 # -- options
 
 
-def _options(path: Path) -> JsonObject:
-    """config.yaml; empty if it cannot be read."""
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, yaml.YAMLError):
-        return {}
-    return given if isinstance(given, dict) else {}
-
-
 def option_rows(path: Path) -> list[OptionRow]:
     """The run's options in config.yaml, with their defaults, in the order of TrainConfig."""
-    given = _options(path)
+    given = read_options(path)
     fields = TrainConfig.model_fields
     names = [*(name for name in fields if name in given), *(name for name in given if name not in fields)]
     defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
@@ -190,7 +190,7 @@ def scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
         return recorded
     if rollouts is None:
         return _recorded_scores(result)
-    options = _options(run.config)
+    options = read_options(run.config)
     return before_and_after(_ends(rollouts.entries), _bounds(options), as_int(options.get("eval_samples")) or 1)
 
 
@@ -226,7 +226,7 @@ def _bare(value: object) -> IntervalValues | None:
 def held_out_curve(run: RunFolder, rollouts: RolloutIndex) -> list[ScoredStep]:
     """The held-out scores by weight version. For the step of model/, the scores after training replace earlier
     ones."""
-    bounds = _bounds(_options(run.config))
+    bounds = _bounds(read_options(run.config))
     points: dict[int, dict[str, list[IndexEntry]]] = {}
     for entry in rollouts.entries:
         if entry.eval_phase:

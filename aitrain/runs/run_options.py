@@ -1,0 +1,18 @@
+"""The options of a run as its config.yaml holds them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from aitrain.runs.json_values import JsonObject
+
+
+def read_options(config: Path) -> JsonObject:
+    """The content of config.yaml, unchecked; empty if it cannot be read."""
+    try:
+        given = yaml.safe_load(config.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return given if isinstance(given, dict) else {}
