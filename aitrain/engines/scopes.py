@@ -1,12 +1,14 @@
-"""Context managers that replace attributes, or put a model into evaluation mode, and restore them."""
+"""Context managers that replace attributes, or put a model into another state, and restore them."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from peft import PeftModel
 
 
 @contextmanager
@@ -50,3 +52,22 @@ def kept_mode(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
+
+
+@contextmanager
+def savable_generation_config(model: torch.nn.Module) -> Iterator[None]:
+    """Save a generation config that has a temperature but no sampling with sampling turned on.
+
+    transformers loads such a config, but refuses to save the model that has it.
+    """
+    innermost: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    generation = innermost.generation_config
+    before = generation.do_sample
+    try:
+        generation.validate(strict=True)
+    except ValueError:
+        generation.do_sample = True
+    try:
+        yield
+    finally:
+        generation.do_sample = before

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from transformers.utils import logging
 
 from aitrain.engines.merged_weights import merged_weights
+from aitrain.engines.scopes import savable_generation_config
 from aitrain.errors import RunFailed, ServerRefusedError
 from aitrain.vllm.client import VLLMClient
 
@@ -194,7 +195,7 @@ class DiskSync(_Files):
     def write(self, version: WeightVersion) -> int:
         """Write the files of `save_pretrained`, with a merged adapter; returns their size in bytes."""
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        with self._writing(version) as folder, _no_progress_bar():
+        with self._writing(version) as folder, _no_progress_bar(), savable_generation_config(base):
             base.save_pretrained(folder, state_dict=self._weights())
         return self._size(version)
 

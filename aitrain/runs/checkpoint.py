@@ -187,14 +187,14 @@ def seal(folder: Path, manifest: Manifest) -> None:
     content = to_json_object(
         {**asdict(manifest), "files": {name: {"size": size, "sha256": digest} for name, size, digest in named}}
     )
-    _sync_all(folder)
+    sync_all(folder)
     write_json(folder / MANIFEST, {**content, "sha256": _digest(content)})
 
 
 def publish(made: Path, place: Path) -> None:
     """Sync a finished folder and rename it. A folder that has the name already is kept until then; after a kill,
     `clean_partial` restores it."""
-    _sync_all(made)
+    sync_all(made)
     old = place.with_name(f"{OLD}{place.name}")
     if place.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -204,7 +204,8 @@ def publish(made: Path, place: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _sync_all(folder: Path) -> None:
+def sync_all(folder: Path) -> None:
+    """Make all files below a folder survive a power cut."""
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(sync, [folder, *folder.rglob("*")]))
 

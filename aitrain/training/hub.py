@@ -1,41 +1,111 @@
-"""Uploads the model to the Hub; the token comes from HF_TOKEN or `hf auth login` and is never stored."""
+"""Uploads folders to the Hub; the token comes from HF_TOKEN or `hf auth login` and is never stored."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import RepositoryNotFoundError
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.train import TrainConfig
 
+RepositoryState = Literal["new", "private", "public", "unknown"]
+"""What is at a repository's name; unknown if the Hub cannot be asked."""
 
-def check_hub_token(config: TrainConfig) -> None:
-    """Check before training that there is a token to upload with.
+
+@dataclass(frozen=True)
+class HubRepository:
+    """The repository to upload to: `repo_id`, or `name` of `username` or of the owner of the token."""
+
+    name: str
+    repo_id: str | None = None
+    username: str | None = None
+    is_private: bool = True
+
+    def full_name(self) -> str:
+        """`owner/name`; asks the Hub for the owner of the token if it has to."""
+        return self.repo_id or f"{self.username or HfApi().whoami()['name']}/{self.name}"
+
+    def look(self) -> tuple[str, RepositoryState]:
+        """Its full name and what is there now; nothing is changed."""
+        api = HfApi()
+        try:
+            name = self.full_name()
+        except Exception:  # no token, or no network
+            return f"<your user name>/{self.name}", "unknown"
+        try:
+            return name, "private" if api.model_info(name).private else "public"
+        except RepositoryNotFoundError:
+            return name, "new"
+        except Exception:
+            return name, "unknown"
+
+    def refuse_public(self) -> None:
+        """Check that what is meant to be private does not go to a public repository, which would stay public.
+
+        Raises:
+            ConfigError: it would.
+        """
+        if not self.is_private:
+            return
+        name, state = self.look()
+        if state == "public":
+            raise ConfigError(
+                f"hub_private: the repository {name} exists and is public\n"
+                "Upload to it with --no-hub-private, or choose another with --repo-id."
+            )
+
+    def upload(self, folder: Path, files: Sequence[str] | None = None) -> str:
+        """Upload a folder, or some of its files, and make the repository if there is none; returns its URL.
+
+        Raises:
+            RunFailed: the upload failed.
+        """
+        api = HfApi()
+        try:
+            repository = api.create_repo(self.full_name(), private=self.is_private, exist_ok=True)
+            api.upload_folder(
+                repo_id=repository.repo_id,
+                folder_path=folder,
+                commit_message="Trained with aitrain",
+                allow_patterns=files,
+            )
+        except Exception as error:
+            what = " ".join(str(error).split())[:200]
+            raise RunFailed(
+                f"The upload to the Hub failed: {type(error).__name__}: {what}\nThe model is saved in {folder}."
+            ) from error
+        return str(repository)
+
+
+def check_token() -> None:
+    """Check that there is a token to upload with.
 
     Raises:
         ConfigError: there is no token.
     """
-    if config.push_to_hub and get_token() is None:
+    if get_token() is None:
         raise ConfigError("push_to_hub: there is no token to upload with\nSet HF_TOKEN, or log in with: hf auth login")
 
 
+def check_hub_token(config: TrainConfig) -> None:
+    """Check before training that there is a token, if the model is to be uploaded.
+
+    Raises:
+        ConfigError: there is no token.
+    """
+    if config.push_to_hub:
+        check_token()
+
+
 def upload_model(config: TrainConfig, model: Path) -> str:
-    """Upload the model folder; returns the URL of the repository.
+    """Upload the model folder of a run; returns the URL of the repository.
 
     Raises:
         RunFailed: the upload failed; the model is still saved in the run folder.
     """
-    api = HfApi()
-    try:
-        owner = config.username or api.whoami()["name"]
-        repository = api.create_repo(
-            config.repo_id or f"{owner}/{config.project_name}", private=config.hub_private, exist_ok=True
-        )
-        api.upload_folder(repo_id=repository.repo_id, folder_path=model, commit_message="Trained with aitrain")
-    except Exception as error:
-        what = " ".join(str(error).split())[:200]
-        raise RunFailed(
-            f"The upload to the Hub failed: {type(error).__name__}: {what}\nThe model is saved in {model}."
-        ) from error
-    return str(repository)
+    return HubRepository(config.project_name, config.repo_id, config.username, config.hub_private).upload(model)

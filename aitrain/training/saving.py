@@ -6,6 +6,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from aitrain.engines.scopes import savable_generation_config
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import STAGING, publish
 from aitrain.runs.run_folder import RunFolder
@@ -17,7 +18,8 @@ def save_model(trainer: EpisodeTrainer, folder: RunFolder) -> None:
     """Write model/ atomically; every process must call this."""
     partial = folder.path / f"{STAGING}model"
     trainer.model.config.use_cache = True  # the trainer disables it; users of the saved model need it
-    trainer.save_model(str(partial))
+    with savable_generation_config(trainer.model):
+        trainer.save_model(str(partial))
     if trainer.accelerator.is_main_process:
         (partial / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
         publish(partial, folder.model)
@@ -35,6 +37,7 @@ def merge_adapter(trainer: EpisodeTrainer, folder: RunFolder, config: TrainConfi
         base, str(folder.model), use_safetensors=True
     ).merge_and_unload()
     partial = folder.path / f"{STAGING}merged"
-    merged.save_pretrained(partial)
+    with savable_generation_config(merged):
+        merged.save_pretrained(partial)
     trainer.processing_class.save_pretrained(partial)
     publish(partial, folder.model / "merged")

@@ -43,7 +43,7 @@ from trl.trainer import grpo_trainer
 from aitrain.batch import CaseSchedule
 from aitrain.engines.colocated import ColocatedGeneration
 from aitrain.engines.sampling import Sampling
-from aitrain.engines.scopes import replaced
+from aitrain.engines.scopes import replaced, savable_generation_config
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.dataset import Cases
 from aitrain.environment.runner import EnvRunner
@@ -202,7 +202,8 @@ class EpisodeTrainer(ResumableTrainer):
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        self.hooks.save(self, partial(super()._save_checkpoint, model, trial))
+        with savable_generation_config(self.model):
+            self.hooks.save(self, partial(super()._save_checkpoint, model, trial))
 
     def _get_train_sampler(self, dataset: Any = None) -> CaseSampler:
         return CaseSampler(self.schedule, self.num_generations, self.args.seed if self.shuffle_dataset else None)

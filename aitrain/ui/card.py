@@ -35,34 +35,47 @@ if TYPE_CHECKING:
 PICTURE = "reward.png"
 
 
-def write_card(folder: RunFolder) -> None:
-    """Write the card of a run that has a result and a model, and the curve beside it."""
+def write_card(folder: RunFolder, place: Path | None = None) -> None:
+    """Write the card of a run that has a result and a model, and the curve beside it: into model/, or into `place`,
+    which holds an export of that model."""
+    place = place or folder.model
     rollouts = RolloutIndex(folder.rollouts)
     rollouts.refresh()
     picture = draw_curve(folder, rollouts)
     if picture is not None:
-        shutil.copyfile(picture, folder.model / PICTURE)
+        shutil.copyfile(picture, place / PICTURE)
     config = resolve(TrainConfig, folder.config)
     result = read_object(folder.result)
     found = recorded_table(result.get("scores")) or scores(folder, rollouts)
-    text = "\n\n".join([_front_matter(config, result, found), *_sections(folder, config, result, found)])
-    write_text(folder.model / "README.md", redact(text) + "\n")
+    header = _front_matter(place, config.project_name, config.model, list(_eval_results(result, found)))
+    text = "\n\n".join([header, *_sections(folder, place, config, result, found)])
+    write_text(place / "README.md", redact(text) + "\n")
 
 
-def _front_matter(config: TrainConfig, result: JsonObject, found: ScoreTable) -> str:
+def write_short_card(place: Path, name: str, base: str, text: str) -> None:
+    """Write the card of an export whose scores are not known: of a checkpoint, or of an adapter without its run."""
+    header = _front_matter(place, name, base, [])
+    write_text(place / "README.md", redact(f"{header}\n\n# {escaped(name)}\n\n{escaped(text)}") + "\n")
+
+
+def _is_adapter(place: Path) -> bool:
+    return (place / "adapter_config.json").exists()
+
+
+def _front_matter(place: Path, name: str, base: str, results: list[EvalResult]) -> str:
     """The card's YAML header for the Hub, without the base model if that is a local folder."""
     from huggingface_hub.repocard_data import ModelCardData  # takes as long as the rest of the card
 
-    is_on_hub = config.model != "tiny" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", config.model) is not None
-    results = list(_eval_results(result, found))
+    is_adapter = _is_adapter(place)
+    is_on_hub = base != "tiny" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base) is not None
     data = ModelCardData(
-        base_model=config.model if is_on_hub and not Path(config.model).exists() else None,
-        base_model_relation=("adapter" if config.peft else "finetune") if is_on_hub else None,
-        license=_license(config),
-        library_name="peft" if config.peft else "transformers",
+        base_model=base if is_on_hub and not Path(base).exists() else None,
+        base_model_relation=("adapter" if is_adapter else "finetune") if is_on_hub else None,
+        license=_license(base),
+        library_name="peft" if is_adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if config.peft else [])],
-        model_name=escape_controls(config.project_name) if results else None,
+        tags=["aitrain", "grpo", "trl", "reinforcement-learning", *(["lora"] if is_adapter else [])],
+        model_name=escape_controls(name) if results else None,
         eval_results=results or None,
     )
     return f"---\n{data.to_yaml()}\n---"
@@ -89,10 +102,10 @@ def _eval_results(result: JsonObject, found: ScoreTable) -> Iterator[EvalResult]
                 )
 
 
-def _license(config: TrainConfig) -> str | None:
+def _license(base: str) -> str | None:
     """License of the base model, if that is a folder with a card that names it."""
     try:
-        front = (Path(config.model) / "README.md").read_text(encoding="utf-8").split("---\n")[1]
+        front = (Path(base) / "README.md").read_text(encoding="utf-8").split("---\n")[1]
         found = yaml.safe_load(front)
     except (OSError, UnicodeDecodeError, IndexError, yaml.YAMLError):
         return None
@@ -100,17 +113,21 @@ def _license(config: TrainConfig) -> str | None:
     return given if isinstance(given, str) else None
 
 
-def _sections(folder: RunFolder, config: TrainConfig, result: JsonObject, found: ScoreTable) -> Iterator[str]:
+def _sections(
+    folder: RunFolder, place: Path, config: TrainConfig, result: JsonObject, found: ScoreTable
+) -> Iterator[str]:
     made = read_object(folder.environment)
     yield f"# {escaped(config.project_name)}"
     environment = escaped(result.get("environment"))
     yield f"{escaped(config.model)}, trained with GRPO on the environment {environment} by aitrain."
-    if config.peft:
-        merged = ", `merged/` holds base and adapter as one model" if config.merge_adapter else ""
+    if _is_adapter(place):
+        merged = ", `merged/` holds base and adapter as one model" if (place / "merged").exists() else ""
         yield f"The LoRA adapter lies here{merged}."
+    elif config.peft:
+        yield "The LoRA adapter is merged into the base: this is a whole model."
     yield _scores(found, result)
     rewards = [value for value in curves(read_metrics(folder.metrics))["series"].get("reward", []) if value is not None]
-    if (folder.model / PICTURE).exists():
+    if (place / PICTURE).exists():
         yield f"![Reward over the steps of the training]({PICTURE})"
     elif len(rewards) > 1:
         yield "Reward over the steps of the training:"
@@ -195,10 +212,10 @@ def table(rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join([head, "|" + "---|" * (head.replace("\\|", "").count("|") - 1), *rest])
 
 
-def try_to_write_card(folder: RunFolder) -> str | None:
+def try_to_write_card(folder: RunFolder, place: Path | None = None) -> str | None:
     """Write the card; returns an error message if that fails, as the run must not fail with it."""
     try:
-        write_card(folder)
+        write_card(folder, place)
     except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
         return f"The model card could not be written: {type(error).__name__}: {error}"
     return None

@@ -77,6 +77,10 @@ class ServerConfig:
     program: tuple[str, ...] = PROGRAM
     """Command, without the arguments."""
 
+    def names(self, mark: str) -> tuple[str, ...]:
+        """Served names of the model; the last one shows that it is this server that answers on the port."""
+        return (MODEL_NAME, mark)
+
     def arguments(self, port: int, *names: str) -> list[str]:
         """Command-line arguments of vLLM; sampling defaults are vLLM's neutral ones, not the model's."""
         lora = [] if self.lora_rank is None else ["--enable-lora", f"--max-lora-rank={needed_rank(self.lora_rank)}"]
@@ -130,7 +134,7 @@ class VLLMServer:
     port: int
     _supervisor: subprocess.Popen[bytes] | None = None
     _name: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
-    """A second served name, which distinguishes this server from another one on the port."""
+    """Marks the processes of this server; also a served name, which distinguishes it from another one on the port."""
 
     @property
     def url(self) -> str:
@@ -138,18 +142,19 @@ class VLLMServer:
         return f"http://{HOST}:{self.port}"
 
     @classmethod
-    def start(cls, plan: ServerConfig, notify: Callable[[str], None]) -> VLLMServer:
-        """Start a server and wait until it is healthy; `notify` gets a progress message every second.
+    def start(cls, plan: ServerConfig, notify: Callable[[str], None], port: int | None = None) -> VLLMServer:
+        """Start a server and wait until it is healthy; `notify` gets a progress message every second. Without a port, a
+        free one is chosen.
 
         Raises:
             RunFailed: it exited, or was not healthy in time; the message has the cause from the log.
         """
         for attempt in range(PORT_ATTEMPTS):
-            server = cls(plan, notify, _free_port())
+            server = cls(plan, notify, port or _free_port())
             try:
                 server._begin()
             except _PortTaken:
-                if attempt == PORT_ATTEMPTS - 1:
+                if port is not None or attempt == PORT_ATTEMPTS - 1:
                     raise
             else:
                 return server
@@ -198,7 +203,7 @@ class VLLMServer:
     # -- starting
 
     def _begin(self) -> None:
-        command = [*self.plan.program, *self.plan.arguments(self.port, MODEL_NAME, self._name)]
+        command = [*self.plan.program, *self.plan.arguments(self.port, *self.plan.names(self._name))]
         with self.plan.log.open("ab") as log:
             log_start = log.tell()
             self._supervisor = subprocess.Popen(
@@ -234,11 +239,17 @@ class VLLMServer:
         """Whether this server, and not another one on the port, answers."""
         import httpx
 
+        key = self.plan.environment().get("VLLM_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
-            with httpx.Client(base_url=self.url, timeout=HTTP_TIMEOUT, trust_env=False, verify=False) as client:
+            with httpx.Client(
+                base_url=self.url, headers=headers, timeout=HTTP_TIMEOUT, trust_env=False, verify=False
+            ) as client:
                 if not client.get("/health").is_success:
                     return False
-                return self._name in [model["id"] for model in client.get("/v1/models").json()["data"]]
+                return self.plan.names(self._name)[-1] in [
+                    model["id"] for model in client.get("/v1/models").json()["data"]
+                ]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
 

@@ -1,0 +1,65 @@
+"""`aitrain export`: a trained model as a folder that other programs load, on the Hub, or as GGUF."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from aitrain.cli.completion import run_names
+
+MODEL_HELP = "A run, a checkpoint, an adapter, or the folder of a whole model (for --push-to-hub and --gguf)."
+ADAPTER_HELP = "Export the adapter as it is, to be loaded beside its base."
+DRY_HELP = "Show what would be written and uploaded, with the model card; write and upload nothing."
+GGUF_HELP = "Also convert to GGUF with llama.cpp's converter, or print the commands if it is not installed."
+
+
+def export(
+    model: Annotated[str, typer.Argument(metavar="RUN", autocompletion=run_names, help=MODEL_HELP)],
+    *,
+    out: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder to write; unset: exports/NAME.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; unset: as in training.")] = None,
+    adapter_only: Annotated[bool, typer.Option("--adapter-only", help=ADAPTER_HELP)] = False,
+    shard_size: Annotated[str, typer.Option(help="Maximum size of a weight file, such as 500MB.")] = "5GB",
+    gguf: Annotated[bool, typer.Option("--gguf", help=GGUF_HELP)] = False,
+    push_to_hub: Annotated[
+        bool, typer.Option("--push-to-hub", help="Upload to the Hub (token from HF_TOKEN).")
+    ] = False,
+    repo_id: Annotated[str | None, typer.Option(help="Repository to upload to; unset: USERNAME/NAME.")] = None,
+    username: Annotated[str | None, typer.Option(help="Its owner; unset: the owner of the token.")] = None,
+    hub_private: Annotated[bool, typer.Option(help="Make the Hub repository private.")] = True,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the base model.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_HELP)] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> int:
+    """Export a trained model: merged weights, tokenizer, chat template, generation config and model card.
+
+    An adapter is merged into a copy of its base, in the dtype of the training. The result is compared with base plus
+    adapter before it gets its name.
+    """
+    import os  # these here, because help needs none of them
+    from dataclasses import asdict
+
+    from aitrain.cli.env_process import run_on_terminal
+    from aitrain.errors import ConfigError
+    from aitrain.runs.export_request import ExportRequest
+    from aitrain.runs.model_reference import read_model
+    from aitrain.runs.new_folder import refuse_existing
+
+    request = ExportRequest(
+        model, out, dtype, adapter_only, shard_size, gguf, push_to_hub, repo_id, username, hub_private,
+        trust_remote_code, dry_run, as_json,
+    )  # fmt: skip
+    reference = read_model(model)
+    if reference.kind in ("hub", "url"):
+        raise ConfigError(f"{model} is not a trained model on this machine\nGive a run, a checkpoint or an adapter.")
+    if adapter_only and reference.adapter is None:
+        raise ConfigError(f"--adapter-only: {model} has no adapter, all of its weights were trained")
+    if reference.kind == "folder" and out is None and not (gguf or push_to_hub):
+        raise ConfigError(f"{model} is a whole model already\nUse --push-to-hub, --gguf, or --out for a copy.")
+    if adapter_only and gguf:
+        raise ConfigError("--gguf: converts whole models; leave out --adapter-only")
+    if reference.kind != "folder" or out is not None:
+        refuse_existing(request.folder(reference.label))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights are added in memory: a GPU has less, and may be training
+    return run_on_terminal("aitrain.jobs.export", asdict(request))

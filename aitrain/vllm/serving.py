@@ -1,0 +1,95 @@
+"""Serves a trained model with vLLM: an adapter beside its base, each by its own name."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from aitrain.errors import ConfigError
+from aitrain.runs.json_values import as_int, as_object
+from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
+from aitrain.runs.run_folder import read_object
+from aitrain.vllm.adapter_ranks import needed_rank
+from aitrain.vllm.server_process import HOST, PROGRAM, UNCHUNKED, ServerConfig
+
+CHAT_TEMPLATE = "chat_template.jinja"
+
+
+@dataclass(frozen=True)
+class ServedModel(ServerConfig):
+    """A model that users talk to; unlike the server of a training, it takes no weights and no adapters from clients."""
+
+    name: str = ""
+    """The name that clients ask for: of the adapter, or of a whole model."""
+    adapter: Path | None = None
+
+    base_name: str = ""
+    """The name of the base beside an adapter."""
+
+    def names(self, mark: str) -> tuple[str, ...]:
+        """The name of the model that is loaded first; a mark is not needed, as nothing else listens on the port."""
+        if self.adapter is None:
+            return (self.name,)
+        return (self.base_name if self.base_name != self.name else f"{self.base_name}-base",)
+
+    def arguments(self, port: int, *names: str) -> list[str]:
+        """Command-line arguments of vLLM; sampling defaults are those of the model's generation config."""
+        template = None if self.adapter is None else self.adapter / CHAT_TEMPLATE
+        return [
+            f"--model={self.model}",
+            f"--served-model-name={names[0]}",
+            f"--host={HOST}",
+            f"--port={port}",
+            f"--dtype={self.dtype}",
+            f"--max-model-len={self.context or 'auto'}",
+            *([f"--tensor-parallel-size={self.tensor_parallel}"] if self.tensor_parallel > 1 else []),
+            *([f"--gpu-memory-utilization={self.memory}"] if self.gpus else ["--enforce-eager", UNCHUNKED]),
+            *(["--trust-remote-code"] if self.trust_remote_code else []),
+            *([] if template is None or not template.is_file() else [f"--chat-template={template.resolve()}"]),
+            *self._adapter_arguments(),
+        ]
+
+    def _adapter_arguments(self) -> list[str]:
+        if self.adapter is None or self.lora_rank is None:
+            return []
+        rank = f"--max-lora-rank={needed_rank(self.lora_rank)}"
+        return ["--enable-lora", rank, "--lora-modules", f"{self.name}={self.adapter.resolve()}"]
+
+    def variables(self) -> dict[str, str]:
+        """The environment variables that this machine needs for vLLM; the user's own values win."""
+        if self.gpus:
+            return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
+        on_cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCH_COMPILE_DISABLE": "1"}
+        return {name: os.environ.get(name, value) for name, value in on_cpu.items()}
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the server; with the user's VLLM_API_KEY, if it is set."""
+        return {**os.environ, **self.variables(), "PYTHONUNBUFFERED": "1"}
+
+    def command(self, port: int) -> str:
+        """The command line that starts the server in a shell."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.variables().items()]
+        words = ["python", *PROGRAM[1:], *self.arguments(port, *self.names(""))]
+        return " ".join([*variables, shlex.join(words)])
+
+
+def adapter_rank(reference: ModelReference) -> int | None:
+    """The rank of a model's adapter; None without an adapter.
+
+    Raises:
+        ConfigError: vLLM cannot load it beside its base.
+    """
+    if reference.adapter is None:
+        return None
+    config = read_object(reference.adapter / ADAPTER_CONFIG)
+    odd = [name for name in ("use_dora", "modules_to_save", "lora_bias") if config.get(name)]
+    if config.get("peft_type") != "LORA" or odd:
+        what = ", ".join(odd) or f"of type {config.get('peft_type')}"
+        raise ConfigError(
+            f"{reference.adapter}: vLLM cannot load an adapter with {what} beside its base\n"
+            f"Merge it, and serve the result: aitrain export {reference.given}"
+        )
+    ranks = map(as_int, (config.get("r"), *as_object(config.get("rank_pattern")).values()))
+    return max((rank for rank in ranks if rank), default=1)

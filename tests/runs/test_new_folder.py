@@ -1,0 +1,88 @@
+"""A folder that is written as a whole or not at all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aitrain.errors import ConfigError
+from aitrain.runs.new_folder import new_folder
+from tests.conftest import listing, write
+
+
+def test_it_appears_when_it_is_complete(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "out"
+    with new_folder(place) as partial:
+        write(partial, {"a/b.txt": "b"})
+        (partial / "a" / "b.txt").chmod(0o600)
+        assert not place.exists()
+    assert listing(tmp_path) == ["new", "new/out", "new/out/a", "new/out/a/b.txt"]
+    assert (place / "a" / "b.txt").stat().st_mode & 0o777 == 0o644
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    def fill() -> None:
+        with new_folder(tmp_path / "out") as partial:
+            write(partial, {"a": "b"})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fill()
+    assert listing(tmp_path) == []
+
+
+def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from aitrain.runs.new_folder import new_folder\n"
+        "with new_folder(Path(sys.argv[1])) as partial:\n"
+        "    (partial / 'old').write_text('x')\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False)
+    assert listing(tmp_path) == [".saving-out", ".saving-out/old"]
+    with new_folder(tmp_path / "out") as partial:
+        write(partial, {"new": "x"})
+    assert listing(tmp_path) == ["out", "out/new"]
+
+
+@pytest.mark.parametrize("there", ["file", "folder", "link"])
+def test_what_exists_is_refused_and_stays(tmp_path: Path, there: str) -> None:
+    place = tmp_path / "out"
+    if there == "folder":
+        write(place, {"mine": "x"})
+    else:
+        write(tmp_path, {"mine": "x"})
+        place.symlink_to("nowhere") if there == "link" else place.write_text("x")
+    before = listing(tmp_path)
+    with pytest.raises(ConfigError, match="exists, and is not overwritten"), new_folder(place):
+        pass
+    assert listing(tmp_path) == before
+
+
+def test_of_two_at_once_the_second_is_refused_and_the_first_is_unharmed(tmp_path: Path) -> None:
+    place = tmp_path / "out"
+    with new_folder(place) as partial:
+        write(partial, {"first": "x"})
+        with pytest.raises(ConfigError, match="another process"), new_folder(place):
+            pass
+    assert listing(place) == ["first"]
+
+
+def test_a_folder_that_appeared_in_the_meantime_is_kept(tmp_path: Path) -> None:
+    def fill() -> None:
+        with new_folder(tmp_path / "out") as partial:
+            write(partial, {"ours": "x"})
+            write(tmp_path / "out", {"theirs": "x"})
+
+    with pytest.raises(ConfigError, match="exists"):
+        fill()
+    assert listing(tmp_path) == ["out", "out/theirs"]
+
+
+def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"file": "x"})
+    with pytest.raises(ConfigError, match="cannot make"), new_folder(tmp_path / "file" / "out"):
+        pass

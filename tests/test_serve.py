@@ -1,0 +1,218 @@
+"""`aitrain serve` with a stand-in for vLLM: its command, how it starts, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aitrain.cli.serve import serve
+from aitrain.errors import ConfigError
+from tests.conftest import write
+
+FAKE = """
+import json, os, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+values = dict(a.split("=", 1) for a in sys.argv[1:] if a.startswith("--") and "=" in a)
+adapters = [a.split("=")[0] for a in sys.argv[1:] if not a.startswith("--")]
+if values["--port"] == os.environ.get("DIES_ON"):
+    print("ValueError: No available memory for the cache blocks.", flush=True)
+    sys.exit(1)
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        key = os.environ.get("VLLM_API_KEY")
+        is_allowed = self.path == "/health" or not key or self.headers["Authorization"] == "Bearer " + key
+        self.send_response(200 if is_allowed else 401)
+        self.end_headers()
+        names = [values["--served-model-name"], *adapters]
+        self.wfile.write(json.dumps({"data": [{"id": name} for name in names]}).encode())
+    def log_message(self, *_):
+        pass
+
+HTTPServer(("127.0.0.1", int(values["--port"])), Handler).serve_forever()
+"""
+LORA = {"peft_type": "LORA", "r": 24, "base_model_name_or_path": "org/base"}
+
+
+@pytest.fixture
+def run(here: Path) -> Callable[..., Path]:
+    """`run(LORA)`: a run folder with an adapter of this configuration; None for a whole model."""
+
+    def make(adapter: dict[str, object] | None, options: str = "model: org/base") -> Path:
+        config = {"model/config.json": "{}"} if adapter is None else {"model/adapter_config.json": json.dumps(adapter)}
+        files = {"config.yaml": options, "status.json": "{}", "model/model.safetensors": "", **config}
+        write(here / "runs" / "mine", {**files, "model/chat_template.jinja": "{{ messages }}"})
+        return here / "runs" / "mine"
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+def command(model: str, capsys: pytest.CaptureFixture[str], **given: object) -> list[str]:
+    """The words that `--print` prints."""
+    assert serve(model, print_only=True, port=8000, dtype=None, model_max_length=None, **DEFAULTS | given) == 0  # type: ignore[arg-type]
+    return shlex.split(capsys.readouterr().out)
+
+
+DEFAULTS = {"vllm_gpu_memory_utilization": 0.9, "vllm_tensor_parallel_size": 1, "trust_remote_code": False}
+
+
+def test_an_adapter_is_served_beside_its_base_each_by_its_name(
+    run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = run(LORA, "model: org/base\nmodel_max_length: 512") / "model"
+    words = command("mine", capsys)
+    assert {"--model=org/base", "--served-model-name=org/base", "--host=127.0.0.1"} <= set(words)
+    assert {"--max-model-len=512", "--enable-lora", "--max-lora-rank=32", "--dtype=float32"} <= set(words)
+    assert words[words.index("--lora-modules") + 1] == f"mine={model}"
+    assert f"--chat-template={model / 'chat_template.jinja'}" in words
+    assert "VLLM_CPU_KVCACHE_SPACE=1" in words
+
+
+def test_a_whole_model_has_the_name_of_its_run_and_the_context_that_fits(
+    run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = command(str(run(None)), capsys)
+    assert {"--served-model-name=mine", "--max-model-len=auto"} <= set(words)
+    assert not [word for word in words if "lora" in word or "chat-template" in word]
+
+
+def test_on_gpus_the_type_is_the_models_and_the_memory_is_limited(
+    run: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3,5")
+    run(LORA)
+    words = command("mine", capsys, vllm_tensor_parallel_size=2)
+    assert {"CUDA_VISIBLE_DEVICES=2,3", "--tensor-parallel-size=2", "--gpu-memory-utilization=0.9"} <= set(words)
+    assert "--dtype=auto" in words
+    assert "--enforce-eager" not in words
+
+
+def test_a_base_with_the_name_of_the_run_gets_another_one(
+    run: Callable[..., Path], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, {"mine/config.json": "{}", "mine/model.safetensors": ""})
+    run(LORA, "model: mine")
+    assert "--served-model-name=mine-base" in command(str(here / "runs" / "mine"), capsys)
+
+
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [
+        ({"use_dora": True}, "use_dora"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"peft_type": "LOHA"}, "of type LOHA"),
+        ({"r": 600}, "rank 512 at most"),
+    ],
+)
+def test_an_adapter_that_vllm_cannot_load_is_refused_with_what_works(
+    run: Callable[..., Path], odd: dict[str, object], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run({**LORA, **odd})
+    with pytest.raises(ConfigError, match=what):
+        command("mine", capsys)
+
+
+def test_without_vllm_the_command_is_printed_and_the_refusal_is_one_sentence(
+    run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(LORA)
+    monkeypatch.setattr("aitrain.packages.installed", lambda name: None)
+    with pytest.raises(ConfigError) as refused:
+        serve("mine", print_only=False, port=8000, dtype=None, model_max_length=None, **DEFAULTS)  # type: ignore[arg-type]
+    assert "\n" not in str(refused.value)
+    assert "pip install" in str(refused.value)
+    assert "--lora-modules mine=" in capsys.readouterr().out
+
+
+# -- the process
+
+PARENT = """
+import sys
+from aitrain.cli import serve as module
+from aitrain import packages
+from aitrain.vllm import server_process, serving
+packages.installed = lambda name: True
+original = serving.ServedModel.__init__
+def with_fake(self, *arguments, **values):
+    original(self, *arguments, **{"program": (sys.executable, "fake.py"), **values})
+serving.ServedModel.__init__ = with_fake
+sys.argv[1:] = ["serve", *sys.argv[1:]]
+from aitrain.cli.main import main
+main()
+"""
+
+
+@pytest.fixture
+def started(here: Path, run: Callable[..., Path]) -> Callable[..., subprocess.Popen[str]]:
+    """`started(port)`: the command with the stand-in for vLLM."""
+    run(LORA)
+    write(here, {"fake.py": FAKE, "parent.py": PARENT})
+
+    def start(port: int, **variables: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [sys.executable, "parent.py", "mine", "--port", str(port)],
+            env={**os.environ, **variables, "TMPDIR": str(here)}, stdout=pipe, stderr=pipe, text=True,
+        )  # fmt: skip
+
+    return start
+
+
+def free_port() -> int:
+    with socket.socket() as attempt:
+        attempt.bind(("127.0.0.1", 0))
+        return int(attempt.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as attempt:
+        return attempt.connect_ex(("127.0.0.1", port)) != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_server_with_it(started: Callable[..., subprocess.Popen[str]], number: signal.Signals) -> None:
+    port = free_port()
+    process = started(port, VLLM_API_KEY="a key that clients must send")
+    assert process.stdout is not None
+    shown = "".join(iter(process.stdout.readline, "  model org/base, the base without the adapter\n"))
+    assert f"serving at http://127.0.0.1:{port}/v1" in shown
+    assert "a key" not in shown
+    assert not is_free(port)
+
+    process.send_signal(number)
+    assert process.wait(60) == 0
+    assert is_free(port)
+
+
+def test_a_server_that_ends_says_why(started: Callable[..., subprocess.Popen[str]]) -> None:
+    port = free_port()
+    process = started(port, DIES_ON=str(port))
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "No available memory for the cache blocks" in error
+    assert "--vllm-gpu-memory-utilization" in error
+
+
+def test_a_taken_port_is_refused(run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    run(LORA)
+    monkeypatch.setattr("aitrain.packages.installed", lambda name: True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match="port: cannot listen"):
+            serve("mine", print_only=False, port=taken.getsockname()[1], dtype=None, model_max_length=None, **DEFAULTS)  # type: ignore[arg-type]
