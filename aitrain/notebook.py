@@ -76,7 +76,7 @@ def _in_python(text: str) -> str:
 
 
 def _with_notes_in_python(announce: Announce) -> Announce:
-    return lambda event: announce(Note(_in_python(event.text)) if isinstance(event, Note) else event)
+    return lambda event: announce(replace(event, text=_in_python(event.text)) if isinstance(event, Note) else event)
 
 
 def _for_one_process(config: TrainConfig) -> TrainConfig:

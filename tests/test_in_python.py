@@ -78,7 +78,7 @@ def test_no_message_of_a_run_keeps_a_flag() -> None:
     assert len(named) > 100
     left = {text: translated(text) for text in named}
     for text, said in left.items():
-        without_commands = re.sub(r"(aitrain (env|grpo)|vllm serve) .*", "", said)
+        without_commands = re.sub(r"(aitrain (env|grpo|eval)|vllm serve) .*", "", said)
         found = re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", without_commands)
         assert not set(found) & ours, f"{text!r} -> {said!r}"
 

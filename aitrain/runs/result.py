@@ -80,7 +80,12 @@ class Result:
         change = self.scores["sampled"]["change"] if "sampled" in self.scores else None
         table = html_table(("held-out", "before", "after", "change"), rows) if rows else ""
         why = f" ({self.stopped_because})" if self.stopped_because else ""
-        lines = [f"{self.status}{why}: {self.steps} steps in {self.seconds:.0f} s", verdict_sentence(change)]
+        failed = sum(self.failures.values())
+        lines = [
+            f"{self.status}{why}: {self.steps} steps in {self.seconds:.0f} s",
+            verdict_sentence(change),
+            f"{failed} of {self.episodes} episodes failed" if failed else "",
+        ]
         return table + "".join(map(html_line, [*filter(None, lines), f"model: {self.model}"]))
 
     def compare(self, other: Result | Path | str | None = None) -> Comparison:

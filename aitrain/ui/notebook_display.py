@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from importlib import import_module
 from types import TracebackType
@@ -28,7 +28,9 @@ WIDTH, HEIGHT, MARGIN = 640, 150, 34
 POINTS = 400
 """Maximum points of the curve; neighbouring steps are averaged."""
 STYLE = f"max-width:{WIDTH}px;font-family:ui-monospace,monospace;font-size:13px;line-height:1.5"
-BLUE, ORANGE = "#3b82f6", "#f59e0b"  # visible on light and on dark pages; all else has the page's own colour
+NOTE = "padding-left:8px;margin:4px 0;border-left:3px solid "
+BLUE, ORANGE, GREY = "#3b82f6", "#f59e0b", "rgba(128,128,128,.25)"
+"""Visible on light and on dark pages; all else has the page's own colour."""
 
 
 @dataclass
@@ -90,7 +92,7 @@ class NotebookDisplay:
     """Shows the events of a run below the cell that started it; takes the place of `Screen` in a notebook."""
 
     def __init__(self) -> None:
-        self._dashboard, self._curve, self._notes = Dashboard(), Curve(), list[str]()
+        self._dashboard, self._curve, self._notes = Dashboard(), Curve(), list[Note]()
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._last_drawn = 0.0
         self._handle: Any = None
@@ -125,7 +127,7 @@ class NotebookDisplay:
             self._dashboard.take(event)
             self._curve.take(event)
             if isinstance(event, Note):
-                self._notes.append(escape_controls(redact(event.text)))
+                self._notes.append(replace(event, text=escape_controls(redact(event.text))))
             if isinstance(event, Ended):
                 self._dashboard.phase = event.status if event.because is None else f"{event.status}: {event.because}"
             is_due = time.monotonic() - self._last_drawn > DRAW_AT_MOST
@@ -144,7 +146,10 @@ class NotebookDisplay:
     def _bundle(self) -> dict[str, str]:
         """The state as HTML, and as text where a notebook is shown without HTML."""
         lines = [line.plain.rstrip() for line in self._dashboard.lines(100)]
-        return {"text/html": self.html(), "text/plain": "\n".join([*(f"! {note}" for note in self._notes), *lines])}
+        return {
+            "text/html": self.html(),
+            "text/plain": "\n".join([*(note.mark + note.text for note in self._notes), *lines]),
+        }
 
     def html(self) -> str:
         """The state of the run."""
@@ -156,9 +161,7 @@ class NotebookDisplay:
             rows["reward"] = number(step.reward)
             bar = _bar(min(1.0, step.step / max(1, step.steps)))
             svg = self._curve.svg(step.steps)
-        notes = "".join(
-            _div(note, f"border-left:3px solid {ORANGE};padding-left:8px;margin:4px 0") for note in self._notes
-        )
+        notes = "".join(_div(note.text, NOTE + (ORANGE if note.level == "warning" else GREY)) for note in self._notes)
         shown = "".join(_div(f"{name:<{LABEL}}{text}") for name, text in rows.items())
         return _div(f"{notes}{bar}{shown}{svg}", STYLE, is_html=True)
 
@@ -170,4 +173,4 @@ def _div(content: str, style: str = "", is_html: bool = False) -> str:
 
 def _bar(share: float) -> str:
     filled = f'<div style="width:{share:.1%};height:6px;background:{BLUE};border-radius:3px"></div>'
-    return _div(filled, "background:rgba(128,128,128,.25);border-radius:3px;margin:4px 0", is_html=True)
+    return _div(filled, f"background:{GREY};border-radius:3px;margin:4px 0", is_html=True)
