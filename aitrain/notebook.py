@@ -18,6 +18,7 @@ from aitrain.environment.loader import load_env
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
 from aitrain.events import Announce, Note
 from aitrain.launch.managed_server import managed_server
+from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.options.in_python import in_python
 from aitrain.options.train import TrainConfig
@@ -135,8 +136,22 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
         heartbeat.start()
         watchers.start_clock()
         announce = watchers.report.during(show)
-        with _ended_if_stalled(config, watchers, stop):
+        with _ended_if_stalled(config, watchers, stop), _one_thread_if_small(plan):
             return run(RunContext(config, folder, runner, announce, stop, plan.checkpoint, heartbeat.progress))
+
+
+@contextmanager
+def _one_thread_if_small(plan: RunPlan) -> Iterator[None]:
+    """Compute with one thread if that is best for the model, as training processes do; OMP_NUM_THREADS wins."""
+    import torch
+
+    before = torch.get_num_threads()
+    if not plan.gpus and is_small(plan.config.model) and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 INTERRUPT_SECONDS = 5.0

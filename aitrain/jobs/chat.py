@@ -149,7 +149,7 @@ def _shown(view: ChatView) -> Iterator[None]:
         yield
     except ChatStoppedError:
         view.finish()
-        view.console.print(Text(f"interrupted: {NOT_PART}", "yellow"))
+        view.console.print(Text(NOT_PART, "yellow"))
     except BaseException:
         view.finish()
         raise

@@ -16,7 +16,7 @@ from aitrain.rollout.engine import Completion, Decoding, Engine, GenerationReque
 from aitrain.rollout.episode import Episode, Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 
-NOT_PART = "this is not part of the conversation"
+NOT_PART = "interrupted: this is not part of the conversation"
 
 
 class ChatStoppedError(AitrainError):
