@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, EpisodeTruncated, Interrupted, RunFailed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from aitrain.environment.contract import Score, ToolResult
     from aitrain.environment.protocol import Environment, EpisodeGenerator, EpisodeObject, ScoreValue, SpeakingFirst
     from aitrain.environment.requirements import EnvRequirements
     from aitrain.environment.tool_call_parser import ToolCall
+    from aitrain.notebook import Chat
     from aitrain.options.train import TrainConfig
     from aitrain.runs.result import Result
 
@@ -34,6 +37,7 @@ __all__ = [
     "ToolCall",
     "ToolResult",
     "TrainConfig",
+    "chat",
     "train",
 ]
 
@@ -72,3 +76,17 @@ def train(config: TrainConfig, environment: Any = None) -> Result:
     from aitrain.notebook import train_here
 
     return train_here(config, environment)
+
+
+def chat(model: str | Path, **options: Any) -> Chat:
+    """Talk to a trained model and its base in this process, as in a notebook: `aitrain.chat("runs/sums")("2 + 2 = ?")`.
+
+    `options` are those of `aitrain chat`: `only`, `system`, `greedy`, `seed`, and the environment's and the sampling
+    options of a run; `environment` may be an object, as for `train`.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or an option is wrong.
+    """
+    from aitrain.notebook import chat_here
+
+    return chat_here(str(model), **options)

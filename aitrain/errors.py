@@ -13,6 +13,7 @@
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv_text.py
         CallFailed                  a call of the environment failed; defined in execution/failure.py
+        ChatStoppedError            a person interrupted an answer; defined in rollout/model_chat.py
         CheckpointDamagedError      a file of a checkpoint is missing or was changed
         EpisodeFailedError          a rollout's request is refused; defined in environment/chat_request.py
         EpisodeTruncated            a limit ended the episode of an environment that runs its own loop
@@ -23,7 +24,7 @@
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
 
-The last eleven are caught and turned into something that a user sees. A message says what happened, where, and what to
+The last twelve are caught and turned into something that a user sees. A message says what happened, where, and what to
 do next, in at most five lines.
 """
 
@@ -43,6 +44,12 @@ class AitrainError(Exception):
     """Base class of all errors of aitrain; its text is one short message for the user."""
 
     exit_code = 1
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of the traceback: the lines of the user's code, and the message."""
+        from aitrain.cells import users_lines  # here, because only notebooks need it
+
+        return [*users_lines(self), f"{type(self).__name__}: {self}"]
 
 
 class ConfigError(AitrainError):

@@ -1,32 +1,41 @@
-"""`aitrain.train`: a run in the calling process."""
+"""`aitrain.train` and `aitrain.chat`: a run, and a chat with its model, in the calling process."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aitrain import activity
+from aitrain.cells import is_notebook, name_cells
 from aitrain.environment.loader import load_env
 from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_error
-from aitrain.events import Note
+from aitrain.events import Announce, Note
 from aitrain.launch.managed_server import managed_server
+from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan, check
+from aitrain.options.in_python import in_python
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import disable_telemetry
+from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.runs.heartbeat import Heartbeat, Progress
+from aitrain.runs.html_table import html_table
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import Stall, Watchdog, message, write_stacks
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.notebook_display import NotebookDisplay
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.terminal import Screen
 
 if TYPE_CHECKING:
+    from aitrain.jobs.chat_session import ChatSession
     from aitrain.training.run_context import StopRequest
 
 
@@ -34,16 +43,41 @@ def train_here(config: TrainConfig, environment: object = None) -> Result:
     """Check, train and report in this process; a refused run leaves no folder, a stalled one its log."""
     if isinstance(environment, type):
         raise ConfigError(f"environment: give an object, {environment.__name__}(...), not the class")
-    plan = check(_for_one_process(config), has_environment=environment is not None)
-    folder = plan.open_folder()
+    _silence_tqdm()
+    with errors_in_python():
+        plan = check(_for_one_process(config), has_environment=environment is not None)
+        folder = plan.open_folder()
+        try:
+            return _run(plan, folder, environment)
+        except (Exception, KeyboardInterrupt) as error:
+            if plan.folder is None and not any(file.exists() for file in (folder.metrics, folder.result, folder.log)):
+                folder.discard()
+            if isinstance(error, AitrainError):
+                raise
+            raise to_aitrain_error(error) from error
+
+
+def _silence_tqdm() -> None:
+    """Without ipywidgets, tqdm tells notebooks to install them; nothing here needs them."""
+    warnings.filterwarnings("ignore", message="IProgress not found")
+
+
+@contextmanager
+def errors_in_python() -> Iterator[None]:
+    """Context whose errors name arguments in place of flags, and cells in place of the kernel's temporary files."""
     try:
-        return _run(plan, folder, environment)
-    except (Exception, KeyboardInterrupt) as error:
-        if plan.folder is None and not any(file.exists() for file in (folder.metrics, folder.result, folder.log)):
-            folder.discard()
-        if isinstance(error, AitrainError):
-            raise
-        raise to_aitrain_error(error) from error
+        yield
+    except AitrainError as error:
+        error.args = (_in_python(str(error)), *error.args[1:])
+        raise
+
+
+def _in_python(text: str) -> str:
+    return name_cells(in_python(text, TrainConfig.model_fields))
+
+
+def _with_notes_in_python(announce: Announce) -> Announce:
+    return lambda event: announce(replace(event, text=_in_python(event.text)) if isinstance(event, Note) else event)
 
 
 def _for_one_process(config: TrainConfig) -> TrainConfig:
@@ -60,13 +94,15 @@ def _run(plan: RunPlan, folder: RunFolder, environment: object) -> Result:
         assert plan.source is not None  # check() found it
         environment = load_env(plan.source, plan.config.rl_env_config or {})
     report = ReportWriter(folder)
-    with Screen() as screen:
+    with NotebookDisplay() if is_notebook() else Screen() as screen:
+        show = _with_notes_in_python(screen)
         try:
             with Heartbeat(folder, Progress(stall_timeout=plan.config.stall_timeout)) as heartbeat:
-                return _train(plan, environment, Watchers(folder, screen, report, heartbeat))
+                result = _train(plan, environment, Watchers(folder, show, screen.start, report, heartbeat))
         finally:
             if folder.metrics.exists():
-                report.finish(screen)
+                report.finish(show)
+    return replace(result, stopped_because=result.stopped_because and _in_python(result.stopped_because))
 
 
 @dataclass(frozen=True)
@@ -74,7 +110,9 @@ class Watchers:
     """The folder of a run, and what shows its progress."""
 
     folder: RunFolder
-    screen: Screen
+    show: Announce
+    start_clock: Callable[[], object]
+    """Starts the thread that redraws the clocks; call it after forking."""
     report: ReportWriter
     heartbeat: Heartbeat
 
@@ -86,19 +124,34 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
     from aitrain.jobs.grpo import run
     from aitrain.training.run_context import RunContext, StopRequest
 
-    folder, screen, heartbeat = watchers.folder, watchers.screen, watchers.heartbeat
+    folder, show, heartbeat = watchers.folder, watchers.show, watchers.heartbeat
     resolved, required = with_requirements(plan.config, environment)
     folder.write_config(resolved)
     for note in (*plan.notes, *filter(None, [required])):
-        screen(Note(note))
-    with managed_server(plan, folder, screen) as url, StopRequest(raises_on_second=True).on_signals() as stop:
+        show(Note(note))
+    with managed_server(plan, folder, show) as url, StopRequest(raises_on_second=True).on_signals() as stop:
         changed = {"project_name": folder.path.name, **({"vllm_server_url": url} if url else {})}
         config = resolved.model_copy(update=changed)
         runner = start_runner(environment, config)
         heartbeat.start()
-        announce = watchers.report.during(screen.start())
-        with _ended_if_stalled(config, watchers, stop):
+        watchers.start_clock()
+        announce = watchers.report.during(show)
+        with _ended_if_stalled(config, watchers, stop), _one_thread_if_small(plan):
             return run(RunContext(config, folder, runner, announce, stop, plan.checkpoint, heartbeat.progress))
+
+
+@contextmanager
+def _one_thread_if_small(plan: RunPlan) -> Iterator[None]:
+    """Compute with one thread if that is best for the model, as training processes do; OMP_NUM_THREADS wins."""
+    import torch
+
+    before = torch.get_num_threads()
+    if not plan.gpus and is_small(plan.config.model) and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 INTERRUPT_SECONDS = 5.0
@@ -125,7 +178,7 @@ def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest
         if is_main:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         if not over.wait(INTERRUPT_SECONDS):
-            watchers.screen(Note(f"{messages[0]}\nIt cannot be interrupted: restart this process."))
+            watchers.show(Note(f"{messages[0]}\nIt cannot be interrupted: restart this process."))
 
     read = partial(activity.read, activity.own.memory)
     with Watchdog(config.stall_timeout, 1, read, on_stall, {0: os.getpid()}):
@@ -137,3 +190,73 @@ def _ended_if_stalled(config: TrainConfig, watchers: Watchers, stop: StopRequest
             raise
         finally:
             over.set()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the models answered, by their names; a notebook shows them side by side."""
+
+    texts: dict[str, str]
+    titles: dict[str, str] = field(repr=False)
+    scores: dict[str, float | None] = field(default_factory=dict)
+    """The environment's scores of a case."""
+
+    def _repr_html_(self) -> str:
+        rows = [[escape_controls(text) for text in self.texts.values()]]
+        if self.scores:
+            rows.append(["no score" if score is None else f"score {score:.3f}" for score in self.scores.values()])
+        return html_table([self.titles[name] for name in self.texts], rows)
+
+
+class Chat:
+    """A conversation with a model, or with a model and its base at the same time: call it with what you say."""
+
+    def __init__(self, session: ChatSession) -> None:
+        self._session = session
+
+    def __call__(self, question: str) -> Answers:
+        """The answers to what you say; the next call goes on from there.
+
+        Raises:
+            ConfigError: the conversation leaves no room for an answer.
+        """
+        from aitrain.jobs.chat_session import Silent  # here, as it needs the model's libraries
+
+        with errors_in_python():
+            return Answers(self._session.ask(question, Silent()), self._session.titles)
+
+    def case(self, wanted: int | str) -> Answers:
+        """Let the models play a case of the environment; the answers are their last ones, and have scores.
+
+        Raises:
+            AitrainError: there is no such case, or the environment failed.
+        """
+        from aitrain.jobs.chat_session import Silent, answers_and_scores
+
+        with errors_in_python():
+            episodes = self._session.play(self._session.case(str(wanted)), Silent())
+            texts, scores = answers_and_scores(episodes)
+        return Answers(texts, self._session.titles, scores)
+
+    def reset(self, system: str | None = None) -> None:
+        """Begin a new conversation, with another system prompt if one is given."""
+        self._session.system = self._session.system if system is None else system
+        self._session.reset()
+
+    def close(self) -> None:
+        """Close the environment, and end its threads."""
+        self._session.close()
+
+
+def chat_here(
+    model: str, only: str | None = None, system: str = "", environment: object = None, **options: Any
+) -> Chat:
+    """Load a model and its base for a chat in this process; see `aitrain.chat`."""
+    _silence_tqdm()
+    from aitrain.jobs.chat_session import open_session
+
+    with errors_in_python():
+        own = {name: options.pop(name) for name in ("greedy", "seed") if name in options}
+        limit = options.get("rl_max_new_tokens")
+        request = ChatSetup(model, chat_options(model, only, options), only, system, answer_tokens=limit, **own)
+        return Chat(open_session(request, environment=environment))

@@ -89,7 +89,7 @@ def test_what_is_given_wins_over_the_loss_type(options: dict[str, Any], expected
 )
 def test_what_contradicts_itself_is_refused_with_the_reason(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        TrainConfig(**options)
+        TrainConfig.read(options)
     assert words in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 3
 
@@ -99,7 +99,7 @@ def test_what_contradicts_itself_is_refused_with_the_reason(options: dict[str, A
 def test_vespo_is_refused_where_vllm_has_one_ratio_a_completion(mode: str, where: dict[str, Any]) -> None:
     vespo = {"rl_loss_type": "vespo", "use_vllm": True, **where}
     with pytest.raises(ConfigError, match="vllm_importance_sampling_mode: vespo"):
-        TrainConfig(**vespo, trl={"vllm_importance_sampling_mode": mode})
+        TrainConfig.read({**vespo, "trl": {"vllm_importance_sampling_mode": mode}})
     TrainConfig(**vespo, trl={"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_correction": False})
     TrainConfig(**vespo, trl={"vllm_importance_sampling_mode": "token_mask"})
 

@@ -79,7 +79,9 @@ def test_what_a_vllm_server_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="rl_stop: a vLLM server takes at most 4 texts, not 5"):
         TrainConfig(**server, rl_stop=list("abcde"))
     with pytest.raises(ConfigError, match=r"--rl-presence-penalty 0\.5: cannot be used with --vllm-sync nccl"):
-        TrainConfig(**server, vllm_server_url="http://127.0.0.1:1", vllm_sync="nccl", rl_presence_penalty=0.5)
+        TrainConfig.read(
+            {**server, "vllm_server_url": "http://127.0.0.1:1", "vllm_sync": "nccl", "rl_presence_penalty": 0.5}
+        )
 
 
 # -- where values come from
@@ -266,7 +268,7 @@ def test_a_wrong_value_is_refused_with_the_options_name_and_what_it_must_be(
     wrong: dict[Any, Any], words: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        TrainConfig(**wrong)
+        TrainConfig.read(wrong)
 
     for word in words:
         assert word in str(caught.value)

@@ -253,7 +253,7 @@ IN_PROCESS: dict[str, tuple[Any, dict[str, Any], type[AitrainError], list[str]]]
                                         ["unknown parameter, answer", "columns that every row has: none but prompt"]),
     "too many held out": (Good(), {"eval_cases": 20}, ConfigError, ["eval_cases: cannot hold out 20 of 20"]),
     "one prompt too few": (building(Good.rows[:1]), {}, ConfigError,
-                           ["One step needs 2 prompts and there are 1", "--rl-prompts-per-step 1"]),
+                           ["One step needs 2 prompts and there are 1", "rl_prompts_per_step=1"]),
     "prompts too long": (Good(), {"rl_max_prompt_length": 2}, ConfigError,
                          ["there are 0 to train on (20 had a prompt of more than 2 tokens)", "shorter prompts"]),
     "no room for a prompt": (Good(), {"rl_max_new_tokens": 2048}, ConfigError, ["rl_max_new_tokens: 2048"]),
@@ -349,7 +349,7 @@ def test_chat_prompts_without_a_chat_template_are_refused_with_both_ways_out(mod
     with pytest.raises(ConfigError, match="no chat template") as caught:
         aitrain.train(short(model), environment=building([{"prompt": CHAT}] * 20))
 
-    assert "--chat-template chatml" in str(caught.value)
+    assert 'chat_template="chatml"' in str(caught.value)
     assert "prompts that are strings" in str(caught.value)
     assert aitrain.train(short(model, chat_template="chatml"), environment=building([{"prompt": CHAT}] * 20)).steps == 1
 

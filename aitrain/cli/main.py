@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": "Show what a run would do, and what it needs.",
     "runs": "List the runs of a folder with status and scores.",
     "show": "Show a run in the terminal: scores, curve, rollouts.",
+    "chat": "Talk to a trained model and its base, side by side.",
     "compare": "Compare models on the same cases: better, worse, and on which.",
     "doctor": "Check whether this machine can train: libraries, GPUs, disk.",
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain.engines.batching import BatchingEngine, BatchRow, Largest, seeds_of
@@ -38,6 +39,8 @@ class HFModel:
     cache_implementation: str | None = None
     continuous_batching: ContinuousBatchingConfig | None = None
     """Generate with `generate_batch`, without padding; None: with `generate`."""
+    on_tokens: Callable[[list[int]], None] | None = None
+    """Called with the newest token of each row while `generate` runs; what it raises ends the generation."""
 
 
 class HFEngine(BatchingEngine):
@@ -73,7 +76,7 @@ class HFEngine(BatchingEngine):
                 return [Completion(result.generated_tokens) for result in results.values()]
             ids, mask = self._padded(prompts)
             generated = model.generate(
-                input_ids=ids, attention_mask=mask, generation_config=config, **given.arguments()
+                input_ids=ids, attention_mask=mask, generation_config=config, **given.arguments(), **self._streamer()
             )
         return [Completion(answer) for answer in given.cut(generated[:, ids.shape[1] :].tolist())]
 
@@ -90,6 +93,9 @@ class HFEngine(BatchingEngine):
             **({} if decoding is Decoding.GREEDY else shape),
         )
 
+    def _streamer(self) -> dict[str, object]:
+        return {} if self.policy.on_tokens is None else {"streamer": _TokenStream(self.policy.on_tokens)}
+
     def _padded(self, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and attention mask, shape (rows, tokens)."""
         multiple = self.policy.pad_to_multiple_of or 1
@@ -105,3 +111,19 @@ class HFEngine(BatchingEngine):
         if not seeds or decoding is not Decoding.SEEDED or self.policy.continuous_batching is not None:
             return nullcontext()
         return seeded_rows(model, lambda _: seeds)
+
+
+class _TokenStream(BaseStreamer):  # type: ignore[misc]  # transformers has no types
+    """Passes the tokens of `generate` on. What it gets first are the prompts."""
+
+    def __init__(self, on_tokens: Callable[[list[int]], None]) -> None:
+        self._on_tokens, self._has_prompts = on_tokens, False
+
+    def put(self, value: torch.Tensor) -> None:
+        """`value`: the prompts, shape (rows, tokens), and then the new token of each row."""
+        if self._has_prompts:
+            self._on_tokens(value.tolist())
+        self._has_prompts = True
+
+    def end(self) -> None:
+        """No-op: `generate` returns."""

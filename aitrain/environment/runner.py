@@ -17,7 +17,7 @@ from aitrain.environment.contract import Case, Transcript, env_kind
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult
+from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult
 from aitrain.environment.session_kinds import session_for
 from aitrain.environment.state_watch import StateWatch
 from aitrain.environment.tools import Tools
@@ -88,12 +88,13 @@ class EnvRunner:
     """Shows the user a note, such as how calls run that write to the environment."""
     on_call_end: Callable[[], None] = lambda: None
     """Called on the event loop after each call."""
+    on_messages: Callable[[EnvSession, Sequence[Message]], None] = lambda _, __: None
+    """Called with what the environment says in an episode, such as to show it."""
 
     _watch: StateWatch | None = None
     _shown: set[str] = field(default_factory=set)
     _calls: int = 0
-    _phase: ExitStack = field(default_factory=ExitStack)
-    """Shows "waiting for the environment" as this process's activity while there are calls."""
+    _phase: ExitStack = field(default_factory=ExitStack)  # the process's activity while there are calls
 
     @cached_property
     def policy(self) -> CallPolicy:
@@ -145,6 +146,7 @@ class EnvRunner:
             for one, result in zip(sessions, opened, strict=True):
                 one.session, one.reset = result or (None, ResetResult())
                 _show_once(one.reset.note, self._shown, self.notify)
+                self.on_messages(one, one.reset.messages)
         return sessions
 
     def _open(self, one: EnvSession) -> tuple[SessionLike, ResetResult]:
@@ -174,6 +176,7 @@ class EnvRunner:
             place = f"the tool {' or '.join(dict.fromkeys(call.name for call in turn.calls))}"
         response = await self._call(one, partial(one.session.respond, turn), place) or EnvResponse(is_over=True)
         _show_once(response.note, self._shown, self.notify)
+        self.on_messages(one, response.messages)
         return response
 
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
@@ -213,9 +216,8 @@ class EnvRunner:
             return session.score(arguments)
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
-        """Close the sessions, also those that failed, except those that still hang."""
-        is_isolated = self.processes is not None  # a process that hung was ended
-        left = [one.session for one in sessions if one.session is not None and (is_isolated or not one.hangs)]
+        """Close the sessions, also those that failed, except those that still hang (a process that hung was ended)."""
+        left = [one.session for one in sessions if one.session is not None and (self.processes or not one.hangs)]
         await asyncio.gather(*(self.pool.call(session.close) for session in left))
         if self._watch is not None:
             self.policy.after_episodes(self._watch)
@@ -270,8 +272,7 @@ class EnvRunner:
         self.pool.close()
         if self.processes is not None:
             self.processes.close()
-        stored = self.given.get("tokenizer")
-        if isinstance(stored, StoredTokenizer):
+        if isinstance(stored := self.given.get("tokenizer"), StoredTokenizer):
             stored.file.unlink(missing_ok=True)
 
 

@@ -46,7 +46,7 @@ def resolve(
     if isinstance(texts := given.get("trl"), list):
         in_file = values.get("trl") or {}
         given["trl"] = {**in_file, **dict(map(_key_and_value, texts))} if isinstance(in_file, dict) else in_file
-    return job(**{**values, **given})
+    return job.read({**values, **given})
 
 
 def read_file(job: type[Options], path: Path) -> dict[str, object]:

@@ -37,11 +37,30 @@ class Options(BaseModel):
     if not TYPE_CHECKING:  # type checkers see pydantic's own signature, with every option in it
 
         def __init__(self, **values: object) -> None:
-            build(type(self))
+            from aitrain.options.in_python import in_python  # here, because only errors need it
+
             try:
-                super().__init__(**values)
-            except ValidationError as error:
-                raise ConfigError(_message(error, type(self))) from None
+                self._validate(values)
+            except ConfigError as error:
+                raise ConfigError(in_python(str(error), type(self).model_fields)) from None
+
+    def _validate(self, values: Mapping[str, object]) -> None:
+        build(type(self))
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_message(error, type(self))) from None
+
+    @classmethod
+    def read(cls, values: Mapping[str, object]) -> Self:
+        """The options of a command or a file: errors name flags, where those of the constructor name arguments.
+
+        Raises:
+            ConfigError: a name or a value is wrong.
+        """
+        options = cls.__new__(cls)
+        options._validate(values)
+        return options
 
     @field_validator("*", mode="before")
     @classmethod

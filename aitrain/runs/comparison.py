@@ -16,11 +16,12 @@ from aitrain.errors import ConfigError
 from aitrain.runs.case_key import match_cases
 from aitrain.runs.comparison_notes import missing_match, notes_on
 from aitrain.runs.held_out import IntervalValues, as_values, change_values, interval_text, pass_at
+from aitrain.runs.html_table import html_line, html_table
 from aitrain.runs.intervals import EQUAL, UNIT, Bounds, of_mean
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import RecordedCase, RecordedSample, RecordedScoring
 from aitrain.runs.significance import FEWEST_CASES, MOST_CASES, WANTED_POWER, Power, holm
-from aitrain.runs.verdict import Verdict, verdict_of
+from aitrain.runs.verdict import Verdict, verdict_of, verdict_sentence
 
 LENIENT = "lenient"
 """The metric that is the score without the answer's format."""
@@ -71,7 +72,7 @@ class CasePair:
         return "equal" if abs(self.difference) < EQUAL else "won" if self.difference > 0 else "lost"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Comparison:
     """B compared with A; a change is B less A."""
 
@@ -150,6 +151,20 @@ class Comparison:
         needed = power.cases_needed(wanted)
         cases = f"more than {MOST_CASES:,}" if needed is None else f"{needed:,}"
         return f"{text}; for {'the measured ' if difference is None else ''}{abs(wanted):.3f}, {cases} are needed"
+
+    def __repr__(self) -> str:
+        return f"Comparison({self.a.label} -> {self.b.label}: {verdict_sentence(self.main.change)})"
+
+    def _repr_html_(self) -> str:
+        """The comparison as a notebook shows it: its rows, the cases won and lost, and what they say."""
+        rows = [
+            (row.name, interval_text(row.a, False), interval_text(row.b, False), interval_text(row.change, True))
+            for row in self.rows
+        ]
+        counts = f"{len(self.cases('won'))} cases won, {len(self.cases('lost'))} lost, of {len(self.pairs)}"
+        said = [verdict_sentence(self.main.change), counts, self.format_sentence(), *self.notes]
+        table = html_table(("", self.a.label, self.b.label, "change"), rows)
+        return table + "".join(map(html_line, filter(None, said)))
 
     def to_json(self) -> JsonObject:
         """The comparison as JSON, with all cases."""

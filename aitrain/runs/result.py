@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aitrain.runs.early_stop import TimeToTarget
-from aitrain.runs.held_out import ScoreTable
+from aitrain.runs.held_out import ScoreTable, interval_texts
+from aitrain.runs.html_table import html_line, html_table
 from aitrain.runs.run_folder import RunFolder, read_lines, write_json
-from aitrain.runs.verdict import Verdict
+from aitrain.runs.verdict import Verdict, verdict_sentence
+
+if TYPE_CHECKING:
+    from aitrain.notebook import Chat
+    from aitrain.runs.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,39 @@ class Result:
         """The lines of metrics.jsonl, without the version of their format."""
         lines = read_lines(RunFolder(self.folder).metrics)
         return [{name: value for name, value in line.items() if name != "schema"} for line in lines]
+
+    def _repr_html_(self) -> str:
+        """The result as a notebook shows it: the held-out scores, what they say, and where the model is."""
+        rows = [(name, *interval_texts(row)) for name, row in self.scores.items() if row["before"] or row["after"]]
+        change = self.scores["sampled"]["change"] if "sampled" in self.scores else None
+        table = html_table(("held-out", "before", "after", "change"), rows) if rows else ""
+        why = f" ({self.stopped_because})" if self.stopped_because else ""
+        failed = sum(self.failures.values())
+        lines = [
+            f"{self.status}{why}: {self.steps} steps in {self.seconds:.0f} s",
+            verdict_sentence(change),
+            f"{failed} of {self.episodes} episodes failed" if failed else "",
+        ]
+        return table + "".join(map(html_line, [*filter(None, lines), f"model: {self.model}"]))
+
+    def compare(self, other: Result | Path | str | None = None) -> Comparison:
+        """The model compared with that of another run or eval, case by case; by itself, with what it was before the
+        training. Changes are this model less the other one.
+
+        Raises:
+            ConfigError: they have no held-out cases in common.
+        """
+        from aitrain.runs.comparison import compare_all  # here, as only this needs it
+        from aitrain.runs.recorded_scoring import read_scorings
+
+        before = [] if other is None else [other.folder if isinstance(other, Result) else Path(other)]
+        return compare_all(read_scorings([*before, self.folder]))[0]
+
+    def chat(self, **options: Any) -> Chat:
+        """Talk to the trained model and its base, as `aitrain.chat(folder)` does."""
+        import aitrain  # here, as chatting needs the model's libraries
+
+        return aitrain.chat(self.folder, **options)
 
     def write(self) -> None:
         """Write result.json."""

@@ -56,13 +56,24 @@ class Dashboard:
     def lines(self, width: int, ascii_only: bool = False) -> list[Text]:
         """At most eight lines, none wider than `width` columns."""
         ramp, width = ASCII if ascii_only else BLOCKS, min(width, WIDEST)
-        elapsed = self._elapsed()
-        now = f"{self.phase}  {duration(elapsed)}" if self.phase and elapsed >= PATIENCE else self.phase
-        named = [*self._of_the_run(width - LABEL, ramp), *self._of_the_step(width - LABEL), ("now", Text(now))]
-        lines = [Text(f"{name:<{LABEL}}", style="dim") + line for name, line in named if line.plain]
+        lines = [Text(f"{name:<{LABEL}}", style="dim") + line for name, line in self.parts(width - LABEL, ramp)]
         for line in lines:
             line.truncate(width, overflow="crop")
         return lines
+
+    def parts(self, width: int, ramp: str = BLOCKS) -> list[tuple[str, Text]]:
+        """The lines with their names; without those that are empty."""
+        elapsed = self._elapsed()
+        now = f"{self.phase}  {duration(elapsed)}" if self.phase and elapsed >= PATIENCE else self.phase
+        named = [*self._of_the_run(width, ramp), *self._of_the_step(width), ("now", Text(now))]
+        return [(name, line) for name, line in named if line.plain]
+
+    @property
+    def time_left(self) -> str:
+        """`1m 20s left`; empty before the first step, and while something else than a step is done."""
+        if self.step is None or self.phase:
+            return ""
+        return f"{duration(max(0.0, self.step.seconds_left - self._elapsed()))} left"
 
     def _of_the_run(self, width: int, ramp: str) -> list[tuple[str, Text]]:
         step = self.step
@@ -70,9 +81,8 @@ class Dashboard:
             return self._of_the_eval(self.evaluating, width, ramp)
         if step is None:
             return [("held-out", self._held_out(width))]
-        left = "" if self.phase else f"{duration(max(0.0, step.seconds_left - self._elapsed()))} left"
         return [
-            ("step", _progress(step.step, step.steps, left, width, ramp)),
+            ("step", _progress(step.step, step.steps, self.time_left, width, ramp)),
             ("reward", self._reward(width, ramp)),
             ("held-out", self._held_out(width)),
         ]

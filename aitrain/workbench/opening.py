@@ -56,13 +56,19 @@ def construct(config: TrainConfig) -> object:
     return environment
 
 
-def open_environment(config: TrainConfig, tokenizer: object | None = None) -> tuple[OpenedEnvironment, TrainConfig]:
-    """Construct the environment of the options, and build its datasets; with the options that it requires.
+def open_environment(
+    config: TrainConfig, tokenizer: object | None = None, environment: object = None
+) -> tuple[OpenedEnvironment, TrainConfig]:
+    """Construct the environment of the options, unless an object is given, and build its datasets; with the options
+    that it requires.
 
     Raises:
         AitrainError: it cannot be constructed, or a dataset or the methods' parameters are wrong.
     """
-    environment = construct(config)
+    if environment is None:
+        environment = construct(config)
+    else:
+        check_methods(environment)
     config, note = with_requirements(config, environment)
     cases, held_out = built = build_cases(environment, tokenizer or NoTokenizer())
     check_contract(environment, columns(built))

@@ -231,7 +231,7 @@ def test_a_run_in_which_nothing_could_be_learned_says_so(
     result = train(Same(), max_steps=2, eval_cases=0, warmup_ratio=0.0, rl_mask_truncated_completions=True)
     said = " ".join(capsys.readouterr().err.split())
     assert "No step changed the weights" in said
-    assert "or were truncated (--rl-mask-truncated-completions)" in said
+    assert "or were truncated (rl_mask_truncated_completions=True)" in said
     assert result.status == "finished"
     assert difference(result.model, small_model) == 0.0
 

@@ -63,7 +63,7 @@ def test_the_model_is_not_there_and_the_message_says_what_to_do(
 
     with pytest.raises(EnvironmentFailed, match="failed on all"):
         train(Asks(), rl_env_isolation="process")
-    assert "there is no model.generate: use --rl-env-isolation thread" in capsys.readouterr().err
+    assert 'there is no model.generate: use rl_env_isolation="thread"' in capsys.readouterr().err
 
 
 def test_what_building_the_dataset_sets_must_be_able_to_travel(train: Train) -> None:

@@ -110,7 +110,7 @@ def test_three_such_steps_in_a_row_end_the_run_with_the_last_good_weights(
 ) -> None:
     good = train(Vowels(), max_steps=10, project_name="good", save_strategy="steps", save_steps=1, save_total_limit=20)
     sick({2, 3, 5, 6, 7})
-    with pytest.raises(RunFailed, match=r"3 steps in a row, up to step 7.*(?s:.*)those of step 4.*(?s:.*)--lr"):
+    with pytest.raises(RunFailed, match=r"3 steps in a row, up to step 7.*(?s:.*)those of step 4.*(?s:.*)Lower lr"):
         train(Vowels(), max_steps=10, project_name="bad")
 
     bad = tmp_path / "runs" / "bad"

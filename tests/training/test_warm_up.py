@@ -90,7 +90,7 @@ def test_too_little_memory_shows_before_anything_is_sampled(
     with pytest.raises(RunFailed) as failure:
         train(Words())
     assert "Out of memory in the warm-up, with the longest episodes (12 + 6 tokens)" in str(failure.value)
-    assert "--batch-size" in str(failure.value)
+    assert "Lower batch_size" in str(failure.value)
 
 
 def test_on_the_cpu_there_is_none(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,213 @@
+"""Chats without a model: conversations on a scripted engine, what is shown, and what a chat request takes over."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from aitrain import ConfigError
+from aitrain.cli.main import app
+from aitrain.environment.session import Message
+from aitrain.rollout.chat_format import ChatFormat
+from aitrain.rollout.engine import Decoding
+from aitrain.rollout.limits import Limits
+from aitrain.rollout.model_chat import AnswerText, ChatStoppedError, ModelChat, ShownEngine
+from aitrain.runs.chat_setup import ChatSetup, chat_options
+from aitrain.runs.run_folder import write_json
+from aitrain.ui.chat_view import ChatView
+from tests.conftest import write
+from tests.rollout.scripted import END, Letters, Scripted
+from tests.screens import Terminal
+
+LONG = "a sentence of twenty-nine abc " * 3
+
+
+def model_chat(*answers: str, context: int | None = None) -> tuple[ModelChat, Scripted, list[str]]:
+    """A chat whose model gives these answers, with its engine and what it shows."""
+    left, shown = list(answers), list[str]()
+    engine, chat = Scripted(lambda _: left.pop(0)), ChatFormat(Letters())
+    answer = AnswerText(chat, shown.append)
+    limits = Limits(1, 50, context=context)
+    return ModelChat("tuned", "m", ShownEngine(engine, answer), chat, limits, END), engine, shown
+
+
+def ask(chat: ModelChat, question: str) -> str:
+    return asyncio.run(chat.ask(question, 7, Decoding.SEEDED))
+
+
+# -- conversations
+
+
+def test_a_question_is_answered_in_the_conversation_so_far() -> None:
+    chat, engine, shown = model_chat("four$", "five$")
+    chat.messages.append({"role": "system", "content": "short"})
+
+    assert ask(chat, "2+2?") == "four$"
+    ask(chat, "and one?")
+
+    prompts = ["".join(map(chr, request.prompt_ids)) for request in engine.requests]
+    assert prompts == ["s:short$u:2+2?$a:", "s:short$u:2+2?$a:four$u:and one?$a:"]
+    assert shown == ["four$", "five$"]
+    assert engine.requests[0].max_tokens == 50
+
+
+def test_without_a_chat_template_the_model_continues_the_text() -> None:
+    chat, engine, _ = model_chat(" four$")
+    chat.has_template = False
+
+    ask(chat, "2 + 2 =")
+
+    assert "".join(map(chr, engine.requests[0].prompt_ids)) == "2 + 2 ="
+
+
+def test_a_conversation_that_leaves_no_room_is_refused_and_stays_as_it_was() -> None:
+    chat, engine, _ = model_chat(context=10)
+
+    with pytest.raises(ConfigError, match="leaves no room for an answer"):
+        ask(chat, "a question of many letters")
+
+    assert chat.messages == []
+    assert engine.requests == []
+
+
+def test_an_answer_grows_with_its_tokens_until_it_is_stopped() -> None:
+    shown = list[str]()
+    answer = AnswerText(ChatFormat(Letters()), shown.append)
+    for letter in "ab":
+        answer.on_tokens([ord(letter)])
+    answer.on_tokens([ord("\ufffd")])  # half of a character
+    answer.is_stopped = lambda: True
+
+    with pytest.raises(ChatStoppedError):
+        answer.on_tokens([ord("c")])
+    assert shown == ["a", "ab", "ab"]
+
+
+# -- what is shown
+
+
+def view(width: int, *names: str) -> tuple[Terminal, ChatView]:
+    terminal = Terminal(width)
+    return terminal, ChatView(terminal.console(), {name: f"{name}: model" for name in names})
+
+
+def test_two_answers_stand_side_by_side_and_are_wrapped_in_their_columns() -> None:
+    terminal, shown = view(83, "base", "tuned")
+    shown.answer("base", LONG)
+    shown.answer("tuned", "short")
+    shown.finish()
+
+    assert terminal.shown[0] == f"{'base: model':40} │ tuned: model"
+    assert terminal.shown[1] == f"{'a sentence of twenty-nine abc a sentence':40} │ short"
+    assert terminal.shown[2].startswith("of twenty-nine abc")
+    assert len(terminal.shown) == 4
+
+
+def test_a_narrow_terminal_stacks_the_answers() -> None:
+    terminal, shown = view(40, "base", "tuned")
+    shown.answer("base", "one")
+    shown.answer("tuned", "two")
+    shown.finish()
+
+    assert terminal.shown == ["base: model", "one", "tuned: model", "two"]
+
+
+def test_an_answer_is_on_the_screen_before_it_is_complete() -> None:
+    terminal, shown = view(80, "tuned")
+    shown.answer("tuned", "the first wo")
+
+    assert terminal.shown == ["tuned: model", "the first wo"]
+
+
+def test_a_long_answer_shows_its_end_while_it_comes_and_is_printed_in_full() -> None:
+    terminal, shown = view(80, "tuned")
+    text = "\n".join(f"line {number}" for number in range(60))
+    shown.answer("tuned", text)
+
+    assert terminal.shown[-1] == "line 59"
+    shown.finish()
+    assert all(f"line {number}\n" in terminal.written.replace("\x1b[0m", "") for number in range(60))
+
+
+def test_what_the_environment_says_stands_between_the_answers() -> None:
+    terminal, shown = view(80, "tuned")
+    shown.answer("tuned", "5")
+    messages: list[Message] = [{"role": "tool", "name": "add", "content": "4"}, {"role": "user", "content": "again"}]
+    shown.said("tuned", messages)
+    shown.answer("tuned", "4")
+    shown.note("tuned", "score 1.000", "green")
+    shown.finish()
+
+    assert terminal.shown == ["tuned: model", "5", "tool add: 4", "user: again", "4", "score 1.000"]
+
+
+def test_control_characters_of_a_model_reach_no_terminal() -> None:
+    terminal, shown = view(80, "tuned")
+    shown.answer("tuned", "a\x1b[2Jb\x07")
+    shown.said("tuned", [{"role": "user", "content": "\x1b]0;title\x07"}])
+    shown.finish()
+
+    assert terminal.shown[1:] == ["a\\x1b[2Jb\\x07", "user: \\x1b]0;title\\x07"]
+
+
+# -- the request
+
+
+def trained(folder: Path, **options: Any) -> str:
+    """A run folder with an adapter, as a training leaves it."""
+    write(folder / "runs" / "r", {"config.yaml": "\n".join(f"{name}: {value}" for name, value in options.items())})
+    model = folder / "runs" / "r" / "model"
+    model.mkdir()
+    write_json(model / "adapter_config.json", {"base_model_name_or_path": "tiny"})
+    (model / "adapter_model.safetensors").write_bytes(b"")
+    return "runs/r"
+
+
+def test_a_chat_takes_over_the_options_of_the_run_and_the_given_ones_win(here: Path) -> None:
+    run = trained(here, model="tiny", rl_env="envs.arithmetic", rl_temperature=0.7, rl_top_p=0.9, project_name="r")
+
+    options = chat_options(run, None, {"rl_top_p": 0.5})
+
+    config = ChatSetup(run, options).config
+    assert (config.rl_env, config.rl_temperature, config.rl_top_p) == ("envs.arithmetic", 0.7, 0.5)
+    assert config.project_name == "project-name"
+
+
+def test_another_environment_has_none_of_the_runs_settings(here: Path) -> None:
+    run = trained(here, model="tiny", rl_env="envs.arithmetic", rl_env_config="{a: 1}", rl_env_timeout=3)
+
+    options = chat_options(run, None, {"rl_env": "envs.gsm8k"})
+
+    assert {name: value for name, value in options.items() if name.startswith("rl_env")} == {"rl_env": "envs.gsm8k"}
+
+
+@pytest.mark.parametrize(
+    ("model", "only", "message"),
+    [
+        ("tiny", "both", "only: must be base or tuned, not both"),
+        ("tiny", "base", "only: it is not known what tiny was trained from"),
+        ("http://127.0.0.1:8000/v1", None, "is an address; a chat loads the model itself"),
+        ("./nothing", None, "./nothing does not exist"),
+    ],
+)
+def test_what_cannot_be_talked_to_is_refused(here: Path, model: str, only: str | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        chat_options(model, only, {})
+
+
+def test_the_help_of_chat_has_its_flags_and_the_sampling_options() -> None:
+    help_text = CliRunner().invoke(app, ["chat", "--help"]).stdout
+    for flag in (
+        "--only base|tuned",
+        "--system TEXT",
+        "--case N",
+        "--greedy",
+        "--json",
+        "--rl-temperature",
+        "--rl-env",
+    ):
+        assert flag in help_text

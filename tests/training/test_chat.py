@@ -1,0 +1,155 @@
+"""`aitrain chat` with the tiny model: base and adapter from one set of weights, cases, and the terminal."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from aitrain import EnvironmentFailed, TrainConfig
+from aitrain.environment.session import Message
+from aitrain.jobs.chat import answer_lines
+from aitrain.jobs.chat_session import ChatSession, Silent, answers_and_scores, open_session
+from aitrain.launch.preflight import check
+from aitrain.notebook import _one_thread_if_small
+from aitrain.rollout.model_chat import ChatStoppedError
+from aitrain.runs.chat_setup import ChatSetup, chat_options
+from aitrain.training.model import TINY_MODEL
+from tests.conftest import write
+from tests.workbench.terminal import start
+
+DOUBLES = """
+class Doubles:
+    def build_dataset(self):
+        return [{"prompt": [{"role": "user", "content": f"{a} + {a} = ?"}], "a": a} for a in range(10, 60)]
+
+    def episode(self, a):
+        reply = yield
+        if reply.strip() == str(2 * a):
+            return 1.0
+        reply = yield f"Not {reply}. {a} + {a} = ?"
+        if a == 13:
+            raise ValueError("thirteen")
+        return 0.5
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run whose adapter spoils the answers of the tiny model."""
+    folder = tmp_path_factory.mktemp("chat")
+    write(folder, {"doubles.py": DOUBLES, "runs/spoilt/config.yaml": "model: tiny\nrl_env: doubles.py:Doubles\n"})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    adapted = get_peft_model(
+        model, LoraConfig(r=4, lora_alpha=64, target_modules="all-linear", init_lora_weights=False)
+    )
+    adapted.save_pretrained(folder / "runs" / "spoilt" / "model")
+    return folder
+
+
+@pytest.fixture
+def session(run: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(run)
+    options = chat_options("runs/spoilt", None, {"rl_max_new_tokens": 8})
+    opened = open_session(ChatSetup("runs/spoilt", options, greedy=True, answer_tokens=8))
+    yield opened
+    opened.close()
+
+
+class Heard:
+    """Notes what is said, in its order."""
+
+    def __init__(self) -> None:
+        self.said_by: list[tuple[str, str]] = []
+        self.texts: dict[str, list[str]] = {}
+
+    def answer(self, name: str, text: str) -> None:
+        self.texts.setdefault(name, []).append(text)
+
+    def said(self, name: str, messages: Any) -> None:
+        self.said_by += [(name, str(message["content"])) for message in messages]
+
+
+def test_base_and_tuned_answer_from_one_model_with_the_adapter_off_and_on(session: ChatSession) -> None:
+    heard = Heard()
+    base, tuned = (one.policy.model for one in session.loaded)
+    answers = session.ask("12 + 30 = ?", heard)
+
+    assert base is tuned
+    assert answers["base"] == "42"
+    assert answers["tuned"] != "42"
+    session.reset()
+    assert session.ask("12 + 30 = ?", Silent()) == answers  # the adapter is off and on again
+    assert heard.texts["base"][:2] == ["4", "42"]
+
+
+def test_a_case_is_played_with_the_environments_turns_and_scores_for_both(session: ChatSession) -> None:
+    heard = Heard()
+    answers, scores = answers_and_scores(session.play(session.case("2"), heard))
+
+    assert (answers["base"], scores) == ("24", {"base": 1.0, "tuned": 0.5})
+    ((name, said),) = heard.said_by
+    assert name == "tuned"
+    assert said.endswith("12 + 12 = ?")
+    tuned: list[Message] = session.loaded[1].chat.messages
+    assert [message["role"] for message in tuned] == ["user", "assistant", "user", "assistant"]
+
+
+def test_a_failing_environment_is_said_with_its_line(session: ChatSession) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"thirteen\n.*doubles\.py, line 12"):
+        answers_and_scores(session.play(session.case("3"), Silent()))
+
+
+def test_an_interrupted_question_is_part_of_no_conversation(session: ChatSession) -> None:
+    class Interrupting(Silent):
+        def answer(self, name: str, text: str) -> None:
+            if name == "tuned":
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(ChatStoppedError, match="not part of the conversation"):
+        session.ask("12 + 30 = ?", Interrupting())
+
+    assert [one.chat.messages for one in session.loaded] == [[], []]
+
+
+def test_questions_of_a_pipe_are_answered_one_by_one(
+    session: ChatSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", ["12 + 30 = ?\n", "\n", "20 + 20 = ?\n"])
+    assert answer_lines(session, "2", as_json=True) == 0
+
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0]["scores"] == {"base": 1.0, "tuned": 0.5}
+    assert [line["answers"]["base"] for line in lines] == ["24", "42", "40"]
+
+
+def test_a_chat_on_a_terminal_streams_and_can_be_interrupted(run: Path) -> None:
+    terminal = start(run, ["chat", "runs/spoilt", "--rl-min-new-tokens", "400", "--rl-max-new-tokens", "400"])
+    terminal.wait_for("> ")
+    terminal.type("/case 2\n")
+    terminal.wait_for("base: tiny", 2)  # drawn while it answers
+    terminal.type("\x03")
+    terminal.wait_for("interrupted: this is not part of the conversation")
+    terminal.wait_for("> ", 2)
+    terminal.type("/quiet\n")
+    terminal.wait_for("there is no command /quiet")
+    terminal.wait_for("> ", 3)
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    assert "Traceback" not in terminal.shown
+
+
+def test_aitrain_train_computes_with_one_thread_if_the_model_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    before = torch.get_num_threads()
+    monkeypatch.setattr(torch, "set_num_threads", (asked := list[int]()).append)
+    with _one_thread_if_small(check(TrainConfig(model="tiny", rl_env="envs.arithmetic"))):
+        assert asked == [1]
+    assert asked == [1, before]
