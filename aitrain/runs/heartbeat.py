@@ -31,8 +31,12 @@ class Progress:
     steps: int | None = None
     pids: list[int] = field(default_factory=list)
     """The training processes, the first one first."""
+    ends_at: float | None = None
+    """Estimated time of the last step, in seconds since 1970."""
     stall_timeout: float | None = None
     """Seconds without progress after which the run counts as stalled."""
+    seconds: float | None = None
+    """Duration of an eval's episodes so far, over all starts."""
 
 
 class Heartbeat:
@@ -73,6 +77,7 @@ class Heartbeat:
         if self.is_writer:
             progress = self.progress
             known = {"step": progress.step, "steps": progress.steps, "pids": progress.pids or None, **self._activity()}
+            known |= {"ends_at": progress.ends_at, "seconds": progress.seconds}
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)
 
