@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -112,8 +112,8 @@ def eval(
 
 
 def eval_folders(models: Sequence[str], flags: Mapping[str, object], verbosity: Verbosity | None = None) -> list[Path]:
-    """The folders of the evals of these models. An eval that exists with the same options and weights is
-    taken, and continued if it was interrupted.
+    """The folders of the evals of these models. An eval that exists with the same options and weights is taken, and
+    continued if it was interrupted.
 
     Raises:
         AitrainError: an eval cannot be done.
@@ -163,7 +163,7 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
     from aitrain.runs.model_reference import read_model, run_options
 
     in_file = read_file(EvalConfig, asked.config) if asked.config else {}
-    models = list(asked.models) or [str(in_file["model"])] * ("model" in in_file)
+    models = list(asked.models) or [str(in_file[name]) for name in ("model",) if name in in_file]
     if not models:
         raise ConfigError("Name a model: aitrain eval MODEL..., such as a run folder, a Hub name, or tiny")
     references = [read_model(model) for model in models]
@@ -171,7 +171,8 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
     if {"rl_env", "rl_env_module"} & {*in_file, *asked.flags}:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
-    if {"dtype", "quantization"} & {*in_file, *asked.flags}:
+    given = {**taken, **in_file, **asked.flags}
+    if given.get("dtype") == "float16" or given.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
     shared = resolve(EvalConfig, asked.config, {"model": "tiny", **asked.flags}, taken)
     names = _names(references, shared, "project_name" in {*in_file, *asked.flags})
@@ -193,9 +194,7 @@ def _names(references: Sequence[ModelReference], config: EvalConfig, is_named: b
 
     names: list[str] = []
     for reference in references:
-        label = (
-            config.model_name.rpartition("/")[2] if reference.kind == "url" and config.model_name else reference.label
-        )
+        label = replace(reference, name=config.model_name).label
         name = config.project_name if is_named else f"eval-{label}"
         name = f"{name}-{label}" if is_named and len(references) > 1 else name
         names.append(next(one for one in (name, *(f"{name}-{n}" for n in range(2, 999))) if one not in names))

@@ -30,19 +30,26 @@ class ServerNeeds:
     """Rank of the adapter that is loaded; None: all weights are loaded."""
     is_on_cpu: bool = False
     """Whether the server has no GPU."""
-    keeps_weights: bool = False
-    """Whether the server's own weights are used, and none are loaded."""
+    trains: bool = True
+    """Whether the run trains; if not, it needs no log-probabilities, and without an adapter loads no weights."""
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the server's own weights are used, and none are loaded."""
+        return not self.trains and self.rank is None
 
     @property
     def command(self) -> str:
         """The command that starts such a server."""
         adapter = f" --enable-lora --max-lora-rank {served_rank(self.rank) or RANKS[-1]}" if self.rank else ""
-        mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if self.rank else "VLLM_SERVER_DEV_MODE=1"
+        mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True " if self.rank else "VLLM_SERVER_DEV_MODE=1 "
+        mode = "" if self.keeps_weights else mode
         extension = f" --worker-extension-cls {tied_head.__name__}.WorkerExtension"
         adapter = adapter or (extension if self.is_on_cpu and not self.keeps_weights else "")
         on_cpu = f" {UNCHUNKED}" if self.is_on_cpu else ""
-        options = f"--max-model-len {self.context} --generation-config vllm --logprobs-mode processed_logprobs"
-        return f"{mode} vllm serve {self.model} {options}{on_cpu}{adapter}"
+        logprobs = " --logprobs-mode processed_logprobs" if self.trains else ""
+        options = f"--max-model-len {self.context} --generation-config vllm{logprobs}"
+        return f"{mode}vllm serve {self.model} {options}{on_cpu}{adapter}"
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,7 @@ async def _lack(client: VLLMClient, base: ServerModel | None, needs: ServerNeeds
         return f"takes {base.context} tokens of prompt and completion, but the run needs {needs.context}"
     if lack := await _lacks_sync(client, needs):
         return lack
-    if await _has_raw_logprobs(client, base):
+    if needs.trains and await _has_raw_logprobs(client, base):
         return "returns log-probabilities before temperature and top-p, which training cannot use"
     return ""
 

@@ -115,11 +115,11 @@ class SavedAdapter(AdapterSync):
 def _server_engine(model: EvalModel) -> VLLMServerEngine:
     url, adapter, policy = str(model.config.vllm_server_url), model.reference.adapter, model.policy
     rank = adapter_rank(adapter) or None
-    needs = ServerNeeds(model_path(model.reference.base), model.longest or 0, rank, keeps_weights=adapter is None)
+    needs = ServerNeeds(model_path(model.reference.base), model.longest or 0, rank, trains=False)
     base = check_server(url, needs)
     sync = SavedAdapter(adapter or Path(model_path(model.reference.base)))
     weights = ServerWeights(VLLMClient(url), sync, give_up_reason=model.give_up_reason)
-    engine = VLLMServerEngine(weights, base.name, policy.end, policy.sampling, base.context)
+    engine = VLLMServerEngine(weights, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
     if adapter is None:
         engine.weight_version = model.step  # the server's own weights: nothing is loaded
     return engine
