@@ -42,6 +42,7 @@ SAME = {
     "optim": "optimizer",
     "lr_scheduler_type": "scheduler",
     "load_best_model_at_end": "save_best",
+    "early_stopping_patience": "patience",
     # AITraining
     "base_model": "model",
     # Unsloth

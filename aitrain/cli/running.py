@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from rich.console import Console
 
@@ -46,6 +47,7 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
         print(escape_controls(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
     if isinstance(end, Failed):
         raise _failure(end, folder, began)
+    folder = _near(folder)
     if verbosity.quiet:
         print(last_line(Result.read(folder.path)))
     else:
@@ -57,6 +59,12 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
     how = f"; continue with:\n  {command}" if command else ""
     print(f"stopped after step {end.step} and saved{why}{how}", file=sys.stderr)
     return 0 if end.because else 130
+
+
+def _near(folder: RunFolder) -> RunFolder:
+    """The folder by its path from the working directory, if it is below: a checkpoint is known by its whole path."""
+    path, here = folder.path, Path.cwd()
+    return RunFolder(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else folder
 
 
 def _run(plan: RunPlan, folder: RunFolder, announce: Announce) -> Failed | Ended:

@@ -20,6 +20,7 @@ SAME_AS = {
     "hub_model_id": "repo_id",
     "hub_private_repo": "hub_private",
     "load_best_model_at_end": "save_best",
+    "early_stopping_patience": "patience",
     "max_tool_calling_iterations": "rl_max_turns",
     "vllm_server_host": "vllm_server_url",
     "vllm_server_port": "vllm_server_url",

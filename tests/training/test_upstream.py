@@ -49,7 +49,7 @@ DOCUMENTED = {
 }  # fmt: skip
 """Public members of transformers' Trainer."""
 CALLBACK_EVENTS = {
-    "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin",
+    "on_log", "on_optimizer_step", "on_save", "on_step_begin", "on_step_end", "on_train_begin", "on_train_end",
 }  # fmt: skip
 NOT_INSIDE = {"_exit", "_call"}
 """`os._exit`, which Python documents, and a slot of a class of ours."""
@@ -279,6 +279,14 @@ def test_truncated_completions_are_masked_in_one_place_and_flat_groups_counted_i
     assert text.count('["frac_reward_zero_std"].append(') == 1
 
 
+def test_with_one_ratio_for_a_completion_clip_ratios_are_means_over_rows() -> None:
+    """`importance_sampling_level` says so; the ratio of a row without tokens is 1, as its sum is divided by 1."""
+    text = inspect.getsource(GRPOTrainer._compute_loss)
+    assert 'self.importance_sampling_level == "sequence"' in text
+    assert "log_importance_weights = (log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)" in text
+    assert text.count("if x.shape[1] == 1:") == 2
+
+
 def test_what_trl_refuses_with_vllm_is_refused_by_us_as_our_servers_are_none_of_its_own() -> None:
     """A loss type and a mode; loss_types.py has both."""
     lines = [line.strip() for line in inspect.getsource(GRPOTrainer.__init__).splitlines() if "self.use_vllm" in line]
@@ -418,6 +426,7 @@ def test_a_scheduler_sets_rates_from_its_base_rates() -> None:
     optimizer.step()
     scheduler.step()
     assert scheduler.get_last_lr() == [0.2]
+    assert (scheduler.last_epoch, scheduler.lr_lambdas[0](1)) == (1, 0.5)
 
 
 def test_an_accelerator_says_which_forward_pass_ends_a_step_and_whether_weights_are_sharded() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aitrain.cli import running
 from aitrain.runs.run_folder import RunFolder, append_lines, write_json
 from aitrain.ui.next_steps import advice, continuing, next_steps
 from aitrain.ui.summary import summary
@@ -107,3 +108,9 @@ def test_the_page_has_the_verdict_with_advice_and_commands(tmp_path: Path) -> No
     found = summary(folder.path, None)
     assert (found["verdict"], found["advice"]) == ("worse", advice(folder))
     assert found["next_steps"] == next_steps(folder) != []
+
+
+def test_a_resumed_run_is_shown_by_its_path_from_here(here: Path, tmp_path: Path) -> None:
+    assert running._near(RunFolder(here / "runs" / "x")) == RunFolder(Path("runs/x"))
+    for elsewhere in (RunFolder(Path("runs/x")), RunFolder(tmp_path / "x")):
+        assert running._near(elsewhere) is elsewhere
