@@ -96,7 +96,7 @@ class SweepPage {
   }
 
   link(trial) {
-    return el("a", { href: `trial-${trial.number}/report.html` }, `trial-${trial.number}`);
+    return el("a", { href: this.data.link.replaceAll("{name}", encodeURIComponent(trial.name)) }, trial.name);
   }
 
   // -- parallel coordinates
@@ -136,7 +136,7 @@ class SweepPage {
     const line = shape("path", { d: path, class: `trial-line${trial.score === null ? " unscored" : ""}${isBest ? " best" : ""}` });
     if (trial.score !== null) line.style.setProperty("--tint", `${this.tint(trial.score).toFixed(0)}%`);
     const target = shape("path", { d: path, class: "trial-target" }); // wide enough for a finger
-    target.append(shape("title", {}, `trial-${trial.number}: ${trial.score === null ? trial.status : score(trial.score)}\n${trial.shown.map((text, index) => `${this.data.axes[index].name} ${text}`).join("\n")}`));
+    target.append(shape("title", {}, `${trial.name}: ${trial.score === null ? trial.status : score(trial.score)}\n${trial.shown.map((text, index) => `${this.data.axes[index].name} ${text}`).join("\n")}`));
     for (const [name, isLit] of [["pointerenter", true], ["pointerleave", false]]) target.addEventListener(name, () => this.light(trial.number, isLit));
     this.lines.set(trial.number, line);
     return [line, target];
