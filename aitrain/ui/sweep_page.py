@@ -60,7 +60,7 @@ def _axis(name: str, searched: object, trials: Sequence[Trial]) -> JsonObject:
         return {"name": name, "low": min(numbers), "high": max(numbers), "log": is_log}
     listed = [shown_value(value) for value in searched] if isinstance(searched, list) else []
     tried = list(dict.fromkeys(map(shown_value, values)))
-    return {"name": name, "choices": [value for value in listed if value in tried] or tried}
+    return {"name": name, "choices": [value for value in dict.fromkeys([*listed, *tried]) if value in tried]}
 
 
 def _trial(trial: Trial, names: Sequence[str]) -> JsonObject:

@@ -3,6 +3,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const NARROW = 640; // below it the axes lie one below the other
+const SHORT = 14; // characters of a cell that is not broken into lines
 const WORST_TINT = 12; // percent of the accent colour in the line of the worst trial
 
 /** An SVG element; a text is set as text. */
@@ -208,7 +209,11 @@ class SweepPage {
 
   row(trial, columns) {
     const light = (isLit) => () => this.light(trial.number, isLit);
-    const cells = columns.map((column) => el("td", { "data-name": column.name }, column.cell(trial)));
+    const cells = columns.map((column) => {
+      const cell = el("td", { "data-name": column.name }, column.cell(trial));
+      if (cell.textContent.length <= SHORT) cell.classList.add("short");
+      return cell;
+    });
     const row = el("tr", { class: trial.number === this.data.best ? "best" : "", onpointerenter: light(true), onpointerleave: light(false), onfocusin: light(true), onfocusout: light(false) }, cells);
     this.rows.set(trial.number, row);
     return row;
