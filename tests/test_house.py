@@ -72,8 +72,8 @@ def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["--version"], ["nothing"], ["runs", "--help"], ["show", "--help"], ["view", "--help"],
-     ["demo", "--help"], ["doctor", "--help"], ["data", "--help"], ["sweep", "--help"], ["schema", "--help"], ["env", "--help"],
-     ["env", "init", "--help"], ["env", "play", "--help"], ["env", "rescore", "--help"]],
+     ["demo", "--help"], ["doctor", "--help"], ["data", "--help"], ["schema", "--help"], ["env", "--help"],
+     ["env", "init", "--help"], ["env", "play", "--help"], ["env", "rescore", "--help"], ["sweep", "--help"]],
     ids=" ".join,
 )  # fmt: skip
 def test_help_of_commands_without_options_of_a_run_needs_no_pydantic(arguments: list[str]) -> None:
