@@ -65,7 +65,9 @@ class SweepPlan:
             raise ConfigError(f"output_dir: cannot make a folder in {parent}: {error.strerror}") from None
         named = self.config.model_copy(update={"project_name": folder.name})
         write_text(folder / "sweep.yaml", write_yaml(named.written()))
-        return SweepRecord(folder, to_json_object(named.written()), self.trials)
+        record = SweepRecord(folder, to_json_object(named.written()), self.trials)
+        record.write()
+        return record
 
     def resumed(self) -> SweepRecord:
         """The sweep in the folder.

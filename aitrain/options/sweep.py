@@ -53,7 +53,7 @@ class SweepConfig(Options):
 
     def rules(self) -> Iterable[Rule]:
         """Fixed and searched options, by their names."""
-        both = next((name for name in self.search if name in self.options), "")
+        both = next((name for name in _names(self.search) if name in _names(self.options)), "")
         own = next((name for name in PER_TRIAL if name in self.options or name in self.search), "")
         same = next((name for name in SAME_FOR_ALL if name in self.search), "")
         strategy = self.options.get("eval_strategy", "epoch")
@@ -71,3 +71,10 @@ class SweepConfig(Options):
                 f"pruner: {self.pruner} needs held-out scores during training\nSet eval_strategy under options.",
             ),
         ]  # fmt: skip
+
+
+def _names(options: dict[str, object]) -> list[str]:
+    """Names of options, with `trl.KEY` for the fields of TRL."""
+    fields = options.get("trl")
+    names = [name for name in options if name != "trl"]
+    return names + ([f"trl.{key}" for key in fields] if isinstance(fields, dict) else [])

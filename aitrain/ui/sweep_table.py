@@ -83,16 +83,17 @@ def result_lines(record: SweepRecord) -> Iterator[str]:
         yield "No trial has a score: there is no best one."
         return
     yield f"best: {best.name} with {values_text(best.values)}: {score_text(best)}"
-    if record.count("finished") > 1:
-        yield bias_note(record)
+    yield bias_note(record)
     yield f"  {commands['confirm']}"
     yield "train longer with its options:"
     yield f"  {commands['train_longer']}"
 
 
 def bias_note(record: SweepRecord) -> str:
-    """What the score of the best trial does not say."""
+    """What the score of the best trial does not say, before the command that scores it again."""
+    if (count := record.count("finished")) < 2:
+        return "Score it again with new samples:"
     return (
-        f"The best of {record.count('finished')} scores is biased upwards: part of it is chance, and its interval does"
-        " not know of the choice. Confirm it with new samples:"
+        f"The best of {count} scores is biased upwards: part of it is chance, and its interval does not know of the"
+        " choice. Score it again with new samples:"
     )

@@ -65,6 +65,7 @@ def aitrain_sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ({"search": {"lr": [1e-5, -1]}}, "lr: must be above 0, not -1"),
         ({"search": {"lr": {"low": 1e-5, "high": 1e-4}}, "sampler": "grid"}, "a grid needs finitely many values"),
         ({"options": {**OPTIONS, "lr": 1e-5}}, "search: lr is also under options"),
+        ({"options": {**OPTIONS, "trl": {"delta": 2}}, "search": {"trl": {"delta": [1, 2]}}}, "trl.delta is also"),
         ({"options": {**OPTIONS, "project_name": "x"}}, "project_name: each trial has a name of its own"),
         ({"search": {"eval_cases": [8, 16]}}, "search: eval_cases must be the same for all trials"),
         ({"options": {**OPTIONS, "eval_cases": 0}}, "eval_cases: trials are compared by their scores"),
@@ -99,6 +100,12 @@ def test_options_that_change_how_a_trial_is_scored_get_a_note(here: Path) -> Non
     assert "rl_temperature: changes how held-out completions are sampled" in notes
     assert "seed: changes which cases are held out" in notes
     assert "rl_temperature" not in "\n".join(read_sweep(write_file(search=search, objective="greedy"), {}).notes)
+
+
+def test_fixed_and_searched_fields_of_trl_go_together(here: Path) -> None:
+    search = {"trl": {"num_iterations": [1, 2]}}
+    plan = read_sweep(write_file(search=search, options={**OPTIONS, "trl": {"delta": 2.0}}), {})
+    assert plan.trial_config(Trial(0, {"trl.num_iterations": 2}), here).trl == {"delta": 2.0, "num_iterations": 2}
 
 
 @pytest.mark.parametrize(

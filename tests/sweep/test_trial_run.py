@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Event, Failed
 from aitrain.launch import trial_run
 from aitrain.launch.preflight import RunPlan
+from aitrain.launch.processes import Processes
 from aitrain.launch.trial_run import TrialRuns, divide_gpus
+from aitrain.options.train import TrainConfig
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, write_json
 from aitrain.runs.sweep_record import Trial
+from tests.conftest import has_ended
 from tests.sweep.scripted import GOOD, plan_of
 
 INTERVAL = {"mean": 0.7, "low": 0.6, "high": 0.8, "count": 8}
@@ -210,3 +219,54 @@ def test_a_trial_trains_on_its_share_of_the_gpus_and_gives_it_back(
     assert [plan.gpus for plan in started.plans] == [("2", "3")]
     assert sorted(runs.gpus) == [("0", "1"), ("2", "3")]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+
+
+# -- the processes of a trial, stopped from another thread
+
+
+class ShellProcesses(Processes):
+    """A shell in the place of the training process."""
+
+    script = "sleep 600"
+
+    def _command(self) -> list[str]:
+        return ["bash", "-c", self.script]
+
+
+def shell_run(folder: Path) -> ShellProcesses:
+    folder.mkdir()
+    config = TrainConfig(model="tiny")
+    plan: Any = SimpleNamespace(config=config, batch=SimpleNamespace(processes=1), gpus=[], checkpoint=None)
+    return ShellProcesses(plan, RunFolder(folder), lambda event: None)
+
+
+def test_a_stop_while_the_vllm_server_starts_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = shell_run(tmp_path / "run")
+
+    @contextmanager
+    def server(*_: object) -> Iterator[None]:
+        processes.stop()
+        yield
+
+    monkeypatch.setattr("aitrain.launch.processes.managed_server", server)
+    end = processes.run()
+    assert isinstance(end, Failed)
+    assert end.exit_code == 130
+
+
+def test_a_second_stop_kills_all_processes_of_a_trial(tmp_path: Path) -> None:
+    processes = shell_run(tmp_path / "run")
+    pids = tmp_path / "pids"
+    processes.script = f"trap '' TERM; sleep 600 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait; wait"
+    ended: list[Failed | Ended] = []
+    thread = threading.Thread(target=lambda: ended.append(processes.run()))
+    thread.start()
+    while not pids.exists():
+        time.sleep(0.01)
+    processes.stop()
+    assert psutil.pid_exists(int(pids.read_text().split()[0]))
+    processes.stop()
+    thread.join()
+    assert all(has_ended(int(pid)) for pid in pids.read_text().split())
+    assert isinstance(ended[0], Failed)
+    assert ended[0].exit_code == 130

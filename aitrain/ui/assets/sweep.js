@@ -80,7 +80,7 @@ class SweepPage {
           "div", { class: "card" },
           el("p", { class: "best-score" }, el("b", {}, score(best.score)), ` ${this.interval(best)} held-out score after training (${this.data.objective})`),
           el("dl", { class: "facts" }, el("div", { class: "fact" }, el("dt", {}, "trial"), el("dd", {}, this.link(best))), best.shown.map((text, index) => this.fact(index, text))),
-          this.data.counts.finished > 1 && el("p", { class: "hint" }, this.data.note),
+          el("p", { class: "hint" }, this.data.note),
           el("pre", { class: "command" }, commands.confirm),
           command("Train longer with its options:", commands.train_longer),
         )
