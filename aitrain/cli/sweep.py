@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with fixed options and a search space.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="YAML file with fixed options and a search space; or a sweep's folder."),
+    ],
     trials: Annotated[str | None, typer.Option(help="Number of trials; overrides the file.")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Trials at the same time; they divide the GPUs.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in the folder of this file.")] = False,
@@ -37,10 +40,11 @@ def sweep(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> int:
     """Search the options of a run: each trial is a run, and the held-out score after it says which is best."""
-    from aitrain.launch.sweep_plan import read_sweep  # here, because help needs none of it
+    from aitrain.launch.sweep_plan import SWEEP_YAML, read_sweep  # here, because help needs none of it
     from aitrain.runs.sweep_record import sweep_lock
 
     verbosity = Verbosity(quiet, verbose, debug)
+    file = file / SWEEP_YAML if file.is_dir() else file
     plan = read_sweep(file, {} if trials is None else {"trials": trials})
     if dry_run:
         for line in _plan_lines(plan):
@@ -53,13 +57,9 @@ def sweep(
         was_stopped = _play(plan, record, parallel, verbosity)
     _show_result(record, as_json)
     if was_stopped:
-        print(f"stopped; continue with:\n  aitrain sweep {shlex.quote(_file_of(record))} --resume", file=sys.stderr)
+        print(f"stopped; continue with:\n  aitrain sweep {shlex.quote(str(record.folder))} --resume", file=sys.stderr)
         return 130
     return 0 if record.best else 1
-
-
-def _file_of(record: SweepRecord) -> str:
-    return str(record.folder / "sweep.yaml")
 
 
 def _plan_lines(plan: SweepPlan) -> Iterator[str]:

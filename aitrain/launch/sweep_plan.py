@@ -20,6 +20,8 @@ from aitrain.packages import installed
 from aitrain.runs.run_folder import make_unused, to_json_object, write_text
 from aitrain.runs.sweep_record import SweepRecord, Trial
 
+SWEEP_YAML = "sweep.yaml"
+"""The file of the sweep in its folder, with all of its options."""
 USUAL_TRIALS = 10
 RESHAPING = ("rl_temperature", "rl_top_k", "rl_top_p", "rl_min_p", "rl_repetition_penalty")
 """Options that change how held-out completions are sampled."""
@@ -64,7 +66,7 @@ class SweepPlan:
         except OSError as error:
             raise ConfigError(f"output_dir: cannot make a folder in {parent}: {error.strerror}") from None
         named = self.config.model_copy(update={"project_name": folder.name})
-        write_text(folder / "sweep.yaml", write_yaml(named.written()))
+        write_text(folder / SWEEP_YAML, write_yaml(named.written()))
         record = SweepRecord(folder, to_json_object(named.written()), self.trials)
         record.write()
         return record

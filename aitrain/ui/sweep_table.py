@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from aitrain.runs.held_out import interval_text
-from aitrain.runs.json_values import as_object
 from aitrain.runs.sweep_record import SweepRecord, Trial
 from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
@@ -46,8 +45,7 @@ def score_text(trial: Trial) -> str:
 
 def table(record: SweepRecord) -> list[str]:
     """The trials, the best first, as lines with a head."""
-    names = [*as_object(record.config.get("search"))]
-    names = list(dict.fromkeys(name for trial in record.trials for name in trial.values)) or names
+    names = list(dict.fromkeys(name for trial in record.trials for name in trial.values))
     rows = [["trial", *names, "before", "score after training"]]
     for trial in record.ranked:
         values = [shown_value(trial.values.get(name))[:WIDEST] for name in names]

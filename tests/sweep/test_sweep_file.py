@@ -235,9 +235,9 @@ def test_ctrl_c_stops_after_the_running_trial_and_says_how_to_continue(
     scripted(interrupted)
     write_file()
     assert aitrain_sweep(monkeypatch, "sweep.yaml", "--quiet") == 130
-    assert "aitrain sweep runs/lrs/sweep.yaml --resume" in capsys.readouterr().err
+    assert "aitrain sweep runs/lrs --resume" in capsys.readouterr().err
     scripted(play)
-    assert aitrain_sweep(monkeypatch, "runs/lrs/sweep.yaml", "--resume", "--quiet") == 0
+    assert aitrain_sweep(monkeypatch, "runs/lrs", "--resume", "--quiet") == 0
     assert {trial.status for trial in SweepRecord.read(Path("runs/lrs")).trials} == {"finished"}
 
 
