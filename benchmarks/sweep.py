@@ -27,7 +27,7 @@ OPTIONS = {
     "save_steps": 5,
 }  # fmt: skip
 SEARCH = {"lr": [BAD, GOOD], "max_grad_norm": [0.5, 1.0, 2.0, 4.0]}
-LIVES = (8.0, 40.0)
+LIVES = (8.0, 60.0)
 """Shortest and longest life of a sweep that is killed, in seconds."""
 
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aitrain.errors import ConfigError, Interrupted, RunFailed
-from aitrain.events import Announce, Ended, Evaluated, Event, Failed, Note
+from aitrain.errors import ConfigError, Interrupted
+from aitrain.events import Announce, Ended, Evaluated, Event, Failed, Note, Phase
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.processes import Processes
 from aitrain.launch.sweep_plan import SweepPlan
@@ -20,11 +20,13 @@ from aitrain.machine import usable_cores
 from aitrain.runs.checkpoint import newest_checkpoint
 from aitrain.runs.heartbeat import is_alive
 from aitrain.runs.result import Result
-from aitrain.runs.run_folder import WAIT_FOR_OTHERS, RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.sweep_record import Trial, TrialStatus
 from aitrain.ui.report_writer import ReportWriter
 
 STEP = "step "
+ORPHANS_EVERY = 0.5
+"""Seconds between two looks at processes that a killed sweep left."""
 IsPruned = Callable[[int, float], bool]
 """Takes a held-out score during the training with its step; returns whether the trial is to be ended."""
 
@@ -50,21 +52,30 @@ class TrialRuns:
         Raises:
             AitrainError: the trial cannot be started at all.
         """
-        run = RunFolder(self.folder / trial.name)
-        _wait_for_orphans(run)
+        run, announce = RunFolder(self.folder / trial.name), self.screen(trial)
+        self._wait_for_orphans(run, announce)
+        if self.stops:
+            return "stopped"
         if self._take_result(trial, run):  # the sweep was killed after the end of the run
             return "finished"
         with self._gpus() as gpus:
             config = self.plan.trial_config(trial, self.folder, **_resumed(run))
             with _visible(gpus, self._lock):
                 run_plan = check(config)
-            return self._run(trial, run_plan, is_pruned)
+            return self._run(trial, run_plan, announce, is_pruned)
 
     def stop(self) -> None:
         """Ask the running trials to finish their step and save; a second call kills them."""
         self.stops += 1
         for processes in list(self._running):
             processes.stop()
+
+    def _wait_for_orphans(self, run: RunFolder, announce: Announce) -> None:
+        """Wait for the training processes of a sweep that was killed: they save and end after their step, or, if they
+        hang, by their watchdog."""
+        while is_alive(read_object(run.status)) and not self.stops:
+            announce(Phase(f"waiting for the processes that a killed sweep left in {run.path.name}"))
+            time.sleep(ORPHANS_EVERY)
 
     def _take_result(self, trial: Trial, run: RunFolder) -> bool:
         """Note the result of a run; False if it has no score after the training."""
@@ -79,10 +90,10 @@ class TrialRuns:
         trial.steps, trial.seconds = result.steps, result.seconds
         return trial.score is not None
 
-    def _run(self, trial: Trial, plan: RunPlan, is_pruned: IsPruned) -> TrialStatus:
+    def _run(self, trial: Trial, plan: RunPlan, show: Announce, is_pruned: IsPruned) -> TrialStatus:
         run = plan.open_folder()
         report = ReportWriter(run)
-        announce = report.during(self.screen(trial))
+        announce = report.during(show)
         is_greedy = self.plan.config.objective == "greedy"
         pruned = threading.Event()
 
@@ -133,19 +144,6 @@ class TrialRuns:
         finally:
             if mine:
                 self.gpus.append(mine)
-
-
-def _wait_for_orphans(run: RunFolder) -> None:
-    """Wait for the training processes of a sweep that was killed: they save and end after their step.
-
-    Raises:
-        RunFailed: they are still there.
-    """
-    deadline = time.monotonic() + WAIT_FOR_OTHERS
-    while is_alive(read_object(run.status)) and read_object(run.status).get("pid") != os.getpid():
-        if time.monotonic() > deadline:
-            raise RunFailed(f"Another process trains in {run.path}\nWait for it to end, or stop it.")
-        time.sleep(0.1)
 
 
 def _resumed(run: RunFolder) -> dict[str, object]:

@@ -14,16 +14,15 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 
-from aitrain.errors import ConfigError, RunFailed
-from aitrain.events import Announce, Ended, Evaluated, Event, Failed
+from aitrain.errors import ConfigError
+from aitrain.events import Announce, Ended, Evaluated, Event, Failed, Phase
 from aitrain.launch import trial_run
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
 from aitrain.launch.trial_run import TrialRuns, divide_gpus
 from aitrain.options.train import TrainConfig
-from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.result import Result
-from aitrain.runs.run_folder import RunFolder, write_json
+from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.sweep_record import Trial
 from tests.conftest import has_ended
 from tests.sweep.scripted import GOOD, plan_of
@@ -187,13 +186,22 @@ def test_a_trial_with_a_checkpoint_is_resumed_from_it(
 def test_a_trial_waits_for_the_processes_that_a_killed_sweep_left(
     started: type[ScriptedProcesses], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "one" / "trial-0"
-    folder.mkdir(parents=True)
-    other = {**sign_of_life(), "pid": 1, "started": None, "machine": "another", "host": "another"}
-    write_json(RunFolder(folder).status, {"status": "running", **other})
-    monkeypatch.setattr(trial_run, "WAIT_FOR_OTHERS", 0.0)
-    with pytest.raises(RunFailed, match="Another process trains in"):
-        runs_in(tmp_path / "one").play(first_trial(), no_pruning)
+    looks = iter([True, True, False])
+    monkeypatch.setattr(trial_run, "is_alive", lambda status: next(looks))
+    monkeypatch.setattr(trial_run, "ORPHANS_EVERY", 0.0)
+    runs, events = runs_in(tmp_path / "one"), list[Event]()
+    runs.screen = lambda trial: events.append
+    assert runs.play(first_trial(), no_pruning) == "finished"
+    assert events[:2] == [Phase("waiting for the processes that a killed sweep left in trial-0")] * 2
+
+
+def test_ctrl_c_ends_the_wait_for_them(
+    started: type[ScriptedProcesses], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = runs_in(tmp_path / "one")
+    monkeypatch.setattr(trial_run, "is_alive", lambda status: runs.stop() or True)
+    monkeypatch.setattr(trial_run, "ORPHANS_EVERY", 0.0)
+    assert runs.play(first_trial(), no_pruning) == "stopped"
     assert started.plans == []
 
 
