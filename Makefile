@@ -36,6 +36,7 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.comparison
 	$(BIN)/python -m benchmarks.properties
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.torture --kills 10
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.sweep
 
 # On a machine with a CUDA GPU.
 bench-gpu: install
