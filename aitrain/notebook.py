@@ -17,6 +17,7 @@ from aitrain.errors import AitrainError, ConfigError, RunFailed, to_aitrain_erro
 from aitrain.events import Note
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan, check
+from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import disable_telemetry
 from aitrain.runs.heartbeat import Heartbeat, Progress
@@ -97,7 +98,7 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
         runner = start_runner(environment, config)
         heartbeat.start()
         announce = watchers.report.during(screen.start())
-        with _ended_if_stalled(config, watchers, stop):
+        with _ended_if_stalled(config, watchers, stop), SystemRecorder(folder.system):
             return run(RunContext(config, folder, runner, announce, stop, plan.checkpoint, heartbeat.progress))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from aitrain import activity
-from aitrain.errors import Interrupted
+from aitrain.errors import AitrainError, Interrupted
 from aitrain.runs.run_folder import RunFolder
 
 BEAT = 2.0
@@ -31,6 +31,10 @@ class Progress:
     steps: int | None = None
     pids: list[int] = field(default_factory=list)
     """The training processes, the first one first."""
+    ends_at: float | None = None
+    """Estimated time of the last step, in seconds since 1970."""
+    reason: str | None = None
+    """Why the run failed."""
     stall_timeout: float | None = None
     """Seconds without progress after which the run counts as stalled."""
 
@@ -66,6 +70,8 @@ class Heartbeat:
         if error is not None and self.progress.status != "stalled":
             is_stop = isinstance(error, (Interrupted, KeyboardInterrupt))
             self.progress.status = "stopped" if is_stop else "failed"
+            is_ours = isinstance(error, AitrainError)
+            self.progress.reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
         self.beat()
 
     def beat(self) -> None:
@@ -73,6 +79,7 @@ class Heartbeat:
         if self.is_writer:
             progress = self.progress
             known = {"step": progress.step, "steps": progress.steps, "pids": progress.pids or None, **self._activity()}
+            known |= {"ends_at": progress.ends_at, "reason": progress.reason}
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)
 

@@ -24,7 +24,7 @@ EVERY = 180.0
 MOST_CASES = 2_000
 IN_THE_PAGE = Limit(20_000, 120, 30)
 """Limits of an episode in the page; the rest is in the rollout files."""
-SHARED = ("asked", "row", "tools")
+SHARED = ("asked", "row", "tools", "rendered")
 
 
 @dataclass
