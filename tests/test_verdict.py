@@ -1,0 +1,51 @@
+"""The verdict on a change: better, worse, or no detectable difference."""
+
+import pytest
+
+from aitrain.runs.held_out import IntervalValues, before_and_after
+from aitrain.runs.intervals import UNIT
+from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS, Verdict, verdict_of, verdict_of_scores, verdict_sentence
+
+
+def change(low: float | None, high: float | None, mean: float = 0.0) -> IntervalValues:
+    return {"mean": mean, "low": low, "high": high, "count": 64}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.01, 0.3, "better"),
+        (-0.3, -0.01, "worse"),
+        (-0.1, 0.1, "undetected"),
+        (0.0, 0.2, "undetected"),
+        (-0.2, 0.0, "undetected"),
+        (None, None, "undetected"),
+    ],
+)
+def test_only_an_interval_without_zero_is_a_difference(low: float | None, high: float | None, verdict: Verdict) -> None:
+    assert verdict_of(change(low, high)) == verdict
+
+
+def test_without_cases_in_common_there_is_no_verdict() -> None:
+    assert verdict_of(None) is None
+    assert verdict_sentence(None) == ""
+    assert verdict_of_scores(None) is None
+    assert verdict_of_scores({}) is None
+    assert verdict_of_scores(before_and_after({"before_sampled": {"1": [0.0]}}, UNIT, 1)) is None
+
+
+def test_a_run_is_judged_by_its_sampled_completions() -> None:
+    wrong, right = ({str(case): [score] for case in range(20)} for score in (0.0, 1.0))
+    scorings = {"before_sampled": wrong, "after_sampled": right, "before_greedy": right, "after_greedy": wrong}
+    assert verdict_of_scores(before_and_after(scorings, UNIT, 1)) == "better"
+
+
+def test_the_sentence_has_the_words_the_interval_and_the_number_of_cases() -> None:
+    assert verdict_sentence(change(0.301, 0.524, 0.412)) == "better: +0.412 [+0.301, +0.524] over 64 cases"
+    assert verdict_sentence(change(-0.2, 0.1, -0.05)).startswith("no detectable difference: -0.050 [-0.200, +0.100]")
+    one: IntervalValues = {"mean": 2.0, "low": None, "high": None, "count": 1}
+    assert verdict_sentence(one) == "no detectable difference: +2.000 over 1 case"
+
+
+def test_each_verdict_has_words_and_a_style() -> None:
+    assert VERDICT_WORDS.keys() == VERDICT_STYLES.keys() == {"better", "worse", "undetected"}
