@@ -33,6 +33,8 @@ class Progress:
     """The training processes, the first one first."""
     ends_at: float | None = None
     """Estimated time of the last step, in seconds since 1970."""
+    score_before: float | None = None
+    """The held-out score before the training."""
     reason: str | None = None
     """Why the run failed."""
     stall_timeout: float | None = None
@@ -79,7 +81,7 @@ class Heartbeat:
         if self.is_writer:
             progress = self.progress
             known = {"step": progress.step, "steps": progress.steps, "pids": progress.pids or None, **self._activity()}
-            known |= {"ends_at": progress.ends_at, "reason": progress.reason}
+            known |= {"ends_at": progress.ends_at, "score_before": progress.score_before, "reason": progress.reason}
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +13,9 @@ from aitrain.runs.environment_source import SourceFile, read_source
 from aitrain.runs.json_values import JsonObject, as_float
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
-from aitrain.ui.cases import case_rows, most_changed
+from aitrain.ui.cases import case_changes, case_rows, most_changed
 from aitrain.ui.episodes import Found, Query, episode, find, page_of
+from aitrain.ui.run_rows import RunRow, run_row, stamp
 from aitrain.ui.summary import RunSummary, summary
 
 PATIENCE = 0.3
@@ -37,6 +37,8 @@ class OpenRun:
     _reader: threading.Thread | None = None
     _seen: tuple[object, ...] = ()
     _summary: RunSummary | None = None
+    _row: RunRow | None = None
+    _row_seen: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
         self.rollouts = RolloutIndex(self.path if self.path.is_file() else self.path / "rollouts")
@@ -59,7 +61,7 @@ class OpenRun:
     def summary(self) -> JsonObject:
         """The summary of the run; `version` changes with any of its values."""
         self.look()
-        seen = self._stamp()
+        seen = (self.is_ready, len(self.rollouts.entries), *stamp(self.path))
         if self._summary is None or seen != self._seen:
             self._summary = summary(self.path, self.rollouts if self.is_ready else None)
             self._seen = seen
@@ -67,23 +69,13 @@ class OpenRun:
         ours = {"id": self.id, "is_ready": self.is_ready, "version": str(hash(seen)), "heartbeat": heartbeat}
         return {**self._summary, **ours}
 
-    def _stamp(self) -> tuple[object, ...]:
-        folder = RunFolder(self.path)
-        stamps: list[tuple[int, int]] = []
-        for path in (folder.metrics, folder.result, folder.config, folder.environment):
-            with suppress(OSError):
-                stat = path.stat()
-                stamps.append((stat.st_size, stat.st_mtime_ns))
-        status = read_object(folder.status)
-        progress = status.get("status"), status.get("step")
-        return (self.is_ready, len(self.rollouts.entries), str(progress), *stamps)
-
-    def line(self) -> JsonObject:
-        """The run in a list of runs."""
-        folder = RunFolder(self.path)
-        result, status = read_object(folder.result), read_object(folder.status)
-        score = as_float(result.get("score_after"))
-        return {"id": self.id, "name": self.path.name, "status": str(status.get("status", "")), "score_after": score}
+    def row(self) -> JsonObject:
+        """The run in the table of runs."""
+        seen = stamp(self.path)
+        if self._row is None or seen != self._row_seen:
+            self._row, self._row_seen = run_row(self.path), seen
+        heartbeat = as_float(read_object(RunFolder(self.path).status).get("heartbeat")) or self._row["heartbeat"]
+        return {**self._row, "id": self.id, "heartbeat": heartbeat}
 
     def source(self) -> list[SourceFile]:
         """The environment's source that the run has kept."""
@@ -92,7 +84,8 @@ class OpenRun:
     def cases(self) -> JsonObject:
         """A row for each case; at most MOST_CASES, those whose score changed most."""
         rows = case_rows(self.rollouts)
-        return {"rows": [asdict(row) for row in most_changed(rows, MOST_CASES)], "count": len(rows)}
+        shown = [asdict(row) for row in most_changed(rows, MOST_CASES)]
+        return {"rows": shown, "count": len(rows), "changes": case_changes(rows)}
 
     def episodes(self, query: Query, start: int) -> JsonObject:
         """One page of the episodes that match a query."""
@@ -127,6 +120,10 @@ class RunRegistry:
                     names = [path.name, *(f"{path.name} ({number})" for number in range(2, len(taken) + 2))]
                     self.opened[path] = OpenRun(next(name for name in names if name not in taken), path)
             return {self.opened[path].id: self.opened[path] for path in paths}
+
+    def rows(self) -> list[JsonObject]:
+        """The table of runs; `is_given` is set for a run that was named itself, and not by its folder."""
+        return [run.row() | {"is_given": run.path in self.places} for run in self.runs().values()]
 
 
 def _runs_in(place: Path) -> Iterator[Path]:

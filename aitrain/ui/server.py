@@ -168,7 +168,7 @@ def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
 
 
 ANSWERS: dict[str, Callable[[RunRegistry, Parameters], object]] = {
-    "/api/runs": lambda registry, _: [run.line() for run in registry.runs().values()],
+    "/api/runs": lambda registry, _: registry.rows(),
     "/api/run": lambda registry, parameters: _run(registry, parameters).summary(),
     "/api/source": lambda registry, parameters: _run(registry, parameters).source(),
     "/api/cases": lambda registry, parameters: _run(registry, parameters).cases(),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import median
 from typing import TypedDict
 
 import yaml
@@ -25,13 +27,16 @@ from aitrain.runs.held_out import (
     recorded_table,
 )
 from aitrain.runs.intervals import Bounds, of_mean
-from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text
+from aitrain.runs.json_values import JsonObject, as_float, as_int
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder, read_lines, read_object
+from aitrain.ui.run_state import RunState, run_state
 
 POINTS = 1_000
 """Maximum points of a curve; in a longer run, neighbouring steps are averaged."""
+LONGEST_GAP = 4
+"""Maximum gap between two samples of system.jsonl, as a multiple of the usual one."""
 COUNTS = ("steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases")
 
 
@@ -81,18 +86,23 @@ class EpisodeCounts(TypedDict):
     """Steps that have training episodes, ascending."""
 
 
-class RunSummary(TypedDict):
+class SystemCurves(TypedDict):
+    """The use of CPU, memory and GPUs, each series as long as `minutes`."""
+
+    minutes: list[float]
+    series: dict[str, list[float | None]]
+
+
+class RunSummary(RunState):
     """The part of a page above the cases and rollouts."""
 
     name: str
-    status: str
-    step: float | None
-    heartbeat: float | None
     result: dict[str, float | None]
     """Some numbers of result.json."""
     environment: JsonObject
     options: list[OptionRow]
     curves: Curves
+    system: SystemCurves
     scores: ScoreTable
     selection: Selection | None
     bounds: Bounds | None
@@ -104,21 +114,21 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
     """The summary of the run in a folder. Without rollouts, which may not be read yet, the curve of held-out scores has
     no intervals."""
     run = RunFolder(folder)
-    result, status = read_object(run.result), read_object(run.status)
+    result, state = read_object(run.result), run_state(folder)
     lines = list(read_metrics(run.metrics))
     selection: Selection | None = None
     if (score := as_float(result.get("selection_score"))) is not None:
         step, scorings = as_int(result.get("model_step")), as_int(result.get("selection_scorings"))
         selection = {"score": score, "step": step, "scorings": scorings}
     return {
+        **state,
         "name": folder.name,
-        "status": as_text(status.get("status")) or as_text(result.get("status")) or "unknown",
-        "step": as_float(status.get("step")) or max((line.step for line in lines), default=None),
-        "heartbeat": as_float(status.get("heartbeat")),
+        "step": state["step"] or max((line.step for line in lines), default=None),
         "result": {"seconds": as_float(result.get("seconds")), **{name: as_int(result.get(name)) for name in COUNTS}},
         "environment": read_object(run.environment),
         "options": option_rows(run.config),
         "curves": curves(lines),
+        "system": system_curves(run.system),
         "scores": scores(run, rollouts),
         "selection": selection,
         "bounds": _bounds(_options(run.config)),
@@ -176,6 +186,21 @@ def curves(lines: Iterable[MetricsLine]) -> Curves:
 def _mean(values: Iterable[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
+
+
+def system_curves(path: Path) -> SystemCurves:
+    """The curves of system.jsonl, over the minutes in which the run was running: a pause until it was resumed counts as
+    a few samples."""
+    lines = [line for line in read_lines(path) if as_float(line.get("time")) is not None]
+    times = [as_float(line.pop("time")) or 0.0 for line in lines]
+    gaps = [max(0.0, later - earlier) for earlier, later in pairwise(times)]
+    longest = LONGEST_GAP * median(gaps) if gaps else 0.0
+    seconds = [0.0, *accumulate(min(gap, longest) for gap in gaps)]
+    names = {name: None for line in lines for name in line}
+    return {
+        "minutes": [round(one / 60, 3) for one in seconds][: len(lines)],
+        "series": {name: [as_float(line.get(name)) for line in lines] for name in names},
+    }
 
 
 # -- scores before and after
