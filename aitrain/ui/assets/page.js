@@ -1,7 +1,6 @@
 "use strict";
 // The page of a run, top to bottom, and how it follows one that is still going.
 
-const STATUS = { running: "running", finished: "finished", stopped: "stopped", failed: "failed", stalled: "stalled", unknown: "not started" };
 const POLL = 2000;
 const POLL_WHILE_READING = 500;
 const CASES_EVERY = 15_000;
@@ -57,32 +56,6 @@ function option(summary, name) {
   return summary.options.find((row) => row.name === name)?.value ?? "";
 }
 
-function headline(summary) {
-  const environment = summary.environment.class || option(summary, "rl_env");
-  const model = option(summary, "model");
-  if (!model && !environment) return el("p", { class: "lead" }, "Rollouts without a run folder around them.");
-  const what = option(summary, "peft") === "true" ? "a LoRA adapter for " : "";
-  return el("p", { class: "lead" }, what, el("b", {}, isolated(model || "a model")), ", trained with GRPO on ", el("b", {}, isolated(environment || "an environment")));
-}
-
-function statusPill(summary) {
-  const word = STATUS[summary.status] ?? "unknown";
-  return el("span", { class: `pill ${word.replace(" ", "-")}` }, word);
-}
-
-/** Where a run is, in words. */
-function progress(summary) {
-  const step = summary.step ?? summary.result.steps;
-  const all = option(summary, "max_steps");
-  const parts = [step !== null && step !== undefined && (summary.status === "running" && all ? `step ${count(step)} of ${count(Number(all))}` : plural(step, "step"))];
-  if (summary.written) parts.push(`written ${new Date(1000 * summary.written).toLocaleString()}`);
-  else if (summary.status === "running" && summary.heartbeat) {
-    const seconds = Date.now() / 1000 - summary.heartbeat;
-    parts.push(seconds > 20 ? `last sign of life ${duration(seconds)} ago` : "live");
-  }
-  return parts.filter(Boolean).join(" · ");
-}
-
 function results(summary) {
   const hints = { sampled: "sampled as in training", greedy: "the likeliest answer" };
   const rows = Object.entries(summary.scores)
@@ -102,12 +75,6 @@ function selectionNote({ selection }) {
 function overlapNote(result) {
   if (!result.eval_overlap) return null;
   return el("p", { class: "hint selection" }, `${count(result.eval_overlap)} of ${plural(result.eval_cases, "held-out case")} have the same prompt as a training case: their score does not show what was learned for new ones.`);
-}
-
-/** The last scoring of a run that has not come to its end. */
-function newest(summary, decoding) {
-  const point = summary.held_out.findLast((other) => other.step > 0 && other[decoding]);
-  return point ? [`step ${count(point.step)}`, point[decoding]] : ["after", null];
 }
 
 function resultRow(name, hint, one, [when, last]) {
@@ -236,12 +203,14 @@ function beside(id, summary) {
 class Page {
   constructor(source) {
     this.source = source;
-    this.main = el("main", { id: "main" });
+    this.main = el("main", { id: "main", tabindex: "-1" });
     this.navigation = el("nav", { "aria-label": "Sections" });
     this.chooser = el("div", { class: "chooser" });
-    this.bar = el("div", { class: "bar" }, el("a", { class: "brand", href: "#main" }, "aitrain"), this.chooser, this.navigation, themeButton(() => this.drawCharts()));
+    this.spoken = el("p", { class: "unseen", role: "status" });
+    const home = source instanceof Served ? "/" : "#main";
+    const bar = el("div", { class: "bar" }, el("a", { class: "brand", href: home }, "aitrain"), this.chooser, this.navigation, themeButton(() => this.drawCharts()));
     const foot = el("footer", {}, "Made by aitrain. Nothing on this page asks any other machine for anything.");
-    document.getElementById("app").append(el("header", { class: "top" }, this.bar), this.main, foot);
+    document.getElementById("app").append(el("a", { class: "skip", href: "#main" }, "Skip to the content"), el("header", { class: "top" }, bar), this.spoken, this.main, foot);
     addEventListener("keydown", (event) => this.onKey(event));
   }
 
@@ -250,18 +219,21 @@ class Page {
       this.runs = await this.source.runs();
       const wanted = new URLSearchParams(location.search);
       const named = (id) => this.runs.find((run) => run.id === id)?.id;
-      this.run = named(wanted.get("run")) ?? this.runs[0]?.id;
+      const only = this.runs.length === 1 && this.runs[0].is_given ? this.runs[0].id : undefined;
+      this.run = wanted.has("run") ? named(wanted.get("run")) : only;
       this.otherRun = named(wanted.get("with"));
-      if (this.source instanceof Served && !this.run) return this.wait();
+      if (this.source instanceof Served && !this.run) return this.showTable(wanted.get("run"));
       await this.open();
     } catch (error) {
       this.main.replaceChildren(el("div", { class: "card" }, note(`This run cannot be shown: ${error.message}`)));
     }
   }
 
-  wait() {
-    this.main.replaceChildren(el("div", { class: "card" }, el("h1", {}, "No runs here yet"), note("aitrain demo makes one in a minute. This page shows it as soon as it starts.")));
-    setTimeout(() => this.start(), POLL);
+  /** All runs; `missing` was asked for and is not there. */
+  showTable(missing) {
+    new RunTable(this.source, this.main, this.runs);
+    this.search = this.main.querySelector(".search");
+    if (missing) this.main.prepend(el("p", { class: "sample", role: "alert" }, "There is no run ", isolated(missing), " here any more."));
   }
 
   /** Read the run, or two, and draw everything. */
@@ -277,12 +249,12 @@ class Page {
 
   draw() {
     const { summary } = this;
-    document.title = `${summary.name} · aitrain`;
     this.head = el("div", { class: "run-head" });
     this.results = el("div", {});
     this.tiles = el("div", {});
     this.comparison = el("div", {});
     this.charts = el("div", { onmouseleave: () => this.areChartsOld && this.drawCharts() });
+    this.machine = section("machine", "Machine", "Over the minutes of the run: its processes, their memory, and the GPUs.", el("div", {}));
     this.cases = el("div", {}, note("Reading the rollouts…"));
     this.code = el("div", {}, note("Reading the source…"));
     this.list = new RolloutList(this.source, this.run, summary);
@@ -291,8 +263,9 @@ class Page {
       this.head,
       section("results", "Results", null, this.results, this.tiles),
       this.comparison,
-      section("curves", "Curves", "Over the steps of training. Drag across a curve to look closer, double-click to go back.", this.charts),
-      section("cases", "Cases", "Each with its first and its last score. Compare shows what was said then.", this.cases),
+      summary.job !== "eval" && section("curves", "Curves", "Over the steps of training. Drag across a curve to look closer, double-click to go back.", this.charts),
+      this.machine,
+      section("cases", "Cases", summary.job === "eval" ? "Each with its score." : "Each with its first and its last score. Compare shows what was said then.", this.cases),
       section("rollouts", "Rollouts", null, this.sampleNote(), this.list.element),
       section("environment", "Environment", "Its source as it ran, with secrets masked.", this.code),
       configuration(summary),
@@ -311,7 +284,11 @@ class Page {
   /** What changes while a run goes on. */
   drawNumbers() {
     const { summary } = this;
-    replaceChildren(this.head, el("h1", {}, isolated(summary.name), " ", statusPill(summary)), headline(summary), el("p", { class: "hint live", role: "status" }, progress(summary)));
+    replaceChildren(this.head, runHead(summary));
+    const now = scoreNow(summary);
+    const news = `${summary.name}: ${summary.status}${now.value ? `, held-out score ${now.when} ${score(now.value.mean)}` : ""}`;
+    if (this.spoken.textContent !== news) this.spoken.textContent = news;
+    document.title = `${summary.status === "running" && now.value ? `${score(now.value.mean)} · ` : ""}${summary.name} · aitrain`;
     this.results.replaceChildren(results(summary));
     this.tiles.replaceChildren(facts(summary));
     this.comparison.replaceChildren(...(this.other ? [comparison([{ name: summary.name, summary }, this.other])] : []));
@@ -324,10 +301,16 @@ class Page {
     this.areChartsOld = false;
     const wasOpen = this.grid?.isOpen();
     this.grid?.destroy();
-    this.grid = chartGrid([{ name: this.summary.name, summary: this.summary }, ...(this.other ? [this.other] : [])]);
+    this.machineGrid?.destroy();
+    const runs = [{ name: this.summary.name, summary: this.summary }, ...(this.other ? [this.other] : [])];
+    this.grid = chartGrid(runs);
     this.charts.replaceChildren(this.grid);
+    this.machineGrid = machineCharts(runs);
+    this.machine.hidden = !this.machineGrid;
+    if (this.machineGrid) this.machine.lastChild.replaceChildren(this.machineGrid);
     if (wasOpen) this.grid.open();
     this.grid.fit();
+    this.machineGrid?.fit();
   }
 
   async drawCases() {
@@ -353,10 +336,11 @@ class Page {
 
   drawChooser() {
     if (this.runs.length < 2) return this.chooser.replaceChildren();
-    const label = (run) => [run.id, `${run.name}${run.score_after !== null ? `  ${score(run.score_after)}` : ""}${run.status === "running" ? "  running" : ""}`];
-    const others = [["", "none"], ...this.runs.filter((run) => run.id !== this.run).map(label)];
+    const runs = this.runs.filter((run) => run.job !== "sweep");
+    const label = (run) => [run.id, `${run.name}${run.after ? `  ${score(run.after.mean)}` : ""}${run.status === "running" ? "  running" : ""}`];
+    const others = [["", "none"], ...runs.filter((run) => run.id !== this.run).map(label)];
     this.chooser.replaceChildren(
-      select("Run", this.runs.map(label), this.run, (run) => this.go(run, this.otherRun === run ? "" : this.otherRun)),
+      select("Run", runs.map(label), this.run, (run) => this.go(run, this.otherRun === run ? "" : this.otherRun)),
       select("beside", others, this.otherRun ?? "", (other) => this.go(this.run, other)),
     );
   }
@@ -373,7 +357,8 @@ class Page {
 
   drawNavigation() {
     const sections = [...this.main.querySelectorAll("section[id]")];
-    this.navigation.replaceChildren(...sections.map((part) => el("a", { href: `#${part.id}` }, part.querySelector("h2").textContent)));
+    const shown = sections.filter((part) => !part.hidden && part.id !== "reason");
+    this.navigation.replaceChildren(...shown.map((part) => el("a", { href: `#${part.id}` }, part.querySelector("h2").textContent)));
   }
 
   /** `/` goes to the search. */
@@ -381,7 +366,7 @@ class Page {
     const isTyping = event.target.closest?.("input, select, textarea, dialog");
     if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
-    this.list?.form.querySelector(".search").focus();
+    (this.search ?? this.list?.form.querySelector(".search"))?.focus();
   }
 
   // -- following
