@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64encode
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -16,6 +17,7 @@ STYLES = ("uPlot.min.css", "page.css")
 SCRIPTS = (
     "uPlot.iife.min.js",
     "dom.js",
+    "theme.js",
     "source.js",
     "charts.js",
     "transcript.js",
@@ -32,9 +34,10 @@ def asset(name: str) -> str:
     return (files("aitrain.ui") / "assets" / name).read_text(encoding="utf-8")
 
 
-def self_contained(data: object) -> str:
-    """The page with its data, styles and scripts inside: it needs no other file and no network."""
-    styles, scripts = [asset(name) for name in STYLES], [asset(name) for name in SCRIPTS]
+def self_contained(data: object, style_names: Sequence[str] = STYLES, script_names: Sequence[str] = SCRIPTS) -> str:
+    """The page with its data, styles and scripts inside: it needs no other file and no network. The assets are those of
+    a run's page, unless others are named."""
+    styles, scripts = [asset(name) for name in style_names], [asset(name) for name in script_names]
     policy = (
         f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; img-src data: blob:;"
         f" {NOTHING_ELSE}"
