@@ -23,8 +23,11 @@ SCRIPTS = (
     "transcript.js",
     "rollouts.js",
     "cases.js",
+    "head.js",
     "page.js",
 )
+SERVED_SCRIPTS = (*SCRIPTS[:-1], "runs.js", SCRIPTS[-1])
+"""With the table of runs, which only `aitrain view` has."""
 NOTHING_ELSE = "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 
@@ -56,7 +59,7 @@ def served() -> str:
         "",
         "\n".join(f'<link rel="stylesheet" href="/assets/{name}">' for name in STYLES),
         "",
-        "\n".join(f'<script src="/assets/{name}"></script>' for name in SCRIPTS),
+        "\n".join(f'<script src="/assets/{name}"></script>' for name in SERVED_SCRIPTS),
     )
 
 

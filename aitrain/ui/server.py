@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 from aitrain.errors import RequestRefusedError
 from aitrain.runs.json_values import JsonObject
 from aitrain.ui.episodes import Query
-from aitrain.ui.page import SCRIPTS, SERVED_POLICY, STYLES, asset, served
+from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
 
 HOSTS = {"127.0.0.1", "localhost"}
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         if path == "/":
             return "html", served().encode()
-        if path.removeprefix("/assets/") in (*STYLES, *SCRIPTS) and path.startswith("/assets/"):
+        if path.removeprefix("/assets/") in (*STYLES, *SERVED_SCRIPTS) and path.startswith("/assets/"):
             return path.rpartition(".")[2], asset(path.removeprefix("/assets/")).encode()
         if path in ANSWERS:
             return "json", _as_json(ANSWERS[path](self.server.registry, _parameters(query)))

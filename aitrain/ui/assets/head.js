@@ -69,7 +69,7 @@ function endedEarly(summary) {
   const why = reason || (isFailed ? "The run has recorded no reason. The end of its log may tell." : "");
   return el(
     "section",
-    { class: `card ended ${isFailed ? "bad" : ""}`, id: "reason", "aria-labelledby": "reason-title" },
+    { class: `card early ${isFailed ? "bad" : ""}`, id: "reason", "aria-labelledby": "reason-title" },
     el("h2", { id: "reason-title" }, isFailed ? FAILED[status] : "Why it stopped"),
     why && longText(why),
     next && el("p", { class: "next" }, "Continue it with ", el("code", {}, isolated(next))),

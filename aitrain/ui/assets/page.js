@@ -17,7 +17,7 @@ function results(summary) {
   const rows = Object.entries(summary.scores)
     .map(([name, one]) => [name, hints[name] ?? `the share of cases solved by at least one of ${name.split("@")[1]} samples`, one])
     .filter(([, , one]) => one.before || one.after);
-  if (!rows.length) return el("div", { class: "card empty" }, note("No held-out score yet: it is taken before and after training, of cases that are not trained on (--eval-cases)."));
+  if (!rows.length) return el("div", { class: "card empty" }, note(`No held-out score${summary.status === "running" ? " yet" : ""}: it is taken before and after training, of cases that are not trained on (--eval-cases).`));
   return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), selectionNote(summary), overlapNote(summary.result), intervalNote(rows));
 }
 
@@ -277,8 +277,8 @@ class Page {
     const before = this.caseTable;
     this.caseTable = new CaseTable(this.source, this.run, cases, other);
     if (before && this.casesOf === this.run) {
-      const { sort, text, isHeldOut, most } = before;
-      if (text || most > FIRST_CASES || isHeldOut !== this.caseTable.isHeldOut) return; // somebody reads it
+      const { sort, text, isHeldOut, most, direction } = before;
+      if (text || direction || most > FIRST_CASES || isHeldOut !== this.caseTable.isHeldOut) return; // somebody reads it
       this.caseTable.show({ sort });
     }
     this.casesOf = this.run;
