@@ -9,6 +9,7 @@
             ServerFailed            a vLLM server failed one process; raised on all of them
             ServerRefusedError      a vLLM server answered a request with a 4xx status
             ServerTimeoutError      a vLLM server did not answer in time
+        WorseError              4   compare --fail-if-worse: a model is worse than another one
         Interrupted             130 Ctrl-C or SIGTERM ended the run
         ActionRefusedError          an OpenEnv server cannot read an action; defined in adapters/openenv_text.py
         CallFailed                  a call of the environment failed; defined in execution/failure.py
@@ -97,6 +98,12 @@ class ServerTimeoutError(RunFailed):
 
 class ServerGoneError(AitrainError):
     """No vLLM server answers, or it answers that its engine is dead."""
+
+
+class WorseError(AitrainError):
+    """A model is worse than the one that it is compared with; raised by `aitrain compare --fail-if-worse`."""
+
+    exit_code = 4
 
 
 class Interrupted(AitrainError):

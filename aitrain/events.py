@@ -68,6 +68,19 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
+class Evaluating:
+    """Episodes of an eval were played and scored: `done` of `episodes`; `score` is the mean of the present decoding."""
+
+    done: int
+    episodes: int
+    decoding: str
+    score: float | None
+    seconds_left: float
+    failed: float
+    """Share of the episodes that the environment failed on."""
+
+
+@dataclass(frozen=True)
 class Failed:
     """The run has failed."""
 
@@ -92,11 +105,11 @@ class Ended:
 SERVER_VARIABLE = "AITRAIN_VLLM_SERVER"
 """Environment variable by which the parent passes the address of the run's own vLLM server to training processes."""
 
-Event: TypeAlias = Started | Phase | Note | NotChecked | Step | Evaluated | Failed | Ended
+Event: TypeAlias = Started | Phase | Note | NotChecked | Step | Evaluated | Evaluating | Failed | Ended
 Announce: TypeAlias = Callable[[Event], None]
 
 _KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (Started, Phase, Note, NotChecked, Step, Evaluated, Failed, Ended)
+    kind.__name__: kind for kind in (Started, Phase, Note, NotChecked, Step, Evaluated, Evaluating, Failed, Ended)
 }
 
 

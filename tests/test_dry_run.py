@@ -346,7 +346,7 @@ def test_a_hub_model_that_cannot_be_asked_for_is_not_checked_but_its_dataset_is(
 def test_what_a_dry_run_leaves_to_the_run_is_said(
     options: dict[str, Any], words: list[str], dry: DryRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aitrain.launch.preflight._check_packages", lambda config: None)
+    monkeypatch.setattr("aitrain.launch.preflight.check_packages", lambda config: None)
     said = list(not_checked(check(dry.config(**options))))
     assert all(any(line.startswith(word) or word in line for line in said) for word in words), said
 
@@ -354,7 +354,7 @@ def test_what_a_dry_run_leaves_to_the_run_is_said(
 def test_an_adapter_that_vllm_cannot_serve_is_refused_before_vllm_is_started(
     dry: DryRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aitrain.launch.preflight._check_packages", lambda config: None)
+    monkeypatch.setattr("aitrain.launch.preflight.check_packages", lambda config: None)
     served: dict[str, Any] = {"use_vllm": True, "vllm_mode": "server", "peft": True}
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     assert check(dry.config(**served)).config.lora_r == 16

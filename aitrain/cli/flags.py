@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated
 
 import typer
@@ -19,12 +19,14 @@ Flag = str | bool | list[str] | None
 """A flag's value from Typer; None if it is not given."""
 
 
-def with_options(job: type[Options]) -> Callable[[Command], Command]:
-    """Replace the `**flags` of a command by one parameter for each option of a job, so that Typer makes its flags."""
+def with_options(job: type[Options], names: Collection[str] | None = None) -> Callable[[Command], Command]:
+    """Replace the `**flags` of a command by one parameter for each option of a job, so that Typer makes its flags; with
+    `names`, only for these."""
 
     def decorate(command: Command) -> Command:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        parameters = [*own, *map(_parameter, options_of(job))]
+        options = [option for option in options_of(job) if names is None or option.name in names]
+        parameters = [*own, *map(_parameter, options)]
         keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
         vars(command)["__signature__"] = inspect.Signature(keywords)
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 COMMANDS = {
     "grpo": "Train a model with GRPO on your environment.",
     "demo": "Teach the tiny model to add, in about a minute on two CPU cores.",
+    "eval": "Score models on the held-out cases of an environment.",
     "plan": "Show what a run would do, and what it needs.",
     "runs": "List the runs of a folder with status and scores.",
     "show": "Show a run in the terminal: scores, curve, rollouts.",
+    "compare": "Compare models on the same cases: better, worse, and on which.",
     "doctor": "Check whether this machine can train: libraries, GPUs, disk.",
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
     "schema": "Print the JSON schema of config files, for editors.",
@@ -70,7 +72,8 @@ def options(
 
 
 def main() -> None:
-    """The console script. Exit codes: 0 done, 1 failed, 2 wrong command, 3 environment failed, 130 interrupted."""
+    """The console script. Exit codes: 0 done, 1 failed, 2 wrong command, 3 environment failed, 4 worse (from compare
+    --fail-if-worse), 130 interrupted."""
     try:
         code = _run()
     except KeyboardInterrupt:  # while an error was shown

@@ -7,8 +7,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
 
 
 def page(pieces: Iterable[str]) -> None:
@@ -38,3 +42,11 @@ def _wait(pager: subprocess.Popen[str]) -> None:
         except KeyboardInterrupt:
             continue
         return
+
+
+def rendered(console: Console, shown: Iterable[RenderableType]) -> Iterator[str]:
+    """Render part by part, so that the first page of a long text appears at once."""
+    for part in shown:
+        with console.capture() as captured:
+            console.print(part, soft_wrap=not console.is_terminal)
+        yield captured.get()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,12 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aitrain.cli.completion import run_names
-from aitrain.cli.pager import page
+from aitrain.cli.pager import page, rendered
 from aitrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from aitrain.runs.rollout_index import RolloutIndex
 
 
@@ -112,12 +109,4 @@ def _print(folder: Path, rollouts: RolloutIndex, numbers: list[int] | None) -> N
     else:
         typer.echo("There are no such episodes.")
         return
-    page(_rendered(console, shown))
-
-
-def _rendered(console: Console, shown: Iterator[RenderableType]) -> Iterator[str]:
-    """Render part by part, so that the first page of many rollouts appears at once."""
-    for part in shown:
-        with console.capture() as captured:
-            console.print(part, soft_wrap=not console.is_terminal)
-        yield captured.get()
+    page(rendered(console, shown))

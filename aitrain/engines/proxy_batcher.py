@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -26,12 +26,30 @@ from aitrain.engines.model_proxy import ModelProxy
 from aitrain.engines.row_sampling import seeded_rows
 from aitrain.engines.sampling import Completer
 from aitrain.engines.scopes import evaluation_mode
+from aitrain.environment.runner import EnvRunner
 from aitrain.environment.seeds import SampleSeed, current_seeds, derived_seed
 from aitrain.errors import RunFailed, ServerRefusedError, ServerTimeoutError
 from aitrain.execution.task import is_abandoned, paused
 
 SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
 """Seconds to wait for further calls; the first one until the duration of a generation is known."""
+
+
+def offer_model(
+    runner: EnvRunner, model: PreTrainedModel, tokenizer: Any, engine: Completer | None = None
+) -> Callable[[], AbstractAsyncContextManager[None]]:
+    """Give a runner's environment the model, whose calls are batched; returns the context in which it may score."""
+    proxy = ProxyBatcher(model, tokenizer.pad_token_id, engine)
+    runner.around, runner.on_call_end = torch.no_grad, proxy.on_call_end
+    runner.offer(proxy.policy, tokenizer)
+
+    @asynccontextmanager
+    async def scoring() -> AsyncIterator[None]:
+        with evaluation_mode(model):
+            async with proxy.serving_calls(lambda: runner.running_calls):
+                yield
+
+    return scoring
 
 
 class ProxyBatcher:

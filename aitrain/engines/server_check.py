@@ -30,6 +30,8 @@ class ServerNeeds:
     """Rank of the adapter that is loaded; None: all weights are loaded."""
     is_on_cpu: bool = False
     """Whether the server has no GPU."""
+    keeps_weights: bool = False
+    """Whether the server's own weights are used, and none are loaded."""
 
     @property
     def command(self) -> str:
@@ -37,7 +39,7 @@ class ServerNeeds:
         adapter = f" --enable-lora --max-lora-rank {served_rank(self.rank) or RANKS[-1]}" if self.rank else ""
         mode = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True" if self.rank else "VLLM_SERVER_DEV_MODE=1"
         extension = f" --worker-extension-cls {tied_head.__name__}.WorkerExtension"
-        adapter = adapter or (extension if self.is_on_cpu else "")
+        adapter = adapter or (extension if self.is_on_cpu and not self.keeps_weights else "")
         on_cpu = f" {UNCHUNKED}" if self.is_on_cpu else ""
         options = f"--max-model-len {self.context} --generation-config vllm --logprobs-mode processed_logprobs"
         return f"{mode} vllm serve {self.model} {options}{on_cpu}{adapter}"
@@ -109,7 +111,7 @@ async def _lack(client: VLLMClient, base: ServerModel | None, needs: ServerNeeds
     """What is missing, as part of a sentence; empty if nothing is."""
     if base is None:
         names = ", ".join(str(card["id"]) for card in (await client.get("/v1/models"))["data"])
-        return f"serves {names}, but the run trains {needs.model}"
+        return f"serves {names}, but the run {'plays' if needs.keeps_weights else 'trains'} {needs.model}"
     if base.context < needs.context:
         return f"takes {base.context} tokens of prompt and completion, but the run needs {needs.context}"
     if lack := await _lacks_sync(client, needs):
@@ -140,17 +142,19 @@ def _lack_in(details: dict[str, Any], needs: ServerNeeds) -> str:
     if needs.is_on_cpu and (details.get("scheduler_config") or {}).get("enable_chunked_prefill"):
         return "runs on the CPU with chunked prefill, where requests with a seed end it"
     extension = (details.get("parallel_config") or {}).get("worker_extension_cls")
-    if needs.is_on_cpu and not needs.rank and not extension:
+    if needs.is_on_cpu and not (needs.rank or needs.keeps_weights) and not extension:
         return "runs on the CPU and lacks the worker extension that loads weights there"
     return ""
 
 
 async def _lacks_sync(client: VLLMClient, needs: ServerNeeds) -> str:
     version = await _version_of(client)
-    if needs.rank is None:
+    if needs.rank is None and not needs.keeps_weights:
         return "" if version else "is not in its development mode"
     if version.startswith(LOADED):
         return f"has lost its base weights: another run has loaded its own ({version})"
+    if needs.keeps_weights:
+        return ""
     nothing = {"lora_name": "policy", "lora_path": "/nonexistent"}
     try:
         await client.post("/v1/load_lora_adapter", nothing)

@@ -13,12 +13,13 @@ from transformers import AutoConfig
 
 from aitrain.environment.contract import Prompt
 from aitrain.errors import AitrainError
-from aitrain.jobs.env_policy import episode_format, policy_rollout
+from aitrain.jobs.env_policy import policy_rollout
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.training.chat_templates import chat_format
+from aitrain.training.episode_format import format_of_episodes, tools_shown
 from aitrain.training.model import load_tokenizer, model_path
 from aitrain.workbench import worker
 from aitrain.workbench.check.finding import EnvFinding
@@ -60,7 +61,9 @@ def prompts(chat: ChatFormat, subject: Subject) -> Iterator[EnvFinding]:
         if is_chat and chat.tokenizer.chat_template is None:  # type: ignore[attr-defined]
             raise AitrainError("The tokenizer has no chat template, and the prompts are messages.")
         if is_chat:
-            episode_format(subject.opened, chat)
+            environment = subject.opened.environment
+            shown = tools_shown(environment, chat, is_chat, lambda _: None)
+            format_of_episodes(environment, chat, shown, is_chat, lambda _: None)
         asked: list[Prompt] = [case.prompt for case in spread(subject.cases, PROMPTS) if case.prompt]
         if any(conversation.reset.prompt is not None for conversation in opened):
             asked = [conversation.prompt for conversation in opened if conversation.prompt]

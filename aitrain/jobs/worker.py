@@ -1,4 +1,4 @@
-"""The training process: `python -m aitrain.jobs.worker RUN_FOLDER [CHECKPOINT [anyway]]`.
+"""The process of a training or an eval: `python -m aitrain.jobs.worker RUN_FOLDER [CHECKPOINT [anyway]]`.
 
 Runs alone or under torchrun. Events go to the parent through the original standard output; everything that libraries
 and the environment print goes to train.log. Exits with 0 after a run, and with the error's exit code after a failure.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import gc
+import importlib
 import os
 import random
 import select
@@ -33,11 +34,13 @@ from aitrain.environment.requirements import with_requirements
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Note, Started, encode
+from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import RedactedStream
+from aitrain.runs.eval_result import JOB as EVAL
 from aitrain.runs.heartbeat import Heartbeat, Progress
-from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks
 
 
@@ -103,7 +106,9 @@ def main(arguments: list[str], channel: EventChannel) -> int:
 def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartbeat: Heartbeat) -> None:
     """Load the environment, then import torch and run: errors of the environment show within a second."""
     checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
-    config = resolve(TrainConfig, folder.config, {"resume_anyway": "anyway" in arguments[2:]})
+    is_eval = read_object(folder.status).get("job") == EVAL
+    job: type[TrainConfig] = EvalConfig if is_eval else TrainConfig
+    config = resolve(job, folder.config, {"resume_anyway": "anyway" in arguments[2:]})
     heartbeat.progress.stall_timeout = config.stall_timeout
     activity.own.enter("loading the environment", moves_files=True)
     runner = load_runner(config, channel)
@@ -113,10 +118,10 @@ def _work(arguments: list[str], folder: RunFolder, channel: EventChannel, heartb
     if url := os.environ.get(SERVER_VARIABLE):
         config = config.model_copy(update={"vllm_server_url": url})
     heartbeat.start()
-    activity.own.enter("importing torch and TRL", moves_files=True)
+    activity.own.enter("importing torch" if is_eval else "importing torch and TRL", moves_files=True)
 
     gc.disable()  # garbage collections would take a fifth of the import's time
-    from aitrain.jobs.grpo import run
+    run = importlib.import_module("aitrain.jobs.evaluate" if is_eval else "aitrain.jobs.grpo").run
     from aitrain.training.distributed import shutdown_group
     from aitrain.training.run_context import RunContext, StopRequest
 

@@ -76,15 +76,15 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     """
     check_trl_fields(config.trl)
     check_trl_effects(config)
-    _refuse_secrets(config)
+    refuse_secrets(config)
     _check_names(config)
     source = None if has_environment else find_env(config)
     if source is not None:
         check_by_reading(source, config.rl_env_config or {})
     _check_model(config)
-    _check_packages(config)
+    check_packages(config)
     gpus = training_gpus(config)
-    processes = _count_processes(config, gpus)
+    processes = count_processes(config, gpus)
     served = visible_gpus()[-config.vllm_server_gpus :] if starts_server(config) else ()
     if starts_server(config):
         check_vllm_memory(config, served, engines=1)
@@ -108,8 +108,12 @@ def starts_server(config: TrainConfig) -> bool:
     return config.use_vllm and config.vllm_mode == "server" and config.vllm_server_url is None
 
 
-def _refuse_secrets(config: TrainConfig) -> None:
-    """Refuse secrets in options that are written to config.yaml."""
+def refuse_secrets(config: TrainConfig) -> None:
+    """Refuse secrets in options that are written to config.yaml.
+
+    Raises:
+        ConfigError: there is one.
+    """
     for option in ("rl_env_config", "trl"):
         text = json.dumps(getattr(config, option), ensure_ascii=False)
         for name, value in secret_values().items():
@@ -190,7 +194,12 @@ def _check_names(config: TrainConfig) -> None:
             raise ConfigError(f"{option}: transformers has no {option} {given}\nIt has {shown}")
 
 
-def _check_packages(config: TrainConfig) -> None:
+def check_packages(config: TrainConfig) -> None:
+    """Check that the packages of the options are installed.
+
+    Raises:
+        ConfigError: one is not.
+    """
     needs_vllm = config.vllm_server_url is None or config.vllm_sync == "nccl"  # else the server has its own
     if config.use_vllm and needs_vllm and installed("vllm") is None:
         raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
@@ -221,7 +230,12 @@ def training_gpus(config: TrainConfig) -> tuple[str, ...]:
     return left
 
 
-def _count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
+def count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:
+    """Number of processes for these GPUs.
+
+    Raises:
+        ConfigError: there are too few GPUs.
+    """
     count = config.num_processes or max(1, len(gpus))
     if gpus and count > len(gpus):
         raise ConfigError(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Collection
 
 from aitrain.options.option import Option, options_of
 from aitrain.options.section import Options, sections_of
 
 
-def help_text(job: type[Options], width: int = 80) -> str:
-    """Every flag of a job with its description and default, section by section."""
+def help_text(job: type[Options], width: int = 80, names: Collection[str] | None = None) -> str:
+    """Every flag of a job with its description and default, section by section; with `names`, only these."""
     lines = []
+    shown = [option for option in options_of(job) if names is None or option.name in names]
     for section in sections_of(job):
-        lines += ["", f"{section.section}:"]
-        for option in options_of(job):
+        if any(option.section == section.section for option in shown):
+            lines += ["", f"{section.section}:"]
+        for option in shown:
             if option.section == section.section:
                 text = f"{option.description} [{option.shown_default}]"
                 lines.append(f"  {option.flag}{'' if option.is_switch else f' {option.placeholder}'}")

@@ -20,10 +20,15 @@ from aitrain.options.yaml_text import read_yaml
 Job = TypeVar("Job", bound=Options)
 
 
-def resolve(job: type[Job], file: Path | None, flags: Mapping[str, object] = MappingProxyType({})) -> Job:
-    """A job's options: the defaults, overridden by the file, overridden by the flags.
+NOTHING: Mapping[str, object] = MappingProxyType({})
 
-    A flag also overrides the alternatives to its option (`replaces`); `trl` flags are `KEY=VALUE` texts, merged into
+
+def resolve(
+    job: type[Job], file: Path | None, flags: Mapping[str, object] = NOTHING, defaults: Mapping[str, object] = NOTHING
+) -> Job:
+    """A job's options: its defaults, overridden by `defaults`, by the file, and by the flags.
+
+    A value also overrides the alternatives to its option (`replaces`); `trl` flags are `KEY=VALUE` texts, merged into
     the file's table.
 
     Raises:
@@ -31,6 +36,10 @@ def resolve(job: type[Job], file: Path | None, flags: Mapping[str, object] = Map
     """
     values = read_file(job, file) if file else {}
     replaced = {name: others for section in sections_of(job) for name, others in section.replaces.items()}
+    below = dict(defaults)
+    for name in {other for value in values for other in replaced.get(value, ())}:
+        below.pop(name, None)
+    values = {**below, **values}
     for name in {other for flag in flags for other in replaced.get(flag, ())}:
         values.pop(name, None)
     given = dict(flags)

@@ -39,6 +39,8 @@ class Progress:
     """Why the run failed."""
     stall_timeout: float | None = None
     """Seconds without progress after which the run counts as stalled."""
+    seconds: float | None = None
+    """Duration of an eval's episodes so far, over all starts."""
 
 
 class Heartbeat:
@@ -81,7 +83,8 @@ class Heartbeat:
         if self.is_writer:
             progress = self.progress
             known = {"step": progress.step, "steps": progress.steps, "pids": progress.pids or None, **self._activity()}
-            known |= {"ends_at": progress.ends_at, "score_before": progress.score_before, "reason": progress.reason}
+            known |= {"ends_at": progress.ends_at, "seconds": progress.seconds}
+            known |= {"score_before": progress.score_before, "reason": progress.reason}
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)
 

@@ -7,19 +7,34 @@ from collections.abc import Callable, Mapping
 
 import datasets
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, set_seed
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from aitrain.environment.dataset import Cases, Datasets, build_cases
+from aitrain.environment.contract import check_contract
+from aitrain.environment.dataset import Cases, Datasets, build_cases, columns
 from aitrain.environment.runner import EnvRunner
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed
+from aitrain.training.run_context import RunContext
 
 
 def case_numbers(cases: Cases) -> datasets.Dataset:
     """A dataset for TRL with one column, `case`, the index; rows do not pass through Arrow, which would change Python
     objects in them."""
     return datasets.Dataset.from_dict({"case": list(range(len(cases)))})
+
+
+def build_dataset(context: RunContext, tokenizer: PreTrainedTokenizerBase, processes: int) -> Datasets:
+    """The environment's datasets, with the columns that its methods ask for.
+
+    Raises:
+        EnvironmentFailed: a dataset is wrong, or a method has an unknown parameter.
+    """
+    context.enter("building the dataset")
+    set_seed(context.config.seed)
+    built = build(context.runner, tokenizer, processes)
+    check_contract(context.runner.environment, columns(built))
+    return built
 
 
 def build(runner: EnvRunner, tokenizer: PreTrainedTokenizerBase, ranks: int = 1) -> Datasets:

@@ -19,9 +19,9 @@ from trl import GRPOConfig, GRPOTrainer
 from aitrain.environment.dataset import Cases
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.events import NotChecked
-from aitrain.training.dataset import case_numbers
+from aitrain.training.dataset import build_dataset, case_numbers
 from aitrain.training.model import choose_precision, is_out_of_reach, load_tokenizer, model_without_weights
-from aitrain.training.preparation import build_dataset, fit_to_model, prepare_cases, run_manifest
+from aitrain.training.preparation import fit_to_model, prepare_cases, run_manifest
 from aitrain.training.provenance import describe_run
 from aitrain.training.run_context import RunContext
 from aitrain.training.trainer import TrainerInputs

@@ -4,7 +4,7 @@ it."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -19,7 +19,7 @@ from aitrain.environment.dataset import Cases
 from aitrain.errors import EnvironmentFailed
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.episode import Episode
-from aitrain.runs.held_out import Scoring, by_case, mean_score
+from aitrain.runs.held_out import DECODINGS, Scoring, by_case, mean_score
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, to_jsonable
 from aitrain.training.episode_groups import finish_groups
@@ -28,6 +28,8 @@ from aitrain.training.policy_rollouts import PolicyRollouts
 
 BATCH = 32
 """Minimum number of episodes that a rank plays at a time, as there is memory for them without gradients."""
+
+_DECODINGS = {"sampled": Decoding.SEEDED, "greedy": Decoding.GREEDY}
 
 RecordedScores: TypeAlias = Mapping[str, Mapping[tuple[int, int], float | None]]
 """Scores by decoding, row number and sample number; None for episodes that could not be scored."""
@@ -47,6 +49,16 @@ class EvalPlan:
     batch_size: int = BATCH
     recorded: RecordedScores = field(default_factory=dict)
     """Known scores; their episodes are not played again."""
+    decodings: tuple[str, ...] = DECODINGS
+
+    def numbers(self, decoding: str) -> range:
+        """Numbers of the episodes of each case with a decoding."""
+        return range(self.first_sample, self.first_sample + (self.samples if decoding == "sampled" else 1))
+
+    def position(self, sample: EvalSample, decoding: str) -> int:
+        """Index of an episode among all with a decoding."""
+        numbers = self.numbers(decoding)
+        return sample.case * len(numbers) + numbers.index(sample.number)
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,7 @@ class EvalScores:
 
 
 @dataclass(frozen=True)
-class _Sample:
+class EvalSample:
     """One episode to play: the case's index in the plan, its row, and the number of the sample."""
 
     case: int
@@ -88,48 +100,67 @@ def evaluate(
 ) -> EvalScores:
     """Score the cases with the policy's present weights; returns the same scores on every rank.
 
-    Every rank must call this. `write` gets the records of the rank's own episodes.
+    Every rank must call this. `write` gets the records of the rank's own episodes after each batch, as often on every
+    rank.
 
     Raises:
         EnvironmentFailed: no case could be scored, or too many calls hang.
         ServerFailed: a vLLM server failed one of the ranks.
     """
-    scorings = []
-    for name, decoding, samples in (("sampled", Decoding.SEEDED, plan.samples), ("greedy", Decoding.GREEDY, 1)):
+    size = plan.batch_size * rollouts.accelerator.num_processes
+    is_grouped = scores_groups(rollouts.rollout.runner.environment)
+    scorings: dict[str, Scoring] = {}
+    for name in plan.decodings:
+        decoding, here = _DECODINGS[name], replace(phase, name=f"{phase.name}_{name}")
         recorded = plan.recorded.get(name, {})
-        if scores_groups(rollouts.rollout.runner.environment):
-            recorded = _whole_groups(recorded, range(plan.first_sample, plan.first_sample + samples))
-        missing = [
-            _Sample(index, case.number, number)
-            for index, case in enumerate(plan.cases)
-            for number in range(plan.first_sample, plan.first_sample + samples)
-            if (case.number, number) not in recorded
-        ]
+        if is_grouped:
+            recorded = _whole_groups(recorded, plan.numbers(name))
         scores = [(str(row), score) for (row, _), score in recorded.items() if score is not None]
-        if missing:
-            with isolated_random_state(plan.seed), rollouts.evaluating():
-                played = _play(rollouts, plan, missing, decoding)
-            here = replace(phase, name=f"{phase.name}_{name}")
+        failures: list[str] = []
+        for batch in eval_batches(plan, name, size, is_grouped, recorded):
+            with isolated_random_state(plan.seed + plan.position(batch[0], name)), rollouts.evaluating():
+                played = _play(rollouts, plan, batch, decoding)
             write([_record(episode, here, sample) for sample, episode in played])
-            scores += _gather_scores(rollouts, played)
-        scorings.append(by_case(scores))
-    return EvalScores(*scorings)
+            scores += _gather_scores(rollouts, played, failures)
+        if failures and not scores:
+            raise EnvironmentFailed(
+                f"The environment failed on all {len(failures)} held-out cases ({', '.join(sorted(set(failures)))}).\n"
+                "The first failure is shown above; --debug shows all that the run printed."
+            )
+        scorings[name] = by_case(scores)
+    return EvalScores(**scorings)
+
+
+def eval_batches(
+    plan: EvalPlan, name: str, size: int, is_grouped: bool, recorded: Collection[tuple[int, int]] = ()
+) -> list[list[EvalSample]]:
+    """The episodes of one decoding in batches of `size`, without the recorded ones. All samples of a case are in one
+    batch if the environment scores them together.
+
+    If the recorded episodes are those of whole batches, the other batches are those of the whole plan.
+    """
+    numbers = plan.numbers(name)
+    missing = [
+        EvalSample(index, case.number, number)
+        for index, case in enumerate(plan.cases)
+        for number in numbers
+        if (case.number, number) not in recorded
+    ]
+    if is_grouped:
+        size = max(1, size // len(numbers)) * len(numbers)
+    return [missing[start : start + size] for start in range(0, len(missing), size)]
 
 
 def _play(
-    rollouts: PolicyRollouts, plan: EvalPlan, samples: list[_Sample], decoding: Decoding
-) -> list[tuple[_Sample, Episode]]:
-    """This rank's share of the episodes. All ranks play the same number of batches together; a rank's last ones may be
-    shorter or empty. A case has one environment seed, and each sample its own sampling seed, the same on any rank."""
-    ranks, rank = rollouts.accelerator.num_processes, rollouts.accelerator.process_index
-    share, longest = samples[rank::ranks], -(-len(samples) // ranks)
-    episodes: list[Episode] = []
-    for start in range(0, longest, plan.batch_size):
-        batch = share[start : start + plan.batch_size]
-        cases = [plan.cases[sample.case] for sample in batch]
-        seeds = [rollouts.env_seed("held-out", sample.row) for sample in batch]
-        sampling_seeds = [rollouts.sampling_seed("held-out", sample.row, sample.number) for sample in batch]
-        episodes += rollouts.play(cases, seeds, sampling_seeds, decoding)
+    rollouts: PolicyRollouts, plan: EvalPlan, batch: list[EvalSample], decoding: Decoding
+) -> list[tuple[EvalSample, Episode]]:
+    """This rank's share of a batch, which may be empty. A case has one environment seed, and each sample its own
+    sampling seed, the same on any rank."""
+    share = batch[rollouts.accelerator.process_index :: rollouts.accelerator.num_processes]
+    cases = [plan.cases[sample.case] for sample in share]
+    seeds = [rollouts.env_seed("held-out", sample.row) for sample in share]
+    sampling_seeds = [rollouts.sampling_seed("held-out", sample.row, sample.number) for sample in share]
+    episodes = rollouts.play(cases, seeds, sampling_seeds, decoding)
     finish_groups(rollouts, episodes, [(sample.case, sample.number) for sample in share])
     return list(zip(share, episodes, strict=True))
 
@@ -141,7 +172,7 @@ def _whole_groups(
     return {key: score for key, score in recorded.items() if all((key[0], number) in recorded for number in numbers)}
 
 
-def _record(episode: Episode, phase: EvalPhase, sample: _Sample) -> RolloutRecord:
+def _record(episode: Episode, phase: EvalPhase, sample: EvalSample) -> RolloutRecord:
     """The record of an episode, with the weight version of the evaluation: the engine's is the number of optimizer
     steps done, also if the weights of an earlier step are evaluated."""
     record = episode_record(episode, phase.step, phase.weight_version)
@@ -150,20 +181,18 @@ def _record(episode: Episode, phase: EvalPhase, sample: _Sample) -> RolloutRecor
     return replace(record, eval_phase=phase.name, sample=sample.number, turns=turns, rendered_prompt=prompt)
 
 
-def _gather_scores(rollouts: PolicyRollouts, played: list[tuple[_Sample, Episode]]) -> list[tuple[str, float]]:
-    """(row, score) of all ranks, in the order of the plan."""
+def _gather_scores(
+    rollouts: PolicyRollouts, played: list[tuple[EvalSample, Episode]], failures: list[str]
+) -> list[tuple[str, float]]:
+    """(row, score) of all ranks, in the order of the plan; adds the kinds of the failures of all ranks."""
     results = [(sample, episode.result) for sample, episode in played]
     own = [(one.case, one.number, one.row, result.score) for one, result in results if result.score is not None]
     scores = gather_object(own)
-    failures = gather_object([result.failure.kind for _, result in results if result.failure is not None])
-    if failures:
+    kinds = gather_object([result.failure.kind for _, result in results if result.failure is not None])
+    if kinds:
         rollouts.report_failures([episode for _, episode in played])
+    failures += kinds
     rollouts.check_abandoned(sum(gather_object([rollouts.abandoned_threads])))
-    if failures and not scores:
-        raise EnvironmentFailed(
-            f"The environment failed on all {len(failures)} held-out cases ({', '.join(sorted(set(failures)))}).\n"
-            "The first failure is shown above; --debug shows all that the run printed."
-        )
     return [(str(row), score) for _, _, row, score in sorted(scores)]
 
 

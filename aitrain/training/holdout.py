@@ -124,6 +124,15 @@ def split(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int 
     return DatasetSplit(train, held_out, dropped, len(own_eval) - len(usable), overlap=overlap)
 
 
+def cases_to_evaluate(built: Datasets, config: TrainConfig, limit: PromptLimit, needed: int = 0) -> DatasetSplit:
+    """The held-out cases that `split` chooses; all cases if at least as many are asked for as there are."""
+    everything, own_eval = built
+    usable, _ = _usable(everything, limit)
+    if own_eval is not None or config.eval_cases is None or config.eval_cases < len(usable):
+        return split(built, config, limit, needed)
+    return DatasetSplit(everything.select([]), usable, 0, dropped_held_out=len(everything) - len(usable))
+
+
 def _usable(cases: Cases, limit: PromptLimit) -> tuple[Cases, list[bytes]]:
     """Cases whose prompt is short enough, and the prompt hash of each."""
     found = {number: key for number, case in zip(cases.numbers, cases, strict=True) if (key := limit.key_of(case))}

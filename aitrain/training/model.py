@@ -68,15 +68,15 @@ def model_path(name: str) -> str:
     return str(TINY_MODEL) if name == "tiny" else name
 
 
-def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, padding and truncating on the left, with a pad token.
+def load_tokenizer(config: TrainConfig, folder: str | None = None) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, padding and truncating on the left, with a pad token; that of `folder`, if it is given.
 
     Raises:
         ConfigError: it cannot be loaded, or has no end-of-text token.
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            model_path(config.model),
+            folder or model_path(config.model),
             padding_side="left",
             truncation_side="left",
             trust_remote_code=config.trust_remote_code,

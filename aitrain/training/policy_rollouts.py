@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from aitrain.engines.batching import BatchingEngine
+from aitrain.engines.chat_endpoint import ChatEndpoint
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.environment.contract import Case
 from aitrain.environment.failure_count import FailureCount
@@ -134,6 +135,6 @@ class PolicyRollouts:
 
     def close(self) -> None:
         """Close the engine, and remove files of weights for a vLLM server."""
-        if self.server is not None:
-            self.loop.run(self.server.close())
+        if isinstance(self.rollout.engine, (VLLMServerEngine, ChatEndpoint)):
+            self.loop.run(self.rollout.engine.close())
         self.loop.close()

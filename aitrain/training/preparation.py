@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -18,12 +18,11 @@ from trl import GRPOConfig
 
 from aitrain import activity
 from aitrain.batch import BatchPlan, plan_batch, schedule_cases
-from aitrain.environment.contract import Prompt, check_contract, check_methods, env_kind
-from aitrain.environment.dataset import Cases, Datasets, columns, fingerprint
+from aitrain.environment.contract import check_methods, env_kind
+from aitrain.environment.dataset import Cases, Datasets, fingerprint
 from aitrain.environment.tools import Tools
 from aitrain.options.train import TrainConfig
-from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
-from aitrain.rollout.episode import refuse_tools_for_strings
+from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import Limits
 from aitrain.runs.checkpoint import Manifest
 from aitrain.runs.environment_source import keep_source
@@ -32,9 +31,10 @@ from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import write_json
 from aitrain.training.callbacks import EvalCallback, EvalState, MetricsReporter, StopCallback
 from aitrain.training.chat_templates import chat_format
-from aitrain.training.dataset import build, check_chat_template
+from aitrain.training.dataset import build_dataset, check_chat_template
 from aitrain.training.diagnostics import DiagnosticsCallback, RatioAdvice
 from aitrain.training.distributed import init_processes
+from aitrain.training.episode_format import format_of_episodes, tools_shown
 from aitrain.training.evaluation import BATCH, EvalPlan
 from aitrain.training.held_out_scoring import HeldOutScoring
 from aitrain.training.holdout import DatasetSplit, PromptLimit, check_enough, prompt_limit, split
@@ -130,8 +130,8 @@ def prepare_cases(context: RunContext, precision: Precision, processes: int) -> 
     is_chat = built[0].is_chat or env_kind(context.runner.environment) == "rollout"
     check_chat_template(is_chat, tokenizer)
     chat = chat_format(tokenizer, arguments.chat_template_kwargs)
-    tools = _shown_tools(context, chat, is_chat)
-    chat = _episode_format(context, chat, tools, is_chat)
+    tools = tools_shown(context.runner.environment, chat, is_chat, context.note)
+    chat = format_of_episodes(context.runner.environment, chat, tools, is_chat, context.note)
     return PreparedCases(precision, batch, arguments, tokenizer, built, chat, tools)
 
 
@@ -152,19 +152,6 @@ def training_arguments(context: RunContext, precision: Precision, processes: int
     refuse_sharded(arguments, config)
     check_hub_token(config)
     return arguments, batch
-
-
-def build_dataset(context: RunContext, tokenizer: PreTrainedTokenizerBase, processes: int) -> Datasets:
-    """The environment's datasets, with the columns that its methods ask for.
-
-    Raises:
-        EnvironmentFailed: a dataset is wrong, or a method has an unknown parameter.
-    """
-    context.enter("building the dataset")
-    set_seed(context.config.seed)
-    built = build(context.runner, tokenizer, processes)
-    check_contract(context.runner.environment, columns(built))
-    return built
 
 
 def fit_to_model(
@@ -259,40 +246,3 @@ def _lengths(
         return Lengths(new_tokens, context_tokens)
     whole = new_tokens + max(map(limit.length_of, cases))
     return Lengths(new_tokens, min(whole, context_tokens or whole))
-
-
-def _shown_tools(context: RunContext, chat: ChatFormat, is_chat: bool) -> Tools:
-    """The tools that the model is shown, with a note if they are JSON schemas whose calls the environment parses
-    itself; string prompts cannot show these."""
-    environment = context.runner.environment
-    tools = Tools.of(environment)
-    if not (tools.are_only_shown or (not is_chat and tools.of_schemas and tools.schemas)):
-        return tools
-    asked: Prompt = [{"role": "user", "content": "question"}]
-    is_shown = is_chat and chat.prompt_text(asked, tools.schemas) != chat.prompt_text(asked)
-    if is_shown and env_kind(environment) == "start":  # its objects may take the calls
-        return tools
-    why = "the chat template has no place for them" if is_chat else "the prompts are strings"
-    shown = "The model is shown the schemas of get_tools" if is_shown else f"get_tools is not used: {why}"
-    method = f"{type(environment).__name__}.{env_kind(environment)}"
-    context.note(f"{shown}; tool calls in its answers are not run, {method} gets the answers unchanged.")
-    return tools if is_shown else Tools()
-
-
-def _episode_format(context: RunContext, chat: ChatFormat, tools: Tools, is_chat: bool) -> ChatFormat:
-    """The chat format for episodes; with several turns, one whose template is prefix-preserving.
-
-    Raises:
-        ConfigError: this model has no such template, or cannot be shown the environment's tools.
-    """
-    if not is_chat:
-        refuse_tools_for_strings(tools.schemas)
-        return chat
-    kind = env_kind(context.runner.environment)
-    following = [] if kind == "score_episode" else ["user"]
-    # a rollout says what its tools are when it asks
-    may_have_tools = len(tools) > 0 or (kind == "rollout" and chat.support.has_tool_calls)
-    fit = format_for_episodes(chat, [*following, "tool"] if may_have_tools else following)
-    if fit is not chat:
-        context.note("This model's chat template is not prefix-preserving; TRL's training template is used.")
-    return fit

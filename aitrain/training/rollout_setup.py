@@ -13,18 +13,17 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
 from transformers import PreTrainedModel
 from trl.models.utils import unwrap_model_for_generation
 
 from aitrain.engines.colocated import ColocatedEngine
 from aitrain.engines.hf import HFEngine, HFModel
-from aitrain.engines.proxy_batcher import ProxyBatcher
+from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.ranks import largest_over_ranks
 from aitrain.engines.sampling import Completer
 from aitrain.engines.scopes import evaluation_mode
@@ -50,16 +49,7 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     completer: Completer | None = None
     if isinstance(engine, VLLMServerEngine) or (isinstance(engine, ColocatedEngine) and not engine.is_shared):
         completer = engine
-    proxy = ProxyBatcher(policy, inputs.tokenizer.pad_token_id, completer)
-    runner.around, runner.on_call_end = torch.no_grad, proxy.on_call_end
-    runner.offer(proxy.policy, inputs.tokenizer)
-
-    @asynccontextmanager
-    async def scoring() -> AsyncIterator[None]:
-        with evaluation_mode(trainer.model):
-            async with proxy.serving_calls(lambda: runner.running_calls):
-                yield
-
+    scoring = offer_model(runner, policy, inputs.tokenizer, completer)
     return PolicyRollouts(
         Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, clock),
         trainer.accelerator,

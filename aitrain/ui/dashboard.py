@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from aitrain.events import Ended, Evaluated, Event, Phase, Step
+from aitrain.events import Ended, Evaluated, Evaluating, Event, Phase, Step
 from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.plot import ASCII, BLOCKS, sparkline
@@ -33,6 +33,8 @@ class Dashboard:
     step: Step | None = None
     rewards: list[float] = field(default_factory=list)
     scores: list[Evaluated] = field(default_factory=list)
+    evaluating: Evaluating | None = None
+    """The latest progress of an eval."""
     is_over: bool = False
 
     def take(self, event: Event) -> None:
@@ -46,6 +48,8 @@ class Dashboard:
         elif isinstance(event, Step):
             self.phase, self.step = "", event
             self.rewards += [] if event.reward is None else [event.reward]
+        elif isinstance(event, Evaluating):
+            self.phase, self.evaluating = "", event
         elif isinstance(event, Ended):
             self.is_over = True
 
@@ -62,18 +66,23 @@ class Dashboard:
 
     def _of_the_run(self, width: int, ramp: str) -> list[tuple[str, Text]]:
         step = self.step
+        if self.evaluating is not None:
+            return self._of_the_eval(self.evaluating, width, ramp)
         if step is None:
             return [("held-out", self._held_out(width))]
         left = "" if self.phase else f"{duration(max(0.0, step.seconds_left - self._elapsed()))} left"
-        count = f"{step.step}/{step.steps}"
-        columns = min(40, width - len(count) - 16)
-        done, rest = ("#", "-") if ramp == ASCII else ("━", "─")
-        filled = round(min(1.0, max(0.0, step.step / max(1, step.steps))) * columns)
-        bar = Text.assemble((done * filled, "green"), (rest * (columns - filled), "dim"))
         return [
-            ("step", joined([Text(count, "bold"), bar, Text(left)], width)),
+            ("step", _progress(step.step, step.steps, left, width, ramp)),
             ("reward", self._reward(width, ramp)),
             ("held-out", self._held_out(width)),
+        ]
+
+    def _of_the_eval(self, event: Evaluating, width: int, ramp: str) -> list[tuple[str, Text]]:
+        left = "" if self.phase else f"{duration(max(0.0, event.seconds_left - self._elapsed()))} left"
+        failed = _share(event.failed or None, "failed", 1e-9, BAD)
+        return [
+            ("episodes", _progress(event.done, event.episodes, left, width, ramp)),
+            ("score", joined([Text(number(event.score), "bold"), Text(event.decoding, "dim"), failed], width)),
         ]
 
     def _reward(self, width: int, ramp: str) -> Text:
@@ -107,6 +116,16 @@ class Dashboard:
         return time.monotonic() - self.since
 
 
+def _progress(done: int, of: int, left: str, width: int, ramp: str) -> Text:
+    """`12/50 ━━━━──── 1m 20s left`."""
+    count = f"{done}/{of}"
+    columns = min(40, width - len(count) - 16)
+    full, rest = ("#", "-") if ramp == ASCII else ("━", "─")
+    filled = round(min(1.0, max(0.0, done / max(1, of))) * columns)
+    bar = Text.assemble((full * filled, "green"), (rest * (columns - filled), "dim"))
+    return joined([Text(count, "bold"), bar, Text(left)], width)
+
+
 PARTS = ("generate", "environment", "optimize")
 
 
@@ -116,6 +135,13 @@ def step_line(event: Step) -> str:
     parts = [f"step {event.step}/{event.steps}", f"reward {number(event.reward)}"]
     parts += [f"{value:.0%} {name}" for name, value in shares.items() if value is not None]
     return "  ".join([*parts, *_rate(event), f"{duration(event.seconds_left)} left"])
+
+
+def evaluating_line(event: Evaluating) -> str:
+    """The progress of an eval on one line: `episodes 64/128  score 0.250 sampled  20s left`."""
+    failed = [f"{event.failed:.0%} failed"] if event.failed else []
+    parts = [f"episodes {event.done}/{event.episodes}", f"score {number(event.score)} {event.decoding}", *failed]
+    return "  ".join([*parts, f"{duration(event.seconds_left)} left"])
 
 
 def evaluated_line(event: Evaluated) -> str:

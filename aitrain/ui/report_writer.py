@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field
 
-from aitrain.events import Announce, Event, Note, Step
+from aitrain.events import Announce, Evaluating, Event, Note, Step
 from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import RolloutIndex
@@ -71,7 +71,7 @@ class _Periodic:
     def __call__(self, event: Event) -> None:
         self.announce(event)
         is_busy = self.thread is not None and self.thread.is_alive()
-        if isinstance(event, Step) and time.monotonic() - self.last >= EVERY and not is_busy:
+        if isinstance(event, (Step, Evaluating)) and time.monotonic() - self.last >= EVERY and not is_busy:
             self.last = time.monotonic()
             self.thread = threading.Thread(target=self.report.write, args=[self.announce], daemon=True)
             self.thread.start()

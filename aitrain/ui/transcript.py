@@ -92,9 +92,9 @@ def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[Rendera
         records = [rollouts.record(entry) for entry in group]
         yield _heading(group)
         yield from _shown_once(records[0])
-        yield from _messages(records[0].transcript()[0])
+        yield from messages_text(records[0].transcript()[0])
         for entry, record in zip(group, records, strict=True):
-            yield Group(_facts(entry, record), *_messages(record.transcript()[1]))
+            yield Group(_facts(entry, record), *messages_text(record.transcript()[1]))
             if error := record.error:
                 text = f"{error.place} {error.kind}: {error.message}"
                 yield Indented(Text(escape_controls(text.strip()), style=BAD))
@@ -135,7 +135,8 @@ def _facts(entry: IndexEntry, record: RolloutRecord) -> Text:
     return Text.assemble(("  score " + number(score), colour), ("  " + ", ".join(filter(None, facts)), "dim"))
 
 
-def _messages(messages: Iterable[TranscriptMessage]) -> Iterator[RenderableType]:
+def messages_text(messages: Iterable[TranscriptMessage]) -> Iterator[Indented]:
+    """Each message with its role and its tool calls."""
     for message in messages:
         role = escape_controls(" ".join(filter(None, (message.role, message.name))))
         calls = "".join(f"\n-> {name}({arguments})" for name, arguments in message.calls)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from statistics import fmean
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from aitrain.runs.held_out import before_and_after, bounds_of, case_means, interval_text, mean_score, pass_at
 
@@ -58,3 +61,17 @@ def test_an_interval_as_text() -> None:
     assert interval_text(value, True) == "+0.500 [+0.250, +0.750]"
     assert interval_text(value | {"low": None, "high": None}, False) == "0.500"
     assert interval_text(None, True) == "-"
+
+
+@given(st.lists(st.sampled_from([1.0, 0.99, 0.0]), min_size=1, max_size=9), st.integers(1, 9))
+@settings(max_examples=100, deadline=None)
+def test_pass_at_is_the_closed_formula_and_the_count_of_all_choices(samples: list[float], tries: int) -> None:
+    found = pass_at({"1": samples}, tries, (0, 1))
+    if tries > len(samples):
+        assert found == {}
+        return
+    failed = len(samples) - samples.count(1.0)
+    none_solved = math.prod((failed - place) / (len(samples) - place) for place in range(tries))
+    assert found["1"] == pytest.approx(1 - none_solved, abs=1e-12)  # 1 - C(n - c, k) / C(n, k), as a product
+    choices = list(combinations(samples, tries))
+    assert found["1"] == pytest.approx(sum(1.0 in chosen for chosen in choices) / len(choices))

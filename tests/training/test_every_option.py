@@ -177,7 +177,7 @@ def plan(config: TrainConfig) -> object:
     """What would be started on a machine with four GPUs, or why it is refused."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-        patch.setattr(preflight, "_check_packages", lambda _: None)
+        patch.setattr(preflight, "check_packages", lambda _: None)
         try:
             made = preflight.check(config)
         except AitrainError as error:
@@ -203,7 +203,7 @@ def server(config: TrainConfig) -> object:
     """The command of the run's own vLLM server, and how often it is started again; nothing without one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-        patch.setattr(preflight, "_check_packages", lambda _: None)
+        patch.setattr(preflight, "check_packages", lambda _: None)
         started: list[object] = []
         patch.setattr(
             managed_server.VLLMServer, "start", lambda plan, _: started.append(str(plan)) or nullcontext(HERE)

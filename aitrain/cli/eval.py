@@ -1,0 +1,261 @@
+"""`aitrain eval`: score models on an environment. Its flags are options of `EvalConfig`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aitrain.cli.completion import run_names
+from aitrain.cli.flags import Flag, with_options
+from aitrain.cli.verbosity import Verbosity
+from aitrain.errors import ConfigError
+from aitrain.options.documentation import help_text
+from aitrain.options.evaluate import EVAL_FLAGS, OF_THE_RUN, EvalConfig
+
+if TYPE_CHECKING:
+    from aitrain.runs.model_reference import ModelReference
+    from aitrain.runs.run_folder import RunFolder
+
+HIDDEN = {"eval_cases", "eval_samples", "model"}
+"""Options with another flag here: --cases, --samples, and the argument."""
+SHOWN = EVAL_FLAGS - HIDDEN
+MAY_DIFFER = {
+    *("project_name", "output_dir", "stall_timeout", "telemetry", "num_processes", "ddp_timeout", "rl_max_failed"),
+    *("rl_env_workers", "rl_env_isolation", "rl_env_timeout", "rl_env_retries"),
+    *("vllm_server_url", "vllm_server_gpus", "vllm_max_restarts", "vllm_gpu_memory_utilization"),
+}
+"""Options that a resumed eval may change: its episodes stay the same."""
+
+
+def _show_help(ctx: typer.Context, wanted: bool) -> None:
+    """Print the help; Typer's has no sections, and cuts long flags."""
+    if wanted and not ctx.resilient_parsing:
+        typer.echo(HELP + help_text(EvalConfig, min(100, shutil.get_terminal_size().columns), SHOWN))
+        raise typer.Exit()
+
+
+HELP = """\
+Usage: aitrain eval MODEL... [OPTIONS]
+
+  Score models on held-out cases of an environment:
+
+    aitrain eval tiny runs/sums --rl-env path/to/file.py:Class
+
+  A MODEL is a run folder or the name of a run in runs/, a checkpoint, an adapter, a model folder, a
+  Hub name, or the address of an OpenAI-compatible server (key: OPENAI_API_KEY). Options of a run,
+  such as its environment, are taken over where no flag is given.
+
+Command:
+  --cases INTEGER
+        Held-out cases; unset: those of a training with these options.
+  --samples INTEGER
+        Sampled completions of each case; with several, pass@1 to pass@K are reported.
+  --config FILE
+        YAML file with options; flags override it.
+  --resume
+        Continue evals that were interrupted; finished ones are shown and not played again.
+  --json
+        Print the results as a JSON list.
+  -q, --quiet
+        Show errors and the results only.
+  -v, --verbose
+        Also show the output of the libraries and the environment.
+  --debug
+        Show tracebacks, and all output at the end.
+  -h, --help
+        Show this. A switch below has a --no- form as well; [..] is the default.
+
+"""
+
+
+@with_options(EvalConfig, SHOWN)
+def eval(
+    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL...", autocompletion=run_names)] = None,
+    config: Annotated[Path | None, typer.Option("--config")] = None,
+    *,
+    cases: Annotated[str | None, typer.Option("--cases")] = None,
+    samples: Annotated[str | None, typer.Option("--samples")] = None,
+    resume: Annotated[bool, typer.Option("--resume")] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
+    debug: Annotated[bool, typer.Option("--debug")] = False,
+    show_help: Annotated[bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help)] = False,
+    **flags: Flag,
+) -> int:
+    """Score models on the held-out cases of an environment."""
+    given: dict[str, object] = {name: value for name, value in flags.items() if value not in (None, [])}
+    given |= {} if cases is None else {"eval_cases": cases}
+    given |= {} if samples is None else {"eval_samples": samples}
+    asked = AskedEvals(models or [], given, config, "resume" if resume else "new", Verbosity(quiet, verbose, debug))
+    folders = run_evals(asked)
+    from aitrain.runs.eval_result import EvalResult  # here, because help needs none of it
+    from aitrain.ui.eval_table import eval_table, remarks
+
+    results = [EvalResult.read(folder) for folder in folders]
+    if as_json:
+        typer.echo(json.dumps([{**one.to_json(), "folder": str(one.folder)} for one in results], indent=2))
+        return 0
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(eval_table(results), soft_wrap=True)
+    for line in (*remarks(results), *(f"eval folder: {folder}" for folder in folders)):
+        console.print(line, style="dim", soft_wrap=True, markup=False)
+    return 0
+
+
+def eval_folders(models: Sequence[str], flags: Mapping[str, object], verbosity: Verbosity | None = None) -> list[Path]:
+    """The folders of the evals of these models, in their order. An eval that exists with the same options and weights is
+    taken, and continued if it was interrupted.
+
+    Raises:
+        AitrainError: an eval cannot be done.
+    """
+    return run_evals(AskedEvals(models, flags, None, "reuse", verbosity or Verbosity()))
+
+
+@dataclass(frozen=True)
+class AskedEvals:
+    """The evals of one command."""
+
+    models: Sequence[str]
+    flags: Mapping[str, object]
+    """Options that were given, by name."""
+    config: Path | None = None
+    existing: str = "new"
+    """What happens to an eval that exists: `new` makes another folder, `resume` continues it and refuses other options,
+    `reuse` takes it if its options are the same."""
+    verbosity: Verbosity = field(default_factory=Verbosity)
+
+
+def run_evals(asked: AskedEvals) -> list[Path]:
+    """The folders of the evals, one for each model. All are checked before the first one starts.
+
+    Raises:
+        AitrainError: an option is wrong, or an eval failed.
+    """
+    from aitrain.cli.eval_run import run_eval
+    from aitrain.launch.eval_plan import check_eval
+
+    configs = _configs(asked)
+    plans = [check_eval(config, reference) for reference, config in configs]
+    folders: list[Path] = []
+    for (reference, config), plan in zip(configs, plans, strict=True):
+        folder = _existing(asked, reference, config)
+        if folder is None or not _is_finished(folder):
+            folder = run_eval(plan, config, folder, asked.verbosity)
+        folders.append(folder.path)
+    return folders
+
+
+def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
+    """Each model with its options: of the first run among the models, of the file, and of the flags."""
+    from aitrain.launch.eval_plan import absolute
+    from aitrain.options.environment import EnvironmentOptions
+    from aitrain.options.reading import read_file, resolve
+    from aitrain.runs.model_reference import read_model, run_options
+
+    in_file = read_file(EvalConfig, asked.config) if asked.config else {}
+    models = list(asked.models) or [str(in_file["model"])] * ("model" in in_file)
+    if not models:
+        raise ConfigError("Name a model: aitrain eval MODEL..., such as a run folder, a Hub name, or tiny")
+    references = [read_model(model) for model in models]
+    run = next((reference for reference in references if reference.run is not None), None)
+    taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
+    if {"rl_env", "rl_env_module"} & {*in_file, *asked.flags}:
+        taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
+    if {"dtype", "quantization"} & {*in_file, *asked.flags}:
+        taken["peft"] = True  # as base of an adapter, a model may have any number format
+    shared = resolve(EvalConfig, asked.config, {"model": "tiny", **asked.flags}, taken)
+    names = _names(references, shared, "project_name" in {*in_file, *asked.flags})
+    return [
+        (one, shared.model_copy(update={"model": absolute(_place(one)), "project_name": name}))
+        for one, name in zip(references, names, strict=True)
+    ]
+
+
+def _place(reference: ModelReference) -> str:
+    """What a later start finds the same model by, from any folder."""
+    if reference.kind == "run" and reference.run is not None:
+        return str(reference.run)
+    return reference.given
+
+
+def _names(references: Sequence[ModelReference], config: EvalConfig, is_named: bool) -> list[str]:
+    """Names of the folders, each one once."""
+    from aitrain.runs.model_reference import label_of
+
+    names: list[str] = []
+    for reference in references:
+        label = (
+            config.model_name.rpartition("/")[2] if reference.kind == "url" and config.model_name else reference.label
+        )
+        name = config.project_name if is_named else f"eval-{label}"
+        name = f"{name}-{label}" if is_named and len(references) > 1 else name
+        names.append(next(one for one in (name, *(f"{name}-{n}" for n in range(2, 999))) if one not in names))
+    return names
+
+
+# -- evals that exist
+
+
+def _existing(asked: AskedEvals, reference: ModelReference, config: EvalConfig) -> RunFolder | None:
+    """The folder of an earlier start of the same eval; None: it is to be made.
+
+    Raises:
+        ConfigError: an eval is to be resumed with other options.
+    """
+    from aitrain.runs.run_folder import RunFolder
+
+    folder = RunFolder(Path(config.output_dir).expanduser() / config.project_name)
+    if asked.existing == "resume" and folder.config.exists():
+        differs = _differences(folder, config)
+        if differs:
+            raise ConfigError(
+                f"--resume: {folder.path} is an eval with other options: {', '.join(differs[:3])}\n"
+                "Repeat its options, or omit --resume to start another one."
+            )
+        return folder
+    if asked.existing == "reuse":
+        for path in sorted(folder.path.parent.glob(f"{config.project_name}*")):
+            if _is_same(RunFolder(path), reference, config):
+                return RunFolder(path)
+    return None
+
+
+def _differences(folder: RunFolder, config: EvalConfig) -> list[str]:
+    """Options that decide on the episodes and differ from those of the eval in a folder."""
+    from aitrain.options.environment import DECLARED_OPTIONS
+    from aitrain.options.reading import resolve
+    from aitrain.runs.eval_result import JOB
+    from aitrain.runs.run_folder import read_object
+
+    if read_object(folder.status).get("job") != JOB:
+        return ["it is not an eval"]
+    before, now = resolve(EvalConfig, folder.config).written(), config.written()
+    declared = {*DECLARED_OPTIONS.values()} - config.model_fields_set  # they are those of the environment
+    names = {*before, *now} - MAY_DIFFER - declared
+    return [name for name in sorted(names) if before.get(name) != now.get(name)]
+
+
+def _is_same(folder: RunFolder, reference: ModelReference, config: EvalConfig) -> bool:
+    from aitrain.runs.model_reference import weights_stamp
+    from aitrain.runs.run_folder import read_object
+
+    if not folder.config.exists() or _differences(folder, config):
+        return False
+    model = read_object(folder.environment).get("model")
+    return isinstance(model, dict) and model.get("weights") == weights_stamp(reference)
+
+
+def _is_finished(folder: RunFolder) -> bool:
+    from aitrain.runs.run_folder import read_object
+
+    return read_object(folder.result).get("status") == "finished"

@@ -1,0 +1,67 @@
+"""Runs one eval in its folder, and shows its progress."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+from rich.console import Console
+
+from aitrain.cli.verbosity import Verbosity
+from aitrain.errors import AitrainError, Interrupted
+from aitrain.events import Failed, Phase
+from aitrain.launch.preflight import RunPlan
+from aitrain.launch.processes import Processes
+from aitrain.options.evaluate import EvalConfig
+from aitrain.runs.eval_result import JOB
+from aitrain.runs.run_folder import RunFolder, read_lines
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.log_tail import LogTail
+from aitrain.ui.report_writer import ReportWriter
+from aitrain.ui.terminal import Screen, on_standard_error
+
+
+def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder | None, verbosity: Verbosity) -> RunFolder:
+    """Run an eval, in `folder` if it was begun there; returns its folder.
+
+    Raises:
+        AitrainError: it failed or was stopped; the message names its folder, which is removed if nothing was scored.
+    """
+    is_new = folder is None
+    folder = folder or RunFolder.create(config)
+    folder.write_config(config)
+    folder.write_status("running", job=JOB)
+    report = ReportWriter(folder)
+    console = Console(quiet=True) if verbosity.quiet else on_standard_error()
+    with Screen(console, LogTail(folder.log) if verbosity.verbose else list) as screen:
+        announce = report.during(screen.start())
+        announce(Phase(f"evaluating {config.model}"))
+        try:
+            end = Processes(plan, folder, announce).run()
+        except BaseException as error:
+            folder.write_status("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+            raise
+        if isinstance(end, Failed):
+            folder.write_status("stopped" if end.exit_code == Interrupted.exit_code else end.status)
+        has_records = any(True for file in folder.rollouts.glob("*.jsonl") for _ in read_lines(file))
+        if has_records:
+            report.finish(screen)
+    if verbosity.debug and folder.log.exists():
+        print(escape_controls(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
+    if isinstance(end, Failed):
+        raise _failure(end, folder, is_new and not has_records)
+    return folder
+
+
+def _failure(end: Failed, folder: RunFolder, is_empty: bool) -> AitrainError:
+    """The error to show, with the command that continues; an eval that scored nothing leaves no folder."""
+    error = AitrainError(end.message)
+    error.exit_code = end.exit_code
+    if is_empty:
+        folder.discard()
+        return error
+    command = f"aitrain eval --config {shlex.quote(str(folder.config))} --resume"
+    error.args = (
+        f"{end.message}\neval folder: {folder.path} (train.log has the details); continue with:\n  {command}",
+    )
+    return error

@@ -1,0 +1,240 @@
+"""An OpenAI-compatible address as an engine: messages in, one message out.
+
+The key comes from OPENAI_API_KEY only. Requests that the server is too busy for, or fails on, are repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from aitrain import activity
+from aitrain.engines.sampling import Sampling
+from aitrain.environment.session import Message
+from aitrain.errors import ConfigError, RunFailed
+from aitrain.redaction import redact
+from aitrain.rollout.clock import RolloutClock
+from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
+from aitrain.rollout.message_format import MessageFormat
+
+KEY = "OPENAI_API_KEY"
+ATTEMPTS = 6
+"""Attempts of one request; with the pauses between them, about a minute."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds to wait before a request is repeated; doubled each time, unless the server says how long."""
+DEADLINE, CONNECT_SECONDS = 600.0, 10.0
+BUSY = {408, 409, 425, 429}
+"""Statuses below 500 that pass."""
+
+
+@dataclass
+class ChatEndpoint:
+    """Samples by /chat/completions; every request is independent."""
+
+    url: str
+    model: str
+    chat: MessageFormat
+    sampling: Sampling
+    step: int = 0
+    """Weight version of its completions."""
+    concurrency: int = 16
+    """Requests at a time."""
+    transport: httpx.AsyncBaseTransport | None = None
+    pause: float = FIRST_PAUSE
+    clock: RolloutClock = field(default_factory=RolloutClock)
+    _limit_name: str = field(default="max_tokens", init=False)
+    """OpenAI's newer models refuse max_tokens and take max_completion_tokens."""
+
+    def __post_init__(self) -> None:
+        self._http, self._slots = endpoint_client(self.url, self.transport), asyncio.Semaphore(self.concurrency)
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Sample one message.
+
+        Raises:
+            RunFailed: the server refuses the request, or fails it ATTEMPTS times.
+        """
+        messages, tools = self.chat.conversation(request.prompt_ids)
+        body = {"model": self.model, "messages": _to_wire(messages), **self._settings(request)}
+        if tools:
+            body["tools"] = tools
+        async with self._slots:
+            with self.clock.running("generate"):
+                answer = await self._post(body, request.max_tokens)
+        activity.tick()
+        return self._completion(answer, request.max_tokens)
+
+    @asynccontextmanager
+    async def batch(self, episodes: int) -> AsyncIterator[Leave]:
+        """Context of episodes that are played together; no-op, as requests are independent of each other."""
+        with activity.own.waiting("waiting for answers", DEADLINE):
+            yield lambda: None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    def _settings(self, request: GenerationRequest) -> dict[str, Any]:
+        """The fields of the sampling; those that only some servers know are sent only where they change something."""
+        given = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
+        settings: dict[str, Any] = {"temperature": given.temperature, "top_p": given.top_p}
+        plain = Sampling()
+        for name in ("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if getattr(given, name) != getattr(plain, name):
+                settings[name] = getattr(given, name)
+        if given.min_new_tokens:
+            settings["min_tokens"] = given.min_new_tokens
+        if given.stop:
+            settings["stop"] = list(given.stop)
+        if request.seed is not None and request.decoding is not Decoding.GREEDY:
+            settings["seed"] = request.seed.request_seed % 2**31
+        return settings
+
+    async def _post(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+        pause = self.pause
+        for attempt in range(1, ATTEMPTS + 1):
+            wait, problem = pause, ""
+            try:
+                limited = {**body, self._limit_name: max_tokens}
+                response = await self._http.post(f"{self.url}/chat/completions", json=limited)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if response.status_code < 300:
+                    return _parsed(response, self.url)
+                problem = f"{response.status_code}: {_message(response)}"
+                if self._takes_other_limit(response):
+                    continue
+                if response.status_code < 500 and response.status_code not in BUSY:
+                    raise RunFailed(_refused(self.url, response.status_code, problem))
+                wait = max(pause, _retry_after(response))
+            if attempt < ATTEMPTS:
+                await asyncio.sleep(min(wait, LONGEST_PAUSE))
+                pause *= 2
+        raise RunFailed(
+            f"{self.url} failed {ATTEMPTS} times at the same request: {problem}\n"
+            "What was scored is saved; --resume continues when the server is back."
+        )
+
+    def _takes_other_limit(self, response: httpx.Response) -> bool:
+        """Whether the server has refused max_tokens, which is then not sent again."""
+        other = "max_completion_tokens"
+        is_refused = response.status_code == 400 and self._limit_name != other and other in response.text
+        self._limit_name = other if is_refused else self._limit_name
+        return is_refused
+
+    def _completion(self, answer: dict[str, Any], max_tokens: int) -> Completion:
+        choice = answer["choices"][0]
+        said = choice.get("message") or {}
+        message: Message = {"role": "assistant", "content": said.get("content") or ""}
+        if calls := said.get("tool_calls"):
+            message["tool_calls"] = calls
+        counted = (answer.get("usage") or {}).get("completion_tokens")
+        tokens = counted if isinstance(counted, int) and counted > 0 else 1
+        is_cut = choice.get("finish_reason") == "length"
+        ids = self.chat.completion_ids(message, min(tokens, max_tokens) if is_cut else tokens)
+        return Completion(ids, None, "length" if is_cut else "stop", self.step)
+
+
+def endpoint_client(url: str, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
+    """An HTTP client with the key of the environment."""
+    key = os.environ.get(KEY)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    limits = httpx.Limits(max_connections=None)
+    timeout = httpx.Timeout(DEADLINE, connect=CONNECT_SECONDS)
+    return httpx.AsyncClient(headers=headers, timeout=timeout, transport=transport, limits=limits)
+
+
+async def served_model(url: str, wanted: str | None, transport: httpx.AsyncBaseTransport | None = None) -> str:
+    """The name of the model at an address: the given one, or the only one that it lists.
+
+    Raises:
+        ConfigError: it does not answer, or lists several models.
+    """
+    if wanted is not None:
+        return wanted
+    async with endpoint_client(url, transport) as client:
+        try:
+            response = await client.get(f"{url}/models")
+            names = [str(card["id"]) for card in response.json()["data"]] if response.status_code < 300 else []
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"model: {url} does not answer ({type(error).__name__})\n"
+                "Is the server running? The address of vLLM ends in /v1."
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            names = []
+    if len(names) != 1:
+        known = (
+            f"it lists {', '.join(names[:5])}" if names else f"{url}/models lists none (status {response.status_code})"
+        )
+        raise ConfigError(f"model_name: name the model at {url} with --model-name: {redact(known)}")
+    return names[0]
+
+
+def _to_wire(messages: Sequence[Message]) -> list[Message]:
+    """Messages in OpenAI's form: arguments as text, and an id that joins each call and its result."""
+    sent: list[Message] = []
+    ids: list[str] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = [
+                _call_to_wire(call, f"call_{len(sent)}_{place}") for place, call in enumerate(message["tool_calls"])
+            ]
+            ids = [call["id"] for call in calls]
+            message = {**message, "tool_calls": calls}
+        elif message.get("role") == "tool" and "tool_call_id" not in message:
+            message = {**message, "tool_call_id": ids.pop(0) if ids else "call"}
+        sent.append(message)
+    return sent
+
+
+def _call_to_wire(call: dict[str, Any], id: str) -> dict[str, Any]:
+    function = call.get("function") or {}
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return {"id": call.get("id") or id, "type": "function", "function": {**function, "arguments": text}}
+
+
+def _parsed(response: httpx.Response, url: str) -> dict[str, Any]:
+    try:
+        answer: dict[str, Any] = response.json()
+        answer["choices"][0]["message"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise RunFailed(
+            f"{url} gave no chat completion: {redact(response.text[:200])}\n"
+            "Is it OpenAI-compatible? Such an address often ends in /v1."
+        ) from None
+    return answer
+
+
+def _refused(url: str, status: int, problem: str) -> str:
+    advice = {
+        401: f"Put the key into the environment variable {KEY}.",
+        403: f"Put a key that may use the model into the environment variable {KEY}.",
+        404: "Check the address, which often ends in /v1, and --model-name.",
+    }
+    return f"{url} refuses the request: {problem}\n{advice.get(status, 'See the message for what it does not accept.')}"
+
+
+def _retry_after(response: httpx.Response) -> float:
+    try:
+        return float(response.headers.get("retry-after", 0))
+    except ValueError:
+        return 0.0
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        error = response.json()["error"]
+        text = error["message"] if isinstance(error, dict) else error
+    except (ValueError, KeyError, TypeError):
+        text = response.text
+    return redact(" ".join(str(text).split())[:300])

@@ -1,0 +1,77 @@
+"""Checks before an eval is started, without torch and without running the user's code."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from aitrain.batch import BatchPlan
+from aitrain.environment.locator import check_by_reading, find_env
+from aitrain.errors import ConfigError
+from aitrain.launch.nvidia import visible_gpus
+from aitrain.launch.preflight import (
+    RunPlan,
+    check_packages,
+    count_processes,
+    refuse_secrets,
+    starts_server,
+    training_gpus,
+)
+from aitrain.launch.resource_check import check_vllm_memory
+from aitrain.options.evaluate import EvalConfig
+from aitrain.options.trl_fields import check_trl_fields
+from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
+from aitrain.runs.run_folder import RunFolder, read_object
+
+
+def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
+    """Run all checks; the plan's options are those of the process that loads the model.
+
+    Raises:
+        ConfigError: the eval cannot work.
+        EnvironmentFailed: the environment's file is not valid Python.
+    """
+    check_trl_fields(config.trl)
+    refuse_secrets(config)
+    source = find_env(config)
+    check_by_reading(source, config.rl_env_config or {})
+    RunFolder.check_place(config)
+    if reference.kind == "url":
+        _check_address(config)
+        return RunPlan(config, source, BatchPlan(1, 1, 1, 1), (), None)
+    check_packages(config)
+    served = _served(config, reference)
+    gpus = training_gpus(served)
+    processes = 1 if config.use_vllm and config.num_processes is None else count_processes(served, gpus)
+    if config.use_vllm and processes > 1:
+        raise ConfigError(
+            "num_processes: vLLM plays an eval from one process\n"
+            "Leave the option out; --vllm-tensor-parallel-size divides a model over GPUs."
+        )
+    server_gpus = visible_gpus()[-config.vllm_server_gpus :] if starts_server(config) else ()
+    if starts_server(config):
+        check_vllm_memory(served, server_gpus, engines=1)
+    kept = gpus[: config.vllm_tensor_parallel_size if config.use_vllm else processes]
+    return RunPlan(served, source, BatchPlan(processes, 1, 1, 1), kept, None, server_gpus)
+
+
+def _served(config: EvalConfig, reference: ModelReference) -> EvalConfig:
+    """The options with the base as model, as a vLLM server is started with it."""
+    adapter = reference.adapter
+    rank = read_object(adapter / ADAPTER_CONFIG).get("r") if adapter else None
+    base = reference.base if reference.kind == "hub" else absolute(reference.base)
+    update = {"model": base, "peft": adapter is not None, "lora_r": rank or config.lora_r, "vllm_sync": "auto"}
+    return config.model_copy(update=update)
+
+
+def _check_address(config: EvalConfig) -> None:
+    if config.use_vllm:
+        raise ConfigError("use_vllm: a model behind an address generates there\nLeave the option out.")
+    if (config.num_processes or 1) > 1:
+        raise ConfigError("num_processes: an address is asked from one process\nUse --concurrency for more requests.")
+
+
+def absolute(path: str) -> str:
+    """A folder as an absolute path; Hub names unchanged."""
+    place = Path(os.path.expanduser(path))
+    return str(place.absolute()) if place.is_dir() else path

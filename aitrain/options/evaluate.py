@@ -1,0 +1,64 @@
+"""`EvalConfig`, the options of an eval: those of the training whose held-out cases it plays, and its own."""
+
+from typing import Literal
+
+from aitrain.options.environment import EnvironmentOptions
+from aitrain.options.generation import GenerationOptions, VLLMOptions
+from aitrain.options.model import ModelOptions
+from aitrain.options.optimization import BatchOptions
+from aitrain.options.run import EvaluationOptions, RunOptions
+from aitrain.options.section import Options
+from aitrain.options.train import TrainConfig
+from aitrain.options.value_types import PositiveInt
+
+
+class EvalOptions(Options):
+    """What an eval plays, and how."""
+
+    section = "Eval"
+
+    decoding: Literal["sampled", "greedy", "both"] = "both"
+    """Play each case with sampled completions, with the likeliest ones (greedy), or both."""
+    concurrency: PositiveInt | None = None
+    """Episodes at a time; unset: as many as in a training with transformers, 256 with vLLM, 16 requests to an
+    address."""
+    model_name: str | None = None
+    """The model's name at an OpenAI-compatible address; unset: the only one that it lists."""
+
+
+class EvalConfig(EvalOptions, TrainConfig):
+    """The options of one eval.
+
+    Cases, seeds and episodes are those of a training with the same options, so that both give the same scores.
+    """
+
+    @property
+    def decodings(self) -> tuple[str, ...]:
+        """The decodings that are played."""
+        return ("sampled", "greedy") if self.decoding == "both" else (self.decoding,)
+
+    def written(self) -> dict[str, object]:
+        """The options as config.yaml holds them: without the options of training that have their default."""
+        fields, values = type(self).model_fields, super().written()
+        return {name: value for name, value in values.items() if name in EVAL_FLAGS or value != fields[name].default}
+
+
+_NOT_FOR_EVALS = {
+    *("vllm_sync", "vllm_sleep_mode", "rl_check", "eval_strategy", "eval_steps"),
+    *("batch_size", "gradient_accumulation", "epochs", "max_steps"),
+}
+_SECTIONS = (
+    EvalOptions, ModelOptions, EnvironmentOptions, RunOptions, GenerationOptions, VLLMOptions, EvaluationOptions
+)  # fmt: skip
+EVAL_FLAGS = {
+    *(name for section in _SECTIONS for name in section.model_fields if name not in _NOT_FOR_EVALS),
+    *("rl_max_prompt_length", "rl_prompts_per_step", "num_processes", "mixed_precision", "ddp_timeout"),
+}
+"""Options of `aitrain eval`; the others of a training have no effect on an eval."""
+
+OF_THE_RUN = {
+    *(name for section in (ModelOptions, EnvironmentOptions, GenerationOptions) for name in section.model_fields),
+    *(name for name in BatchOptions.model_fields if name not in ("epochs", "max_steps", "stop_when_flat")),
+    *("seed", "eval_cases", "eval_samples", "rl_num_generations", "peft", "mixed_precision"),
+} - {"model"}
+"""Options that an eval of a run takes over from it: they decide on its cases and episodes."""

@@ -1,0 +1,112 @@
+"""Conversations as messages instead of tokens, for models behind a chat API.
+
+A token id stands for a whole message or prompt: it is an index of the format's table. A completion has as many ids as
+the API has counted tokens, so that records, limits and token counts are those of any other engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aitrain.environment.contract import Prompt
+from aitrain.environment.dataset import canonical_text
+from aitrain.environment.session import AssistantTurn, Message
+from aitrain.environment.tool_call_parser import ToolCall, read_calls
+from aitrain.errors import EnvironmentFailed
+from aitrain.rollout.chat_format import ChatFormat, ParsedTurn, Schemas
+
+FILLER = 0
+"""Token id without a message; the first one of `EndOfTurn.eos_ids`."""
+
+
+@dataclass(frozen=True)
+class ChatPart:
+    """A part of a conversation: messages, and the tools that they come with."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+class NotBehindAPI:
+    """The tokenizer, or the model itself, in the place of that of a model behind an API; every use raises."""
+
+    pad_token_id: int | None = FILLER
+
+    def __init__(self, what: str = "tokenizer") -> None:
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise EnvironmentFailed(
+            f"The environment uses the {self._what} ({self._what}.{name}), and an address has none."
+        )
+
+    def __call__(self, *arguments: object, **keywords: object) -> Any:
+        """The tokenizer's own call."""
+        return self.call
+
+
+@dataclass(frozen=True)
+class MessageFormat(ChatFormat):
+    """A chat format that keeps messages as they are; `part` returns what an id stands for."""
+
+    parts: list[ChatPart] = field(default_factory=lambda: [ChatPart(())])
+
+    def prompt_text(self, prompt: Prompt, tools: Schemas = ()) -> str:
+        """Text that is equal for prompts that look equal to the model."""
+        return canonical_text({"prompt": prompt, "tools": list(tools)})
+
+    def prompt_ids(self, prompt: Prompt, tools: Schemas = ()) -> list[int]:
+        """One id, for the whole prompt; a prompt that is a string is a message of the user."""
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return [self._add(ChatPart(tuple(asked), tuple(tools)))]
+
+    def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
+        """One id, for all messages that follow a completion."""
+        if not is_chat:
+            messages = [{**message, "role": "user"} for message in messages]
+        return [self._add(ChatPart(tuple(messages)))]
+
+    def read(self, ids: list[int], prefix: list[int], tools: Schemas, eos_ids: Sequence[int] = ()) -> ParsedTurn:
+        """The message of a completion, with its tool calls."""
+        message = self.conversation(ids)[0][0] if ids else {"role": "assistant", "content": ""}
+        calls = tuple(map(_tool_call, message.get("tool_calls") or ())) if tools else ()
+        content = str(message["content"])
+        if tools and not calls:  # a server without a parser of tool calls leaves them in the text
+            content, found = read_calls(content)
+            calls = tuple(found)
+        parts = {"tool_calls": [call.as_message_part() for call in calls]} if calls else {}
+        return ParsedTurn({"role": "assistant", "content": content, **parts}, AssistantTurn(content, calls))
+
+    def check_tools(self) -> None:
+        """No-op: the API refuses tools that its model cannot use."""
+
+    def completion_ids(self, message: Message, tokens: int) -> list[int]:
+        """Ids of a message that the API has sent, as many as its tokens."""
+        return [self._add(ChatPart((message,))), *[FILLER] * (tokens - 1)]
+
+    def conversation(self, ids: Sequence[int]) -> tuple[list[Message], list[dict[str, Any]]]:
+        """The messages and the tools that ids stand for."""
+        parts = [self.parts[one] for one in ids if one != FILLER]
+        return [message for part in parts for message in part.messages], [tool for part in parts for tool in part.tools]
+
+    def _add(self, part: ChatPart) -> int:
+        self.parts.append(part)
+        return len(self.parts) - 1
+
+
+def _tool_call(call: dict[str, Any]) -> ToolCall:
+    """A call of the API, whose arguments are JSON text."""
+    function = call.get("function") or {}
+    name, arguments = str(function.get("name") or ""), function.get("arguments")
+    try:
+        parsed = json.loads(arguments or "{}") if not isinstance(arguments, dict) else arguments
+    except ValueError as error:
+        return ToolCall(name, None, f"the arguments are not JSON: {error}")
+    return (
+        ToolCall(name, parsed) if isinstance(parsed, dict) else ToolCall(name, None, "the arguments are not an object")
+    )

@@ -1,0 +1,306 @@
+"""Compares scorings of the same cases, case by case: is a model better than another one, on which cases, and is the
+gain more than format?
+
+A case's score is the mean of its samples. Only cases that both scorings have and scored are compared. The verdict is
+that of the interval of the mean change, as at the end of a run; of several comparisons, the p-value that is corrected
+for their number must be small as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, TypeAlias
+
+from aitrain.errors import ConfigError
+from aitrain.runs.case_key import match_cases
+from aitrain.runs.comparison_notes import missing_match, notes_on
+from aitrain.runs.held_out import IntervalValues, as_values, interval_text, pass_at
+from aitrain.runs.intervals import EQUAL, UNIT, Bounds, of_change, of_mean
+from aitrain.runs.json_values import JsonObject
+from aitrain.runs.recorded_scoring import RecordedCase, RecordedSample, RecordedScoring
+from aitrain.runs.significance import ALPHA, MOST_CASES, WANTED_POWER, Power, holm, sign_flip_p_value
+from aitrain.runs.verdict import Verdict, verdict_of
+
+LENIENT = "lenient"
+"""The metric that is the score without the answer's format."""
+FORMAT = "format"
+"""The row of the score without the lenient one: what the format costs."""
+MOST_METRICS = 30
+
+Matched: TypeAlias = tuple[RecordedCase, RecordedCase]
+"""A case in A and in B."""
+Outcome: TypeAlias = Literal["won", "lost", "equal", "unscored"]
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """One quantity of both models over the cases that both have it for."""
+
+    name: str
+    """`sampled`, `greedy`, `pass@K`, `lenient`, `format`, or a metric of the environment."""
+    a: IntervalValues
+    b: IntervalValues
+    change: IntervalValues
+    p_value: float
+    """Of a sign-flip test."""
+    p_corrected: float | None = None
+    """Corrected for the number of models that are compared with A."""
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class CasePair:
+    """One case in both scorings, with its mean scores."""
+
+    a: RecordedCase
+    b: RecordedCase
+    score_a: float | None
+    score_b: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """Score of B less that of A."""
+        return None if self.score_a is None or self.score_b is None else self.score_b - self.score_a
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether B has the higher score."""
+        if self.difference is None:
+            return "unscored"
+        return "equal" if abs(self.difference) < EQUAL else "won" if self.difference > 0 else "lost"
+
+
+@dataclass(eq=False)
+class Comparison:
+    """B compared with A; a change is B less A."""
+
+    a: RecordedScoring
+    b: RecordedScoring
+    decoding: str
+    """The decoding whose scores decide: sampled, or greedy if nothing was sampled."""
+    pairs: list[CasePair]
+    rows: list[ComparedRow]
+    """Scores, pass@K, lenient scores and format."""
+    metrics: list[ComparedRow]
+    """The environment's own numbers, tokens and turns; they have no verdict."""
+    notes: list[str]
+    """What makes the comparison less certain, or less fair."""
+
+    def row(self, name: str) -> ComparedRow | None:
+        """The row of this name, if there is one."""
+        return next((row for row in self.rows if row.name == name), None)
+
+    @property
+    def main(self) -> ComparedRow:
+        """The row that decides."""
+        return next(row for row in self.rows if row.name == self.decoding)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether B is better than A."""
+        return self.main.verdict or "undetected"
+
+    def cases(self, outcome: Outcome) -> list[CasePair]:
+        """The cases with this outcome, the largest difference first."""
+        found = [pair for pair in self.pairs if pair.outcome == outcome]
+        return sorted(found, key=lambda pair: -abs(pair.difference or 0.0))
+
+    @property
+    def only_in(self) -> tuple[int, int]:
+        """Number of cases that only A has, and that only B has."""
+        return len(self.a.cases) - len(self.pairs), len(self.b.cases) - len(self.pairs)
+
+    @property
+    def power(self) -> Power | None:
+        """The power of comparisons whose cases differ as these do."""
+        return Power.of([pair.difference for pair in self.pairs if pair.difference is not None])
+
+    def is_worse_by(self, margin: float) -> bool:
+        """Whether B is worse than A by more than a margin, also at the interval's upper limit."""
+        high = self.main.change["high"]
+        return self.verdict == "worse" and high is not None and high < -margin
+
+    def format_sentence(self) -> str:
+        """How much of a change is only format; empty without a lenient score."""
+        lenient, form = self.row(LENIENT), self.row(FORMAT)
+        if lenient is None or form is None:
+            return ""
+        texts = [interval_text(row.change, True) for row in (self.main, lenient, form)]
+        parts = f"score {texts[0]} = lenient score {texts[1]} + format {texts[2]}"
+        if self.verdict != "better":
+            return parts
+        if lenient.verdict == "better":
+            return f"The gain is not only format: {parts}"
+        worse = ", which is worse" if lenient.verdict == "worse" else ", which has no detectable difference"
+        return f"The gain is format: it is not in the lenient score{worse}. {parts}"
+
+    def power_sentence(self, difference: float | None = None) -> str:
+        """Which difference these cases detect, and how many cases the given or the measured difference needs."""
+        power, count = self.power, self.main.change["count"] or 0
+        detectable = power and power.detectable(count)
+        if power is None or detectable is None:
+            return "The number of cases needed is unknown: all cases differ by the same" if count > 1 else ""
+        text = f"Power: {count} cases detect a difference of {detectable:.3f} with a probability of {WANTED_POWER:.0%}"
+        wanted = self.main.change["mean"] if difference is None else difference
+        if not wanted:
+            return text
+        needed = power.cases_needed(wanted)
+        cases = f"more than {MOST_CASES:,}" if needed is None else f"{needed:,}"
+        return f"{text}; for {'the measured ' if difference is None else ''}{abs(wanted):.3f}, {cases} are needed"
+
+    def to_json(self) -> JsonObject:
+        """The comparison as JSON, with all cases."""
+        power, main = self.power, self.main
+        count, difference = main.change["count"] or 0, main.change["mean"]
+        return {
+            "a": self.a.label,
+            "b": self.b.label,
+            "models": [self.a.model, self.b.model],
+            "decoding": self.decoding,
+            "verdict": self.verdict,
+            "rows": {row.name: asdict(row) for row in self.rows},
+            "metrics": {row.name: asdict(row) for row in self.metrics},
+            "format": self.format_sentence() or None,
+            "counts": {
+                "matched": len(self.pairs),
+                **{outcome: len(self.cases(outcome)) for outcome in ("won", "lost", "equal", "unscored")},
+                "only_a": self.only_in[0],
+                "only_b": self.only_in[1],
+            },
+            "power": power
+            and {
+                "detectable": power.detectable(count),
+                "power": power.power(difference, count) if difference else None,
+                "cases_needed": power.cases_needed(difference) if difference else None,
+            },
+            "notes": self.notes,
+            "cases": [
+                {
+                    "prompt": pair.a.prompt,
+                    "a": {"case": pair.a.case, "score": pair.score_a},
+                    "b": {"case": pair.b.case, "score": pair.score_b},
+                    "difference": pair.difference,
+                    "outcome": pair.outcome,
+                }
+                for pair in self.pairs
+            ],
+        }
+
+
+def compare_all(scorings: Sequence[RecordedScoring]) -> list[Comparison]:
+    """Each of the other scorings compared with the first, with p-values that are corrected for their number.
+
+    Raises:
+        ConfigError: two of them cannot be compared.
+    """
+    comparisons = [compare(scorings[0], other) for other in scorings[1:]]
+    for name in {row.name for comparison in comparisons for row in comparison.rows}:
+        _correct(comparisons, name)
+    return comparisons
+
+
+def compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
+    """B compared with A.
+
+    Raises:
+        ConfigError: they have no case, no decoding or no score in common, or other score ranges.
+    """
+    decodings = [name for name in a.decodings if name in b.decodings]
+    if a.bounds != b.bounds:
+        ranges = " and ".join(f"{one.options.get('rl_score_range')} in {one.label}" for one in (a, b))
+        raise ConfigError(f"The score ranges differ: {ranges}\nScore both with the same environment and range.")
+    if not decodings:
+        kinds = " and ".join(f"{one.label} is {' and '.join(one.decodings) or 'empty'}" for one in (a, b))
+        raise ConfigError(f"The scorings have no decoding in common: {kinds}\nEvaluate one of them with both.")
+    matched = match_cases(*({case: one.key for case, one in scoring.cases.items()} for scoring in (a, b)))
+    if not matched:
+        raise ConfigError(missing_match(a, b))
+    both, decoding = [(a.cases[one], b.cases[other]) for one, other in matched], decodings[0]
+    pairs = [CasePair(one, other, one.mean(decoding, _score), other.mean(decoding, _score)) for one, other in both]
+    rows = list(_score_rows(both, decodings, a.bounds))
+    if not any(row.name == decoding for row in rows):
+        raise ConfigError(f"None of the {len(pairs)} cases of {a.label} and {b.label} has a score in both")
+    shared = sorted((a.metrics & b.metrics) - {LENIENT})[:MOST_METRICS]
+    metrics = [row for name in shared for row in _row(name, both, _mean_of(decoding, _metric(name)), None)]
+    return Comparison(a, b, decoding, pairs, rows, metrics, notes_on(a, b, both))
+
+
+def _correct(comparisons: Sequence[Comparison], name: str) -> None:
+    """Correct the p-values of one row for the number of comparisons, and give the verdicts."""
+    found = [(one, row) for one in comparisons if (row := one.row(name)) is not None]
+    for (comparison, row), corrected in zip(found, holm([row.p_value for _, row in found]), strict=True):
+        is_sure = len(comparisons) == 1 or corrected <= ALPHA
+        verdict = verdict_of(row.change) if is_sure else "undetected"
+        place = comparison.rows.index(row)
+        comparison.rows[place] = replace(row, p_corrected=corrected, verdict=verdict)
+
+
+def telling_samples(comparison: Comparison, pair: CasePair) -> tuple[RecordedSample, RecordedSample]:
+    """Of each model the episode that shows the difference best: of a won case A's lowest score and B's highest."""
+    sign = -1.0 if pair.outcome == "lost" else 1.0
+    first, second = (
+        [one for one in case.samples[comparison.decoding].values() if one.score is not None]
+        or list(case.samples[comparison.decoding].values())
+        for case in (pair.a, pair.b)
+    )
+    return (
+        min(first, key=lambda sample: sign * (sample.score or 0.0)),
+        max(second, key=lambda sample: sign * (sample.score or 0.0)),
+    )
+
+
+# -- rows
+
+SampleValue: TypeAlias = Callable[[RecordedSample], float | None]
+CaseValue: TypeAlias = Callable[[RecordedCase], float | None]
+
+
+def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], bounds: Bounds | None) -> Iterator[ComparedRow]:
+    for name in decodings:
+        yield from _row(name, pairs, _mean_of(name, _score), bounds)
+        tries = min(max(len(case.scores(name)) for case in side) for side in zip(*pairs, strict=True))
+        if tries > 1 and bounds is not None:
+            yield from _row(f"pass@{tries}", pairs, _solved(name, tries, bounds), UNIT)
+    distances = (bounds[0] - bounds[1], bounds[1] - bounds[0]) if bounds else None
+    yield from _row(LENIENT, pairs, _mean_of(decodings[0], _lenient), bounds)
+    yield from _row(FORMAT, pairs, _mean_of(decodings[0], _format), distances)
+
+
+def _row(name: str, pairs: Sequence[Matched], value: CaseValue, bounds: Bounds | None) -> Iterator[ComparedRow]:
+    """The row of a value, if any case has it in both scorings. Bounds that a value is beyond are no bounds."""
+    values = {str(place): (value(a), value(b)) for place, (a, b) in enumerate(pairs)}
+    first = {place: a for place, (a, b) in values.items() if a is not None and b is not None}
+    second = {place: b for place, (a, b) in values.items() if a is not None and b is not None}
+    if bounds and not all(bounds[0] <= number <= bounds[1] for number in (*first.values(), *second.values())):
+        bounds = None
+    mean_a, mean_b = (as_values(of_mean(side.values(), bounds)) for side in (first, second))
+    change = as_values(of_change(first, second, bounds))
+    if mean_a and mean_b and change:
+        p_value = sign_flip_p_value([second[place] - first[place] for place in first])
+        yield ComparedRow(name, mean_a, mean_b, change, p_value)
+
+
+def _score(sample: RecordedSample) -> float | None:
+    return sample.score
+
+
+def _metric(name: str) -> SampleValue:
+    return lambda sample: sample.metrics.get(name)
+
+
+def _lenient(sample: RecordedSample) -> float | None:
+    return None if sample.score is None else sample.metrics.get(LENIENT)
+
+
+def _format(sample: RecordedSample) -> float | None:
+    lenient = sample.metrics.get(LENIENT)
+    return None if sample.score is None or lenient is None else sample.score - lenient
+
+
+def _mean_of(decoding: str, value: SampleValue) -> CaseValue:
+    return lambda case: case.mean(decoding, value)
+
+
+def _solved(decoding: str, tries: int, bounds: Bounds) -> CaseValue:
+    return lambda case: pass_at({"": case.scores(decoding)}, tries, bounds).get("")

@@ -1,0 +1,193 @@
+"""The result of an eval: what its result.json holds, computed from its records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, TypedDict
+
+from aitrain.runs.held_out import DECODINGS, IntervalValues, Scoring, as_values, by_case, case_means, pass_at
+from aitrain.runs.intervals import UNIT, Bounds, of_mean
+from aitrain.runs.model_reference import ModelReference
+from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.runs.run_folder import RunFolder, read_object, write_json
+
+JOB = "eval"
+"""`job` in status.json and result.json of an eval; a training has none."""
+PHASE = "eval"
+"""`eval_phase` of an eval's records is `eval_sampled` or `eval_greedy`."""
+
+
+class EvaluatedModel(TypedDict):
+    """The model that was evaluated."""
+
+    given: str
+    label: str
+    kind: str
+    base: str
+    adapter: str | None
+    step: int | None
+
+
+class Lengths(TypedDict):
+    """Sampled tokens of an episode."""
+
+    mean: float
+    median: float
+    max: int
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """The scores of one model on an environment. Values by decoding have the keys `sampled` and `greedy`."""
+
+    folder: Path
+    model: EvaluatedModel
+    environment: str
+    seed: int
+    cases: int
+    """Cases of the eval; each interval has the number of cases that it is made of."""
+    samples: int
+    """Sampled episodes of each case."""
+    status: str = "finished"
+    job: str = JOB
+    scores: dict[str, IntervalValues | None] = field(default_factory=dict)
+    """Mean score over the cases, by decoding."""
+    pass_at: dict[str, IntervalValues | None] = field(default_factory=dict)
+    """Unbiased pass@1 to pass@K of the sampled episodes; empty for scores without bounds."""
+    solved: dict[str, float] = field(default_factory=dict)
+    """Share of the scored cases with the highest score in at least one episode, by decoding; empty without bounds."""
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Means of the environment's metrics, by decoding."""
+    lengths: dict[str, Lengths] = field(default_factory=dict)
+    stops: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Number of episodes by the reason of their end, by decoding."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """Number of episodes that the environment failed on, by kind; they have no score."""
+    unscored: int = 0
+    """Episodes without a score, without a failure: the environment returned None."""
+    dropped: int = 0
+    """Episodes whose prompt left no room for an answer."""
+    overlap: int = 0
+    """Cases that the model was trained on, as far as this is known."""
+    tokens: int = 0
+    """Sampled tokens of all episodes."""
+    seconds: float = 0.0
+    """Duration of the episodes, over all starts."""
+    turns: dict[str, float] = field(default_factory=dict)
+    """Mean number of turns of an episode, by decoding."""
+
+    def write(self) -> None:
+        """Write result.json."""
+        write_json(RunFolder(self.folder).result, self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of result.json."""
+        return {name: value for name, value in asdict(self).items() if name != "folder"}
+
+    @classmethod
+    def read(cls, folder: Path) -> EvalResult:
+        """Read the result of an eval that has ended."""
+        values = read_object(RunFolder(folder).result)
+        return cls(folder, **{name: values[name] for name in cls.__dataclass_fields__ if name in values})
+
+
+@dataclass(frozen=True)
+class EvalFacts:
+    """What an eval knows beside its records."""
+
+    environment: str
+    seed: int
+    cases: int
+    samples: int
+    bounds: Bounds | None
+    overlap: int = 0
+    seconds: float = 0.0
+
+
+def eval_result(folder: Path, model: ModelReference, facts: EvalFacts, records: Iterable[RolloutRecord]) -> EvalResult:
+    """The result of an eval, from all of its records."""
+    played: dict[str, list[RolloutRecord]] = {}
+    for record in records:
+        played.setdefault(record.eval_phase.removeprefix(f"{PHASE}_"), []).append(record)
+    played = {name: played[name] for name in DECODINGS if name in played}
+    every = [record for found in played.values() for record in found]
+    scorings = {name: _scoring(found) for name, found in played.items()}
+    bounds = facts.bounds
+    sampled = scorings.get("sampled", {})
+    return EvalResult(
+        folder,
+        model_of(model),
+        facts.environment,
+        facts.seed,
+        facts.cases,
+        facts.samples,
+        scores={name: as_values(of_mean(case_means(one).values(), bounds)) for name, one in scorings.items()},
+        pass_at=pass_at_each(sampled, facts.samples, bounds),
+        solved={}
+        if bounds is None
+        else {name: share for name, one in scorings.items() for share in _solved(one, bounds)},
+        metrics={name: _metrics(found) for name, found in played.items()},
+        lengths={name: _lengths([record.tokens for record in found]) for name, found in played.items()},
+        stops={name: dict(Counter(record.stop for record in found)) for name, found in played.items()},
+        failures=dict(Counter(record.error.kind for record in every if record.error)),
+        unscored=sum(record.score is None and not record.error and record.stop != "no_room" for record in every),
+        dropped=sum(record.stop == "no_room" for record in every),
+        overlap=facts.overlap,
+        tokens=sum(record.tokens for record in every),
+        seconds=round(facts.seconds, 3),
+        turns={name: fmean(len(record.turns) for record in found) for name, found in played.items()},
+    )
+
+
+def model_of(model: ModelReference) -> EvaluatedModel:
+    """The model of an eval as its files have it."""
+    adapter = None if model.adapter is None else str(model.adapter)
+    return {
+        "given": model.given, "label": model.label, "kind": model.kind, "base": model.base,
+        "adapter": adapter, "step": model.step,
+    }  # fmt: skip
+
+
+def pass_at_each(scoring: Scoring, samples: int, bounds: Bounds | None) -> dict[str, IntervalValues | None]:
+    """Unbiased pass@1 to pass@K with their intervals; empty without bounds or without a scored case."""
+    if bounds is None or not scoring:
+        return {}
+    found = {tries: pass_at(scoring, tries, bounds) for tries in range(1, samples + 1)}
+    return {str(tries): as_values(of_mean(chances.values(), UNIT)) for tries, chances in found.items()}
+
+
+def _scoring(records: Sequence[RolloutRecord]) -> Scoring:
+    return by_case((str(record.row_number), record.score) for record in records if record.score is not None)
+
+
+def _solved(scoring: Scoring, bounds: Bounds) -> Iterable[float]:
+    """The share of cases with a solved episode; nothing without a case."""
+    chances = [pass_at({case: scores}, len(scores), bounds)[case] for case, scores in scoring.items()]
+    if chances:
+        yield fmean(chance > 0 for chance in chances)
+
+
+def _metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in record.metrics.items():
+            values.setdefault(name, []).extend([] if value is None else [value])
+    return {name: fmean(found) for name, found in values.items() if found}
+
+
+def _lengths(tokens: Sequence[int]) -> Lengths:
+    return {"mean": fmean(tokens), "median": median(tokens), "max": max(tokens)}
+
+
+def recorded_scores(records: Iterable[RolloutRecord]) -> Mapping[str, dict[tuple[int, int], float | None]]:
+    """Scores of an eval's records by decoding, row and sample."""
+    found: dict[str, dict[tuple[int, int], float | None]] = {name: {} for name in DECODINGS}
+    for record in records:
+        name = record.eval_phase.removeprefix(f"{PHASE}_")
+        if name in found and record.row_number is not None:
+            found[name][record.row_number, record.sample or 0] = record.score
+    return found

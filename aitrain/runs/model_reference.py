@@ -1,0 +1,274 @@
+"""Finds out what a model argument names: a Hub name, a folder, an adapter, a run, a checkpoint or a server's address.
+
+Commands that use a trained model (`aitrain eval`, `compare`, `chat`, `export`, `serve`) read their arguments with
+`read_model`, and take over the options of the run that trained it with `run_options`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import yaml
+
+from aitrain.errors import ConfigError, did_you_mean
+from aitrain.options.yaml_text import read_yaml
+from aitrain.runs.json_values import as_int
+from aitrain.runs.run_folder import RUNS, RunFolder, read_object
+
+ModelKind = Literal["hub", "folder", "adapter", "run", "checkpoint", "url"]
+TINY = "tiny"
+ADAPTER_CONFIG = "adapter_config.json"
+CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+LONGEST_LABEL = 60
+
+OWN_OPTIONS = {
+    *("project_name", "output_dir", "log", "telemetry"),
+    *("push_to_hub", "username", "repo_id", "hub_private"),
+    *("resume_from_checkpoint", "resume_anyway"),
+}
+"""Options of a run that say where it is kept and shown; no later command takes them over."""
+
+
+@dataclass(frozen=True)
+class ModelReference:
+    """One model, found but not loaded: the weights are those of `base`, with `adapter` if there is one."""
+
+    given: str
+    """The argument as the user wrote it."""
+    kind: ModelKind
+    base: str
+    """Hub name, folder or `tiny` to load; the address of a `url`."""
+    adapter: Path | None = None
+    run: Path | None = None
+    """Folder of the run that trained the model, None if it is not known."""
+    step: int | None = None
+    """Optimizer step of the weights in that run."""
+
+    @property
+    def label(self) -> str:
+        """A short name for tables, which is also the name of a folder."""
+        if self.run is not None:
+            name = self.run.resolve().name
+            text = f"{name}-step{self.step}" if self.kind == "checkpoint" else name
+        elif self.kind == "url":
+            text = urlsplit(self.base).netloc
+        elif self.adapter is not None:
+            text = self.adapter.resolve().name
+        else:
+            text = (
+                Path(self.base).expanduser().resolve().name if self.kind == "folder" else self.base.rpartition("/")[2]
+            )
+        return label_of(text)
+
+
+def label_of(text: str) -> str:
+    """A text as part of a folder's name."""
+    return re.sub(r"[^\w.+-]+", "-", text)[:LONGEST_LABEL].strip("-.") or "model"
+
+
+def read_model(given: str) -> ModelReference:
+    """What an argument names. Only its files are looked at; whether the Hub has a name shows when it is loaded.
+
+    Raises:
+        ConfigError: it names nothing that can be loaded.
+    """
+    if given == TINY:
+        return ModelReference(given, "hub", TINY)
+    if given.startswith(("http://", "https://")):
+        return _address(given)
+    path = Path(given).expanduser()
+    if not path.exists() and (Path(RUNS) / given).is_dir():
+        path = Path(RUNS) / given
+    if path.is_dir():
+        return _folder(given, path)
+    first, _, rest = given.partition("/")
+    if path.exists() or not HUB_NAME.fullmatch(given) or (rest and Path(first).is_dir()):
+        raise ConfigError(_not_found(given, path))
+    return ModelReference(given, "hub", given)
+
+
+def before_training(reference: ModelReference) -> ModelReference | None:
+    """The model that the training began with; None if it is not known."""
+    if reference.run is None:
+        return read_model(reference.base) if reference.adapter is not None else None
+    base = run_options(reference).get("model")
+    return read_model(base) if isinstance(base, str) else None
+
+
+def run_options(reference: ModelReference) -> dict[str, object]:
+    """Options of the run that trained the model, for a command that has options of the same names; empty without a run.
+
+    Relative paths are those of the folder that the run was started in, where this is known.
+    """
+    if reference.run is None:
+        return {}
+    folder = RunFolder(reference.run)
+    options = {name: value for name, value in _read_config(folder).items() if name not in OWN_OPTIONS}
+    for name in ("model", "chat_template"):
+        if isinstance(value := options.get(name), str):
+            options[name] = _found_path(folder, value)
+    if isinstance(value := options.get("rl_env"), str):
+        options["rl_env"] = _found_environment(folder, value)
+    return options
+
+
+def weights_stamp(reference: ModelReference) -> list[str]:
+    """Names, sizes and times of the files with weights, to see that they have changed; empty for those of the Hub."""
+    folders = [folder for folder in (Path(reference.base), reference.adapter) if folder is not None and folder.is_dir()]
+    files = [file for folder in folders for file in sorted(folder.glob("*.safetensors"))]
+    return [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+
+
+# -- addresses and folders
+
+
+def _address(given: str) -> ModelReference:
+    parts = urlsplit(given)
+    if not parts.hostname:
+        raise ConfigError(f"model: {given} is not an address, like http://127.0.0.1:8000/v1")
+    if parts.username or parts.password or parts.query:
+        raise ConfigError(
+            "model: an address holds no user, password or key: it would be written into the run folder\n"
+            "Put the key into the environment variable OPENAI_API_KEY."
+        )
+    return ModelReference(given, "url", given.rstrip("/"))
+
+
+def _folder(given: str, path: Path) -> ModelReference:
+    if (path / ADAPTER_CONFIG).is_file() or (path / "config.json").is_file():
+        return _weights(given, path)
+    if (path / "config.yaml").is_file() or (path / "status.json").is_file():
+        return _run(given, path)
+    near = next((place for place in (path / "model", path / "merged") if place.is_dir()), None)
+    raise ConfigError(
+        f"model: {given} is neither a run nor a model folder: it has no config.yaml and no config.json\n"
+        + (f"Did you mean {near}?" if near else "Give a run folder, a model folder, an adapter, or a Hub name.")
+    )
+
+
+def _run(given: str, path: Path) -> ModelReference:
+    """The model of a run: its model/."""
+    folder = RunFolder(path)
+    result, status = read_object(folder.result), read_object(folder.status)
+    if status.get("job") == "eval":
+        raise ConfigError(f"model: {given} is an eval, and holds no model\nSee its scores with: aitrain show {given}")
+    if not any((folder.model / name).is_file() for name in (ADAPTER_CONFIG, "config.json")):
+        raise ConfigError(f"model: the run {given} has no model yet{_state(status)}\n{_checkpoint_advice(folder)}")
+    step = next((step for step in map(as_int, (result.get("model_step"), result.get("steps"))) if step), None)
+    return _loaded_from(given, "run", folder.model, path, step or as_int(status.get("step")))
+
+
+def _state(status: dict[str, object]) -> str:
+    return f": it is {status['status']}" if status.get("status") in ("running", "failed", "stopped", "stalled") else ""
+
+
+def _checkpoint_advice(folder: RunFolder) -> str:
+    found = folder.checkpoints.glob("checkpoint-*") if folder.checkpoints.is_dir() else ()
+    checkpoints = sorted((path for path in found if CHECKPOINT.fullmatch(path.name)), key=_step_of)
+    return f"Its newest checkpoint is {checkpoints[-1]}" if checkpoints else "Give a run that has trained."
+
+
+def _weights(given: str, path: Path) -> ModelReference:
+    """A folder with weights; one inside of a run folder is known as the run's."""
+    place = path.resolve()
+    checkpoint = CHECKPOINT.fullmatch(place.name) if place.parent.name == "checkpoints" else None
+    if checkpoint and _is_run(place.parents[1]):
+        return _loaded_from(given, "checkpoint", path, place.parents[1], int(checkpoint[1]))
+    run = next(
+        (parent for parent in place.parents[:2] if place.is_relative_to(parent / "model") and _is_run(parent)), None
+    )
+    step = _run(given, run).step if run else None
+    kind: ModelKind = "adapter" if (path / ADAPTER_CONFIG).is_file() else "folder"
+    return _loaded_from(given, kind, path, run, step)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file()
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _loaded_from(given: str, kind: ModelKind, path: Path, run: Path | None, step: int | None) -> ModelReference:
+    if not any(path.glob("*.safetensors")):
+        pickled = next((file.name for file in sorted(path.glob("*.bin"))), None)
+        why = f"has its weights in {pickled}, a pickle, which could run any code" if pickled else "has no weights"
+        raise ConfigError(f"model: {path} {why}\nGive a folder with .safetensors files.")
+    if (path / ADAPTER_CONFIG).is_file():
+        return ModelReference(given, kind, _base_of(path, run), path, run, step)
+    return ModelReference(given, kind, str(path), None, run, step)
+
+
+def _base_of(adapter: Path, run: Path | None) -> str:
+    """The base of an adapter: what the run's options name, else what the adapter's own configuration names."""
+    folder = RunFolder(run) if run else None
+    named = _read_config(folder).get("model") if folder else None
+    if isinstance(named, str) and folder:
+        return named if named == TINY else _found_path(folder, named)
+    recorded = read_object(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not isinstance(recorded, str) or not recorded:
+        raise ConfigError(f"model: {adapter / ADAPTER_CONFIG} does not name its base model (base_model_name_or_path)")
+    if Path(recorded).parts[-2:] == ("aitrain", "tiny_model"):
+        return TINY  # the shipped model has another path on each machine
+    beside = adapter / recorded
+    if not Path(recorded).is_absolute() and not Path(recorded).exists() and beside.is_dir():
+        return str(beside)
+    if Path(recorded).is_absolute() and not Path(recorded).is_dir():
+        raise ConfigError(
+            f"model: {adapter} is an adapter of {recorded}, which is not there\n"
+            f"Put the base there, or write its place into {adapter / ADAPTER_CONFIG} (base_model_name_or_path)."
+        )
+    return recorded
+
+
+def _not_found(given: str, path: Path) -> str:
+    parent = path.parent if path.parent.is_dir() else Path()
+    runs = Path(RUNS).iterdir() if Path(RUNS).is_dir() else ()
+    near = did_you_mean(path.name, {other.name for other in (*parent.glob("*/"), *runs)})
+    what = "is a file, not a folder" if path.exists() else "does not exist"
+    return f"model: {given} {what}.{near}\nGive a run folder, a model folder, an adapter, a Hub name, or `{TINY}`."
+
+
+# -- the options of a run
+
+
+def _read_config(folder: RunFolder) -> dict[str, object]:
+    try:
+        loaded = read_yaml(folder.config.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"model: cannot read {folder.config}: {' '.join(str(error).split())[:200]}") from None
+    return {str(name): value for name, value in loaded.items()} if isinstance(loaded, dict) else {}
+
+
+def _started_in(folder: RunFolder) -> Path | None:
+    """The working directory of the run's command: the folder that its relative output_dir leads out of."""
+    output_dir, parent = _read_config(folder).get("output_dir"), folder.path.resolve().parent
+    if not isinstance(output_dir, str) or os.path.isabs(os.path.expanduser(output_dir)):
+        return None
+    parts = Path(os.path.normpath(output_dir)).parts
+    if ".." in parts or (parts and parent.parts[-len(parts) :] != parts):
+        return None
+    return parent.parents[len(parts) - 1] if parts else parent
+
+
+def _found_path(folder: RunFolder, value: str) -> str:
+    """A relative path as that of the run's working directory, if it exists there; any other value unchanged."""
+    place = _started_in(folder)
+    return str(place / value) if value != TINY and place is not None and (place / value).exists() else value
+
+
+def _found_environment(folder: RunFolder, value: str) -> str:
+    """The environment of a run; a relative file is looked for where the run found it."""
+    file, colon, name = value.partition(":")
+    if not file.endswith(".py"):
+        return value
+    recorded = read_object(folder.environment).get("file")
+    is_there = isinstance(recorded, str) and Path(recorded).name == Path(file).name and Path(recorded).is_file()
+    return f"{recorded if is_there else _found_path(folder, file)}{colon}{name}"

@@ -1,0 +1,119 @@
+"""How sure a difference between two models is: the p-value of a paired test, its correction for several comparisons,
+and the number of cases that a test needs.
+
+The case is the unit, as in `runs/intervals.py`: a case's difference is that of the means of its samples.
+
+The test is a sign-flip test: if both models were equally good at every case, each difference could as well have the
+other sign. The p-value is the share of all choices of signs whose mean is at least as far from 0 as the measured one.
+With scores of 0 and 1 and one sample a case, that is McNemar's exact test.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import getitem
+from statistics import NormalDist, stdev
+
+from aitrain.runs.intervals import EQUAL, student_quantile
+
+FEW_DIFFERENCES = 16
+"""Up to this many differences other than 0, all choices of signs are tried; beyond, DRAWS of them."""
+DRAWS = 19_999
+BLOCK = 8
+"""Differences whose sums with all choices of signs are computed once, and then looked up by a random byte."""
+ALPHA = 0.05
+"""A p-value up to this is a detected difference."""
+WANTED_POWER = 0.8
+MOST_CASES = 1_000_000
+
+
+def sign_flip_p_value(differences: Sequence[float]) -> float:
+    """Two-sided p-value of the mean of the cases' differences; the same one every time it is computed."""
+    changed = [difference for difference in differences if difference]
+    if not changed:
+        return 1.0
+    rounding = EQUAL * sum(map(abs, changed))
+    measured = abs(math.fsum(changed)) - rounding
+    if len(changed) <= FEW_DIFFERENCES:
+        sums = _sums_of_all_signs(changed)
+        return sum(abs(total) >= measured for total in sums) / len(sums)
+    extreme = sum(abs(total) >= measured for total in _sums_of_random_signs(changed))
+    return (1 + extreme) / (1 + DRAWS)
+
+
+def _sums_of_all_signs(values: Sequence[float]) -> list[float]:
+    sums = [0.0]
+    for value in values:
+        sums = [total + value for total in sums] + [total - value for total in sums]
+    return sums
+
+
+def _sums_of_random_signs(values: Sequence[float]) -> Iterator[float]:
+    tables = [_sums_of_all_signs(values[start : start + BLOCK]) for start in range(0, len(values), BLOCK)]
+    tables = [table * (2**BLOCK // len(table)) for table in tables]
+    rng = random.Random(0)
+    for _ in range(DRAWS):
+        yield sum(map(getitem, tables, rng.randbytes(len(tables))))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values corrected for their number by Holm's method, in the given order."""
+    corrected, highest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
+        highest = max(highest, min(1.0, p_values[place] * (len(p_values) - rank)))
+        corrected[place] = highest
+    return corrected
+
+
+@dataclass(frozen=True)
+class Power:
+    """The probability of detecting a difference between two models, by the noncentral t distribution.
+
+    It is as good as the spread of the cases' differences, which is estimated from a first comparison, and changes with
+    the number of samples a case.
+    """
+
+    spread: float
+    """Standard deviation of the cases' differences."""
+
+    @classmethod
+    def of(cls, differences: Sequence[float]) -> Power | None:
+        """The power of comparisons whose cases differ as these do; None if they all differ by the same."""
+        spread = stdev(differences) if len(differences) > 1 else 0.0
+        return cls(spread) if spread > EQUAL * max(map(abs, differences), default=0.0) else None
+
+    def power(self, difference: float, cases: int) -> float:
+        """Probability that the interval of so many cases lies above or below 0, if this is the true difference."""
+        if cases < 2:
+            return 0.0
+        shift, quantile = abs(difference) * math.sqrt(cases) / self.spread, student_quantile(cases - 1)
+        middle, width = _normal_terms(quantile, cases)
+        return NormalDist().cdf((shift - middle) / width) + NormalDist().cdf((-shift - middle) / width)
+
+    def detectable(self, cases: int, power: float = WANTED_POWER) -> float | None:
+        """The smallest difference that so many cases detect with this probability; None with fewer than two."""
+        if cases < 2:
+            return None
+        middle, width = _normal_terms(student_quantile(cases - 1), cases)
+        return self.spread / math.sqrt(cases) * (middle + NormalDist().inv_cdf(power) * width)
+
+    def cases_needed(self, difference: float, power: float = WANTED_POWER) -> int | None:
+        """The number of cases that detect this difference with this probability; None for more than MOST_CASES."""
+        low, high = 1, 2
+        while self.power(difference, high) < power:
+            low, high = high, 2 * high
+            if low > MOST_CASES:
+                return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.power(difference, middle) < power else (low, middle)
+        return high
+
+
+def _normal_terms(quantile: float, cases: int) -> tuple[float, float]:
+    """Mean and width of the normal variable that approximates a noncentral t at this quantile (Johnson and Welch)."""
+    freedom = cases - 1
+    return quantile * (1 - 1 / (4 * freedom)), math.sqrt(1 + quantile**2 / (2 * freedom))

@@ -1,0 +1,125 @@
+"""The engine of an eval: transformers, vLLM inside the process, a vLLM server, or an OpenAI-compatible address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from aitrain.engines.chat_endpoint import ChatEndpoint, served_model
+from aitrain.engines.hf import HFEngine
+from aitrain.engines.local_vllm import LocalModel, LocalVLLMEngine
+from aitrain.engines.sampling import Sampling
+from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.server_check import ServerNeeds, check_server
+from aitrain.engines.server_weights import ServerWeights
+from aitrain.engines.weight_sync import AdapterSync, WeightVersion
+from aitrain.options.evaluate import EvalConfig
+from aitrain.rollout.event_loop import EventLoop
+from aitrain.rollout.message_format import MessageFormat
+from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
+from aitrain.runs.run_folder import read_object
+from aitrain.training.model import choose_precision, model_path
+from aitrain.training.policy_loader import LoadedPolicy
+from aitrain.vllm.adapter_ranks import needed_rank
+from aitrain.vllm.client import VLLMClient
+
+EvalEngine = HFEngine | LocalVLLMEngine | VLLMServerEngine | ChatEndpoint
+
+
+@dataclass(frozen=True)
+class EvalModel:
+    """The model of an eval, with what an engine needs beside it."""
+
+    reference: ModelReference
+    config: EvalConfig
+    policy: LoadedPolicy
+    longest: int | None
+    """Maximum tokens of an episode; None: the model's context."""
+    give_up_reason: Callable[[], str] = lambda: ""
+    """Called while waiting for a server that is gone."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer step of the weights; 0 for a model that no run has trained."""
+        return self.reference.step or 0
+
+
+def make_engine(model: EvalModel, accelerator: Accelerator) -> HFEngine | LocalVLLMEngine | VLLMServerEngine:
+    """The engine of the options.
+
+    Raises:
+        ConfigError: a server cannot be used.
+    """
+    config = model.config
+    if not config.use_vllm:
+        accelerator.prepare_model(model.policy.model, evaluation_mode=True)  # the autocast of a training
+        return model.policy.engine()
+    if config.vllm_mode == "server":
+        return _server_engine(model)
+    policy, adapter = model.policy, model.reference.adapter
+    autocast = {"bf16": "bfloat16", "fp16": "float16"}.get(str(accelerator.mixed_precision))
+    loaded = LocalModel(
+        path=model_path(model.reference.base),
+        dtype=autocast or str(policy.model.dtype).removeprefix("torch."),
+        seed=config.seed,
+        context=model.longest,
+        memory=config.vllm_gpu_memory_utilization or 0.9,
+        tensor_parallel=config.vllm_tensor_parallel_size,
+        adapter=adapter,
+        rank=adapter_rank(adapter),
+        is_on_cpu=choose_precision(config).use_cpu,
+        trust_remote_code=config.trust_remote_code,
+    )
+    return LocalVLLMEngine(loaded, policy.sampling, policy.end, model.longest or policy.context)
+
+
+def endpoint_engine(reference: ModelReference, config: EvalConfig, chat: MessageFormat) -> ChatEndpoint:
+    """The engine of an OpenAI-compatible address.
+
+    Raises:
+        ConfigError: it does not answer, or the model must be named.
+    """
+    with closing(EventLoop()) as loop:
+        name = loop.run(served_model(reference.base, config.model_name))
+    return ChatEndpoint(reference.base, name, chat, Sampling.of(config), concurrency=config.concurrency or 16)
+
+
+def adapter_rank(adapter: Path | None) -> int:
+    """The rank that vLLM is started with for an adapter; 0 without one."""
+    if adapter is None:
+        return 0
+    rank = read_object(adapter / ADAPTER_CONFIG).get("r")
+    return needed_rank(rank if isinstance(rank, int) else 16)
+
+
+class SavedAdapter(AdapterSync):
+    """Loads an adapter from the folder in which a run has saved it."""
+
+    def __init__(self, adapter: Path) -> None:
+        super().__init__(None, adapter.resolve().parent)
+        self._adapter = adapter.resolve()
+
+    def path(self, version: WeightVersion) -> Path:
+        """The folder of the adapter."""
+        return self._adapter
+
+    def write(self, version: WeightVersion) -> int:
+        """No-op: the files exist."""
+        return 0
+
+
+def _server_engine(model: EvalModel) -> VLLMServerEngine:
+    url, adapter, policy = str(model.config.vllm_server_url), model.reference.adapter, model.policy
+    rank = adapter_rank(adapter) or None
+    needs = ServerNeeds(model_path(model.reference.base), model.longest or 0, rank, keeps_weights=adapter is None)
+    base = check_server(url, needs)
+    sync = SavedAdapter(adapter or Path(model_path(model.reference.base)))
+    weights = ServerWeights(VLLMClient(url), sync, give_up_reason=model.give_up_reason)
+    engine = VLLMServerEngine(weights, base.name, policy.end, policy.sampling, base.context)
+    if adapter is None:
+        engine.weight_version = model.step  # the server's own weights: nothing is loaded
+    return engine

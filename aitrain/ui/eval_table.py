@@ -1,0 +1,54 @@
+"""The results of evals as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+from aitrain.runs.eval_result import EvalResult
+from aitrain.runs.held_out import interval_text
+from aitrain.ui.escape_controls import escape_controls
+
+
+def eval_table(results: Sequence[EvalResult]) -> Text:
+    """One line for each model: scores with 95% intervals, pass@K, solved cases, tokens of an answer, failures."""
+    columns = [name for name in ("sampled", "greedy") if any(result.scores.get(name) for result in results)]
+    tries = sorted({int(name) for result in results for name in result.pass_at} - {1})[-1:]
+    has_solved = any(result.solved for result in results) and any(result.samples > 1 for result in results)
+    head = ["model", *columns, *(f"pass@{count}" for count in tries), *(["solved"] if has_solved else []), "tokens"]
+    lines = [[*head, "failed"]]
+    for result in results:
+        intervals = [interval_text(result.scores.get(name), False) for name in columns]
+        intervals += [interval_text(result.pass_at.get(str(count)), False) for count in tries]
+        solved = [_share(result.solved.get("sampled"))] if has_solved else []
+        lengths = [f"{length['mean']:.1f}" for length in result.lengths.values()]
+        failed = str(sum(result.failures.values()))
+        lines.append([escape_controls(result.model["label"]), *intervals, *solved, "/".join(lengths), failed])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    head_line, *rest = (
+        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+    return Text.assemble((head_line, "bold"), *(f"\n{line}" for line in rest))
+
+
+def remarks(results: Sequence[EvalResult]) -> Iterator[str]:
+    """What a reader of the table should know, one sentence each."""
+    first = results[0]
+    samples = f", {first.samples} samples each" if first.samples > 1 else ""
+    yield f"{first.environment}: {first.cases} cases{samples}, seed {first.seed}; scores with 95% intervals"
+    for result in results:
+        label = escape_controls(result.model["label"])
+        if result.failures:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in result.failures.items())
+            yield f"{label}: the environment failed on {sum(result.failures.values())} episodes, left out: {kinds}"
+        if result.unscored:
+            yield f"{label}: {result.unscored} episodes have no score (None)"
+        if result.dropped:
+            yield f"{label}: {result.dropped} episodes dropped, as their prompt leaves no room for an answer"
+        if result.overlap:
+            yield f"{label}: {result.overlap} of {result.cases} cases were trained on"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

@@ -1,0 +1,37 @@
+"""Cases of two scorings are the same by their content."""
+
+from __future__ import annotations
+
+from aitrain.runs.case_key import CaseKey, match_cases
+from aitrain.runs.rollout_record import RolloutRecord
+
+
+def key(prompt: str, seed: int = 0) -> CaseKey:
+    return CaseKey.of(RolloutRecord(prompt=prompt, seed=seed))
+
+
+def test_prompt_and_row_make_a_case_and_its_number_does_not() -> None:
+    one = RolloutRecord(prompt="1 + 1", row={"answer": 2, "level": "easy"}, row_number=3, case_idx=3)
+    same = RolloutRecord(prompt="1 + 1", row={"level": "easy", "answer": 2}, row_number=9, case_idx=9)
+    assert CaseKey.of(one) == CaseKey.of(same)
+    for other in (RolloutRecord(prompt="1 + 1", row={"answer": 3}), RolloutRecord(prompt="1 + 2", row=one.row)):
+        assert CaseKey.of(one).content != CaseKey.of(other).content
+
+
+def test_cases_in_another_order_find_each_other() -> None:
+    a = {"0": key("x"), "1": key("y"), "2": key("only here")}
+    b = {"7": key("y"), "8": key("x"), "9": key("only there")}
+    assert match_cases(a, b) == [("0", "8"), ("1", "7")]
+
+
+def test_rows_that_repeat_are_matched_once_each_in_their_order() -> None:
+    a = {str(row): key("same") for row in range(3)}
+    b = {str(row): key("same") for row in range(5, 7)}
+    assert match_cases(a, b) == [("0", "5"), ("1", "6")]
+    assert match_cases(b, a) == [("5", "0"), ("6", "1")]
+
+
+def test_of_rows_that_repeat_those_with_the_same_seed_belong_together() -> None:
+    a = {"0": key("play", seed=1), "1": key("play", seed=2), "2": key("play", seed=3)}
+    b = {"0": key("play", seed=3), "1": key("play", seed=4), "2": key("play", seed=1)}
+    assert match_cases(a, b) == [("0", "2"), ("1", "1"), ("2", "0")]

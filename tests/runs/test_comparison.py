@@ -1,0 +1,230 @@
+"""Two scorings compared case by case."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain.errors import ConfigError
+from aitrain.runs.comparison import Comparison, compare_all, telling_samples
+from aitrain.runs.held_out import before_and_after
+from aitrain.runs.recorded_scoring import read_scorings
+from tests.runs.scorings import ENVIRONMENT, episode, episodes, write_scoring
+
+
+def compared(tmp_path: Path, *scorings: Sequence[dict[str, Any]], **options: Any) -> list[Comparison]:
+    """Each of the other scorings compared with the first; their folders are called a, b, c."""
+    folders = [write_scoring(tmp_path / name, one, **options) for name, one in zip("abcd", scorings, strict=False)]
+    return compare_all(read_scorings(folders))
+
+
+def test_cases_are_matched_by_content_and_the_change_is_that_of_the_run(tmp_path: Path) -> None:
+    a = {"x": [0.0, 1.0], "y": [1.0, 1.0], "z": [0.0, 0.0], "only a": [1.0]}
+    b = {"z": [1.0, 1.0], "only b": [0.0], "x": [1.0, 1.0], "y": [0.0, 1.0], "only b, too": [0.0]}
+    (comparison,) = compared(tmp_path, episodes(a), episodes(b))
+    rows = [{name: scores for name, scores in scoring.items() if len(name) == 1} for scoring in (a, b)]
+    expected = before_and_after({"before_sampled": rows[0], "after_sampled": rows[1]}, (0, 1), 2)
+    for name in ("sampled", "pass@2"):
+        row, table = comparison.row(name), expected[name]
+        assert row is not None
+        assert (row.a, row.b, row.change) == (table["before"], table["after"], table["change"])
+    assert [pair.a.prompt for pair in comparison.cases("won")] == ["z", "x"]
+    assert [pair.a.prompt for pair in comparison.cases("lost")] == ["y"]
+    assert comparison.only_in == (1, 2)
+    assert comparison.notes[:2] == [
+        "1 of 4 cases are only in a: they are left out",
+        "2 of 5 cases are only in b: they are left out",
+    ]
+    assert comparison.to_json()["counts"] == {
+        "matched": 3, "won": 2, "lost": 1, "equal": 0, "unscored": 0, "only_a": 1, "only_b": 2
+    }  # fmt: skip
+
+
+def test_rows_that_repeat_are_cases_of_their_own(tmp_path: Path) -> None:
+    a = [episode("same", score, row_number=row) for row, score in enumerate([0.0, 1.0, 0.0])]
+    b = [episode("same", score, row_number=row) for row, score in enumerate([1.0, 1.0])]
+    (comparison,) = compared(tmp_path, a, b)
+    assert [(pair.score_a, pair.score_b) for pair in comparison.pairs] == [(0.0, 1.0), (1.0, 1.0)]
+
+
+def test_the_verdict_is_that_of_the_interval(tmp_path: Path) -> None:
+    low, high = {str(n): [float(n % 4 == 0)] for n in range(40)}, {str(n): [float(n % 4 != 1)] for n in range(40)}
+    better, same = compared(tmp_path, episodes(low), episodes(high), episodes(low))
+    (worse,) = compared(tmp_path, episodes(high), episodes(low))
+    assert [one.verdict for one in (better, worse, same)] == ["better", "worse", "undetected"]
+    assert better.main.p_value < 0.001
+    assert (same.main.p_value, same.main.change["mean"]) == (1.0, 0.0)
+    high_limit = worse.main.change["high"]
+    assert high_limit is not None
+    assert worse.is_worse_by(0.0)
+    assert worse.is_worse_by(-high_limit - 0.01)
+    assert not worse.is_worse_by(-high_limit + 0.01)
+    assert not better.is_worse_by(0.0)
+
+
+def test_of_several_comparisons_the_corrected_p_value_must_be_small_as_well(tmp_path: Path) -> None:
+    base = {str(n): [0.0] for n in range(30)}
+    slightly = {str(n): [float(n < 6)] for n in range(30)}
+    (alone,) = compared(tmp_path, episodes(base), episodes(slightly))
+    among = compared(tmp_path, episodes(base), episodes(slightly), episodes(slightly), episodes(base))
+    assert alone.main.p_value == alone.main.p_corrected == 2 / 2**6
+    assert alone.verdict == "better"
+    assert [one.main.p_corrected for one in among] == pytest.approx([6 / 2**6, 6 / 2**6, 1.0])
+    assert [one.verdict for one in among] == ["undetected"] * 3
+
+
+def test_sampled_scores_decide_and_greedy_ones_where_nothing_was_sampled(tmp_path: Path) -> None:
+    sampled, greedy = episodes({"x": [0.0], "y": [1.0]}), episodes({"x": [1.0], "y": [1.0]}, eval_phase="eval_greedy")
+    (both,) = compared(tmp_path, sampled + greedy, sampled + greedy)
+    assert (both.decoding, [row.name for row in both.rows]) == ("sampled", ["sampled", "greedy"])
+    (mixed,) = compared(tmp_path, greedy, sampled + greedy)
+    assert (mixed.decoding, [row.name for row in mixed.rows]) == ("greedy", ["greedy"])
+    assert mixed.notes == ["Only one of them has sampled completions: those are left out"]
+    with pytest.raises(ConfigError, match="no decoding in common: a is sampled and b is greedy"):
+        compared(tmp_path, sampled, greedy)
+
+
+def test_an_episode_that_was_recorded_twice_counts_once(tmp_path: Path) -> None:
+    a = episodes({"x": [0.0], "y": [0.0]})
+    (comparison,) = compared(tmp_path, a, [*a, *episodes({"x": [1.0]})])
+    assert [pair.score_b for pair in comparison.pairs] == [1.0, 0.0]
+
+
+def test_unscored_episodes_are_left_out_and_said(tmp_path: Path) -> None:
+    a, b = {"x": [0.0, None], "y": [1.0, 1.0], "z": [1.0]}, {"x": [1.0, 1.0], "y": [None, None], "z": [1.0]}
+    (comparison,) = compared(tmp_path, episodes(a), episodes(b))
+    assert comparison.main.change["count"] == 2
+    assert [pair.a.prompt for pair in comparison.cases("unscored")] == ["y"]
+    assert comparison.notes == [
+        "1 of 5 episodes of a have no score: they are left out",
+        "2 of 5 episodes of b have no score: they are left out",
+    ]
+    with pytest.raises(ConfigError, match="None of the 1 cases of a and b has a score in both"):
+        compared(tmp_path, episodes({"x": [None]}), episodes({"x": [1.0]}))
+
+
+# -- conditions
+
+
+def test_other_seeds_options_and_environments_are_said(tmp_path: Path) -> None:
+    a = write_scoring(tmp_path / "a", episodes({"x": [0.0], "y": [1.0]}))
+    b = write_scoring(tmp_path / "b", episodes({"x": [0.0], "y": [1.0]}, seed=2), rl_temperature=0.5)
+    (b / "environment.json").write_text(json.dumps(ENVIRONMENT | {"sha256": "cd" * 32, "config": {"judge": "exact"}}))
+    (b / "status.json").write_text(json.dumps({"status": "running"}))
+    (comparison,) = compare_all(read_scorings([a, b]))
+    seeds, unfinished, options, environments = comparison.notes
+    assert seeds.startswith("2 of 2 cases were played with another seed of the environment")
+    assert unfinished == "b is running: it may lack episodes"
+    assert options == "Options differ, which may be a part of the change: rl_temperature (1.0 and 0.5)"
+    assert 'Sums abababab and Sums cdcdcdcd {"judge": "exact"}' in environments
+
+
+def test_other_score_ranges_are_refused(tmp_path: Path) -> None:
+    a = write_scoring(tmp_path / "a", episodes({"x": [0.0]}))
+    b = write_scoring(tmp_path / "b", episodes({"x": [0.0]}), rl_score_range="-1,1")
+    with pytest.raises(ConfigError, match="The score ranges differ: 0,1 in a and -1,1 in b"):
+        compare_all(read_scorings([a, b]))
+
+
+def test_scorings_without_a_common_case_are_refused_with_the_columns_that_differ(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="None of the 1 cases of a is among the 2 of b.*\n.*aitrain eval A B"):
+        compared(tmp_path, episodes({"x": [0.0]}), episodes({"y": [0.0], "z": [0.0]}))
+    with pytest.raises(ConfigError, match="same prompt have another row: answer, id"):
+        compared(tmp_path, episodes({"x": [0.0]}), episodes({"x": [0.0]}, row={"id": 5}))
+
+
+# -- more than a score
+
+
+def test_scores_without_bounds_have_intervals_of_their_own(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    a = {str(n): [rng.gauss(50, 5)] for n in range(20)}
+    b = {name: [scores[0] + rng.gauss(10, 2)] for name, scores in a.items()}
+    (comparison,) = compared(tmp_path, episodes(a), episodes(b), rl_score_range="any")
+    assert comparison.verdict == "better"
+    assert 8 < comparison.main.change["mean"] < 12
+    assert [row.name for row in comparison.rows] == ["sampled"]
+
+
+def with_lenient(strict: Sequence[float], lenient: Sequence[float]) -> list[dict[str, Any]]:
+    """One episode a case, with both scores."""
+    pairs = enumerate(zip(strict, lenient, strict=True))
+    return [episode(str(row), one, row_number=row, metrics={"lenient": other}) for row, (one, other) in pairs]
+
+
+def test_a_gain_that_is_only_format_is_told_apart(tmp_path: Path) -> None:
+    right = [float(n % 2 == 0) for n in range(40)]
+    unformatted, perfect = with_lenient([0.0] * 40, right), with_lenient([1.0] * 40, [1.0] * 40)
+    form, skill = compared(tmp_path, unformatted, with_lenient(right, right), perfect)
+    assert form.verdict == "better"
+    assert form.format_sentence().startswith("The gain is format: it is not in the lenient score")
+    assert [row.change["mean"] for row in form.rows if row.name in ("lenient", "format")] == [0.0, 0.5]
+    assert skill.format_sentence().startswith("The gain is not only format: score +1.000")
+    rows = {row.name: row.change["mean"] for row in skill.rows}
+    assert rows["sampled"] == rows["lenient"] + rows["format"]
+
+
+def test_metrics_and_lengths_are_compared_without_a_verdict(tmp_path: Path) -> None:
+    a, b = episodes({"x": [0.0], "y": [0.0]}), episodes({"x": [0.0], "y": [0.0]}, tokens=9, metrics={"steps": 3.0})
+    (comparison,) = compared(tmp_path, a, b)
+    assert {row.name: row.change["mean"] for row in comparison.metrics} == {"tokens": 7.0, "turns": 0.0}
+    assert {row.verdict for row in comparison.metrics} == {None}
+
+
+def test_the_episodes_that_are_shown_are_those_that_tell_most(tmp_path: Path) -> None:
+    a, b = {"won": [0.5, 0.0, 1.0], "lost": [0.0, 1.0]}, {"won": [0.5, 1.0, 1.0], "lost": [0.5, 0.0]}
+    (comparison,) = compared(tmp_path, episodes(a), episodes(b))
+    shown = {pair.outcome: [one.score for one in telling_samples(comparison, pair)] for pair in comparison.pairs}
+    assert shown == {"won": [0.0, 1.0], "lost": [1.0, 0.0]}
+
+
+def test_the_power_names_the_cases_that_are_needed(tmp_path: Path) -> None:
+    a, b = {str(n): [0.0] for n in range(40)}, {str(n): [float(n % 4 == 0)] for n in range(40)}
+    (comparison,) = compared(tmp_path, episodes(a), episodes(b))
+    assert comparison.power is not None
+    needed = comparison.power.cases_needed(0.25)
+    assert f"for the measured 0.250, {needed} are needed" in comparison.power_sentence()
+    assert f"for 0.010, {comparison.power.cases_needed(0.01):,} are needed" in comparison.power_sentence(0.01)
+    (same,) = compared(tmp_path, episodes(a), episodes(a))
+    assert same.power_sentence() == "The number of cases needed is unknown: all cases differ by the same"
+
+
+# -- which scoring
+
+
+def test_a_single_run_compares_its_model_before_training_with_the_one_after(tmp_path: Path) -> None:
+    before, after = episodes({"x": [0.0]}, eval_phase="before_sampled"), episodes({"x": [1.0]})
+    later = [one | {"eval_phase": "after_sampled", "step": 5} for one in after]
+    training = [one | {"eval_phase": "", "step": 3} for one in after]
+    middle = [one | {"eval_phase": "step3_sampled"} for one in before]
+    run = write_scoring(tmp_path / "run", [*before, *training, *middle, *later])
+    (run / "result.json").write_text(json.dumps({"steps": 5}))
+    (comparison,) = compare_all(read_scorings([run]))
+    assert (comparison.a.label, comparison.b.label) == ("before", "after")
+    assert (comparison.a.model, comparison.b.model) == ("some/base", "some/base, step 5")
+    assert (comparison.main.a["mean"], comparison.main.b["mean"]) == (0.0, 1.0)
+
+    base = write_scoring(tmp_path / "eval-base", episodes({"x": [0.5]}))
+    (other,) = compare_all(read_scorings([base, run]))
+    assert (other.a.label, other.b.label, other.main.b["mean"]) == ("eval-base", "run", 1.0)
+
+
+def test_a_folder_without_scores_says_what_to_do(tmp_path: Path) -> None:
+    run = write_scoring(tmp_path / "run", episodes({"x": [0.0]}, eval_phase="before_sampled"))
+    (run / "status.json").write_text(json.dumps({"status": "failed"}))
+    ended = "has no scores of held-out cases after its training \\(it is failed\\)\nScore its model with: aitrain eval"
+    for folders in ([run], [run, run]):
+        with pytest.raises(ConfigError, match=ended):
+            read_scorings(folders)
+    with pytest.raises(ConfigError, match="is an eval of one model\nName what it is compared with"):
+        read_scorings([write_scoring(tmp_path / "eval", episodes({"x": [0.0]}))])
+
+
+def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    folders = [write_scoring(tmp_path / place / "eval", episodes({"x": [0.0]})) for place in ("one", "two")]
+    assert [one.label for one in read_scorings(folders)] == [str(folder) for folder in folders]

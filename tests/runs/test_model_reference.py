@@ -1,0 +1,157 @@
+"""What a model argument names, found from its files alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aitrain.errors import ConfigError
+from aitrain.runs.model_reference import before_training, read_model, run_options
+
+PEFT_TINY = {"base_model_name_or_path": "/elsewhere/site-packages/aitrain/tiny_model"}
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def weights(folder: Path, adapter: dict[str, object] | None = None) -> Path:
+    folder.mkdir(parents=True)
+    kind = "config.json" if adapter is None else "adapter_config.json"
+    (folder / kind).write_text(json.dumps(adapter or {}))
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+def run_folder(path: Path, config: str = "model: tiny\nrl_env: env.py:Env\noutput_dir: runs\n", step: int = 40) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(config)
+    (path / "status.json").write_text(json.dumps({"status": "finished"}))
+    (path / "result.json").write_text(json.dumps({"model_step": step, "steps": 50}))
+    return path
+
+
+def test_a_name_that_is_no_folder_is_a_hub_name() -> None:
+    found = read_model("Qwen/Qwen3-0.6B")
+    assert (found.kind, found.base, found.label) == ("hub", "Qwen/Qwen3-0.6B", "Qwen3-0.6B")
+    assert read_model("tiny").base == "tiny"
+
+
+def test_a_run_is_its_model_folder_with_the_step_of_its_weights() -> None:
+    run = run_folder(Path("runs/sums"))
+    weights(run / "model")
+    for given in ("runs/sums", "sums"):
+        found = read_model(given)
+        assert (found.kind, found.step, found.label, found.adapter) == ("run", 40, "sums", None)
+        assert Path(found.base) == Path("runs/sums/model")
+
+
+def test_the_base_of_a_runs_adapter_is_the_runs_option() -> None:
+    run = run_folder(Path("runs/sums"))
+    weights(run / "model", PEFT_TINY)
+    found = read_model("runs/sums")
+    assert (found.base, found.adapter) == ("tiny", Path("runs/sums/model"))
+
+
+def test_the_shipped_base_of_an_adapter_is_found_on_any_machine() -> None:
+    weights(Path("adapter"), PEFT_TINY)
+    assert read_model("adapter").base == "tiny"
+
+
+def test_the_relative_base_of_an_adapter_may_lie_beside_it() -> None:
+    weights(Path("deep/base"))
+    weights(Path("deep/adapter"), {"base_model_name_or_path": "../base"})
+    assert Path(read_model("deep/adapter").base).resolve() == Path("deep/base").resolve()
+
+
+def test_a_missing_base_is_named() -> None:
+    weights(Path("adapter"), {"base_model_name_or_path": "/gone/base"})
+    with pytest.raises(ConfigError, match=r"/gone/base.*not there"):
+        read_model("adapter")
+
+
+def test_a_checkpoint_and_the_folders_below_model_belong_to_their_run() -> None:
+    run = run_folder(Path("runs/sums"))
+    weights(run / "model", PEFT_TINY)
+    weights(run / "model/merged")
+    weights(run / "checkpoints/checkpoint-20", PEFT_TINY)
+    checkpoint, merged, adapter = map(
+        read_model, ("runs/sums/checkpoints/checkpoint-20", "runs/sums/model/merged", "runs/sums/model")
+    )
+    assert (checkpoint.kind, checkpoint.step, checkpoint.label, checkpoint.base) == (
+        "checkpoint",
+        20,
+        "sums-step20",
+        "tiny",
+    )
+    assert (merged.kind, merged.adapter, merged.step) == ("folder", None, 40)
+    assert (adapter.kind, adapter.base, adapter.step) == ("adapter", "tiny", 40)
+    assert {one.run for one in (checkpoint, merged, adapter)} == {run.resolve()}
+
+
+def test_a_run_without_a_model_says_so_and_names_its_newest_checkpoint() -> None:
+    run = run_folder(Path("runs/sums"))
+    (run / "status.json").write_text('{"status": "running"}')
+    with pytest.raises(ConfigError, match="no model yet: it is running\nGive a run that has trained"):
+        read_model("runs/sums")
+    for step in (9, 20):
+        weights(run / f"checkpoints/checkpoint-{step}")
+    with pytest.raises(ConfigError, match="newest checkpoint is runs/sums/checkpoints/checkpoint-20"):
+        read_model("runs/sums")
+
+
+def test_an_eval_is_not_a_model() -> None:
+    run = run_folder(Path("runs/eval-tiny"))
+    (run / "status.json").write_text('{"status": "finished", "job": "eval"}')
+    with pytest.raises(ConfigError, match="is an eval"):
+        read_model("runs/eval-tiny")
+
+
+@pytest.mark.parametrize("given", ["./nowhere", "a/b/c", "runs/smus", "a name", "env.py"])
+def test_what_does_not_exist_is_refused(given: str) -> None:
+    Path("runs/sums").mkdir(parents=True)
+    Path("env.py").touch()
+    with pytest.raises(ConfigError) as error:
+        read_model(given)
+    assert "Did you mean sums?" in str(error.value) or given != "runs/smus"
+
+
+def test_weights_in_pickles_are_refused() -> None:
+    weights(Path("old")).joinpath("model.safetensors").rename("old/pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin, a pickle"):
+        read_model("old")
+
+
+def test_an_address_is_an_engine_and_may_not_hold_a_key() -> None:
+    found = read_model("http://127.0.0.1:8000/v1/")
+    assert (found.kind, found.base, found.label) == ("url", "http://127.0.0.1:8000/v1", "127.0.0.1-8000")
+    for given in ("https://user:word@host/v1", "https://host/v1?key=1"):
+        with pytest.raises(ConfigError, match="OPENAI_API_KEY"):
+            read_model(given)
+
+
+def test_options_of_the_run_are_those_of_its_start_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = "model: base\nchat_template: null\nrl_env: env.py:Env\nseed: 7\noutput_dir: runs\nproject_name: sums\n"
+    weights(run_folder(Path("runs/sums"), config) / "model", PEFT_TINY)
+    weights(Path("base"))
+    Path("env.py").touch()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    found = read_model("../runs/sums")
+    options = run_options(found)
+    assert options == {
+        "model": str(tmp_path / "base"), "chat_template": None, "rl_env": f"{tmp_path}/env.py:Env", "seed": 7
+    }  # fmt: skip
+    assert found.base == str(tmp_path / "base")
+    assert before_training(found) == read_model(str(tmp_path / "base"))
+    assert run_options(read_model("tiny")) == {}
+
+
+def test_the_environments_file_is_the_recorded_one(tmp_path: Path) -> None:
+    run = run_folder(Path("runs/sums"))
+    weights(run / "model")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/env.py").touch()
+    (run / "environment.json").write_text(json.dumps({"file": str(tmp_path / "deep/env.py")}))
+    assert run_options(read_model("sums"))["rl_env"] == f"{tmp_path}/deep/env.py:Env"

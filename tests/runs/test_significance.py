@@ -1,0 +1,86 @@
+"""p-values, their correction, and power."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import product
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aitrain.runs.significance import Power, holm, sign_flip_p_value
+
+differences = st.lists(st.sampled_from([-1.0, -0.5, -0.25, 0.0, 0.25, 1 / 3, 0.5, 1.0]), min_size=1, max_size=9)
+
+
+@given(differences)
+@settings(max_examples=60, deadline=None)
+def test_the_p_value_is_the_share_of_all_signs_with_a_mean_as_far_from_0(values: list[float]) -> None:
+    measured = abs(math.fsum(values)) - 1e-9
+    sums = [math.fsum(sign * value for sign, value in zip(signs, values, strict=True)) for signs in SIGNS[len(values)]]
+    assert sign_flip_p_value(values) == pytest.approx(fmean(abs(total) >= measured for total in sums))
+
+
+SIGNS = {count: list(product((-1, 1), repeat=count)) for count in range(1, 10)}
+
+
+def test_scores_of_0_and_1_give_the_exact_test_of_mcnemar() -> None:
+    won, lost = 9, 2
+    both_tails = 2 * sum(math.comb(won + lost, count) for count in range(lost + 1)) / 2 ** (won + lost)
+    assert sign_flip_p_value([1.0] * won + [-1.0] * lost + [0.0] * 40) == pytest.approx(both_tails)
+
+
+def test_with_many_cases_random_signs_come_near_the_exact_value_and_give_it_again() -> None:
+    won, lost = 40, 25
+    exact = 2 * sum(math.comb(won + lost, count) for count in range(lost + 1)) / 2 ** (won + lost)
+    values = [1.0] * won + [-1.0] * lost
+    assert sign_flip_p_value(values) == pytest.approx(exact, abs=0.01)
+    assert sign_flip_p_value(values) == sign_flip_p_value(values)
+    assert sign_flip_p_value([1.0] * 100) == 1 / 20_000
+
+
+def test_equal_models_have_a_p_value_of_1() -> None:
+    assert sign_flip_p_value([0.0, 0.0]) == sign_flip_p_value([]) == sign_flip_p_value([0.5, -0.5]) == 1.0
+
+
+def test_holm_multiplies_the_smallest_by_all_and_never_reverses_the_order() -> None:
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []
+
+
+def test_power_is_the_share_of_t_tests_that_detect_the_difference() -> None:
+    rng, power = random.Random(0), Power(0.5)
+    for cases, difference in ((12, 0.4), (40, 0.2)):
+        draws = [[rng.gauss(difference, 0.5) for _ in range(cases)] for _ in range(1500)]
+        quantile = {12: 2.201, 40: 2.023}[cases]
+        detected = fmean(abs(t_of(values)) > quantile for values in draws)
+        assert power.power(difference, cases) == pytest.approx(detected, abs=0.04)
+
+
+def t_of(values: list[float]) -> float:
+    mean = fmean(values)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return mean / spread * math.sqrt(len(values))
+
+
+def test_the_number_of_cases_and_the_smallest_difference_have_the_wanted_power() -> None:
+    power = Power(0.5)
+    needed = power.cases_needed(0.1)
+    assert needed is not None
+    assert power.power(0.1, needed) >= 0.8 > power.power(0.1, needed - 1)
+    detectable = power.detectable(needed)
+    assert detectable is not None
+    assert power.power(detectable, needed) == pytest.approx(0.8, abs=1e-3)
+    assert power.cases_needed(-0.1) == needed
+    assert power.cases_needed(1e-6) is None
+    assert (power.power(1.0, 1), power.detectable(1)) == (0.0, None)
+
+
+def test_there_is_no_power_to_compute_where_all_cases_differ_by_the_same() -> None:
+    assert Power.of([0.5, 0.5]) is Power.of([0.0] * 9) is Power.of([1.0]) is Power.of([]) is None
+    assert Power.of([0.0, 1.0]) == Power(math.sqrt(0.5))
