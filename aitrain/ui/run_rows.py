@@ -11,7 +11,7 @@ import yaml
 
 from aitrain.redaction import redact
 from aitrain.runs.held_out import IntervalValues, recorded_table
-from aitrain.runs.json_values import JsonObject, as_float, as_text, parse_object
+from aitrain.runs.json_values import JsonObject, as_float, as_object, as_text, parse_object
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import state_of
@@ -58,7 +58,10 @@ def run_row(folder: Path) -> RunRow:
     run, state = RunFolder(folder), run_state(folder)
     result = read_object(run.result)
     rewards, newest = _curve(run.metrics)
-    sampled = (recorded_table(result.get("scores")) or {}).get("sampled")
+    table: dict[str, object] = as_object(result.get("scores"))
+    if state["job"] == "eval":
+        table = {"sampled": {"after": table.get("sampled") or table.get("greedy")}}
+    sampled = (recorded_table(table) or {}).get("sampled")
     is_running = state["status"] == "running"
     before = sampled["before"] if sampled else _bare(result.get("score_before"))
     after = None if is_running else sampled["after"] if sampled else _bare(result.get("score_after"))

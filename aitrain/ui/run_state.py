@@ -43,17 +43,18 @@ def run_state(folder: Path) -> RunState:
     run = RunFolder(folder)
     status, result = read_object(run.status), read_object(run.result)
     state = state_of(status) if status else as_text(result.get("status")) or "unknown"
+    job = as_text(status.get("job")) or as_text(result.get("job")) or "grpo"
     has_ended_early = state in (*FAILED, "stopped")
     return {
         "status": "unknown" if state == "damaged" else state,
-        "job": as_text(status.get("job")) or as_text(result.get("job")) or "grpo",
+        "job": job,
         "phase": as_text(status.get("phase")) if state == "running" else "",
         "step": as_float(status.get("step")),
         "steps": as_float(status.get("steps")),
         "ends_at": as_float(status.get("ends_at")) if state == "running" else None,
         "heartbeat": as_float(status.get("heartbeat")),
         "reason": _reason(state, status, result) if has_ended_early else "",
-        "next": _command(run) if has_ended_early else "",
+        "next": _command(run, job) if has_ended_early else "",
         "log": _end_of_log(run.log) if state in FAILED else "",
     }
 
@@ -66,11 +67,11 @@ def _reason(state: str, status: JsonObject, result: JsonObject) -> str:
     return as_text(status.get("reason"))
 
 
-def _command(run: RunFolder) -> str:
+def _command(run: RunFolder, job: str) -> str:
     """The command that continues the run; empty if nothing was saved."""
-    if not run.config.is_file() or not checkpoints_of(run):
+    if not run.config.is_file() or not (job == "eval" or checkpoints_of(run)):
         return ""
-    return f"aitrain grpo --config {shlex.quote(str(run.config))} --resume"
+    return f"aitrain {job} --config {shlex.quote(str(run.config))} --resume"
 
 
 def _end_of_log(path: Path) -> str:

@@ -12,9 +12,11 @@ from typing import TypedDict
 
 import yaml
 
+from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
 from aitrain.runs.held_out import (
+    DECODINGS,
     IntervalValues,
     ScoreRow,
     ScoreTable,
@@ -24,10 +26,11 @@ from aitrain.runs.held_out import (
     bounds_of,
     by_case,
     case_means,
+    interval_of,
     recorded_table,
 )
 from aitrain.runs.intervals import Bounds, of_mean
-from aitrain.runs.json_values import JsonObject, as_float, as_int
+from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
@@ -37,7 +40,7 @@ POINTS = 1_000
 """Maximum points of a curve; in a longer run, neighbouring steps are averaged."""
 LONGEST_GAP = 4
 """Maximum gap between two samples of system.jsonl, as a multiple of the usual one."""
-COUNTS = ("steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases")
+COUNTS = ("steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases", "cases", "samples", "overlap")
 
 
 class OptionRow(TypedDict):
@@ -86,6 +89,14 @@ class EpisodeCounts(TypedDict):
     """Steps that have training episodes, ascending."""
 
 
+class Evaluation(TypedDict):
+    """What result.json of an eval has beside the scores: values by decoding, and the environment's metrics."""
+
+    model: str
+    values: dict[str, dict[str, float]]
+    """Numbers by `sampled` and `greedy`, by what they are."""
+
+
 class SystemCurves(TypedDict):
     """The use of CPU, memory and GPUs, each series as long as `minutes`."""
 
@@ -104,6 +115,8 @@ class RunSummary(RunState):
     curves: Curves
     system: SystemCurves
     scores: ScoreTable
+    evaluation: Evaluation | None
+    """The rest of an eval's result."""
     selection: Selection | None
     bounds: Bounds | None
     held_out: list[ScoredStep]
@@ -126,10 +139,11 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
         "step": state["step"] or max((line.step for line in lines), default=None),
         "result": {"seconds": as_float(result.get("seconds")), **{name: as_int(result.get(name)) for name in COUNTS}},
         "environment": read_object(run.environment),
-        "options": option_rows(run.config),
+        "options": option_rows(run.config, state["job"]),
         "curves": curves(lines),
         "system": system_curves(run.system),
-        "scores": scores(run, rollouts),
+        "scores": eval_scores(run, rollouts) if state["job"] == "eval" else scores(run, rollouts),
+        "evaluation": evaluation(result) if state["job"] == "eval" else None,
         "selection": selection,
         "bounds": _bounds(_options(run.config)),
         "held_out": held_out_curve(run, rollouts) if rollouts else _recorded_curve(lines, result),
@@ -149,10 +163,10 @@ def _options(path: Path) -> JsonObject:
     return given if isinstance(given, dict) else {}
 
 
-def option_rows(path: Path) -> list[OptionRow]:
-    """The run's options in config.yaml, with their defaults, in the order of TrainConfig."""
+def option_rows(path: Path, job: str = "grpo") -> list[OptionRow]:
+    """The run's options in config.yaml, with their defaults, in the order of the job's options."""
     given = _options(path)
-    fields = TrainConfig.model_fields
+    fields = (EvalConfig if job == "eval" else TrainConfig).model_fields
     names = [*(name for name in fields if name in given), *(name for name in given if name not in fields)]
     defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
     rows: list[OptionRow] = []
@@ -246,6 +260,44 @@ def _recorded_scores(result: JsonObject) -> ScoreTable:
 def _bare(value: object) -> IntervalValues | None:
     mean = as_float(value)
     return None if mean is None else {"mean": mean, "low": None, "high": None, "count": None}
+
+
+# -- the scores of an eval
+
+
+def eval_scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
+    """The scores of an eval as scores after training: those of result.json, or of the rollouts without a result."""
+    result = read_object(run.result)
+    recorded = {str(name): interval_of(value) for name, value in as_object(result.get("scores")).items()}
+    if not recorded and rollouts is not None:
+        bounds = _bounds(_options(run.config))
+        phases: dict[str, list[IndexEntry]] = {}
+        for entry in rollouts.entries:
+            phases.setdefault(entry.eval_phase, []).append(entry)
+        recorded = {name: _interval(phases, name, bounds) for name in DECODINGS}
+    tries = {str(2**power) for power in range(1, 20)} | {str(as_int(result.get("samples")))}
+    chances = {name: value for name, value in as_object(result.get("pass_at")).items() if name in tries - {"1"}}
+    recorded |= {f"pass@{name}": interval_of(value) for name, value in chances.items()}
+    return {name: {"before": None, "after": value, "change": None} for name, value in recorded.items()}
+
+
+def evaluation(result: JsonObject) -> Evaluation:
+    """Numbers of an eval's result by decoding; what is missing or of a wrong type is left out."""
+    values: dict[str, dict[str, float]] = {}
+
+    def add(what: str, decoding: str, value: object) -> None:
+        if (number := as_float(value)) is not None:
+            values.setdefault(what, {})[decoding] = number
+
+    for decoding in DECODINGS:
+        add("share of cases solved at least once", decoding, as_object(result.get("solved")).get(decoding))
+        lengths = as_object(as_object(result.get("lengths")).get(decoding))
+        for name in ("mean", "median", "max"):
+            add(f"tokens of an episode, {name}", decoding, lengths.get(name))
+        add("turns of an episode, mean", decoding, as_object(result.get("turns")).get(decoding))
+        for name, value in as_object(as_object(result.get("metrics")).get(decoding)).items():
+            add(name, decoding, value)
+    return {"model": as_text(as_object(result.get("model")).get("label")), "values": values}
 
 
 def held_out_curve(run: RunFolder, rollouts: RolloutIndex) -> list[ScoredStep]:
