@@ -23,6 +23,7 @@ COMMANDS = {
     "grpo": "Train a model with GRPO on your environment.",
     "demo": "Teach the tiny model to add, in about a minute on two CPU cores.",
     "eval": "Score models on the held-out cases of an environment.",
+    "sweep": "Search the options of a run, one trial after another.",
     "plan": "Show what a run would do, and what it needs.",
     "runs": "List the runs of a folder with status and scores.",
     "show": "Show a run in the terminal: scores, curve, rollouts.",

@@ -72,6 +72,8 @@ class Processes:
             stack.enter_context(self._watched())
             stack.enter_context(SystemRecorder(self.folder.system))
             self.child = self._start(log)
+            if self.stops:  # another thread asked while vLLM was being started
+                _send(self.child.pid, signal.SIGTERM)
             try:
                 for line in self.child.stdout or ():  # until every process has closed the pipe
                     if (event := decode(line)) is not None:
@@ -183,9 +185,13 @@ class Processes:
                 signal.signal(number, handler)
 
     def _on_signal(self, *_: object) -> None:
-        self.stops += 1
         if self.child is None:
             raise KeyboardInterrupt  # while vLLM is being started
+        self.stop()
+
+    def stop(self) -> None:
+        """Ask the training processes to finish their step, save and leave; a second call kills them. For any thread."""
+        self.stops += 1
         if self.stops > 1:
             self._kill()
             return

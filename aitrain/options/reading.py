@@ -58,15 +58,15 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
     try:
         loaded = read_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
+        raise ConfigError(f"{job.file_flag}cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         why = " is not a YAML text"
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             what = " ".join(filter(None, (error.context, error.problem)))
             why = f", line {error.problem_mark.line + 1}: {what}"
-        raise ConfigError(f"--config: {path}{why}") from None
+        raise ConfigError(f"{job.file_flag}{path}{why}") from None
     if not isinstance(loaded, dict):
-        raise ConfigError(f"--config: {path} must hold one option a line, like `lr: 1e-5`")
+        raise ConfigError(f"{job.file_flag}{path} must hold one option a line, like `lr: 1e-5`")
     for key in map(str, loaded):
         if key not in job.model_fields:
             raise ConfigError(unknown_option(key, job.model_fields, f" (in {path})"))

@@ -31,6 +31,8 @@ class Options(BaseModel):
 
     section: ClassVar[str]
     """Title of the section, in the help and the docs."""
+    file_flag: ClassVar[str] = "--config: "
+    """Beginning of a message about a file of options."""
     replaces: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Alternatives to an option: its flag also overrides them in the file."""
 

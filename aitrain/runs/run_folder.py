@@ -123,7 +123,7 @@ class RunFolder:
         try:
             missing = [folder for folder in (parent, *parent.parents) if not folder.exists()][::-1]
             parent.mkdir(parents=True, exist_ok=True)
-            path = _make_unused(parent / config.project_name)
+            path = make_unused(parent / config.project_name)
         except OSError as error:
             raise _cannot_make(parent, error.strerror) from None
         return cls(path, (*missing, path))
@@ -196,7 +196,7 @@ class RunFolder:
         """
         with (self.path / LOCK).open("a") as file:  # the system releases the lock when the process ends
             deadline = time.monotonic() + WAIT_FOR_OTHERS
-            while not _lock(file):
+            while not lock_file(file):
                 if time.monotonic() > deadline:
                     raise ConfigError(f"Another process trains in {self.path}\nWait for it to end, or stop it.")
                 time.sleep(0.1)
@@ -216,7 +216,8 @@ def _cannot_make(parent: Path, why: str | None) -> ConfigError:
     return ConfigError(f"output_dir: cannot make a run folder in {parent}: {why}\nChoose another with --output-dir.")
 
 
-def _lock(file: TextIO) -> bool:
+def lock_file(file: TextIO) -> bool:
+    """Take the lock of an open file without waiting; False if another process has it."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -226,7 +227,8 @@ def _lock(file: TextIO) -> bool:
     return True
 
 
-def _make_unused(wanted: Path) -> Path:
+def make_unused(wanted: Path) -> Path:
+    """Make a folder, with `-2` and so on at its end if the name is taken."""
     for number in range(1, 10_000):
         path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:

@@ -1,0 +1,129 @@
+"""`aitrain sweep`: search the options of a run, one trial after another."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aitrain.cli.verbosity import Verbosity
+
+if TYPE_CHECKING:
+    from aitrain.cli.sweep_screen import SweepScreen
+    from aitrain.launch.sweep import Sweep
+    from aitrain.launch.sweep_plan import SweepPlan
+    from aitrain.launch.trial_run import TrialRuns
+    from aitrain.runs.sweep_record import SweepRecord
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file with fixed options and a search space.")],
+    trials: Annotated[str | None, typer.Option(help="Number of trials; overrides the file.")] = None,
+    parallel: Annotated[int, typer.Option(min=1, help="Trials at the same time; they divide the GPUs.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the sweep in the folder of this file.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, and train nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    *,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the result only.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the libraries print as well.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> int:
+    """Search the options of a run: each trial is a run, and the held-out score after it says which is best."""
+    from aitrain.launch.sweep_plan import read_sweep  # here, because help needs none of it
+    from aitrain.runs.sweep_record import sweep_lock
+
+    verbosity = Verbosity(quiet, verbose, debug)
+    plan = read_sweep(file, {} if trials is None else {"trials": trials})
+    if dry_run:
+        for line in _plan_lines(plan):
+            typer.echo(line)
+        return 0
+    record = plan.resumed() if resume else plan.open_folder()
+    with sweep_lock(record.folder):
+        if resume:
+            record = plan.resumed()  # nobody else changes it now
+        was_stopped = _play(plan, record, parallel, verbosity)
+    _show_result(record, as_json)
+    if was_stopped:
+        print(f"stopped; continue with:\n  aitrain sweep {shlex.quote(_file_of(record))} --resume", file=sys.stderr)
+        return 130
+    return 0 if record.best else 1
+
+
+def _file_of(record: SweepRecord) -> str:
+    return str(record.folder / "sweep.yaml")
+
+
+def _plan_lines(plan: SweepPlan) -> Iterator[str]:
+    size = plan.space.size
+    of = f" of {size} combinations" if size else ""
+    yield f"trials       {plan.trials}{of}, sampler {plan.config.sampler}, pruner {plan.config.pruner}"
+    yield f"objective    {plan.config.direction} the held-out score after training ({plan.config.objective})"
+    for option in plan.space.options:
+        scale = ", by orders of magnitude" if option.log else f", step {option.step}" if option.step else ""
+        among = ", ".join(map(str, option.choices)) or f"{option.low} to {option.high}{scale}"
+        yield f"  {option.name:18} {among}"
+    yield f"folder       {plan.wanted_folder}"
+    yield from (f"! {note}" for note in plan.notes)
+
+
+def _play(plan: SweepPlan, record: SweepRecord, parallel: int, verbosity: Verbosity) -> bool:
+    """Play the trials that are left; returns whether a signal stopped the sweep."""
+    from aitrain.cli.sweep_screen import SweepScreen
+    from aitrain.launch.nvidia import visible_gpus
+    from aitrain.launch.sweep import Sweep
+    from aitrain.launch.trial_run import TrialRuns, divide_gpus
+    from aitrain.ui.sweep_page import write_page
+
+    screen = SweepScreen(record, parallel, verbosity)
+    for note in plan.notes:
+        screen.say(f"! {note}")
+    gpus = divide_gpus(visible_gpus(), parallel) if parallel > 1 else []
+    runs = TrialRuns(plan, record.folder, screen.of_trial, gpus)
+    sweep = Sweep(plan, record, runs.play, screen.on_change)
+    try:
+        with _stopped_by_signals(sweep, runs, screen):
+            sweep.run(parallel)
+    finally:
+        screen.close()
+        write_page(record)
+    return runs.stops > 0
+
+
+@contextmanager
+def _stopped_by_signals(sweep: Sweep, runs: TrialRuns, screen: SweepScreen) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM stops the running trials after their step, the second one at once."""
+
+    def on_signal(*_: object) -> None:
+        sweep.is_stopping = True
+        runs.stop()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show_result(record: SweepRecord, as_json: bool) -> None:
+    from aitrain.ui.sweep_page import PAGE
+    from aitrain.ui.sweep_table import next_commands, result_lines
+
+    if as_json:
+        best = record.best
+        values = {name: value for name, value in asdict(record).items() if name != "folder"}
+        more = {"folder": str(record.folder), "best": best and best.number, "commands": next_commands(record)}
+        typer.echo(json.dumps({**values, **more}, indent=2))
+        return
+    for line in result_lines(record):
+        typer.echo(line)
+    typer.echo(f"\nfolder: {record.folder}\npage:   {record.folder / PAGE}")
