@@ -9,12 +9,14 @@ from typing import TypedDict
 
 import yaml
 
+from aitrain.errors import ConfigError
 from aitrain.redaction import redact
 from aitrain.runs.held_out import IntervalValues, recorded_table
 from aitrain.runs.json_values import JsonObject, as_float, as_object, as_text, parse_object
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import state_of
+from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord
 from aitrain.runs.verdict import Verdict, verdict_of
 from aitrain.ui.run_state import run_state
 
@@ -88,6 +90,29 @@ def run_row(folder: Path) -> RunRow:
         "ends_at": state["ends_at"],
         "heartbeat": state["heartbeat"] or _changed(folder),
     }
+
+
+def sweep_row(folder: Path) -> RunRow:
+    """The row of a sweep: its best trial, and how many of its trials have ended."""
+    status = read_object(folder / SWEEP_FILE)
+    row: RunRow = {
+        "name": folder.name, "job": "sweep", "status": "unknown", "reason": "", "phase": "", "model": "",
+        "environment": "", "rewards": [], "before": None, "after": None, "after_step": None, "change": None,
+        "verdict": None, "step": None, "steps": None, "seconds": None, "ends_at": None,
+        "heartbeat": as_float(status.get("heartbeat")) or _changed(folder),
+    }  # fmt: skip
+    try:
+        record = SweepRecord.read(folder)
+    except ConfigError:
+        return row
+    best, options = record.best, as_object(record.config.get("options"))
+    row["status"], row["model"] = record.status, redact(as_text(options.get("model")))
+    row["environment"] = redact(as_text(options.get("rl_env")))
+    row["step"], row["steps"] = sum(trial.has_ended for trial in record.trials), record.planned
+    row["seconds"] = sum(trial.seconds or 0.0 for trial in record.trials) or None
+    if best is not None:
+        row["before"], row["after"] = _bare(best.before), best.interval or _bare(best.score)
+    return row
 
 
 def _bare(value: object) -> IntervalValues | None:

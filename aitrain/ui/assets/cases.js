@@ -13,14 +13,15 @@ class CaseTable {
     this.text = "";
     this.most = FIRST_CASES;
     const kinds = [[true, `Held-out (${count(cases.filter((row) => row.is_held_out).length)})`], [false, `Training (${count(cases.filter((row) => !row.is_held_out).length)})`]];
-    const chosen = choice("Cases", kinds, this.isHeldOut, (isHeldOut) => this.show({ isHeldOut, direction: "", most: FIRST_CASES }));
+    const hasBoth = new Set(cases.map((row) => row.is_held_out)).size > 1;
+    const chosen = hasBoth && choice("Cases", kinds, this.isHeldOut, (isHeldOut) => this.show({ isHeldOut, direction: "", most: FIRST_CASES }));
     this.counts = el("div", { class: "counts" });
     const search = el("input", { type: "search", placeholder: "find a case", "aria-label": "Find a case", oninput: () => this.show({ text: search.value.toLowerCase(), most: FIRST_CASES }) });
     this.head = el("tr");
     this.body = el("tbody");
     this.more = el("button", { type: "button", class: "wide", onclick: () => this.show({ most: this.most * 4 }) });
     const left = cases.length < all && note(`${count(cases.length)} of ${count(all)} cases: those whose scores changed most.`);
-    this.element = el("div", {}, left, this.counts, el("div", { class: "toolbar" }, chosen, search), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of cases" }, el("table", { class: "cases stacked" }, el("thead", {}, this.head), this.body)), this.more);
+    this.element = el("div", {}, left, this.counts, el("div", { class: "toolbar" }, chosen || el("span", { class: "hint" }, plural(cases.length, "case")), search), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of cases" }, el("table", { class: "cases stacked" }, el("thead", {}, this.head), this.body)), this.more);
     this.show({});
   }
 
@@ -112,7 +113,8 @@ class CaseTable {
       variance: score(row.variance),
       failed: row.failed ? el("span", { class: "worse" }, count(row.failed)) : "0",
     };
-    const look = el("button", { type: "button", class: "quiet", "aria-label": `Compare the first and last episodes of case ${caseName(row)}`, onclick: () => this.compareCase(row) }, "Compare");
+    const isOne = row.change === null && !this.other;
+    const look = el("button", { type: "button", class: "quiet", "aria-label": `${isOne ? "Show the" : "Compare the first and last"} episodes of case ${caseName(row)}`, onclick: () => this.compareCase(row) }, isOne ? "Show" : "Compare");
     return el("tr", {}, this.columns.map(([key, title]) => el("td", { class: key, "data-label": title }, cells[key])), el("td", { class: "look" }, look));
   }
 
@@ -123,9 +125,9 @@ class CaseTable {
     const groups = grouped(episodes.filter((episode) => !episode.eval_phase.endsWith("greedy")));
     groups.sort((one, other) => place(one.members[0]) - place(other.members[0]));
     const column = (group, run, title) => ({ heading: group ? `${title}: ${moment(group.members[0])}` : title, run, rows: group?.members ?? [] });
-    const first = column(groups[0], this.run, this.other ? "This run, first" : "First");
-    const last = column(groups.length > 1 ? groups[groups.length - 1] : null, this.run, this.other ? "This run, last" : "Last");
-    const columns = [first, last];
+    const word = (time) => (this.other ? `This run, ${time}` : time[0].toUpperCase() + time.slice(1));
+    const columns = [column(groups[0], this.run, groups.length > 1 ? word("first") : "Episodes")];
+    if (groups.length > 1) columns.push(column(groups.at(-1), this.run, word("last")));
     if (this.other) {
       const others = grouped((await this.all(this.other.id, query)).filter((episode) => !episode.eval_phase.endsWith("greedy")));
       others.sort((one, other) => place(one.members[0]) - place(other.members[0]));

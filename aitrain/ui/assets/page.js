@@ -17,7 +17,8 @@ function results(summary) {
   const rows = Object.entries(summary.scores)
     .map(([name, one]) => [name, hints[name] ?? `the share of cases solved by at least one of ${name.split("@")[1]} samples`, one])
     .filter(([, , one]) => one.before || one.after);
-  if (!rows.length) return el("div", { class: "card empty" }, note(`No held-out score${summary.status === "running" ? " yet" : ""}: it is taken before and after training, of cases that are not trained on (--eval-cases).`));
+  if (!rows.length) return el("div", { class: "card empty" }, note(summary.job === "eval" ? "No score yet." : `No held-out score${summary.status === "running" ? " yet" : ""}: it is taken before and after training, of cases that are not trained on (--eval-cases).`));
+  if (summary.job === "eval") return el("div", { class: "card result" }, rows.map(([name, hint, one]) => evalRow(name, hint, one)), overlapNote({ eval_overlap: summary.result.overlap, eval_cases: summary.result.cases }), intervalNote(rows), evaluationTable(summary.evaluation));
   return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), selectionNote(summary), overlapNote(summary.result), intervalNote(rows));
 }
 
@@ -40,12 +41,39 @@ function resultRow(name, hint, one, [when, last]) {
   return el(
     "div",
     { class: `scores ${name.split("@")[0]}` },
-    el("div", { class: "what" }, el("h3", {}, name.startsWith("pass@") ? `Held-out ${name}` : `Held-out score, ${name}`), el("p", { class: "hint" }, hint)),
+    el("div", { class: "what" }, el("h3", {}, scoreTitle(name)), el("p", { class: "hint" }, hint)),
     el("div", { class: "figures" }, bigScore("before", one.before), el("span", { class: "arrow", "aria-hidden": "true" }, "→"), bigScore(now, after)),
     el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("before", one.before, bounds), rangeBar("after", after, bounds)),
     change &&
       el("p", { class: "change" }, el("b", { class: change.low !== null && change.low > 0 ? "better" : change.high !== null && change.high < 0 ? "worse" : "" }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}`, change.low === null ? "" : `, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
   );
+}
+
+function scoreTitle(name) {
+  return name.startsWith("pass@") ? `Held-out ${name}` : `Held-out score, ${name}`;
+}
+
+/** A score of an eval, which has no other one beside it. */
+function evalRow(name, hint, { after }) {
+  const bounds = name.startsWith("pass@") ? [0, 1] : scoreBounds;
+  const cases = after && after.count !== null ? plural(after.count, "case") : "score";
+  return el(
+    "div",
+    { class: `scores ${name.split("@")[0]}` },
+    el("div", { class: "what" }, el("h3", {}, scoreTitle(name)), el("p", { class: "hint" }, hint)),
+    el("div", { class: "figures" }, bigScore(cases, after)),
+    el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("after", after, bounds)),
+  );
+}
+
+/** Further numbers of an eval, by decoding. */
+function evaluationTable(evaluation) {
+  const rows = Object.entries(evaluation?.values ?? {});
+  if (!rows.length) return null;
+  const names = [...new Set(rows.flatMap(([, values]) => Object.keys(values)))];
+  const head = el("thead", {}, el("tr", {}, el("th", {}, el("span", { class: "unseen" }, "What")), names.map((name) => el("th", { scope: "col" }, isolated(name)))));
+  const line = ([what, values]) => el("tr", {}, el("th", { scope: "row" }, isolated(what)), names.map((name) => el("td", { class: "value" }, short(values[name]))));
+  return el("div", { class: "scroll" }, el("table", { class: "options compared evaluation" }, head, el("tbody", {}, rows.map(line))));
 }
 
 function bigScore(when, value) {
@@ -80,10 +108,11 @@ function facts(summary) {
     "dl",
     { class: "tiles" },
     reward.length > 0 && tile("reward, last step", score(reward[reward.length - 1]), `first step ${score(reward[0])}`),
-    tile("steps", count(summary.step ?? result.steps), result.seconds ? `in ${duration(result.seconds)}` : null),
-    episodes && tile("episodes", count(episodes.all), episodes.held_out ? `${count(episodes.held_out)} of them held-out` : null),
+    summary.job === "eval" ? tile("time", duration(result.seconds)) : tile("steps", count(summary.step ?? result.steps), result.seconds ? `in ${duration(result.seconds)}` : null),
+    episodes && tile("episodes", count(episodes.all), episodes.held_out && summary.job !== "eval" ? `${count(episodes.held_out)} of them held-out` : null),
     episodes && tile("failed episodes", el("span", { class: episodes.failed ? "worse" : "" }, count(episodes.failed)), failureHint(episodes)),
     episodes?.damaged > 0 && tile("damaged lines", count(episodes.damaged), "in the rollout files, left out"),
+    result.cases && tile("cases", count(result.cases), result.samples > 1 ? `${count(result.samples)} samples of each` : "one sample of each"),
     result.train_cases && tile("cases", count(result.train_cases), `${count(result.eval_cases)} more held out`),
   );
 }
@@ -102,7 +131,7 @@ function configuration(summary, other) {
   return section(
     "configuration",
     "Configuration",
-    "What was set; the same run again: aitrain grpo --config config.yaml",
+    `What was set; the same run again: aitrain ${summary.job === "eval" ? "eval" : "grpo"} --config config.yaml`,
     el("div", { class: "card" }, table(set), el("details", { class: "fold" }, el("summary", {}, `${count(rest.length)} options at their defaults`), table(rest))),
     provenance(summary),
   );

@@ -24,6 +24,8 @@ class RunTable {
     Object.assign(this, { source, main, rows, chosen: [], open: new Set(), most: FIRST_RUNS });
     const wanted = new URLSearchParams(location.search);
     this.filters = Object.fromEntries(Object.entries(FILTERS).map(([name, usual]) => [name, wanted.get(name) ?? usual]));
+    const top = rows.filter((row) => !row.sweep);
+    if (top.length === 1) this.open.add(top[0].id); // a sweep that was asked for shows its trials
     this.draw();
     this.schedule();
   }
@@ -117,7 +119,7 @@ class RunTable {
       before: this.scoreCell(row.before),
       after: [this.scoreCell(row.after), row.after_step !== null && el("span", { class: "hint" }, `at step ${count(row.after_step)}`)],
       change: this.changeCell(row),
-      steps: row.step === null ? "–" : row.steps && row.steps !== row.step ? `${count(row.step)} of ${count(row.steps)}` : count(row.step),
+      steps: row.job === "eval" ? plural(row.step ?? 0, "episode") : row.job === "sweep" ? `${count(row.step)} of ${plural(row.steps, "trial")}` : row.step === null ? "–" : row.steps && row.steps !== row.step ? `${count(row.step)} of ${count(row.steps)}` : count(row.step),
       time: row.status === "running" ? timeLeft(row).replace(" of training", "") || "–" : duration(row.seconds),
       heartbeat: row.heartbeat ? el("time", { dateTime: new Date(1000 * row.heartbeat).toISOString(), title: new Date(1000 * row.heartbeat).toLocaleString() }, `${duration(Math.max(0, Date.now() / 1000 - row.heartbeat))} ago`) : "–",
     };
