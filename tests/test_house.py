@@ -51,7 +51,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
     [["--help"], ["doctor"], ["schema"], ["plan", "--help"], ["runs"], ["view", "--help"], ["show", "--help"],
      ["grpo", "--help"], ["grpo", "--no-such-flag"],
      ["grpo", "--rl-env", "nowhere.py:Env"],
-     ["env", "list"],
+     ["env", "list"], ["sweep", "nowhere.yaml"],
      ["env", "play", "nowhere.py"],
      ["env", "show", "envs.arithmetic", "-E", "casse=1"],
      ["env", "rescore", "nowhere"],
@@ -73,7 +73,7 @@ def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
     "arguments",
     [["--help"], ["--version"], ["nothing"], ["runs", "--help"], ["show", "--help"], ["view", "--help"],
      ["demo", "--help"], ["doctor", "--help"], ["data", "--help"], ["schema", "--help"], ["env", "--help"],
-     ["env", "init", "--help"], ["env", "play", "--help"], ["env", "rescore", "--help"]],
+     ["env", "init", "--help"], ["env", "play", "--help"], ["env", "rescore", "--help"], ["sweep", "--help"]],
     ids=" ".join,
 )  # fmt: skip
 def test_help_of_commands_without_options_of_a_run_needs_no_pydantic(arguments: list[str]) -> None:

@@ -16,6 +16,7 @@ from aitrain import ConfigError, TrainConfig
 from aitrain.errors import did_you_mean
 from aitrain.options.other_names import ADVICE, PREFIXES, SAME_AS, unknown_option
 from aitrain.options.reading import resolve
+from aitrain.options.sweep import SweepConfig
 from tests.conftest import Run, write
 
 OPTIONS = TrainConfig.model_fields
@@ -154,7 +155,7 @@ def test_every_name_of_trl_aitraining_and_unsloth_is_an_option_or_gets_advice(na
 
 
 def test_advice_names_options_that_exist() -> None:
-    assert {text.partition("=")[0] for text in SAME_AS.values()} <= set(OPTIONS)
+    assert {text.partition("=")[0] for text in SAME_AS.values()} <= {*OPTIONS, *SweepConfig.model_fields}
     words = [word for text in (*ADVICE.values(), *PREFIXES.values()) for word in text.split()]
     flags = {word.rstrip(".,:;").replace("-", "_").lstrip("_") for word in words if word.startswith("--")}
     assert flags <= set(OPTIONS)

@@ -90,14 +90,14 @@ class Sweep:
                 trials.append(trial)
             else:
                 return None
-            self.record.write()
+            self.record.write(durable=False)
             return trial
 
     def _is_pruned(self, trial: Trial, step: int, score: float) -> bool:
         with self._lock:
             trial.scores[step] = score
             pruned = should_prune(self.plan.config, self.plan.space, trial, self.record.trials)
-            self.record.write()
+            self.record.write(durable=False)
             return pruned
 
     def _end(self, trial: Trial, status: TrialStatus) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aitrain.errors import Interrupted, RunFailed
+from aitrain.errors import ConfigError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Evaluated, Event, Failed, Note
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.processes import Processes
@@ -179,7 +179,7 @@ def divide_gpus(gpus: tuple[str, ...], parallel: int) -> list[tuple[str, ...]]:
     """Equal shares of the GPUs for trials that run at the same time; without GPUs they share the cores.
 
     Raises:
-        AitrainError: there are fewer GPUs than trials.
+        ConfigError: there are fewer GPUs than trials.
     """
     if parallel == 1:
         return []
@@ -188,5 +188,5 @@ def divide_gpus(gpus: tuple[str, ...], parallel: int) -> list[tuple[str, ...]]:
         return []
     share = len(gpus) // parallel
     if share == 0:
-        raise RunFailed(f"--parallel {parallel}: there are only {len(gpus)} GPUs")
+        raise ConfigError(f"--parallel {parallel}: there are only {len(gpus)} GPUs")
     return [gpus[first : first + share] for first in range(0, share * parallel, share)]

@@ -28,6 +28,13 @@ SAME_AS = {
     "base_model": "model",
     "use_flash_attention_2": "attn_implementation=flash_attention_2",
     "rl_env_type": "rl_env",
+    "sweep_n_trials": "trials",
+    "sweep_params": "search",
+    "sweep_backend": "sampler",
+    "sweep_metric": "objective",
+    "sweep_direction": "direction",
+    # Optuna
+    "n_trials": "trials",
     # Unsloth
     "model_name": "model",
     "max_seq_length": "model_max_length",
@@ -53,7 +60,7 @@ SAME_AS = {
 """Option by foreign name, with its value where the name implies one."""
 
 _TRAINERS = "It belongs to another trainer of AITraining: leave it out."
-_SWEEP = "aitrain has no sweeps: start one run for each setting."
+_SWEEP = "Write fixed and searched options into a file, and use aitrain sweep FILE."
 _SAMPLES = "Sample completions are recorded in rollouts/ in any case: leave it out."
 _INFERENCE = "aitrain grpo only trains: leave it out."
 

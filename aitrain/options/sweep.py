@@ -47,7 +47,7 @@ class SweepConfig(Options):
     prune_after_trials: ResumeSafe[NonNegativeInt] = 4
     """Trials that must have finished before the median pruner ends one."""
     prune_after_step: ResumeSafe[NonNegativeInt] = 0
-    """Step up to which the median pruner ends no trial."""
+    """Step before which the median pruner ends no trial."""
     seed: ResumeSafe[Seed] = 42
     """Seed of the sampler; the seed of the trials is the option `seed` under `options`."""
 

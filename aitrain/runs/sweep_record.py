@@ -77,10 +77,10 @@ class SweepRecord:
         """Number of trials with one of these statuses."""
         return sum(trial.status in statuses for trial in self.trials)
 
-    def write(self) -> None:
-        """Write sweep.json."""
+    def write(self, durable: bool = True) -> None:
+        """Write sweep.json; `durable` also makes it survive a power cut."""
         values = {name: value for name, value in asdict(self).items() if name != "folder"}
-        write_json(self.folder / SWEEP_FILE, {"schema": 1, **values, **sign_of_life()})
+        write_json(self.folder / SWEEP_FILE, {"schema": 1, **values, **sign_of_life()}, durable)
 
     @classmethod
     def read(cls, folder: Path) -> SweepRecord:

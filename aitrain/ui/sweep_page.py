@@ -15,11 +15,17 @@ PAGE = "sweep.html"
 STYLES = ("page.css", "sweep.css")
 SCRIPTS = ("dom.js", "theme.js", "sweep.js")
 MOST_TRIALS = 500
+LINK = "{name}/report.html"
 
 
 def write_page(record: SweepRecord) -> None:
     """Write sweep.html into the sweep's folder."""
-    write_text(record.folder / PAGE, self_contained(page_data(record), STYLES, SCRIPTS), durable=False)
+    write_text(record.folder / PAGE, sweep_page(record), durable=False)
+
+
+def sweep_page(record: SweepRecord, link: str = LINK) -> str:
+    """The page of a sweep; `link` is the address of a trial's page, with `{name}` for its name."""
+    return self_contained({**page_data(record), "link": link}, STYLES, SCRIPTS)
 
 
 def page_data(record: SweepRecord) -> JsonObject:
@@ -54,12 +60,13 @@ def _axis(name: str, searched: object, trials: Sequence[Trial]) -> JsonObject:
         return {"name": name, "low": min(numbers), "high": max(numbers), "log": is_log}
     listed = [shown_value(value) for value in searched] if isinstance(searched, list) else []
     tried = list(dict.fromkeys(map(shown_value, values)))
-    return {"name": name, "choices": [value for value in listed if value in tried] or tried}
+    return {"name": name, "choices": [value for value in dict.fromkeys([*listed, *tried]) if value in tried]}
 
 
 def _trial(trial: Trial, names: Sequence[str]) -> JsonObject:
     return {
         "number": trial.number,
+        "name": trial.name,
         "status": trial.status,
         "values": [trial.values.get(name) for name in names],
         "shown": [shown_value(trial.values.get(name)) for name in names],

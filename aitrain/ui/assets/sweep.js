@@ -3,6 +3,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const NARROW = 640; // below it the axes lie one below the other
+const SHORT = 14; // characters of a cell that is not broken into lines
 const WORST_TINT = 12; // percent of the accent colour in the line of the worst trial
 
 /** An SVG element; a text is set as text. */
@@ -96,7 +97,7 @@ class SweepPage {
   }
 
   link(trial) {
-    return el("a", { href: `trial-${trial.number}/report.html` }, `trial-${trial.number}`);
+    return el("a", { href: this.data.link.replaceAll("{name}", encodeURIComponent(trial.name)) }, trial.name);
   }
 
   // -- parallel coordinates
@@ -136,7 +137,7 @@ class SweepPage {
     const line = shape("path", { d: path, class: `trial-line${trial.score === null ? " unscored" : ""}${isBest ? " best" : ""}` });
     if (trial.score !== null) line.style.setProperty("--tint", `${this.tint(trial.score).toFixed(0)}%`);
     const target = shape("path", { d: path, class: "trial-target" }); // wide enough for a finger
-    target.append(shape("title", {}, `trial-${trial.number}: ${trial.score === null ? trial.status : score(trial.score)}\n${trial.shown.map((text, index) => `${this.data.axes[index].name} ${text}`).join("\n")}`));
+    target.append(shape("title", {}, `${trial.name}: ${trial.score === null ? trial.status : score(trial.score)}\n${trial.shown.map((text, index) => `${this.data.axes[index].name} ${text}`).join("\n")}`));
     for (const [name, isLit] of [["pointerenter", true], ["pointerleave", false]]) target.addEventListener(name, () => this.light(trial.number, isLit));
     this.lines.set(trial.number, line);
     return [line, target];
@@ -208,7 +209,11 @@ class SweepPage {
 
   row(trial, columns) {
     const light = (isLit) => () => this.light(trial.number, isLit);
-    const cells = columns.map((column) => el("td", { "data-name": column.name }, column.cell(trial)));
+    const cells = columns.map((column) => {
+      const cell = el("td", { "data-name": column.name }, column.cell(trial));
+      if (cell.textContent.length <= SHORT) cell.classList.add("short");
+      return cell;
+    });
     const row = el("tr", { class: trial.number === this.data.best ? "best" : "", onpointerenter: light(true), onpointerleave: light(false), onfocusin: light(true), onfocusout: light(false) }, cells);
     this.rows.set(trial.number, row);
     return row;
