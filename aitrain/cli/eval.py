@@ -190,7 +190,6 @@ def _place(reference: ModelReference) -> str:
 
 def _names(references: Sequence[ModelReference], config: EvalConfig, is_named: bool) -> list[str]:
     """Names of the folders, each one once."""
-    from aitrain.runs.model_reference import label_of
 
     names: list[str] = []
     for reference in references:

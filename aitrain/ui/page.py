@@ -11,6 +11,7 @@ import json
 from base64 import b64encode
 from collections.abc import Sequence
 from functools import cache
+from html import escape
 from importlib.resources import files
 
 STYLES = ("uPlot.min.css", "page.css")
@@ -61,6 +62,13 @@ def served() -> str:
         "",
         "\n".join(f'<script src="/assets/{name}"></script>' for name in SERVED_SCRIPTS),
     )
+
+
+def problem_page(text: str) -> str:
+    """A served page that only says why another one cannot be shown."""
+    styles = "\n".join(f'<link rel="stylesheet" href="/assets/{name}">' for name in STYLES)
+    said = f'<main><div class="card"><p>{escape(text)}</p><p><a href="/">All runs</a></p></div></main>'
+    return _filled("", styles, "", "").replace('<div id="app"></div>', said)
 
 
 SERVED_POLICY = (

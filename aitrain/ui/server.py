@@ -17,7 +17,7 @@ from aitrain.errors import ConfigError, RequestRefusedError
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.sweep_record import SweepRecord
 from aitrain.ui.episodes import Query
-from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, served
+from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, problem_page, served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
 
 HOSTS = {"127.0.0.1", "localhost"}
@@ -70,7 +70,10 @@ class _Handler(BaseHTTPRequestHandler):
             kind, body = self._answer()
             self._send(HTTPStatus.OK, kind, body)
         except RequestRefusedError as refused:
-            self._send(refused.status, "json", _as_json({"error": str(refused)}))
+            if self.path.partition("?")[0] in PAGES:
+                self._send(refused.status, "html", problem_page(str(refused)).encode())
+            else:
+                self._send(refused.status, "json", _as_json({"error": str(refused)}))
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True  # the page was left
         except Exception as error:

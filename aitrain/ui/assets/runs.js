@@ -121,7 +121,7 @@ class RunTable {
       change: this.changeCell(row),
       steps: row.job === "eval" ? plural(row.step ?? 0, "episode") : row.job === "sweep" ? `${count(row.step)} of ${plural(row.steps, "trial")}` : row.step === null ? "–" : row.steps && row.steps !== row.step ? `${count(row.step)} of ${count(row.steps)}` : count(row.step),
       time: row.status === "running" ? timeLeft(row).replace(" of training", "") || "–" : duration(row.seconds),
-      heartbeat: row.heartbeat ? el("time", { dateTime: new Date(1000 * row.heartbeat).toISOString(), title: new Date(1000 * row.heartbeat).toLocaleString() }, `${duration(Math.max(0, Date.now() / 1000 - row.heartbeat))} ago`) : "–",
+      heartbeat: row.heartbeat ? el("time", { dateTime: new Date(1000 * row.heartbeat).toISOString(), title: new Date(1000 * row.heartbeat).toLocaleString() }, ago(row.heartbeat)) : "–",
     };
     return el(
       "tr",
@@ -147,7 +147,7 @@ class RunTable {
       row.job !== "grpo" && el("span", { class: "tag job" }, JOBS[row.job] ?? row.job),
       children.length > 0 && el("button", { type: "button", class: "quiet unfold", "aria-expanded": String(isOpen), onclick: toggle }, plural(children.length, "trial")),
       about.length > 0 && el("span", { class: "hint" }, about.flatMap((text, index) => [index ? " · " : "", isolated(text)])),
-      row.reason && el("span", { class: "hint worse" }, isolated(row.reason)),
+      row.reason && el("span", { class: row.status in FAILED ? "hint worse" : "hint" }, isolated(row.reason)),
     ];
   }
 
@@ -225,6 +225,14 @@ class RunTable {
     }
     this.schedule();
   }
+}
+
+const UNITS = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
+
+function ago(time) {
+  const seconds = Math.max(1, Date.now() / 1000 - time);
+  const [size, unit] = UNITS.find(([size]) => seconds >= size);
+  return `${plural(Math.floor(seconds / size), unit)} ago`;
 }
 
 const SVG = "http://www.w3.org/2000/svg";
