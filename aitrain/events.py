@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from aitrain.redaction import redact
 
@@ -25,11 +25,21 @@ class Phase:
     text: str
 
 
+NoteLevel: TypeAlias = Literal["info", "warning"]
+
+
 @dataclass(frozen=True)
 class Note:
     """A note for the user, which stays on the screen."""
 
     text: str
+    level: NoteLevel = "warning"
+    """`warning`: something may be wrong; `info`: nothing is."""
+
+    @property
+    def mark(self) -> str:
+        """What a screen shows before the text."""
+        return "! " if self.level == "warning" else ""
 
 
 @dataclass(frozen=True)

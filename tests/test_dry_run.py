@@ -17,7 +17,7 @@ import pytest
 
 import aitrain
 from aitrain import AitrainError, ConfigError, TrainConfig
-from aitrain.events import Failed
+from aitrain.events import Failed, Note
 from aitrain.jobs import dry_run as job
 from aitrain.jobs import environment_check
 from aitrain.jobs.worker import EventChannel
@@ -267,7 +267,7 @@ def test_what_the_environment_requires_counts_in_a_dry_run(dry: DryRunner) -> No
     del config["rl_max_new_tokens"]
     given = {name: config[name] for name in ("model", "rl_env", "max_steps")}
     found = dry.check(TrainConfig(**given))
-    assert "Env requires --rl-max-new-tokens 4096." in found.notes
+    assert Note("Env requires --rl-max-new-tokens 4096.", "info") in found.notes
     assert isinstance(found.end, Failed)
     assert "rl_max_new_tokens: 4096 new tokens leave no room" in found.end.message
 
@@ -303,7 +303,7 @@ def test_an_environment_that_scores_some_answers_is_not_refused(dry: DryRunner) 
     )
     found = dry.check(dry.config(env))
     assert not isinstance(found.end, Failed)
-    assert any("Environment check exceptions" in note for note in found.notes)
+    assert any("Environment check exceptions" in note.text for note in found.notes)
 
 
 # -- what cannot be known
@@ -372,7 +372,7 @@ def test_a_dry_run_shows_the_plan_the_cases_and_what_is_not_checked(aitrain_grpo
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert any(line.startswith("! 18 cases to train on, 2 held out, 9 steps") for line in lines)
+    assert any(line.startswith("18 cases to train on, 2 held out, 9 steps") for line in lines)
     assert "not checked: the weights of tiny" in lines
     assert "noise" not in done.stdout
     assert listing(here) == ["env.py"]

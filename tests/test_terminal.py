@@ -15,7 +15,10 @@ from rich.live import Live
 from rich.text import Text
 
 from aitrain.events import Ended, Evaluated, Event, Failed, Note, Phase, Step
+from aitrain.runs.early_stop import TimeToTarget
+from aitrain.runs.held_out import IntervalValues, ScoreRow, ScoreTable
 from aitrain.runs.result import Result
+from aitrain.runs.run_folder import RunFolder
 from aitrain.ui import terminal
 from aitrain.ui.block import Block, can_be_drawn_over
 from aitrain.ui.dashboard import Dashboard, step_line
@@ -330,12 +333,16 @@ def result(tmp_path: Path) -> Result:
     return Result(tmp_path, "finished", 9, 61.0, 0.25, 0.9, 0.1, None)
 
 
+def interval(mean: float, low: float, high: float) -> IntervalValues:
+    return {"mean": mean, "low": low, "high": high, "count": 64}
+
+
 def test_the_result_is_a_table_a_curve_and_the_folder(result: Result) -> None:
     out = io.StringIO()
-    before, after = ({"mean": mean, "low": mean - 0.1, "high": mean + 0.1} for mean in (0.25, 0.9))
-    change = {"mean": 0.65, "low": -0.05, "high": 0.8}
-    greedy = {"before": before, "after": None, "change": None}
-    scores = {"sampled": {"before": before, "after": after, "change": change}, "greedy": greedy}
+    before, after = interval(0.25, 0.15, 0.35), interval(0.9, 0.8, 1.0)
+    change = interval(0.65, -0.05, 0.8)
+    greedy: ScoreRow = {"before": before, "after": None, "change": None}
+    scores: ScoreTable = {"sampled": {"before": before, "after": after, "change": change}, "greedy": greedy}
     show_result(result, scores, Console(file=out, width=80))
     text = out.getvalue()
     assert "sampled   0.250 [0.150, 0.350]  0.900 [0.800, 1.000]  +0.650 [-0.050, +0.800]" in text
@@ -345,13 +352,63 @@ def test_the_result_is_a_table_a_curve_and_the_folder(result: Result) -> None:
     assert f"run folder: {result.folder}" in text.replace("\n", "")
 
 
+def test_the_result_ends_with_the_verdict_in_colour_what_is_where_and_what_to_do_next(result: Result) -> None:
+    folder = RunFolder(result.folder)
+    (folder.model / "merged").mkdir(parents=True)
+    (folder.model / "adapter_config.json").touch()
+    folder.report.touch()
+    folder.config.write_text("rl_env: x.py\nlr: 3.0e-4\n")
+    change = interval(-0.25, -0.375, -0.125)
+    scores: ScoreTable = {"sampled": {"before": None, "after": change, "change": change}}
+    failures = {"exception": 7, "timeout": 1}
+    target = TimeToTarget(target=0.8, steps=5, seconds=61.0, tokens=12_345, score=0.9, low=0.81)
+    made = replace(
+        result, score_after=0.1, scores=scores, verdict="worse", failures=failures, episodes=4_000,
+        selection_score=0.95, selection_scorings=8, model_step=4, time_to_target=target,
+    )  # fmt: skip
+    made.write()
+    shown = Terminal(200, 60)
+    show_result(made, scores, Console(file=shown, force_terminal=True, width=200, _environ={"TERM": "xterm"}))
+
+    lines, run = shown.shown, result.folder
+    assert "\x1b[1;31mworse: -0.250 [-0.375, -0.125] over 64 cases" in shown.written.replace("\n", "")
+    assert "A lower learning rate may help, and --save-best, which keeps the best step as the model." in lines
+    facts = [
+        f"model: {run}/model (adapter), step 4: the best of 8 evaluations, 0.950; above is its score with new samples",
+        f"merged with its base: {run}/model/merged",
+        "0.8 reached: after 5 steps, 1m 01s of training, 12,345 sampled tokens",
+        f"failures: 8 of 4,000 episodes (exception 7, timeout 1): aitrain show {run} --failed",
+        f"run folder: {run}",
+        f"report: {run}/report.html",
+    ]
+    start = lines.index(facts[0])
+    assert lines[start : start + 6] == facts
+    again = f"aitrain grpo --config {run}/config.yaml --lr 0.0001 --save-best --eval-strategy steps --eval-steps 1"
+    assert lines[-4:] == [
+        "next",
+        f"  train again, more carefully     {again}",
+        f"  before and after, case by case  aitrain compare {run}",
+        f"  every rollout in a browser      aitrain view {run}",
+    ]
+
+
 def test_scores_below_zero_stay_in_their_columns_in_a_narrow_terminal(result: Result) -> None:
     out = io.StringIO()
-    value = {"mean": -0.25, "low": -0.5, "high": -0.125}
-    scores = {"sampled": dict.fromkeys(("before", "after", "change"), value)}
+    value = interval(-0.25, -0.5, -0.125)
+    scores: ScoreTable = {"sampled": {"before": value, "after": value, "change": value}}
     show_result(result, scores, Console(file=out, width=80))
     assert "-0.250 [-0.500, -0.125]  -0.250 [-0.500, -0.125]  -0.250 [-0.500, -0.125]\n" in out.getvalue()
 
 
 def test_the_last_line_says_what_came_of_it(result: Result) -> None:
     assert last_line(result) == f"held-out score 0.250 -> 0.900  9 steps in 1m 01s  {result.folder}"
+    same = last_line(replace(result, verdict="undetected"))
+    assert same.startswith("held-out score 0.250 -> 0.900 (no detectable difference)  9 steps")
+
+
+def test_good_news_is_no_warning() -> None:
+    events: list[Event] = [Note("10 passed.", "info"), Note("1 failed.")]
+    shown = watched(events)
+    assert shown.shown[:2] == ["10 passed.", "! 1 failed."]
+    assert shown.written.count("\x1b[33m") == 1
+    assert piped(events).splitlines() == ["10 passed.", "! 1 failed."]

@@ -110,7 +110,7 @@ def checked_lines(plan: RunPlan, options_only: bool, debug: bool) -> Iterator[st
 
     sys.stdout.flush()  # the process takes seconds
     found = dry_run(plan, _print_output if debug else None)
-    yield from (f"! {escape_controls(note)}" for note in found.notes)
+    yield from (note.mark + escape_controls(note.text) for note in found.notes)
     yield from (f"not checked: {what}" for what in found.unchecked)
 
 

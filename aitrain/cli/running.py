@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from contextlib import suppress
 
@@ -18,6 +17,7 @@ from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.log_tail import LogTail
+from aitrain.ui.next_steps import continuing
 from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.summary import scores
 from aitrain.ui.terminal import Screen, last_line, on_standard_error, show_result
@@ -52,9 +52,10 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
         show_result(Result.read(folder.path), scores(folder, report.rollouts), Console(highlight=False))
     if end.status != "stopped":
         return 0
-    command = f"aitrain grpo --config {shlex.quote(str(folder.config))} --resume"
     why = f": {end.because}" if end.because else ""
-    print(f"stopped after step {end.step} and saved{why}; continue with:\n  {command}", file=sys.stderr)
+    command = escape_controls(continuing(folder))
+    how = f"; continue with:\n  {command}" if command else ""
+    print(f"stopped after step {end.step} and saved{why}{how}", file=sys.stderr)
     return 0 if end.because else 130
 
 

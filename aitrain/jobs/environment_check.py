@@ -18,7 +18,7 @@ def note_findings(context: RunContext, cases: Cases) -> FastCheck | None:
     context.enter("checking the environment", moves_files=False)
     found = check_quickly(context.runner.environment, cases, context.config)
     for line in found.lines():
-        context.note(line)
+        context.note(line, "info" if found.is_clean else "warning")
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 from contextlib import closing, nullcontext
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from aitrain.jobs.outcome import RunOutcome, result_of
 from aitrain.runs.checkpoint import PREFIX, Best, clean_partial, damage_of, newest_checkpoint, step_of
 from aitrain.runs.result import Result
 from aitrain.training.distributed import explain_timeout
+from aitrain.training.early_stop import TrainingOver
 from aitrain.training.hub import upload_model
 from aitrain.training.preparation import Prepared, prepare
 from aitrain.training.run_context import RunContext
@@ -56,24 +56,28 @@ def _train_and_score(context: RunContext, prepared: Prepared) -> Result:
     _warm_up(context, prepared)
     context.stop.check()
     before = prepared.held_out.before()
+    prepared.eval_state.before = before.means[0]
     context.stop.check()
-    start = time.monotonic()
+    watch = prepared.trainer.watch
     try:
         _train(context, prepared)
         status = "stopped" if prepared.stopper.stopped else "finished"
-        outcome = RunOutcome(status, time.monotonic() - start, before)
+        outcome = RunOutcome(status, watch.trained_seconds, before)
         _save(context, prepared)
         if status == "finished" or context.stop.reason is not None:
             best = _take_best(context, prepared) if context.config.save_best else None
-            outcome = replace(outcome, best=best, after=prepared.held_out.after(best.step if best else None))
+            is_chosen = best is not None or prepared.early_stop.reason is not None
+            step = best.step if best else prepared.trainer.state.global_step
+            outcome = replace(outcome, best=best, after=prepared.held_out.after(step, is_chosen))
     except AitrainError as error:
         # these are raised on all ranks at once; after any other error, saving would wait for ranks that did not fail
         is_on_all_ranks = isinstance(error, (EnvironmentFailed, ServerFailed, DivergedError))
         if (is_on_all_ranks or PartialState().num_processes == 1) and not isinstance(error, CannotWriteError):
             if isinstance(error, DivergedError) and not error.has_finite_weights:
                 _restore_finite_weights(context, prepared.trainer)
+            outcome = RunOutcome("failed", watch.trained_seconds, before)
             _save(context, prepared)
-            _finish(context, prepared, RunOutcome("failed", time.monotonic() - start, before))
+            _finish(context, prepared, outcome)
         raise
     return _finish(context, prepared, outcome)
 
@@ -101,6 +105,7 @@ def _warm_up(context: RunContext, prepared: Prepared) -> None:
 def _train(context: RunContext, prepared: Prepared) -> None:
     trainer, checkpoint = prepared.trainer, context.checkpoint
     if checkpoint is not None and trainer.is_over(checkpoint):
+        context.note(f"All {step_of(checkpoint)} steps are done; --resume with a larger --max-steps continues.", "info")
         return
     context.enter("training", moves_files=False)
     try:
@@ -108,6 +113,8 @@ def _train(context: RunContext, prepared: Prepared) -> None:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         trainer.rollouts.failures.after_run()
         _check_updates(context, trainer)
+    except TrainingOver:
+        return
     except ServerFailed:
         if trainer.state.global_step == 0:
             raise
@@ -159,7 +166,8 @@ def _save(context: RunContext, prepared: Prepared) -> None:
 def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
     """Make model/ the first step with the highest score; None if there is none, or its checkpoint is damaged."""
     trainer, last = prepared.trainer, prepared.trainer.state.global_step
-    prepared.eval_state.add(last, prepared.held_out.after_step(last))
+    if not prepared.eval_state.has_scored(last):
+        prepared.eval_state.add(prepared.held_out.after_step(last))
     best = prepared.eval_state.best
     if best is None:
         return None
@@ -175,7 +183,9 @@ def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
             return None
         trainer.take_weights(checkpoint)
         _save(context, prepared)
-    context.note(f"The best held-out score was {best.score:.3f} after step {best.step}: model/ is of that step.")
+    context.note(
+        f"The best held-out score was {best.score:.3f} after step {best.step}: model/ is of that step.", "info"
+    )
     return best
 
 
@@ -197,9 +207,9 @@ def _finish(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> Res
         result.write()
         if problem := try_to_write_card(context.folder):
             context.note(problem)
-        if context.config.push_to_hub and outcome.status == "finished":
+        if context.config.push_to_hub and (outcome.status == "finished" or prepared.early_stop.reason is not None):
             context.enter("uploading")
-            context.note(f"Uploaded to {upload_model(context.config, context.folder.model)}")
+            context.note(f"Uploaded to {upload_model(context.config, context.folder.model)}", "info")
     if outcome.status != "failed":
         context.announce(Ended(outcome.status, step, context.stop.reason if outcome.status == "stopped" else None))
     return result

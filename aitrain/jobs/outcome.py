@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import TypedDict
 
+from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import Best
+from aitrain.runs.early_stop import TimeToTarget, time_to_target
 from aitrain.runs.held_out import before_and_after, bounds_of
-from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.result import Result
+from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder
-from aitrain.training.evaluation import EvalPlan, EvalScores
+from aitrain.runs.verdict import verdict_of_scores
+from aitrain.training.evaluation import EvalScores
 from aitrain.training.preparation import Prepared
 from aitrain.training.run_context import RunContext
 
@@ -33,6 +38,7 @@ def result_of(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> R
     (score_before, greedy_before), (score_after, greedy_after) = before.means, after.means
     scorings = {"before_sampled": before.sampled, "before_greedy": before.greedy}
     scorings |= {"after_sampled": after.sampled, "after_greedy": after.greedy}
+    scores = before_and_after(scorings, bounds_of(config.rl_score_range), config.eval_samples)
     stopped_because = context.stop.reason or "Ctrl-C, SIGTERM, or the end of the parent process"
     server = trainer.rollouts.server
     return Result(
@@ -48,8 +54,10 @@ def result_of(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> R
         greedy_after=greedy_after,
         selection_score=None if best is None else best.score,
         selection_greedy=None if best is None else best.greedy,
-        selection_scorings=None if best is None else _comparable_scorings(context.folder, plan),
-        scores=before_and_after(scorings, bounds_of(config.rl_score_range), config.eval_samples),
+        selection_scorings=None if best is None else len(prepared.eval_state.scorings),
+        scores=scores,
+        verdict=verdict_of_scores(scores),
+        time_to_target=_time_to_target(config, prepared, after),
         eval_cases=len(plan.cases),
         eval_samples=plan.samples,
         eval_overlap=prepared.split.overlap,
@@ -58,12 +66,28 @@ def result_of(context: RunContext, prepared: Prepared, outcome: RunOutcome) -> R
         environment=type(context.runner.environment).__qualname__,
         seed=config.seed,
         vllm_restarts=0 if server is None else server.restarts,
+        **_counts(context.folder, trainer.accelerator.is_main_process),
     )
 
 
-def _comparable_scorings(folder: RunFolder, plan: EvalPlan) -> int:
-    """Number of scorings during the training with the present numbers of held-out cases and samples, which may have
-    changed when the run was resumed."""
-    cases, samples = (None, len(plan.cases)), (None, plan.samples)
-    lines = (line for line in read_metrics(folder.metrics) if line.is_scoring)
-    return sum(line.eval_cases in cases and line.eval_samples in samples for line in lines)
+def _time_to_target(config: TrainConfig, prepared: Prepared, after: EvalScores) -> TimeToTarget | None:
+    """When --until was reached: in an evaluation during the training, or in the scoring after its last step."""
+    if config.until is None:
+        return None
+    step, scorings = prepared.trainer.state.global_step, prepared.eval_state.scorings
+    is_scored = prepared.eval_state.has_scored(step)
+    return time_to_target(config.until, scorings if is_scored else [*scorings, prepared.held_out.line_of(step, after)])
+
+
+class _Counts(TypedDict):
+    episodes: int
+    failures: dict[str, int]
+
+
+def _counts(folder: RunFolder, is_main_process: bool) -> _Counts:
+    """Numbers of episodes of all processes, read from their records by the one that writes the result."""
+    rollouts = RolloutIndex(folder.rollouts)
+    if is_main_process:
+        rollouts.refresh()
+    failures = Counter(entry.failure for entry in rollouts.entries if entry.failure)
+    return {"episodes": len(rollouts.entries), "failures": dict(failures)}

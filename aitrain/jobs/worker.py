@@ -153,7 +153,7 @@ def load_runner(config: TrainConfig, channel: EventChannel) -> EnvRunner:
     check_methods(environment)
     config, note = with_requirements(config, environment)
     if note:
-        channel(Note(note))
+        channel(Note(note, "info"))
     return start_runner(environment, config, close=[channel.stream.fileno()])
 
 

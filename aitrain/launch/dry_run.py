@@ -27,7 +27,7 @@ MODULE = "aitrain.jobs.dry_run"
 class DryRun:
     """What the process of a dry run has sent."""
 
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     phase: str = "starting"
     end: Ended | Failed | None = None
@@ -35,8 +35,8 @@ class DryRun:
     def hear(self, line: str) -> None:
         """Take a line of its standard output."""
         match decode(line):
-            case Note(text):
-                self.notes.append(text)
+            case Note() as note:
+                self.notes.append(note)
             case NotChecked(text):
                 self.unchecked.append(text)
             case Phase(text):

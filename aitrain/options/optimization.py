@@ -17,10 +17,11 @@ class BatchOptions(Options):
         "gradient_accumulation": ("rl_prompts_per_step",),
     }
 
-    epochs: PositiveInt = 1
+    epochs: ResumeSafe[PositiveInt] = 1
     """Passes over the training cases."""
-    max_steps: PositiveInt | None = None
-    """Stop after this many optimizer steps; overrides --epochs."""
+    max_steps: ResumeSafe[PositiveInt | None] = None
+    """Stop after this many optimizer steps; overrides --epochs. With --resume, a larger number continues a finished
+    run."""
     stop_when_flat: ResumeSafe[PositiveInt | None] = None
     """Stop after this many consecutive steps in which no group's completions differed in score: nothing is learned."""
     rl_prompts_per_step: PositiveInt | None = None

@@ -6,6 +6,7 @@ from typing import Literal
 
 from aitrain.options.section import Options, ResumeSafe, Rule
 from aitrain.options.value_types import (
+    FiniteFloat,
     LoggingSteps,
     NonNegativeInt,
     PositiveFloat,
@@ -74,6 +75,17 @@ class EvaluationOptions(Options):
     """When to score the held-out cases during training as well."""
     eval_steps: ResumeSafe[PositiveInt] = 100
     """Steps between two evaluations, with --eval-strategy steps."""
+
+
+class StoppingOptions(Options):
+    """Ending a training by its held-out scores."""
+
+    section = "Stopping"
+
+    until: ResumeSafe[FiniteFloat | None] = None
+    """Stop after the first evaluation in which the held-out score's 95% interval begins at or above this value."""
+    patience: ResumeSafe[PositiveInt | None] = None
+    """Stop after this many evaluations in a row without a better held-out score than all earlier ones."""
 
 
 class CheckpointOptions(Options):

@@ -15,6 +15,7 @@ from aitrain.options.run import (
     HubOptions,
     LoggingOptions,
     RunOptions,
+    StoppingOptions,
 )
 from aitrain.options.section import Rule
 
@@ -36,6 +37,7 @@ class TrainConfig(
     VLLMOptions,
     LoRAOptions,
     EvaluationOptions,
+    StoppingOptions,
     CheckpointOptions,
     HubOptions,
     HardwareOptions,
@@ -112,9 +114,12 @@ class TrainConfig(
 
     def _best_rules(self) -> list[Rule]:
         return [
-            (
-                self.save_best and (self.eval_strategy == "no" or self.eval_cases == 0),
-                "save_best: nothing is scored during training\nSet --eval-strategy, and --eval-cases above 0.",
+            *(
+                (
+                    getattr(self, name) not in (None, False) and (self.eval_strategy == "no" or self.eval_cases == 0),
+                    f"{name}: nothing is scored during training\nSet --eval-strategy, and --eval-cases above 0.",
+                )
+                for name in ("save_best", "until", "patience")
             ),
             (
                 self.save_best and not self.trl.keys().isdisjoint({"deepspeed", "fsdp"}),

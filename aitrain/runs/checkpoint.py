@@ -58,7 +58,12 @@ class Manifest:
     versions: dict[str, str]
     best: Best | None = None
     owes_evaluation: bool = False
-    """Whether the held-out cases were due after this step, and were not scored because the run was stopped."""
+    """Whether the held-out cases were due after this step and were not scored as the training ended there; the run
+    that continues scores them."""
+    seconds: float = 0.0
+    """Seconds of the training, evaluations included, over all parts of a resumed run."""
+    tokens: int = 0
+    """Tokens sampled in training, on all processes."""
 
 
 # -- reading
@@ -115,7 +120,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         CheckpointDamagedError: the manifest is missing or was changed.
     """
     content = _content(checkpoint)
-    known = {field.name: content[field.name] for field in fields(Manifest)}
+    known = {field.name: content[field.name] for field in fields(Manifest) if field.name in content}  # or its default
     return Manifest(**known | {"best": content["best"] and Best(**content["best"])})
 
 
@@ -224,12 +229,12 @@ def rewind(folder: RunFolder, to: Manifest) -> None:
     for checkpoint in checkpoints_of(folder):
         if step_of(checkpoint) > to.step:
             delete(checkpoint)
-    keep_lines(folder.metrics, lambda values: _line_stays(to, MetricsLine.from_json(values)))
+    keep_lines(folder.metrics, lambda values: line_stays(to, MetricsLine.from_json(values)))
     for file in folder.rollouts.glob("*.jsonl"):
         keep_lines(file, lambda values: _record_stays(to, RolloutRecord.from_json(values)))
 
 
-def _line_stays(to: Manifest, line: MetricsLine) -> bool:
+def line_stays(to: Manifest, line: MetricsLine) -> bool:
     """Whether a line is kept: up to the checkpoint's step, without an evaluation of that step that is still owed."""
     return line.step < to.step or (line.step == to.step and not (to.owes_evaluation and line.is_scoring))
 

@@ -27,9 +27,15 @@ class MetricsLine:
     """Mean of the episodes' scores."""
     eval_score: float | None = None
     """Mean score of the held-out cases, sampled."""
+    eval_low: float | None = None
+    """Lower limit of its 95% interval."""
     eval_greedy: float | None = None
     eval_cases: int | None = None
     eval_samples: int | None = None
+    trained_seconds: float | None = None
+    """Seconds of the training until the scoring's end, over all parts of a resumed run."""
+    trained_tokens: int | None = None
+    """Tokens sampled in training until then, on all processes."""
     values: Mapping[str, float | None] = field(default_factory=dict)
     """All other numbers by their names, such as `loss`, `entropy` and `env/tries`."""
 
@@ -43,9 +49,12 @@ class MetricsLine:
             seconds=as_float(get("seconds")),
             reward=as_float(get("reward")),
             eval_score=as_float(get("eval_score")),
+            eval_low=as_float(get("eval_low")),
             eval_greedy=as_float(get("eval_greedy")),
             eval_cases=as_int(get("eval_cases")),
             eval_samples=as_int(get("eval_samples")),
+            trained_seconds=as_float(get("trained_seconds")),
+            trained_tokens=as_int(get("trained_tokens")),
             values={name: as_float(value) for name, value in values.items() if name not in NAMED},
         )
 

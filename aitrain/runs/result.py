@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aitrain.runs.early_stop import TimeToTarget
 from aitrain.runs.held_out import ScoreTable
 from aitrain.runs.run_folder import RunFolder, read_lines, write_json
+from aitrain.runs.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Result:
     steps: int
     """Optimizer steps."""
     seconds: float
-    """Duration of the training, without the scoring before and after."""
+    """Duration of the training over all of its parts, with the evaluations during it, and without the scoring before
+    and after."""
     score_before: float | None
     score_after: float | None
     greedy_before: float | None
@@ -36,6 +39,14 @@ class Result:
     """Number of scorings that it was chosen from."""
     scores: ScoreTable = field(default_factory=dict)
     """The scores before and after with their intervals."""
+    verdict: Verdict | None = None
+    """`better`, `worse` or `undetected`, by the change of the sampled score; None without scores before and after."""
+    time_to_target: TimeToTarget | None = None
+    """With --until, what the training had taken when the score reached it."""
+    episodes: int = 0
+    """All episodes, those of the scorings included."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """Episodes that the environment failed on, by kind of failure."""
     eval_cases: int = 0
     eval_samples: int = 1
     eval_overlap: int = 0

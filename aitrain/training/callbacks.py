@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -17,28 +17,36 @@ from aitrain.runs.metrics_line import MetricsLine
 from aitrain.training.run_context import StopRequest
 from aitrain.training.run_recorder import RunRecorder
 
-MeanScores: TypeAlias = tuple[float | None, float | None]
-"""Mean score of the sampled and of the greedy completions."""
-
 
 @dataclass
 class EvalState:
     """Results of the evaluations so far; a resumed run continues with them."""
 
     best: Best | None = None
+    """With a checkpoint that still exists."""
     owes_evaluation: bool = False
-    """Whether an evaluation was due after the last step, and was skipped because the run was asked to stop."""
+    """Whether an evaluation was due after the last step and was skipped, as the training ended there."""
     is_same: bool = True
     """Whether the options, environment and cases are those of the checkpoint."""
+    before: float | None = None
+    """Score of the initial policy."""
+    scorings: list[MetricsLine] = field(default_factory=list)
+    """The evaluations during the training so far that have the present numbers of cases and samples."""
 
-    def add(self, step: int, scores: MeanScores) -> bool:
-        """Add the scores after a step; returns whether they are the best so far."""
+    def add(self, line: MetricsLine) -> bool:
+        """Add an evaluation; returns whether its score is the best so far."""
         self.owes_evaluation = False
-        sampled, greedy = scores
-        if sampled is None or (self.best is not None and sampled <= self.best.score):
+        if line.eval_score is None:
             return False
-        self.best = Best(step, sampled, greedy)
+        self.scorings.append(line)
+        if self.best is not None and line.eval_score <= self.best.score:
+            return False
+        self.best = Best(line.step, line.eval_score, line.eval_greedy)
         return True
+
+    def has_scored(self, step: int) -> bool:
+        """Whether the last evaluation was that of a step."""
+        return bool(self.scorings) and self.scorings[-1].step == step
 
 
 class MetricsReporter(TrainerCallback):  # type: ignore[misc]
@@ -114,14 +122,14 @@ class StopCallback(TrainerCallback):  # type: ignore[misc]
 class EvalCallback(TrainerCallback):  # type: ignore[misc]
     """Scores the held-out cases during training, before the checkpoint of the same step is written.
 
-    The end of training has a separate evaluation. With --save-best, the last step is scored here as well, to compare it
-    with the earlier ones.
+    The last step is scored after the training. A run that continues from there makes up for the evaluation that is due
+    after this step.
     """
 
     def __init__(
         self,
         config: TrainConfig,
-        evaluate: Callable[[int], MeanScores],
+        evaluate: Callable[[int], MetricsLine],
         eval_state: EvalState,
         ends_epoch: Callable[[int], bool],
     ) -> None:
@@ -133,23 +141,22 @@ class EvalCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Run the evaluation that a stop request skipped."""
-        if self.eval_state.owes_evaluation:
-            self.eval_state.add(state.global_step, self.evaluate(state.global_step))
+        """Run the evaluation that the end of the training skipped."""
+        if self.eval_state.owes_evaluation and self._is_due(state):
+            self.eval_state.add(self.evaluate(state.global_step))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Score if it is due and the run is not stopping; with --save-best, save the best step so far."""
-        is_last = state.global_step >= state.max_steps
-        self.eval_state.owes_evaluation = (
-            self.config.save_best if is_last else self._is_due(state) and control.should_training_stop
+        is_due, is_last = self._is_due(state), state.global_step >= state.max_steps
+        # --save-best scores the last step in any case; a run that continues deletes that scoring where none is due
+        self.eval_state.owes_evaluation = (is_due and control.should_training_stop) or (
+            is_last and (is_due or self.config.save_best)
         )
-        if self._is_due(state) and not control.should_training_stop:
-            is_best = self.eval_state.add(state.global_step, self.evaluate(state.global_step))
+        if is_due and not is_last and not control.should_training_stop:
+            is_best = self.eval_state.add(self.evaluate(state.global_step))
             control.should_save |= is_best and self.config.save_best
 
     def _is_due(self, state: TrainerState) -> bool:
-        if state.global_step >= state.max_steps:
-            return False
         if self.config.eval_strategy == "steps":
             return bool(state.global_step % self.config.eval_steps == 0)
         return self.config.eval_strategy == "epoch" and self.ends_epoch(state.global_step)

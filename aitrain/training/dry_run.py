@@ -68,7 +68,8 @@ def _check_run(context: RunContext, processes: int, check_cases: Callable[[Cases
     facts = describe_run(config, context.runner.environment)
     resumed_eval_state(context, run_manifest(context, inputs.cases, facts, processes))
     context.note(
-        f"{len(parts.train)} cases to train on, {len(parts.held_out)} held out, {inputs.arguments.max_steps} steps."
+        f"{len(parts.train)} cases to train on, {len(parts.held_out)} held out, {inputs.arguments.max_steps} steps.",
+        "info",
     )
     if config.trl_table("model_init_kwargs"):
         context.announce(NotChecked("--trl model_init_kwargs, which are used with the weights"))

@@ -57,7 +57,10 @@ class EpochCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Runs before the step is logged and saved; the end of the run is handled by transformers."""
         state.epoch = self.schedule.epochs_after(state.global_step)
-        if self.schedule.ends_epoch(state.global_step) and state.global_step < state.max_steps:
+        if not self.schedule.ends_epoch(state.global_step):
+            return
+        if state.global_step < state.max_steps:
             control.should_save |= args.save_strategy == IntervalStrategy.EPOCH
             control.should_log |= args.logging_strategy == IntervalStrategy.EPOCH
-            torch.empty((), dtype=torch.int64).random_()  # consumes the random number of plain TRL's new DataLoader
+        # consumes the random number of plain TRL's new DataLoader; also in the last step, from which a run may continue
+        torch.empty((), dtype=torch.int64).random_()

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 from aitrain import activity
 from aitrain.events import Evaluated
+from aitrain.runs.held_out import bounds_of, case_means
+from aitrain.runs.intervals import of_mean
 from aitrain.runs.metrics_line import MetricsLine
-from aitrain.training.callbacks import MeanScores
 from aitrain.training.evaluation import EvalPhase, EvalPlan, EvalScores, evaluate, recorded_before
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
@@ -33,22 +34,34 @@ class HeldOutScoring:
         plan = replace(self.plan, recorded=recorded_before(self.context.folder, self.plan.cases))
         return evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
 
-    def after_step(self, step: int) -> MeanScores:
-        """Mean scores after a step, also written as a line of metrics."""
-        sampled, greedy = self._score(EvalPhase(f"step{step}", step, step), self.plan).means
-        if sampled is not None and self.trainer.accelerator.is_main_process:
-            line = MetricsLine(step=step, eval_score=sampled, eval_greedy=greedy)
-            self.recorder.add_metrics(replace(line, eval_cases=len(self.plan.cases), eval_samples=self.plan.samples))
+    def after_step(self, step: int) -> MetricsLine:
+        """Scores after a step, also written as a line of metrics."""
+        line = self.line_of(step, self._score(EvalPhase(f"step{step}", step, step), self.plan))
+        if line.is_scoring and self.trainer.accelerator.is_main_process:
+            self.recorder.add_metrics(line)
         activity.own.enter("training")
-        return sampled, greedy
+        return line
 
-    def after(self, chosen_step: int | None) -> EvalScores:
-        """Scores of model/; with new samples if its step was chosen by its score, as the best of several scores is
-        biased upwards."""
-        step, plan = self.trainer.state.global_step, self.plan
-        if chosen_step is None:
-            return self._score(EvalPhase("after", step, step), plan)
-        return self._score(EvalPhase("after", step, chosen_step), replace(plan, first_sample=plan.samples))
+    def line_of(self, step: int, scores: EvalScores) -> MetricsLine:
+        """Scores after a step as a line of metrics."""
+        interval = of_mean(case_means(scores.sampled).values(), bounds_of(self.context.config.rl_score_range))
+        sampled, greedy = scores.means
+        return MetricsLine(
+            step=step,
+            eval_score=sampled,
+            eval_low=None if interval is None else interval.low,
+            eval_greedy=greedy,
+            eval_cases=len(self.plan.cases),
+            eval_samples=self.plan.samples,
+            trained_seconds=round(self.trainer.watch.trained_seconds, 3),
+            trained_tokens=self.trainer.rollouts.trained_tokens,
+        )
+
+    def after(self, model_step: int, is_chosen: bool) -> EvalScores:
+        """Scores of model/, the weights of a step; with new samples if the step was chosen by its score, which is then
+        biased."""
+        phase = EvalPhase("after", self.trainer.state.global_step, model_step)
+        return self._score(phase, replace(self.plan, first_sample=self.plan.samples) if is_chosen else self.plan)
 
     def _score(self, phase: EvalPhase, plan: EvalPlan) -> EvalScores:
         samples = f", {plan.samples} samples each" if plan.samples > 1 else ""

@@ -10,7 +10,8 @@ whose gradients DDP averages:
   multiplied by B / K_m;
 * a micro-batch is weighted by its kept rows: TRL divides by the number of micro-batches, here by K / (K_m P);
 * losses averaged over all tokens are divided by the number of tokens of K kept rows of this generation batch;
-* metrics of the loss, which TRL averages over the micro-batches of a step, are weighted by their tokens of kept rows.
+* metrics of the loss, which TRL averages over the micro-batches of a step, are weighted by their tokens of kept rows;
+  those that are means over B rows, where the others count as 0, are multiplied by B M P / K, with M micro-batches.
 
 If every row is kept, all of these equal TRL's numbers, and nothing is changed.
 """
@@ -37,6 +38,16 @@ KEPT_EVERYWHERE = "kept_everywhere"
 """Key of a micro-batch: number of rows in the loss over all processes."""
 KEPT_TOKENS = "kept_tokens"
 """Key of a micro-batch: number of tokens of its kept rows over all processes."""
+
+
+@dataclass(frozen=True)
+class StepWeights:
+    """Weights of a step's micro-batches in metrics of the loss."""
+
+    tokens: list[float]
+    """In means over the tokens of kept rows."""
+    rows: float
+    """In means over all rows in which the others count as 0; the same for each micro-batch."""
 
 
 @dataclass
@@ -92,17 +103,18 @@ class KeptRows:
         before, self.divisor = self.divisor, sum(known) * passes / len(known)
         return before / self.divisor if self.done and before and self.divisor else 1.0
 
-    def end_pass(self, piece: MicroBatch, is_last: bool) -> list[float]:
+    def end_pass(self, piece: MicroBatch, is_last: bool) -> StepWeights | None:
         """Count a micro-batch after its forward pass; the last one ends the step, and returns the weights of the step's
-        micro-batches in means over tokens, none if all rows are kept."""
+        micro-batches, None if all rows are kept."""
         self.done.append(self.kept_of(piece))
         self.tokens.append(int(piece.get(KEPT_TOKENS, 0)))
         if not is_last:
-            return []
+            return None
         self.has_none = not any(self.done)
-        passes, total = len(self.done), sum(self.tokens)
-        is_whole = sum(self.done) == passes * self.rows_of(piece)
-        weights = [] if is_whole or not total else [count * passes / total for count in self.tokens]
+        passes, total, rows = len(self.done), sum(self.tokens), len(self.done) * self.rows_of(piece)
+        weights = None
+        if sum(self.done) != rows and total:
+            weights = StepWeights([count * passes / total for count in self.tokens], rows / sum(self.done))
         self.done, self.tokens, self.divisor = [], [], 0.0
         return weights
 

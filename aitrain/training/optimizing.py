@@ -10,6 +10,7 @@ Inside API of TRL 1.16 that it uses (tests/training/test_upstream.py):
                                                             inputs["tool_mask"] and
                                                             .current_gradient_accumulation_steps
     GRPOTrainer._metrics["train"]                           the means that the loss appends are weighted
+    GRPOTrainer.importance_sampling_level                   read: whether clip ratios are means over rows
     accelerator.sync_gradients                              true in the last forward pass of an optimizer step
     Trainer._get_grad_norm(model, grad_norm)                overridden: called once per step, after backward and
                                                             clipping and before optimizer.step, which skips
@@ -36,6 +37,8 @@ TOKEN_MEANS = {
     "kl", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean", "cispo_clip_ratio",
 }  # fmt: skip
 """Metrics of the loss that are means over the tokens of a micro-batch."""
+CLIP_MEANS = {"clip_ratio/low_mean", "clip_ratio/high_mean", "clip_ratio/region_mean"}
+"""Those that are means over its rows with one ratio for a completion; the ratio of a row without tokens is 1."""
 
 
 class OptimizingTrainer(LogProbTrainer):
@@ -86,9 +89,13 @@ class OptimizingTrainer(LogProbTrainer):
     def _end_pass(self, piece: MicroBatch, is_last: bool) -> None:
         """Count a micro-batch; at the end of a step, weight what it added to the metrics."""
         weights, metrics = self.rows.end_pass(piece, is_last), self._metrics["train"]
-        for name in metrics.keys() & TOKEN_MEANS if weights else ():
-            values = metrics[name][-len(weights) :]
-            metrics[name][-len(weights) :] = [value * weight for value, weight in zip(values, weights, strict=True)]
+        if weights is None:
+            return
+        count = len(weights.tokens)
+        over_rows = CLIP_MEANS if self.importance_sampling_level == "sequence" else set()
+        for name in metrics.keys() & TOKEN_MEANS:
+            factors = [weights.rows] * count if name in over_rows else weights.tokens
+            metrics[name][-count:] = [v * factor for v, factor in zip(metrics[name][-count:], factors, strict=True)]
 
     def _pieces_of_step(self, passes: int) -> Pieces:
         """Remaining micro-batches of the optimizer step within this generation batch, the current one first."""

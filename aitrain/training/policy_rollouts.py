@@ -37,6 +37,8 @@ class PolicyRollouts:
     """Returns the number of the policy's optimizer steps."""
     sampled_tokens: int = 0
     """Tokens that all ranks sampled in training since `take_sampled_tokens`."""
+    trained_tokens: int = 0
+    """Tokens that all ranks sampled in training, over all parts of a resumed run."""
     loop: EventLoop = field(default_factory=EventLoop)
     has_noted_dropped: bool = False
 
@@ -87,6 +89,7 @@ class PolicyRollouts:
         counts = torch.tensor(own, device=self.accelerator.device)
         scores, failures, total, tokens, abandoned = self.accelerator.reduce(counts, reduction="sum").tolist()
         self.sampled_tokens += tokens
+        self.trained_tokens += tokens
         if failures:
             self.report_failures(episodes)
         self.check_abandoned(abandoned)

@@ -34,6 +34,7 @@ from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build_dataset, check_chat_template
 from aitrain.training.diagnostics import DiagnosticsCallback, RatioAdvice
 from aitrain.training.distributed import init_processes
+from aitrain.training.early_stop import EarlyStop, check_stopping
 from aitrain.training.episode_format import format_of_episodes, tools_shown
 from aitrain.training.evaluation import BATCH, EvalPlan
 from aitrain.training.held_out_scoring import HeldOutScoring
@@ -54,9 +55,15 @@ from aitrain.training.provenance import describe_run
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.server_engine import ServedRun, server_engine_factory
+from aitrain.training.step_count import note_on_steps
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
-from aitrain.training.trainer_checkpoint import CheckpointWriter, RestoreState, resumed_eval_state
+from aitrain.training.trainer_checkpoint import (
+    CheckpointWriter,
+    RestoreState,
+    continue_scorings,
+    resumed_eval_state,
+)
 from aitrain.training.trl_arguments import (
     Lengths,
     check_optimizer,
@@ -81,6 +88,7 @@ class Prepared:
     held_out: HeldOutScoring
     eval_state: EvalState
     stopper: StopCallback
+    early_stop: EarlyStop
     tracking: Tracking
 
 
@@ -180,9 +188,13 @@ def fit_to_model(
     schedule = schedule_cases(config, batch, len(parts.train))
     arguments.max_steps = schedule.steps  # TRL knows no more of the schedule
     if schedule.filled:
-        context.note(str(schedule))
-    if note := fit_warmup(arguments):
+        context.note(str(schedule), "info")
+    if note := check_stopping(config, len(parts.held_out), schedule):
         context.note(note)
+    if context.checkpoint is not None and (note := note_on_steps(context.checkpoint, arguments)):
+        context.note(note, "info")
+    if note := fit_warmup(arguments):
+        context.note(note, "info")
     lora = lora_config(config)
     inputs = TrainerInputs(
         model, prepared.tokenizer, arguments, parts.train, context.runner, prepared.chat, limits, schedule, lora
@@ -221,17 +233,20 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
         batch = min(batch, config.rl_env_episodes or batch)  # so that all ranks play as many batches
     plan = EvalPlan(parts.held_out, config.seed, config.eval_samples, batch_size=batch)
     held_out, stopper = HeldOutScoring(context, trainer, plan, recorder, tracking), StopCallback(context.stop)
+    early_stop = EarlyStop(config, eval_state, stopper)
     if config.stop_when_flat is not None:
         trainer.add_callback(StopOnZeroVariance(config.stop_when_flat, trainer.zero_variance, context.stop.end_run))
     trainer.add_callback(stopper)
     trainer.add_callback(EvalCallback(config, held_out.after_step, eval_state, inputs.schedule.ends_epoch))
+    trainer.add_callback(early_stop)
     if context.checkpoint is not None:
+        continue_scorings(eval_state, trainer, context.checkpoint, plan)
         trainer.add_callback(RestoreState(context.checkpoint, trainer, eval_state.is_same))
     context.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)
         keep_source(environment, context.folder.environment_source)
-    return Prepared(inputs, trainer, parts, precision, held_out, eval_state, stopper, tracking)
+    return Prepared(inputs, trainer, parts, precision, held_out, eval_state, stopper, early_stop, tracking)
 
 
 def _lengths(

@@ -16,7 +16,7 @@ from accelerate.utils import reduce
 from aitrain import activity
 from aitrain.environment.runner import EnvRunner
 from aitrain.errors import Interrupted
-from aitrain.events import Announce, Note, Phase
+from aitrain.events import Announce, Note, NoteLevel, Phase
 from aitrain.options.train import TrainConfig
 from aitrain.runs.heartbeat import Progress
 from aitrain.runs.run_folder import RunFolder
@@ -88,9 +88,9 @@ class RunContext:
     progress: Progress = field(default_factory=Progress)
     """Progress for status.json."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, level: NoteLevel = "warning") -> None:
         """Show the user a note, which stays on the screen."""
-        self.announce(Note(text))
+        self.announce(Note(text, level))
 
     def enter(self, phase: str, moves_files: bool = True) -> None:
         """Begin a phase of the run, for the screen and for the watchdog on every rank."""

@@ -1,4 +1,4 @@
-"""Measures the parts of a step: generation, environment and optimization."""
+"""Measures the training, and the parts of a step: generation, environment and optimization."""
 
 from __future__ import annotations
 
@@ -23,6 +23,23 @@ class Stopwatch(TrainerCallback):  # type: ignore[misc]
         self.clock = clock
         self.total = {"step": 0.0, "optimize": 0.0, **dict.fromkeys(PARTS, 0.0)}
         self._step_start = 0.0
+        self.seconds_before = 0.0  # of the training's earlier parts, evaluations included
+        self._train_start: float | None = None
+
+    @property
+    def trained_seconds(self) -> float:
+        """Seconds of the training, evaluations included, over all parts of a resumed run."""
+        return self.seconds_before + (0.0 if self._train_start is None else time.monotonic() - self._train_start)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Start the clock of the training."""
+        self._train_start = time.monotonic()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Stop it."""
+        self.seconds_before, self._train_start = self.trained_seconds, None
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Reset the clocks: generation between steps, for held-out cases, belongs to no step."""

@@ -29,6 +29,7 @@ from aitrain.runs.checkpoint import (
     Manifest,
     changed,
     checkpoints_of,
+    line_stays,
     publish,
     read_manifest,
     refuse_changes,
@@ -36,10 +37,13 @@ from aitrain.runs.checkpoint import (
     seal,
     step_of,
 )
+from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.callbacks import EvalState
+from aitrain.training.evaluation import EvalPlan
 from aitrain.training.run_context import RunContext
 from aitrain.training.run_recorder import RunRecorder
+from aitrain.training.step_count import steps_before
 from aitrain.training.trainer import EpisodeTrainer
 
 TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
@@ -79,7 +83,7 @@ class CheckpointWriter:
             self._fill(trainer, staging, write)
             accelerator.wait_for_everyone()
             if accelerator.is_main_process:
-                self._finish(staging, step)
+                self._finish(trainer, staging)
         accelerator.wait_for_everyone()
         self.last = step
 
@@ -92,11 +96,13 @@ class CheckpointWriter:
         write_reference(trainer, made)
         self.recorder.sync()
 
-    def _finish(self, staging: Path, step: int) -> None:
+    def _finish(self, trainer: EpisodeTrainer, staging: Path) -> None:
+        step, state = trainer.state.global_step, self.eval_state
         made = staging / f"{PREFIX}{step}"
         (made / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
-        state = self.eval_state
-        seal(made, replace(self.manifest, step=step, best=state.best, owes_evaluation=state.owes_evaluation))
+        seconds, tokens = round(trainer.watch.trained_seconds, 3), trainer.rollouts.trained_tokens
+        manifest = replace(self.manifest, step=step, best=state.best, owes_evaluation=state.owes_evaluation)
+        seal(made, replace(manifest, seconds=seconds, tokens=tokens))
         publish(made, self.folder.checkpoints / made.name)
         shutil.rmtree(staging, ignore_errors=True)
         rotate(self.folder, self.limit, state.best)
@@ -219,6 +225,19 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
     return EvalState(best, before.owes_evaluation, is_same=not changes)
 
 
+def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Path, plan: EvalPlan) -> None:
+    """Continue the time and the tokens of the training, and take over its evaluations that the plan's are comparable
+    with, from metrics.jsonl."""
+    before = read_manifest(checkpoint)
+    trainer.watch.seconds_before, trainer.rollouts.trained_tokens = before.seconds, before.tokens
+    cases, samples = (None, len(plan.cases)), (None, plan.samples)
+    state.scorings = [
+        line
+        for line in read_metrics(RunFolder(checkpoint.parent.parent).metrics)
+        if line.is_scoring and line_stays(before, line) and line.eval_cases in cases and line.eval_samples in samples
+    ]
+
+
 class RestoreState(TrainerCallback):  # type: ignore[misc]
     """Restores the state of a resumed run that transformers does not restore."""
 
@@ -228,13 +247,15 @@ class RestoreState(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Restore the state before the first new step. A run with changed options starts a new generation window, and
-        sets its learning rate, as the optimizer state holds the old one."""
+        """Restore the state before the first new step. A run with changed options starts a new generation window. The
+        optimizer state holds the old learning rate, which other options or another number of steps replace."""
         read_reference(self.trainer, self.checkpoint)
         if self.is_same:
             read_window(self.trainer, self.checkpoint)
         else:
             _set_learning_rate(self.trainer, args.learning_rate)
+        if steps_before(self.checkpoint) != state.max_steps:
+            _follow_schedule(self.trainer)
 
 
 def _set_learning_rate(trainer: EpisodeTrainer, rate: float) -> None:
@@ -244,3 +265,14 @@ def _set_learning_rate(trainer: EpisodeTrainer, rate: float) -> None:
     scheduler._last_lr = [last * change for last in scheduler.get_last_lr()]  # the value that is logged
     for group in trainer.optimizer.param_groups:
         group["lr"], group["initial_lr"] = group["lr"] * change, rate
+
+
+def _follow_schedule(trainer: EpisodeTrainer) -> None:
+    """Set the learning rate to that of the schedule for the present number of steps; schedules that are no function of
+    the step go on as they are."""
+    scheduler = trainer.lr_scheduler
+    if hasattr(scheduler, "lr_lambdas"):
+        factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+        scheduler._last_lr = [base * factor for base, factor in zip(scheduler.base_lrs, factors, strict=True)]
+        for group, rate in zip(trainer.optimizer.param_groups, scheduler._last_lr, strict=True):
+            group["lr"] = rate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,20 +171,20 @@ def fit_warmup(arguments: GRPOConfig) -> str | None:
     Raises:
         ConfigError: the learning rate is 0 in every step even without warm-up.
     """
-    if arguments.deepspeed is not None or _has_rate(arguments):  # DeepSpeed may have its own schedule
+    steps = arguments.max_steps
+    if arguments.deepspeed is not None or any(learning_rates(arguments, steps)):  # DeepSpeed may have its own schedule
         return None
     arguments.warmup_steps = 0
-    steps = arguments.max_steps
-    if not _has_rate(arguments):
+    if not any(learning_rates(arguments, steps)):
         raise ConfigError(
             f"scheduler: with {arguments.lr_scheduler_type.value} the learning rate is 0 in all {steps} steps"
         )
     return f"Too few steps to warm up ({steps}): the learning rate starts at --lr."
 
 
-def _has_rate(arguments: GRPOConfig) -> bool:
-    """Whether the learning rate is above 0 in any step."""
-    optimizer, steps = torch.optim.SGD([torch.zeros(1)], lr=arguments.learning_rate), arguments.max_steps
+def learning_rates(arguments: GRPOConfig, steps: int) -> Iterator[float]:
+    """The learning rate of each step of a run; fewer if the schedule cannot compute them."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=arguments.learning_rate)
     kwargs = arguments.lr_scheduler_kwargs
     try:
         scheduler = get_scheduler(
@@ -192,15 +192,11 @@ def _has_rate(arguments: GRPOConfig) -> bool:
         )
     except (ValueError, TypeError) as error:
         raise _refused(error) from error
-    try:
+    with suppress(ZeroDivisionError):  # the polynomial schedule without a step after the warm-up
         for _ in range(steps):
-            if optimizer.param_groups[0]["lr"] > 0:
-                return True
+            yield float(optimizer.param_groups[0]["lr"])
             optimizer.step()
             scheduler.step()
-    except ZeroDivisionError:  # the polynomial schedule without a step after the warm-up
-        pass
-    return False
 
 
 def _refuse_wrong_field(name: str, arguments: dict[str, object]) -> None:

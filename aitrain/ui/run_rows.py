@@ -7,8 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypedDict
 
-import yaml
-
 from aitrain.errors import ConfigError
 from aitrain.redaction import redact
 from aitrain.runs.held_out import IntervalValues, recorded_table
@@ -16,6 +14,7 @@ from aitrain.runs.json_values import JsonObject, as_float, as_object, as_text, p
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import state_of
+from aitrain.runs.run_options import read_options
 from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord
 from aitrain.runs.verdict import Verdict, verdict_of
 from aitrain.ui.run_state import run_state
@@ -24,7 +23,6 @@ POINTS = 48
 """Points of a row's curve."""
 MOST_METRICS = 32 * 2**20
 """Bytes at the end of metrics.jsonl that are read."""
-YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class RunRow(TypedDict):
@@ -149,18 +147,10 @@ def _names(run: RunFolder, result: JsonObject) -> tuple[str, str]:
     model = as_text(result.get("base_model")) or (as_text(given.get("label")) if isinstance(given, dict) else "")
     environment = as_text(result.get("environment"))
     if not (model and environment):
-        options = _options(run.config)
+        options = read_options(run.config)
         model = model or as_text(options.get("model"))
         environment = environment or as_text(options.get("rl_env"))
     return redact(model), redact(environment)
-
-
-def _options(path: Path) -> JsonObject:
-    try:
-        given = yaml.load(path.read_text(encoding="utf-8", errors="replace"), Loader=YamlLoader)
-    except (OSError, yaml.YAMLError):
-        return {}
-    return given if isinstance(given, dict) else {}
 
 
 def _changed(folder: Path) -> float | None:

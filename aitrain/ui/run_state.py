@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TypedDict
 
 from aitrain.redaction import redact
-from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.json_values import JsonObject, as_float, as_text
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import state_of
+from aitrain.ui.next_steps import continuing
 
 FAILED = ("failed", "stalled", "dead")
 LOG_BYTES, LOG_LINES = 16_000, 60
@@ -69,9 +69,9 @@ def _reason(state: str, status: JsonObject, result: JsonObject) -> str:
 
 def _command(run: RunFolder, job: str) -> str:
     """The command that continues the run; empty if nothing was saved."""
-    if not run.config.is_file() or not (job == "eval" or checkpoints_of(run)):
-        return ""
-    return f"aitrain {job} --config {shlex.quote(str(run.config))} --resume"
+    if job == "eval":
+        return f"aitrain eval --config {shlex.quote(str(run.config))} --resume" if run.config.is_file() else ""
+    return continuing(run)
 
 
 def _end_of_log(path: Path) -> str:

@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import TypedDict
 
-import yaml
-
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
@@ -34,6 +32,9 @@ from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
+from aitrain.runs.run_options import read_options
+from aitrain.runs.verdict import Verdict, verdict_of_scores
+from aitrain.ui.next_steps import NextStep, advice, next_steps
 from aitrain.ui.run_state import RunState, run_state
 
 POINTS = 1_000
@@ -121,6 +122,10 @@ class RunSummary(RunState):
     bounds: Bounds | None
     held_out: list[ScoredStep]
     episodes: EpisodeCounts | None
+    verdict: Verdict | None
+    """Whether the model is better, by `scores`."""
+    advice: str
+    next_steps: list[NextStep]
 
 
 def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
@@ -133,6 +138,8 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
     if (score := as_float(result.get("selection_score"))) is not None:
         step, scorings = as_int(result.get("model_step")), as_int(result.get("selection_scorings"))
         selection = {"score": score, "step": step, "scorings": scorings}
+    is_eval = state["job"] == "eval"
+    table = eval_scores(run, rollouts) if is_eval else scores(run, rollouts)
     return {
         **state,
         "name": folder.name,
@@ -142,30 +149,24 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
         "options": option_rows(run.config, state["job"]),
         "curves": curves(lines),
         "system": system_curves(run.system),
-        "scores": eval_scores(run, rollouts) if state["job"] == "eval" else scores(run, rollouts),
-        "evaluation": evaluation(result) if state["job"] == "eval" else None,
+        "scores": table,
+        "evaluation": evaluation(result) if is_eval else None,
         "selection": selection,
-        "bounds": _bounds(_options(run.config)),
+        "bounds": _bounds(read_options(run.config)),
         "held_out": held_out_curve(run, rollouts) if rollouts else _recorded_curve(lines, result),
         "episodes": count(rollouts) if rollouts else None,
+        "verdict": verdict_of_scores(table),
+        "advice": advice(run),
+        "next_steps": next_steps(run),
     }
 
 
 # -- options
 
 
-def _options(path: Path) -> JsonObject:
-    """config.yaml; empty if it cannot be read."""
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, yaml.YAMLError):
-        return {}
-    return given if isinstance(given, dict) else {}
-
-
 def option_rows(path: Path, job: str = "grpo") -> list[OptionRow]:
     """The run's options in config.yaml, with their defaults, in the order of the job's options."""
-    given = _options(path)
+    given = read_options(path)
     fields = (EvalConfig if job == "eval" else TrainConfig).model_fields
     names = [*(name for name in fields if name in given), *(name for name in given if name not in fields)]
     defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
@@ -229,7 +230,7 @@ def scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
         return recorded
     if rollouts is None:
         return _recorded_scores(result)
-    options = _options(run.config)
+    options = read_options(run.config)
     return before_and_after(_ends(rollouts.entries), _bounds(options), as_int(options.get("eval_samples")) or 1)
 
 
@@ -270,7 +271,7 @@ def eval_scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
     result = read_object(run.result)
     recorded = {str(name): interval_of(value) for name, value in as_object(result.get("scores")).items()}
     if not recorded and rollouts is not None:
-        bounds = _bounds(_options(run.config))
+        bounds = _bounds(read_options(run.config))
         phases: dict[str, list[IndexEntry]] = {}
         for entry in rollouts.entries:
             phases.setdefault(entry.eval_phase, []).append(entry)
@@ -303,7 +304,7 @@ def evaluation(result: JsonObject) -> Evaluation:
 def held_out_curve(run: RunFolder, rollouts: RolloutIndex) -> list[ScoredStep]:
     """The held-out scores by weight version. For the step of model/, the scores after training replace earlier
     ones."""
-    bounds = _bounds(_options(run.config))
+    bounds = _bounds(read_options(run.config))
     points: dict[int, dict[str, list[IndexEntry]]] = {}
     for entry in rollouts.entries:
         if entry.eval_phase:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -16,10 +17,12 @@ from aitrain.redaction import redact
 from aitrain.runs.held_out import ScoreTable, interval_texts
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.verdict import VERDICT_STYLES, VERDICT_WORDS, verdict_of_scores, verdict_sentence
 from aitrain.ui.block import Block, can_be_drawn_over
 from aitrain.ui.dashboard import Dashboard, evaluated_line, evaluating_line, number, step_line
 from aitrain.ui.duration import duration
 from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.next_steps import advice, next_steps
 from aitrain.ui.plot import ASCII, BLOCKS, curve
 
 LINE_EVERY = 10.0
@@ -84,7 +87,8 @@ class Screen:
             self._print_new_lines()
             self.dashboard.take(event)
             if isinstance(event, Note):
-                self._keep(Text("! " + escape_controls(redact(event.text)), style="yellow"))
+                style = "yellow" if event.level == "warning" else ""
+                self._keep(Text(event.mark + escape_controls(redact(event.text)), style=style))
             elif self.block is None:
                 self._print_line(event)
             self._draw()
@@ -130,22 +134,62 @@ class Screen:
 
 
 def last_line(result: Result) -> str:
-    """The result on one line: `held-out score 0.245 -> 0.912  80 steps in 48s  runs/demo`."""
+    """The result on one line: `held-out score 0.245 -> 0.912 (better)  80 steps in 48s  runs/demo`."""
     scores = f"held-out score {number(result.score_before)} -> {number(result.score_after)}"
-    return f"{scores}  {result.steps} steps in {duration(result.seconds)}  {result.folder}"
+    words = f" ({VERDICT_WORDS[result.verdict]})" if result.verdict else ""
+    return f"{scores}{words}  {result.steps} steps in {duration(result.seconds)}  {escape_controls(str(result.folder))}"
 
 
 def show_result(result: Result, scores: ScoreTable, console: Console) -> None:
-    """Print the held-out scores, the reward curve and the paths of the run folder and the report."""
-    rewards = [line["reward"] for line in result.history if line.get("reward") is not None]
+    """Print what came of a run: scores, verdict, curve, where everything is, and what to do next."""
+
+    def show(*parts: str | tuple[str, str]) -> None:
+        console.print(Text.assemble(*parts), soft_wrap=True)
+
+    folder, rewards = RunFolder(result.folder), [line.get("reward") for line in result.history]
     console.print(score_table(scores), soft_wrap=True)
-    console.print(Text(f"{result.steps} steps in {duration(result.seconds)}", style="dim"))
-    if len(rewards) > 1:
-        console.print(Text(f"\nreward over {result.steps} steps"))
-        console.print(reward_curve(rewards, console))
-    console.print(Text(f"\nrun folder: {result.folder}"), soft_wrap=True)
-    if (report := RunFolder(result.folder).report).exists():
-        console.print(Text(f"report: {report}"), soft_wrap=True)
+    if verdict := verdict_of_scores(scores):
+        show((f"\n{verdict_sentence(scores['sampled']['change'])}", f"bold {VERDICT_STYLES[verdict]}"))
+    if text := advice(folder):
+        show(text)
+    show((f"\n{result.steps} steps in {duration(result.seconds)}", "dim"))
+    if len(known := [reward for reward in rewards if reward is not None]) > 1:
+        show(f"reward over {result.steps} steps")
+        console.print(reward_curve(known, console))
+    show("")
+    for name, text, style in _facts(result):
+        show((f"{name}: ", "" if style else "dim"), (escape_controls(text), style))
+    steps = next_steps(folder)
+    width = max((len(step["what"]) for step in steps), default=0)
+    if steps:
+        show(("\nnext", "bold"))
+    for step in steps:
+        show((f"  {step['what']:{width}}  ", "dim"), escape_controls(step["command"]))
+
+
+def _facts(result: Result) -> Iterator[tuple[str, str, str]]:
+    """Names, values and styles of what a run has left."""
+    folder = RunFolder(result.folder)
+    if folder.model.exists():
+        kind = " (adapter)" if (folder.model / "adapter_config.json").exists() else ""
+        chosen = ""
+        if result.selection_score is not None:
+            of = f"the best of {result.selection_scorings} evaluations, {result.selection_score:.3f}"
+            chosen = f", step {result.model_step}: {of}; above is its score with new samples"
+        yield "model", f"{folder.model}{kind}{chosen}", ""
+        if (merged := folder.model / "merged").exists():
+            yield "merged with its base", str(merged), ""
+    if reached := result.time_to_target:
+        took = "" if reached["seconds"] is None else f", {duration(reached['seconds'])} of training"
+        tokens = "" if reached["tokens"] is None else f", {reached['tokens']:,} sampled tokens"
+        yield f"{reached['target']:g} reached", f"after {reached['steps']} steps{took}{tokens}", ""
+    if failed := sum(result.failures.values()):
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in result.failures.items())
+        command = f"aitrain show {shlex.quote(str(result.folder))} --failed"
+        yield "failures", f"{failed:,} of {result.episodes:,} episodes ({kinds}): {command}", "red"
+    yield "run folder", str(result.folder), ""
+    if folder.report.exists():
+        yield "report", str(folder.report), ""
 
 
 def reward_curve(rewards: Sequence[float], console: Console) -> Text:

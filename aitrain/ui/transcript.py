@@ -15,6 +15,7 @@ from rich.text import Text
 
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
+from aitrain.runs.verdict import VERDICT_STYLES, verdict_sentence
 from aitrain.ui.dashboard import brief, number
 from aitrain.ui.duration import duration
 from aitrain.ui.episodes import Query, find, tool_name
@@ -57,6 +58,8 @@ def overview(folder: Path, rollouts: RolloutIndex, console: Console) -> Iterator
     yield Text(escape_controls(", ".join(str(part) for part in parts if part)), style="dim")
     yield Text()
     yield score_table(found["scores"])
+    if verdict := found["verdict"]:
+        yield Text(verdict_sentence(found["scores"]["sampled"]["change"]), style=VERDICT_STYLES[verdict])
     if chosen := found["selection"]:
         text = f"model/ has the weights of step {chosen['step']}, whose score of {number(chosen['score'])} was the best"
         yield Text(f"{text} of {chosen['scorings']}; after: its score with new samples", style="dim")

@@ -41,12 +41,14 @@ from aitrain.options.documentation import help_text
 from aitrain.options.option import Option, options_of
 from aitrain.options.reading import resolve
 from aitrain.redaction import TELEMETRY_OFF
+from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training import hub, model, preparation, rollout_setup
-from aitrain.training.callbacks import EvalCallback, EvalState
+from aitrain.training.callbacks import EvalCallback, EvalState, StopCallback
+from aitrain.training.early_stop import EarlyStop
 from aitrain.training.model import Precision, choose_precision
 from aitrain.training.policy_rollouts import PolicyRollouts
-from aitrain.training.run_context import RunContext
+from aitrain.training.run_context import RunContext, StopRequest
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 from aitrain.training.warm_up import LongestShapes
@@ -296,13 +298,29 @@ def evaluations(config: TrainConfig) -> object:
     scored: list[int] = []
     saved: list[int] = []
     evaluator = EvalCallback(
-        config, lambda step: (scored.append(step), (0.5, 0.5))[1], EvalState(), lambda step: step % 4 == 0
+        config,
+        lambda step: (scored.append(step), MetricsLine(step=step, eval_score=0.5))[1],
+        EvalState(),
+        lambda step: step % 4 == 0,
     )
     for step in range(1, 11):
         control = TrainerControl()
         evaluator.on_step_end(None, TrainerState(global_step=step, max_steps=20, epoch=step / 4), control)  # type: ignore[arg-type]
         saved += [step] if control.should_save else []
     return scored, saved
+
+
+def ends(config: TrainConfig) -> object:
+    """The step after which a training ends that gets no better than in its fourth step."""
+    state, stop = EvalState(before=0.1), StopRequest()
+    early = EarlyStop(config, state, StopCallback(stop))
+    for step in range(1, 11):
+        control, score = TrainerControl(), min(step, 4) / 5
+        state.add(MetricsLine(step=step, eval_score=score, eval_low=score - 0.1))
+        early.on_step_end(None, TrainerState(global_step=step), control)  # type: ignore[arg-type]
+        if control.should_training_stop:
+            return step, stop.reason, control.should_save
+    return None
 
 
 def saved(config: TrainConfig) -> object:
@@ -433,6 +451,8 @@ EFFECTS = {
     "eval_samples": seen(trainer, 3, **TINY),
     "eval_strategy": seen(evaluations, "no"),
     "eval_steps": seen(evaluations, 3, eval_strategy="steps"),
+    "until": seen(ends, 0.5),
+    "patience": seen(ends, 2),
     "save_strategy": seen(arguments, "no"),
     "save_steps": seen(arguments, 7),
     "save_total_limit": seen(arguments, 3),

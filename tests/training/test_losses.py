@@ -180,15 +180,17 @@ def test_with_all_rows_kept_the_gradient_is_trls_to_the_last_bit(loss: str, tmp_
     assert torch.equal(ours, gradient_of_plain_trl(args, rows))
 
 
+@pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("name", ["accumulation", "a window of two steps", "two iterations", "two windows a step"])
-def test_metrics_of_a_step_are_those_of_its_kept_tokens(name: str, tmp_path: Path) -> None:
+def test_metrics_of_a_step_are_those_of_its_kept_tokens(name: str, level: str, tmp_path: Path) -> None:
+    """With one ratio for a completion, the clip ratios are those of its kept completions."""
     layout = LAYOUTS[name]
     windows = [batch_of(layout.batch, are_ragged=True, seed=seed) for seed in range(6)]
     for number, window in enumerate(windows):
         window[KEPT] = torch.rand(layout.batch, generator=torch.Generator().manual_seed(number)) < 0.4
         window[KEPT][-1] = True
     windows[0][KEPT][: layout.rows] = True  # a micro-batch of which all rows are kept
-    args = arguments(tmp_path, layout, rl_loss_type="grpo", **ON)
+    args = arguments(tmp_path, layout, rl_loss_type="grpo", rl_importance_level=level, **ON)
 
     found = metrics_of_steps(args, layout, windows, steps=3)
     for step, metrics in enumerate(found):

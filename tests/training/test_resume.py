@@ -25,7 +25,7 @@ from aitrain.training.run_recorder import RunRecorder
 from tests.environments.vowels import Vowels
 
 Train = Callable[..., Result]
-TIMES = {"seconds", "step_time", "tokens_per_second"} | {
+TIMES = {"seconds", "step_time", "tokens_per_second", "trained_seconds"} | {
     f"time/{part}" for part in ("step", "generate", "environment", "optimize")
 }
 EVERY_STEP = {"max_steps": 6, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
@@ -115,6 +115,48 @@ def test_a_resumed_run_ends_like_one_that_was_never_stopped(
         resumed = train(environment(), project_name=killed.name, resume_from_checkpoint="auto", **options)
         assert resumed.folder == killed
         assert_same(killed, whole.folder)
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [
+        (Vowels, {"trl": WINDOW, **ADAPTER, **EVALUATING, "save_best": True, "save_total_limit": 1}),
+        (Talks, {"save_strategy": "epoch", "rl_prompts_per_step": 4, "batch_size": 16, "rl_max_new_tokens": 3}),
+    ],
+    ids=["inside a window, an adapter, the best step", "the end of an epoch, many turns"],
+)
+def test_a_finished_run_that_goes_on_ends_like_one_that_had_all_steps_from_its_start(
+    environment: type[Any], options: dict[str, Any], train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four steps are one epoch of Talks. In the other one the last step has an evaluation due, and half of a window."""
+    options = {**EVERY_STEP, "scheduler": "constant", **options}
+    whole = train(environment(), project_name="whole", **options | {"max_steps": 6})
+    run = train(environment(), project_name="run", **options | {"max_steps": 4})
+    assert (run.status, run.steps) == ("finished", 4)
+    again = train(environment(), project_name="run", resume_from_checkpoint="auto", **options | {"max_steps": 6})
+
+    assert (again.folder, again.steps) == (run.folder, 6)
+    assert_same(run.folder, whole.folder)
+    assert "Continues after step 4 of 4 to step 6; with scheduler constant" in capsys.readouterr().err
+
+
+def test_a_schedule_goes_on_as_for_the_new_number_of_steps_and_that_is_said(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"save_strategy": "epoch", "eval_cases": 0, "warmup_ratio": 0.0}
+    train(Vowels(), project_name="run", max_steps=2, **options)
+    resume = {"project_name": "run", "resume_from_checkpoint": "auto"}
+    with pytest.raises(ConfigError, match=r"max_steps: .*checkpoint-2 has 2 steps behind it, more than 1"):
+        train(Vowels(), **resume, max_steps=1, **options)
+    train(Vowels(), **resume, max_steps=2, **options)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "All 2 steps are done; --resume with a larger --max-steps continues." in said
+    result = train(Vowels(), **resume, max_steps=4, **options)
+
+    rates = [line["learning_rate"] for line in result.history if "loss" in line]
+    assert rates == pytest.approx([1e-3, 5e-4, 5e-4, 2.5e-4])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "The learning rate was 0.0005 in step 2; from here scheduler linear sets it as for 4 steps: 0.0005" in said
 
 
 def in_the_earlier_format(folder: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 from aitrain.errors import ConfigError
 from aitrain.runs.run_folder import append_lines
 from aitrain.ui import episodes
-from aitrain.ui.page import SCRIPTS, STYLES
+from aitrain.ui.page import SERVED_SCRIPTS, STYLES
 from aitrain.ui.run_registry import OpenRun, RunRegistry, places
 from aitrain.ui.server import PageServer
 from tests.test_old_run import OLD_RUN
@@ -70,7 +70,7 @@ def test_the_page_and_its_parts_are_served_under_a_strict_policy(server: PageSer
     assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'self'; script-src 'self';")
     assert "unsafe" not in headers["Content-Security-Policy"]
     parts = re.findall(r'(?:src|href)="(/[^"]+)"', page.decode())
-    assert len(parts) == len(STYLES) + len(SCRIPTS)
+    assert len(parts) == len(STYLES) + len(SERVED_SCRIPTS)
     for part in parts:
         status, headers, _ = ask(server, part)
         assert status == 200

@@ -16,13 +16,6 @@ function statusPill({ status }) {
   return el("span", { class: `pill ${word.replace(" ", "-")}`, title: STATUS_HINTS[status] }, word);
 }
 
-/** Whether a mean change is detectable: better, worse, undetected; null without one. */
-function verdictOf(change) {
-  if (!change) return null;
-  if (change.low !== null && change.low > 0) return "better";
-  return change.high !== null && change.high < 0 ? "worse" : "undetected";
-}
-
 function runHead(summary) {
   return [el("h1", {}, isolated(summary.name), " ", statusPill(summary)), endedEarly(summary), newestScore(summary), lead(summary), progressBar(summary), el("p", { class: "hint live" }, progress(summary))];
 }
@@ -41,7 +34,7 @@ function lead(summary) {
 function newestScore(summary) {
   const { value, when, change } = scoreNow(summary);
   if (!value) return null;
-  const verdict = verdictOf(summary.scores.sampled?.change);
+  const { verdict } = summary;
   const since = verdict ? [", ", el("span", { class: verdict }, VERDICTS[verdict])] : change === null ? [] : [`, ${signed(change)} since the start`];
   return el("p", { class: "newest" }, el("b", {}, score(value.mean)), " ", el("span", {}, `held-out score ${when}`, since));
 }

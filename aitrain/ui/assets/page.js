@@ -19,7 +19,20 @@ function results(summary) {
     .filter(([, , one]) => one.before || one.after);
   if (!rows.length) return el("div", { class: "card empty" }, note(summary.job === "eval" ? "No score yet." : `No held-out score${summary.status === "running" ? " yet" : ""}: it is taken before and after training, of cases that are not trained on (--eval-cases).`));
   if (summary.job === "eval") return el("div", { class: "card result" }, rows.map(([name, hint, one]) => evalRow(name, hint, one)), overlapNote({ eval_overlap: summary.result.overlap, eval_cases: summary.result.cases }), intervalNote(rows), evaluationTable(summary.evaluation));
-  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), selectionNote(summary), overlapNote(summary.result), intervalNote(rows));
+  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), selectionNote(summary), overlapNote(summary.result), intervalNote(rows), nextSteps(summary));
+}
+
+/** Whether a change is detectable, by its interval and its p-value, which older runs do not have. */
+function directionOfChange({ low, high, p_value }) {
+  if ((p_value ?? 0) > 0.05 || low === null) return "";
+  return low > 0 ? "better" : high < 0 ? "worse" : "";
+}
+
+/** What the result suggests, and the commands that follow on it. */
+function nextSteps({ advice, next_steps: steps }) {
+  if (!advice && !steps?.length) return null;
+  const lines = steps.map(({ what, command }) => [el("dt", {}, what), el("dd", {}, el("code", {}, isolated(command)))]);
+  return el("div", { class: "next-steps" }, advice && el("p", {}, advice), el("dl", {}, lines));
 }
 
 /** Which step --save-best chose, as the score it was chosen by is not the score after. */
@@ -45,7 +58,7 @@ function resultRow(name, hint, one, [when, last]) {
     el("div", { class: "figures" }, bigScore("before", one.before), el("span", { class: "arrow", "aria-hidden": "true" }, "→"), bigScore(now, after)),
     el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("before", one.before, bounds), rangeBar("after", after, bounds)),
     change &&
-      el("p", { class: "change" }, el("b", { class: change.low !== null && change.low > 0 ? "better" : change.high !== null && change.high < 0 ? "worse" : "" }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}`, change.low === null ? "" : `, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
+      el("p", { class: "change" }, el("b", { class: directionOfChange(change) }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}`, change.low === null ? "" : `, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
   );
 }
 

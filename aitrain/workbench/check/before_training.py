@@ -46,6 +46,11 @@ class FastCheck:
     all_failed: str = ""
     """The first failure, if every episode failed."""
 
+    @property
+    def is_clean(self) -> bool:
+        """Whether all checks were made and have nothing to say."""
+        return not (self.skipped or self.left_out or any(finding.level != "info" for finding in self.findings))
+
     def lines(self) -> Iterator[str]:
         """The findings for the user, or one line if there are none."""
         if self.skipped:

@@ -1,0 +1,83 @@
+"""Ends a training by its held-out scores: `--until`, `--patience`, and what it took to reach the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from aitrain.runs.intervals import Bounds, of_mean
+from aitrain.runs.metrics_line import MetricsLine
+
+
+class TimeToTarget(TypedDict):
+    """The first evaluation that reached `--until`, and what the training had taken by then."""
+
+    target: float
+    steps: int
+    seconds: float | None
+    """Seconds of training, evaluations included, over all parts of a resumed run."""
+    tokens: int | None
+    """Tokens sampled in training."""
+    score: float | None
+    low: float
+    """Lower limit of the score's interval."""
+
+
+def time_to_target(until: float, scorings: Sequence[MetricsLine]) -> TimeToTarget | None:
+    """The first of the evaluations whose interval begins at or above `until`; None if there is none."""
+    for line in scorings:
+        if line.eval_low is not None and line.eval_low >= until:
+            return {
+                "target": until,
+                "steps": line.step,
+                "seconds": line.trained_seconds,
+                "tokens": line.trained_tokens,
+                "score": line.eval_score,
+                "low": line.eval_low,
+            }
+    return None
+
+
+def evaluations_without_better(before: float | None, scorings: Sequence[MetricsLine]) -> int:
+    """Number of evaluations since the highest score, which may be that of the initial policy."""
+    scores = [before, *(line.eval_score for line in scorings)]
+    known = [score for score in scores if score is not None]
+    return len(known) - 1 - known.index(max(known)) if known else 0
+
+
+def reason_to_stop(
+    until: float | None, patience: int | None, before: float | None, scorings: Sequence[MetricsLine]
+) -> str | None:
+    """Why the training ends after the last of these evaluations; None if it goes on."""
+    if not scorings:
+        return None
+    last = scorings[-1]
+    if until is not None and time_to_target(until, [last]):
+        score, low = last.eval_score, last.eval_low
+        return f"the interval of the held-out score {score:.3f} begins at {low:.3f} (--until {until:g})"
+    since = evaluations_without_better(before, scorings)
+    if patience is not None and since >= patience:
+        best = max(score for score in (before, *(line.eval_score for line in scorings)) if score is not None)
+        return f"{since} evaluations in a row have not beaten the held-out score {best:.3f} (--patience {patience})"
+    return None
+
+
+def cases_to_reach(until: float, cases: int, bounds: Bounds) -> int | None:
+    """Smallest number of held-out cases, `cases` or more, with which perfect scores reach `until`; None if none
+    does."""
+    if until >= bounds[1]:
+        return None
+
+    def reaches(count: int) -> bool:
+        best = of_mean([bounds[1]] * count, bounds)
+        return best is not None and best.low is not None and best.low >= until
+
+    if cases and reaches(cases):
+        return cases
+    low, high = cases, max(1, 2 * cases)
+    while not reaches(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high

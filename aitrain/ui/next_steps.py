@@ -1,0 +1,125 @@
+"""What to do after a run: advice on its result, the commands for it, and the command that continues the run."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from typing import TypedDict
+
+from aitrain.runs.checkpoint import checkpoints_of
+from aitrain.runs.held_out import bounds_of, recorded_table
+from aitrain.runs.intervals import of_mean
+from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text
+from aitrain.runs.metrics_line import read_metrics
+from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_options import read_options
+from aitrain.runs.verdict import Verdict, verdict_of_scores
+
+
+class NextStep(TypedDict):
+    """A command, and what it is for."""
+
+    what: str
+    command: str
+
+
+def verdict_of_result(result: JsonObject) -> Verdict | None:
+    """The verdict on the scores of a result.json, that of older runs included."""
+    return verdict_of_scores(recorded_table(result.get("scores")))
+
+
+def advice(folder: RunFolder) -> str:
+    """What the result of a training suggests, in a sentence or two; empty if there is nothing to add to the verdict."""
+    result = read_object(folder.result)
+    if not _is_over(folder, result):
+        return ""
+    match verdict_of_result(result):
+        case "worse":
+            return "A lower learning rate may help, and --save-best, which keeps the best step as the model."
+        case "undetected":
+            return (
+                "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
+                " smaller differences."
+            )
+        case None:
+            return "No cases were scored before and after (--eval-cases): nothing says whether the model is better."
+        case "better":
+            return ""
+
+
+def next_steps(folder: RunFolder) -> list[NextStep]:
+    """Commands that follow on the result of a training, the most useful first; none if it did not come to its end."""
+    result = read_object(folder.result)
+    if not _is_over(folder, result):
+        return []
+    run = shlex.quote(str(folder.path))
+    chat: NextStep = {"what": "talk to it", "command": f"aitrain chat {run}"}
+    look: list[NextStep] = [
+        {"what": "before and after, case by case", "command": f"aitrain compare {run}"},
+        {"what": "every rollout in a browser", "command": f"aitrain view {run}"},
+    ]
+    again: NextStep = {"what": "train again, more carefully", "command": _gentler(folder, result)}
+    on: NextStep = {"what": "train on", "command": continuing(folder)}
+    match verdict_of_result(result):
+        case "worse":
+            steps = [again, *look]
+        case "undetected" | None:
+            steps = [on, *look, chat]
+        case "better":
+            score: NextStep = {"what": "score it with more samples", "command": f"aitrain eval {run} --samples 4"}
+            export: NextStep = {"what": "hand it over", "command": f"aitrain export {run}"}
+            steps = [chat, *look, score, export, on]
+    return [step for step in steps if step["command"]]
+
+
+def continuing(folder: RunFolder) -> str:
+    """The command that continues a run; empty if nothing was saved, or the environment came from Python."""
+    command, options, result = _command(folder), read_options(folder.config), read_object(folder.result)
+    if not command or not checkpoints_of(folder):
+        return ""
+    because, steps = as_text(result.get("stopped_because")), as_int(result.get("steps"))
+    if read_object(folder.status).get("status", "finished") == "finished" and steps:
+        return f"{command} --resume --max-steps {2 * steps}"
+    if "--until" in because:
+        higher = _higher_target(options, as_int(result.get("eval_cases")) or 0)
+        return "" if higher is None else f"{command} --resume --until {higher:g}"
+    if "--patience" in because:
+        return f"{command} --resume --patience {2 * (as_int(options.get('patience')) or 1)}"
+    return f"{command} --resume"
+
+
+def _is_over(folder: RunFolder, result: JsonObject) -> bool:
+    """Whether it is the result of a training that came to its end, by its steps or by a rule; a training that is being
+    continued has the result of its earlier end."""
+    is_training = as_text(result.get("job")) in ("", "grpo")
+    has_ended = result.get("status") == "finished" or as_float(result.get("score_after")) is not None
+    return is_training and has_ended and read_object(folder.status).get("status") in (None, "finished", "stopped")
+
+
+def _command(folder: RunFolder) -> str:
+    options = read_options(folder.config)
+    if not (options.get("rl_env") or options.get("rl_env_module")):
+        return ""
+    return f"aitrain grpo --config {shlex.quote(str(folder.config))}"
+
+
+def _gentler(folder: RunFolder, result: JsonObject) -> str:
+    """The command that trains once more, with a third of the learning rate and the best step as the model."""
+    command, options = _command(folder), read_options(folder.config)
+    rate = as_float(options.get("lr"))
+    if not command or rate is None:
+        return ""
+    has_evaluations = any(line.is_scoring for line in read_metrics(folder.metrics))
+    every = max(1, (as_int(result.get("steps")) or 1) // 10)
+    evaluate = "" if has_evaluations else f" --eval-strategy steps --eval-steps {every}"
+    return f"{command} --lr {rate / 3:.1g}{'' if options.get('save_best') else ' --save-best'}{evaluate}"
+
+
+def _higher_target(options: JsonObject, cases: int) -> float | None:
+    """A target between --until and what perfect scores reach; None if there is none."""
+    until, bounds = as_float(options.get("until")), bounds_of(options.get("rl_score_range"))
+    perfect = of_mean([bounds[1]] * cases, bounds) if bounds else None
+    if until is None or perfect is None or perfect.low is None:
+        return None
+    higher = math.floor((until + perfect.low) / 2 * 100) / 100
+    return higher if higher > until else None

@@ -1,0 +1,180 @@
+"""`--until` and `--patience`: after which step a run ends, how it is scored then, and the same after a kill."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain import ConfigError, Result
+from aitrain.runs.checkpoint import checkpoints_of, read_manifest, step_of
+from aitrain.runs.run_folder import RunFolder, read_lines
+from tests.environments.vowels import Vowels
+from tests.training.test_resume import as_if_killed_after, assert_same
+
+Train = Callable[..., Result]
+OPTIONS = {
+    "max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1,
+    "save_total_limit": None,
+}  # fmt: skip
+
+
+INTERRUPTED = "Ctrl-C, SIGTERM, or the end of the parent process"
+
+
+class Told(Vowels):
+    """Twenty held-out cases, which all get the next score of a list each time that they are sampled; each greedy one
+    gets 0."""
+
+    def __init__(self, *scores: float) -> None:
+        super().__init__()
+        self.scores: Iterator[float] = chain(*([score] * 20 + [0.0] * 20 for score in scores), repeat(0.0))
+
+    def build_eval_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return [{"prompt": f"tell {n}", "case_idx": -1} for n in range(20)]
+
+    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+        return next(self.scores) if case_idx == -1 else len(completion) % 5 / 5
+
+
+def result_of(result: Result) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((result.folder / "result.json").read_text())
+    return values
+
+
+def after(folder: Path) -> list[dict[str, Any]]:
+    """The sampled episodes of the last scoring."""
+    records = [record for file in folder.glob("rollouts/*.jsonl") for record in read_lines(file)]
+    return [record for record in records if record.get("eval_phase") == "after_sampled"]
+
+
+def sampled_tokens(folder: Path, steps: int) -> int:
+    records = [record for file in folder.glob("rollouts/*.jsonl") for record in read_lines(file)]
+    return sum(int(str(r["tokens"])) for r in records if "eval_phase" not in r and int(str(r["step"])) <= steps)
+
+
+def test_a_run_ends_when_the_interval_of_its_held_out_score_begins_at_the_target(train: Train) -> None:
+    """Twenty perfect scores have an interval that begins at 0.84. The last 0.5 is of new samples."""
+    result = train(Told(0.0, 0.5, 1.0, 0.5), **OPTIONS, until=0.8)
+
+    assert (result.status, result.steps, result.model_step, result.score_after) == ("stopped", 2, 2, 0.5)
+    assert result.stopped_because == "the interval of the held-out score 1.000 begins at 0.839 (--until 0.8)"
+    assert {record["sample"] for record in after(result.folder)} == {1}  # the scorings before are of sample 0
+    reached = result_of(result)["time_to_target"]
+    assert (reached["target"], reached["steps"], reached["score"]) == (0.8, 2, 1.0)
+    assert reached["tokens"] == sampled_tokens(result.folder, 2) > 0
+    assert reached["seconds"] > 0
+    assert result.time_to_target == reached
+
+
+def test_a_target_that_only_the_last_scoring_reaches_is_reached_in_the_last_step(train: Train) -> None:
+    reached = train(Told(0.0, 0.5, 1.0), **OPTIONS | {"max_steps": 2}, until=0.8)
+    assert (reached.status, reached.steps) == ("finished", 2)
+    assert reached.time_to_target is not None
+    assert (reached.time_to_target["steps"], reached.time_to_target["score"]) == (2, 1.0)
+    missed = train(Told(0.0, 0.5, 0.9), **OPTIONS | {"max_steps": 2}, until=0.8)
+    assert (missed.status, missed.time_to_target) == ("finished", None)
+
+
+def test_a_run_that_gets_no_better_ends_and_has_the_best_step_where_that_is_kept(train: Train) -> None:
+    """Step 1 is the best, and is scored with new samples at the end."""
+    result = train(Told(0.1, 0.4, 0.2, 0.4, 0.3), **OPTIONS, patience=2, save_best=True)
+
+    assert (result.status, result.steps, result.model_step, result.score_after) == ("stopped", 3, 1, 0.3)
+    assert result.stopped_because is not None
+    assert "2 evaluations in a row have not beaten the held-out score 0.400 (--patience 2)" in result.stopped_because
+    assert (result.selection_score, result.selection_scorings) == (0.4, 3)
+    assert [line["step"] for line in result.history if "eval_score" in line] == [1, 2, 3]
+
+
+class Length(Told):
+    """Scores held-out cases by the answer's length."""
+
+    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+        return 0.9 + len(completion) % 7 / 70 if case_idx == -1 else len(completion) % 5 / 5
+
+
+@pytest.mark.parametrize("rule", [{"until": 0.5}, {"patience": 1}], ids=str)
+def test_a_run_that_is_killed_ends_after_the_same_step(rule: dict[str, Any], train: Train) -> None:
+    """Killed before the evaluation that ends it, and in the scoring after the training."""
+    options = OPTIONS | rule | {"eval_steps": 2}
+    whole = train(Length(), project_name="whole", **options)
+    assert whole.status == "stopped"
+    for step in (whole.steps - 1, whole.steps):
+        killed = as_if_killed_after(whole.folder, step, f"killed-{step}")
+        resumed = train(Length(), project_name=killed.name, resume_from_checkpoint="auto", **options)
+        assert_same(killed, whole.folder)
+        assert (resumed.status, resumed.stopped_because) == ("stopped", whole.stopped_because)
+        assert resumed.score_after == whole.score_after
+        if whole.time_to_target is not None:
+            assert resumed.time_to_target is not None
+            assert resumed.time_to_target["tokens"] == whole.time_to_target["tokens"]
+
+
+class Stops(Length):
+    """Asks the run to stop in its n-th training score."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.left = at
+
+    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+        self.left -= case_idx != -1
+        if self.left == 0 and case_idx != -1:
+            signal.raise_signal(signal.SIGINT)
+        return super().score_episode(completion, case_idx)
+
+
+def test_a_run_that_was_stopped_where_it_would_have_ended_ends_there_when_it_is_resumed(train: Train) -> None:
+    """Ctrl-C in the second step skips the evaluation that reaches the target."""
+    options = OPTIONS | {"until": 0.5, "eval_steps": 2, "rl_check": False}
+    whole = train(Stops(0), project_name="whole", **options)
+    stopped = train(Stops(8 + 1), project_name="run", **options)
+    assert (stopped.steps, stopped.stopped_because, stopped.score_after) == (2, INTERRUPTED, None)
+    resumed = train(Stops(0), project_name="run", resume_from_checkpoint="auto", **options)
+
+    assert_same(stopped.folder, whole.folder)
+    assert (resumed.steps, resumed.stopped_because) == (2, whole.stopped_because)
+
+
+def test_a_run_that_reached_its_target_goes_on_to_a_higher_one(train: Train) -> None:
+    run = train(Told(0.0, 0.8, 0.8), project_name="run", **OPTIONS, until=0.5)
+    assert run.steps == 1
+    on = train(Told(1.0, 1.0), project_name="run", resume_from_checkpoint="auto", **OPTIONS, until=0.8)
+
+    assert (on.folder, on.steps) == (run.folder, 2)
+    assert on.time_to_target is not None
+    assert on.time_to_target["tokens"] == sampled_tokens(run.folder, 2)
+    assert [step_of(path) for path in checkpoints_of(RunFolder(run.folder))] == [2, 1]
+    first, second = (read_manifest(RunFolder(run.folder).checkpoints / f"checkpoint-{step}") for step in (1, 2))
+    assert 0 < first.seconds < second.seconds
+    assert 0 < first.tokens < second.tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"until": 0.8, "eval_strategy": "no"}, r"until: nothing is scored during training"),
+        ({"patience": 1, "eval_cases": 0}, r"patience: nothing is scored during training"),
+        ({"until": 0.8, "eval_steps": 6}, r"until: there is no evaluation before the last of the 6 steps"),
+        ({"patience": 1, "eval_strategy": "epoch"}, r"(?s)patience: there is no evaluation.*--eval-steps 1"),
+        ({"until": 0.9}, r"(?s)until: with 20 held-out cases not even perfect .*--eval-cases 35 or more"),
+        ({"until": 1.0}, r"until: 1 must be below 1, the highest score"),
+    ],
+)  # fmt: skip
+def test_a_rule_that_could_never_end_the_run_is_refused(options: dict[str, Any], message: str, train: Train) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train(Told(), **OPTIONS | options)
+
+
+def test_a_target_may_lie_in_the_range_that_the_environment_declares_and_patience_may_be_too_long(
+    train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train(Told(0.0, 5.0, 5.0), **OPTIONS | {"max_steps": 2}, until=4.0, rl_score_range="0,5", patience=3)
+    assert (result.steps, result.status) == (1, "stopped")
+    assert "--patience 3 cannot end this run: evaluations before the last step: 1." in capsys.readouterr().err

@@ -1,0 +1,109 @@
+"""What is proposed after a run, by what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aitrain.runs.run_folder import RunFolder, append_lines, write_json
+from aitrain.ui.next_steps import advice, continuing, next_steps
+from aitrain.ui.summary import summary
+
+SCORES = {"better": (0.1, 0.3), "worse": (-0.3, -0.1), "undetected": (-0.1, 0.1)}
+
+
+def run(
+    path: Path, verdict: str | None = "better", options: str = "rl_env: envs.arithmetic", **values: object
+) -> RunFolder:
+    """The folder of a run that has ended, with a checkpoint."""
+    folder = RunFolder(path / "my run")
+    (folder.checkpoints / "checkpoint-80").mkdir(parents=True)
+    folder.config.write_text(options + "\n")
+    scores: dict[str, object] = {}
+    if verdict:
+        low, high = SCORES[verdict]
+        change = {"mean": (low + high) / 2, "low": low, "high": high, "count": 64}
+        scores = {"sampled": {"before": None, "after": None, "change": change}}
+    result = {"status": "finished", "steps": 80, "score_after": 0.5, "eval_cases": 64, "scores": scores, **values}
+    write_json(folder.result, result)
+    write_json(folder.status, {"status": result["status"]})
+    return folder
+
+
+def commands(folder: RunFolder) -> list[str]:
+    """The commands without the folder."""
+    return [step["command"].replace(str(folder.path), "RUN") for step in next_steps(folder)]
+
+
+def test_a_better_model_is_to_be_talked_to_and_handed_over(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    assert advice(folder) == ""
+    assert commands(folder) == [
+        "aitrain chat 'RUN'",
+        "aitrain compare 'RUN'",
+        "aitrain view 'RUN'",
+        "aitrain eval 'RUN' --samples 4",
+        "aitrain export 'RUN'",
+        "aitrain grpo --config 'RUN/config.yaml' --resume --max-steps 160",
+    ]
+
+
+def test_a_model_that_got_worse_is_trained_again_with_a_lower_rate_and_the_best_step(tmp_path: Path) -> None:
+    folder = run(tmp_path, "worse", "rl_env: envs.arithmetic\nlr: 3.0e-05")
+    assert "A lower learning rate may help, and --save-best" in advice(folder)
+    assert commands(folder)[0] == (
+        "aitrain grpo --config 'RUN/config.yaml' --lr 1e-05 --save-best --eval-strategy steps --eval-steps 8"
+    )
+    append_lines(folder.metrics, [{"step": 40, "eval_score": 0.5}])
+    assert commands(folder)[0] == "aitrain grpo --config 'RUN/config.yaml' --lr 1e-05 --save-best"
+
+
+def test_where_no_difference_shows_there_may_be_too_few_steps_or_cases(tmp_path: Path) -> None:
+    folder = run(tmp_path, "undetected")
+    assert "More steps may help" in advice(folder)
+    assert commands(folder)[0].endswith("--resume --max-steps 160")
+
+
+def test_without_held_out_cases_nothing_says_whether_it_is_better(tmp_path: Path) -> None:
+    assert "nothing says whether the model is better" in advice(run(tmp_path, None, score_after=None))
+
+
+@pytest.mark.parametrize(
+    ("because", "options", "end"),
+    [
+        ("Ctrl-C", "", "--resume"),
+        ("in 9 steps no group's scores differed (--stop-when-flat 9)", "", "--resume"),
+        ("... (--patience 3)", "patience: 3", "--resume --patience 6"),
+        ("... (--until 0.8)", "until: 0.8", "--resume --until 0.87"),  # perfect scores of 64 cases reach 0.94
+        ("... (--until 0.94)", "until: 0.94", None),
+    ],
+)
+def test_a_run_that_stopped_is_continued_by_the_command_that_goes_on(
+    because: str, options: str, end: str | None, tmp_path: Path
+) -> None:
+    folder = run(tmp_path, options=f"rl_env: envs.arithmetic\n{options}", status="stopped", stopped_because=because)
+    expected = "" if end is None else f"aitrain grpo --config '{folder.config}' {end}"
+    assert continuing(folder) == expected
+
+
+def test_there_are_no_commands_for_what_cannot_be_done(tmp_path: Path) -> None:
+    """A run of a notebook, without an environment in its config.yaml; an interrupted one, a running one, an eval."""
+    folder = run(tmp_path, "better", "lr: 1.0e-05")
+    assert "grpo" not in " ".join(commands(folder))
+    assert continuing(folder) == ""
+    others: list[tuple[str, dict[str, object]]] = [
+        ("stopped", {"score_after": None}), ("running", {}), ("finished", {"job": "eval"})
+    ]  # fmt: skip
+    for status, values in others:
+        other = run(tmp_path / status)
+        write_json(other.result, {"status": status, "scores": {}, "score_after": 0.5, **values})
+        write_json(other.status, {"status": status})
+        assert (next_steps(other), advice(other)) == ([], "")
+
+
+def test_the_page_has_the_verdict_with_advice_and_commands(tmp_path: Path) -> None:
+    folder = run(tmp_path, "worse")
+    found = summary(folder.path, None)
+    assert (found["verdict"], found["advice"]) == ("worse", advice(folder))
+    assert found["next_steps"] == next_steps(folder) != []
