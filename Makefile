@@ -32,6 +32,7 @@ bench: install
 	$(BIN)/python -m benchmarks.memory --pairs 1
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.intervals
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.comparison
 	$(BIN)/python -m benchmarks.properties
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.torture --kills 10
 

@@ -59,9 +59,11 @@ class GSM8K:
         """The rows of eval_path."""
         return self.held_out
 
-    def score_episode(self, text: str, data_source: str, reward_model: dict[str, Any]) -> float:
-        """What the judge for this data source says; `data_source` and `reward_model` come from the row."""
-        return float(JUDGES[self.judges[data_source]](text, reward_model["ground_truth"]))
+    def score_episode(self, text: str, data_source: str, reward_model: dict[str, Any]) -> dict[str, float]:
+        """What the judge for this data source says, and beside it the lenient judge, which ignores the format;
+        `data_source` and `reward_model` come from the row."""
+        truth = reward_model["ground_truth"]
+        return {"score": float(JUDGES[self.judges[data_source]](text, truth)), "lenient": float(lenient(text, truth))}
 
     def reference(self, case_idx: int) -> str:
         """A right answer to row `case_idx`; the rows of eval_path are numbered on from those of data_path."""

@@ -359,3 +359,12 @@ def test_an_out_dir_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     done = convert(ORIGINAL, tmp_path / "out")
     assert done.returncode == 2
     assert "out_dir: cannot write" in done.stderr
+
+
+@pytest.mark.parametrize("judge", ["exact", "lenient"])
+def test_the_lenient_score_stands_beside_the_score(judge: str, tmp_path: Path) -> None:
+    environment = load(data_path=str(write_rows(tmp_path / "rows.jsonl", row())), judge=judge)
+    for text, exact in (("#### 72", 1.0), ("It is 72.", 0.0), ("#### 71", 0.0)):
+        scored = score(environment, text)
+        lenient = float("72" in text)
+        assert (scored.score, scored.metrics) == (exact if judge == "exact" else lenient, {"lenient": lenient})

@@ -26,6 +26,18 @@ def test_only_an_interval_without_zero_is_a_difference(low: float | None, high: 
     assert verdict_of(change(low, high)) == verdict
 
 
+@pytest.mark.parametrize(("p_value", "verdict"), [(0.05, "better"), (0.051, "undetected"), (None, "better")])
+def test_a_difference_needs_a_small_p_value_where_there_is_one(p_value: float | None, verdict: Verdict) -> None:
+    assert verdict_of({**change(0.01, 0.3), "p_value": p_value}) == verdict
+
+
+def test_five_cases_that_all_improve_are_too_few_for_a_verdict() -> None:
+    for cases, verdict in ((5, "undetected"), (6, "better")):
+        before, after = ({str(case): [score] for case in range(cases)} for score in (0.0, 1.0))
+        scorings = {"before_sampled": before, "after_sampled": after}
+        assert verdict_of_scores(before_and_after(scorings, UNIT, 1)) == verdict
+
+
 def test_without_cases_in_common_there_is_no_verdict() -> None:
     assert verdict_of(None) is None
     assert verdict_sentence(None) == ""

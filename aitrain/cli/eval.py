@@ -112,8 +112,8 @@ def eval(
 
 
 def eval_folders(models: Sequence[str], flags: Mapping[str, object], verbosity: Verbosity | None = None) -> list[Path]:
-    """The folders of the evals of these models, in their order. An eval that exists with the same options and weights is
-    taken, and continued if it was interrupted.
+    """The folders of the evals of these models. An eval that exists with the same options and weights is taken, and
+    continued if it was interrupted.
 
     Raises:
         AitrainError: an eval cannot be done.
@@ -133,6 +133,8 @@ class AskedEvals:
     """What happens to an eval that exists: `new` makes another folder, `resume` continues it and refuses other options,
     `reuse` takes it if its options are the same."""
     verbosity: Verbosity = field(default_factory=Verbosity)
+    like: Path | None = None
+    """Folder of a run or an eval whose options are taken over; unset: the first run among the models."""
 
 
 def run_evals(asked: AskedEvals) -> list[Path]:
@@ -160,18 +162,21 @@ def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
     from aitrain.launch.eval_plan import absolute
     from aitrain.options.environment import EnvironmentOptions
     from aitrain.options.reading import read_file, resolve
-    from aitrain.runs.model_reference import read_model, run_options
+    from aitrain.runs.model_reference import ModelReference, read_model, run_options
 
     in_file = read_file(EvalConfig, asked.config) if asked.config else {}
-    models = list(asked.models) or [str(in_file["model"])] * ("model" in in_file)
+    models = list(asked.models) or [str(in_file[name]) for name in ("model",) if name in in_file]
     if not models:
         raise ConfigError("Name a model: aitrain eval MODEL..., such as a run folder, a Hub name, or tiny")
     references = [read_model(model) for model in models]
     run = next((reference for reference in references if reference.run is not None), None)
+    if asked.like is not None:
+        run = ModelReference(str(asked.like), "run", "", run=asked.like)
     taken = {name: value for name, value in (run_options(run) if run else {}).items() if name in OF_THE_RUN}
     if {"rl_env", "rl_env_module"} & {*in_file, *asked.flags}:
         taken = {name: value for name, value in taken.items() if name not in EnvironmentOptions.model_fields}
-    if {"dtype", "quantization"} & {*in_file, *asked.flags}:
+    given = {**taken, **in_file, **asked.flags}
+    if given.get("dtype") == "float16" or given.get("quantization"):
         taken["peft"] = True  # as base of an adapter, a model may have any number format
     shared = resolve(EvalConfig, asked.config, {"model": "tiny", **asked.flags}, taken)
     names = _names(references, shared, "project_name" in {*in_file, *asked.flags})

@@ -2,8 +2,8 @@
 gain more than format?
 
 A case's score is the mean of its samples. Only cases that both scorings have and scored are compared. The verdict is
-that of the interval of the mean change, as at the end of a run; of several comparisons, the p-value that is corrected
-for their number must be small as well.
+that at the end of a run: the interval of the mean change must leave out 0, and the p-value must be small, which is
+corrected for the number of comparisons.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Literal, TypeAlias
 from aitrain.errors import ConfigError
 from aitrain.runs.case_key import match_cases
 from aitrain.runs.comparison_notes import missing_match, notes_on
-from aitrain.runs.held_out import IntervalValues, as_values, interval_text, pass_at
-from aitrain.runs.intervals import EQUAL, UNIT, Bounds, of_change, of_mean
+from aitrain.runs.held_out import IntervalValues, as_values, change_values, interval_text, pass_at
+from aitrain.runs.intervals import EQUAL, UNIT, Bounds, of_mean
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import RecordedCase, RecordedSample, RecordedScoring
-from aitrain.runs.significance import ALPHA, MOST_CASES, WANTED_POWER, Power, holm, sign_flip_p_value
+from aitrain.runs.significance import FEWEST_CASES, MOST_CASES, WANTED_POWER, Power, holm
 from aitrain.runs.verdict import Verdict, verdict_of
 
 LENIENT = "lenient"
@@ -139,8 +139,10 @@ class Comparison:
         """Which difference these cases detect, and how many cases the given or the measured difference needs."""
         power, count = self.power, self.main.change["count"] or 0
         detectable = power and power.detectable(count)
-        if power is None or detectable is None:
+        if power is None:
             return "The number of cases needed is unknown: all cases differ by the same" if count > 1 else ""
+        if detectable is None:
+            return f"Power: {count} cases detect no difference, however large; {FEWEST_CASES} are the fewest that do"
         text = f"Power: {count} cases detect a difference of {detectable:.3f} with a probability of {WANTED_POWER:.0%}"
         wanted = self.main.change["mean"] if difference is None else difference
         if not wanted:
@@ -230,8 +232,7 @@ def _correct(comparisons: Sequence[Comparison], name: str) -> None:
     """Correct the p-values of one row for the number of comparisons, and give the verdicts."""
     found = [(one, row) for one in comparisons if (row := one.row(name)) is not None]
     for (comparison, row), corrected in zip(found, holm([row.p_value for _, row in found]), strict=True):
-        is_sure = len(comparisons) == 1 or corrected <= ALPHA
-        verdict = verdict_of(row.change) if is_sure else "undetected"
+        verdict = verdict_of({**row.change, "p_value": corrected})
         place = comparison.rows.index(row)
         comparison.rows[place] = replace(row, p_corrected=corrected, verdict=verdict)
 
@@ -275,10 +276,9 @@ def _row(name: str, pairs: Sequence[Matched], value: CaseValue, bounds: Bounds |
     if bounds and not all(bounds[0] <= number <= bounds[1] for number in (*first.values(), *second.values())):
         bounds = None
     mean_a, mean_b = (as_values(of_mean(side.values(), bounds)) for side in (first, second))
-    change = as_values(of_change(first, second, bounds))
+    change = change_values(first, second, bounds)
     if mean_a and mean_b and change:
-        p_value = sign_flip_p_value([second[place] - first[place] for place in first])
-        yield ComparedRow(name, mean_a, mean_b, change, p_value)
+        yield ComparedRow(name, mean_a, mean_b, change, change.get("p_value") or 0.0)
 
 
 def _score(sample: RecordedSample) -> float | None:

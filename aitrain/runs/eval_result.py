@@ -32,7 +32,7 @@ class EvaluatedModel(TypedDict):
     step: int | None
 
 
-class Lengths(TypedDict):
+class CompletionLengths(TypedDict):
     """Sampled tokens of an episode."""
 
     mean: float
@@ -62,7 +62,7 @@ class EvalResult:
     """Share of the scored cases with the highest score in at least one episode, by decoding; empty without bounds."""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     """Means of the environment's metrics, by decoding."""
-    lengths: dict[str, Lengths] = field(default_factory=dict)
+    lengths: dict[str, CompletionLengths] = field(default_factory=dict)
     stops: dict[str, dict[str, int]] = field(default_factory=dict)
     """Number of episodes by the reason of their end, by decoding."""
     failures: dict[str, int] = field(default_factory=dict)
@@ -179,7 +179,7 @@ def _metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
     return {name: fmean(found) for name, found in values.items() if found}
 
 
-def _lengths(tokens: Sequence[int]) -> Lengths:
+def _lengths(tokens: Sequence[int]) -> CompletionLengths:
     return {"mean": fmean(tokens), "median": median(tokens), "max": max(tokens)}
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import TypeAlias, TypedDict
+from typing import NotRequired, TypeAlias, TypedDict
 
 from aitrain.options.value_types import score_bounds
 from aitrain.runs.intervals import UNIT, Bounds, Interval, of_change, of_mean
 from aitrain.runs.json_values import as_float, as_int
+from aitrain.runs.significance import sign_flip_p_value
 
 Scoring: TypeAlias = Mapping[str, Sequence[float]]
 """Scores of each case's samples, by its row number; without samples that could not be scored."""
@@ -27,6 +28,8 @@ class IntervalValues(TypedDict):
     low: float | None
     high: float | None
     count: int | None
+    p_value: NotRequired[float | None]
+    """Of a change: its sign-flip test."""
 
 
 class ScoreRow(TypedDict):
@@ -92,8 +95,18 @@ def _row(before: Mapping[str, float], after: Mapping[str, float], bounds: Bounds
     return {
         "before": as_values(of_mean(before.values(), bounds)),
         "after": as_values(of_mean(after.values(), bounds)),
-        "change": as_values(of_change(before, after, bounds)),
+        "change": change_values(before, after, bounds),
     }
+
+
+def change_values(
+    before: Mapping[str, float], after: Mapping[str, float], bounds: Bounds | None
+) -> IntervalValues | None:
+    """The mean change of the cases that have both scores, with its interval and its p-value; None without a case."""
+    change = as_values(of_change(before, after, bounds))
+    if change is not None:
+        change["p_value"] = sign_flip_p_value([after[case] - before[case] for case in before if case in after])
+    return change
 
 
 def as_values(interval: Interval | None) -> IntervalValues | None:
@@ -124,7 +137,8 @@ def interval_of(value: object) -> IntervalValues | None:
     if mean is None or not isinstance(value, dict):
         return None
     low, high = as_float(value.get("low")), as_float(value.get("high"))
-    return {"mean": mean, "low": low, "high": high, "count": as_int(value.get("count"))}
+    found: IntervalValues = {"mean": mean, "low": low, "high": high, "count": as_int(value.get("count"))}
+    return {**found, "p_value": as_float(value["p_value"])} if "p_value" in value else found
 
 
 def bounds_of(score_range: object) -> Bounds | None:

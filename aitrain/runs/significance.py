@@ -20,12 +20,15 @@ from statistics import NormalDist, stdev
 from aitrain.runs.intervals import EQUAL, student_quantile
 
 FEW_DIFFERENCES = 16
-"""Up to this many differences other than 0, all choices of signs are tried; beyond, DRAWS of them."""
+"""Up to this many differences other than 0, all choices of signs are tried; beyond, DRAWS of them, unless the
+differences have one size."""
 DRAWS = 19_999
 BLOCK = 8
 """Differences whose sums with all choices of signs are computed once, and then looked up by a random byte."""
 ALPHA = 0.05
 """A p-value up to this is a detected difference."""
+FEWEST_CASES = 6
+"""With fewer, no p-value is as small as ALPHA."""
 WANTED_POWER = 0.8
 MOST_CASES = 1_000_000
 
@@ -35,13 +38,21 @@ def sign_flip_p_value(differences: Sequence[float]) -> float:
     changed = [difference for difference in differences if difference]
     if not changed:
         return 1.0
-    rounding = EQUAL * sum(map(abs, changed))
-    measured = abs(math.fsum(changed)) - rounding
+    total = math.fsum(map(abs, changed))
+    if max(map(abs, changed)) - min(map(abs, changed)) < EQUAL * total:
+        return _mcnemar(sum(change > 0 for change in changed), len(changed))
+    measured = abs(math.fsum(changed)) - EQUAL * total
     if len(changed) <= FEW_DIFFERENCES:
         sums = _sums_of_all_signs(changed)
-        return sum(abs(total) >= measured for total in sums) / len(sums)
-    extreme = sum(abs(total) >= measured for total in _sums_of_random_signs(changed))
+        return sum(abs(one) >= measured for one in sums) / len(sums)
+    extreme = sum(abs(one) >= measured for one in _sums_of_random_signs(changed))
     return (1 + extreme) / (1 + DRAWS)
+
+
+def _mcnemar(better: int, count: int) -> float:
+    """The p-value of `count` differences of one size, of which so many are above 0: the sums are those of a coin."""
+    tail = sum(math.comb(count, heads) for heads in range(min(better, count - better) + 1))
+    return min(1.0, 2 * tail / (1 << count))
 
 
 def _sums_of_all_signs(values: Sequence[float]) -> list[float]:
@@ -78,31 +89,39 @@ class Power:
 
     spread: float
     """Standard deviation of the cases' differences."""
+    step: float = 0.0
+    """Size of the differences other than 0 if it is one size, as with scores of 0 and 1: the p-value then jumps, and is
+    up to one step too large."""
 
     @classmethod
     def of(cls, differences: Sequence[float]) -> Power | None:
         """The power of comparisons whose cases differ as these do; None if they all differ by the same."""
+        sizes = [abs(difference) for difference in differences if difference]
         spread = stdev(differences) if len(differences) > 1 else 0.0
-        return cls(spread) if spread > EQUAL * max(map(abs, differences), default=0.0) else None
+        if not sizes or spread <= EQUAL * max(sizes):
+            return None
+        return cls(spread, max(sizes) if max(sizes) - min(sizes) < EQUAL * max(sizes) else 0.0)
 
     def power(self, difference: float, cases: int) -> float:
-        """Probability that the interval of so many cases lies above or below 0, if this is the true difference."""
-        if cases < 2:
+        """Probability that so many cases detect a difference, if this is the true one."""
+        if cases < FEWEST_CASES:
             return 0.0
-        shift, quantile = abs(difference) * math.sqrt(cases) / self.spread, student_quantile(cases - 1)
-        middle, width = _normal_terms(quantile, cases)
-        return NormalDist().cdf((shift - middle) / width) + NormalDist().cdf((-shift - middle) / width)
+        root = math.sqrt(cases) / self.spread
+        middle, width = _normal_terms(student_quantile(cases - 1), cases)
+        up, down = ((sign * abs(difference) - self.step / cases) * root for sign in (1, -1))
+        return NormalDist().cdf((up - middle) / width) + NormalDist().cdf((down - middle) / width)
 
     def detectable(self, cases: int, power: float = WANTED_POWER) -> float | None:
-        """The smallest difference that so many cases detect with this probability; None with fewer than two."""
-        if cases < 2:
+        """The smallest difference that so many cases detect with this probability; None below FEWEST_CASES."""
+        if cases < FEWEST_CASES:
             return None
         middle, width = _normal_terms(student_quantile(cases - 1), cases)
-        return self.spread / math.sqrt(cases) * (middle + NormalDist().inv_cdf(power) * width)
+        distance = self.spread / math.sqrt(cases) * (middle + NormalDist().inv_cdf(power) * width)
+        return distance + self.step / cases
 
     def cases_needed(self, difference: float, power: float = WANTED_POWER) -> int | None:
         """The number of cases that detect this difference with this probability; None for more than MOST_CASES."""
-        low, high = 1, 2
+        low, high = FEWEST_CASES - 1, FEWEST_CASES
         while self.power(difference, high) < power:
             low, high = high, 2 * high
             if low > MOST_CASES:

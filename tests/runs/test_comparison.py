@@ -132,7 +132,7 @@ def test_other_score_ranges_are_refused(tmp_path: Path) -> None:
 
 
 def test_scorings_without_a_common_case_are_refused_with_the_columns_that_differ(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="None of the 1 cases of a is among the 2 of b.*\n.*aitrain eval A B"):
+    with pytest.raises(ConfigError, match=r"None of the 1 cases of a is among the 2 of b.*\n.*aitrain eval A B"):
         compared(tmp_path, episodes({"x": [0.0]}), episodes({"y": [0.0], "z": [0.0]}))
     with pytest.raises(ConfigError, match="same prompt have another row: answer, id"):
         compared(tmp_path, episodes({"x": [0.0]}), episodes({"x": [0.0]}, row={"id": 5}))
@@ -217,7 +217,7 @@ def test_a_single_run_compares_its_model_before_training_with_the_one_after(tmp_
 def test_a_folder_without_scores_says_what_to_do(tmp_path: Path) -> None:
     run = write_scoring(tmp_path / "run", episodes({"x": [0.0]}, eval_phase="before_sampled"))
     (run / "status.json").write_text(json.dumps({"status": "failed"}))
-    ended = "has no scores of held-out cases after its training \\(it is failed\\)\nScore its model with: aitrain eval"
+    ended = r"has no scores of held-out cases after its training \(it is failed\)\nScore its model with: aitrain eval"
     for folders in ([run], [run, run]):
         with pytest.raises(ConfigError, match=ended):
             read_scorings(folders)

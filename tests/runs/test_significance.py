@@ -34,12 +34,17 @@ def test_scores_of_0_and_1_give_the_exact_test_of_mcnemar() -> None:
 
 
 def test_with_many_cases_random_signs_come_near_the_exact_value_and_give_it_again() -> None:
-    won, lost = 40, 25
-    exact = 2 * sum(math.comb(won + lost, count) for count in range(lost + 1)) / 2 ** (won + lost)
-    values = [1.0] * won + [-1.0] * lost
-    assert sign_flip_p_value(values) == pytest.approx(exact, abs=0.01)
+    values = [1.0] * 22 + [0.5] * 20 + [-1.0] * 10 + [-0.5] * 19
+    sums = {0.0: 1}  # every sum that signs can give, with the number of choices that give it
+    for value in values:
+        totals = [(total + sign * value, count) for total, count in sums.items() for sign in (1, -1)]
+        sums = {total: sum(count for one, count in totals if one == total) for total, _ in totals}
+    exact = sum(count for total, count in sums.items() if abs(total) >= sum(values)) / 2 ** len(values)
+    assert 0.005 < exact < 0.2
+    assert sign_flip_p_value(values) == pytest.approx(exact, abs=0.005)
     assert sign_flip_p_value(values) == sign_flip_p_value(values)
-    assert sign_flip_p_value([1.0] * 100) == 1 / 20_000
+    assert sign_flip_p_value([1.0] * 99 + [0.5]) == 1 / 20_000
+    assert sign_flip_p_value([0.25] * 100) == 2 / 2**100
 
 
 def test_equal_models_have_a_p_value_of_1() -> None:
@@ -68,8 +73,18 @@ def t_of(values: list[float]) -> float:
     return mean / spread * math.sqrt(len(values))
 
 
-def test_the_number_of_cases_and_the_smallest_difference_have_the_wanted_power() -> None:
-    power = Power(0.5)
+def test_power_is_the_share_of_exact_tests_that_detect_the_difference_of_scores_of_0_and_1() -> None:
+    rng = random.Random(0)
+    for cases, better, worse in ((16, 0.5, 0.1), (40, 0.4, 0.1), (100, 0.2, 0.1)):
+        draws = [rng.choices((1.0, -1.0, 0.0), (better, worse, 1 - better - worse), k=cases) for _ in range(1000)]
+        detected = fmean(sign_flip_p_value(values) <= 0.05 for values in draws)
+        spread = math.sqrt(better + worse - (better - worse) ** 2)
+        assert Power(spread, step=1.0).power(better - worse, cases) == pytest.approx(detected, abs=0.06)
+
+
+@pytest.mark.parametrize("step", [0.0, 1.0])
+def test_the_number_of_cases_and_the_smallest_difference_have_the_wanted_power(step: float) -> None:
+    power = Power(0.5, step)
     needed = power.cases_needed(0.1)
     assert needed is not None
     assert power.power(0.1, needed) >= 0.8 > power.power(0.1, needed - 1)
@@ -78,9 +93,10 @@ def test_the_number_of_cases_and_the_smallest_difference_have_the_wanted_power()
     assert power.power(detectable, needed) == pytest.approx(0.8, abs=1e-3)
     assert power.cases_needed(-0.1) == needed
     assert power.cases_needed(1e-6) is None
-    assert (power.power(1.0, 1), power.detectable(1)) == (0.0, None)
+    assert (power.power(9.0, 5), power.detectable(5), power.cases_needed(9.0)) == (0.0, None, 6)
 
 
 def test_there_is_no_power_to_compute_where_all_cases_differ_by_the_same() -> None:
     assert Power.of([0.5, 0.5]) is Power.of([0.0] * 9) is Power.of([1.0]) is Power.of([]) is None
-    assert Power.of([0.0, 1.0]) == Power(math.sqrt(0.5))
+    assert Power.of([0.0, 1.0]) == Power(math.sqrt(0.5), step=1.0)
+    assert Power.of([0.5, 1.0]) == Power(math.sqrt(0.125))

@@ -1,0 +1,258 @@
+"""Episodes with a model behind an OpenAI-compatible address: the same sessions and scores, messages instead of ids."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+
+from aitrain import TrainConfig
+from aitrain.engines.chat_endpoint import ATTEMPTS, ChatEndpoint, served_model
+from aitrain.engines.sampling import Sampling
+from aitrain.environment.contract import Case
+from aitrain.environment.runner import start_runner
+from aitrain.errors import ConfigError, RunFailed
+from aitrain.rollout.engine import Decoding
+from aitrain.rollout.episode import Episode, Rollout
+from aitrain.rollout.limits import EndOfTurn, Limits
+from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
+from aitrain.training.episode_record import episode_record
+from tests.rollout.scripted import cases
+
+Answer = Callable[[dict[str, Any]], httpx.Response]
+URL = "http://127.0.0.1:1/v1"
+
+
+def said(text: str, tokens: int = 3, finish: str = "stop", **message: Any) -> httpx.Response:
+    choice = {"message": {"role": "assistant", "content": text, **message}, "finish_reason": finish}
+    return httpx.Response(200, json={"choices": [choice], "usage": {"completion_tokens": tokens}})
+
+
+class Server:
+    """Answers with `answer`, and keeps the requests."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer, self.bodies, self.headers = answer, list[dict[str, Any]](), list[httpx.Headers]()
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.bodies.append(json.loads(request.content))
+        self.headers.append(request.headers)
+        return self.answer(self.bodies[-1])
+
+
+def play(
+    environment: object,
+    server: Server,
+    of: list[Case] | None = None,
+    decoding: Decoding = Decoding.SEEDED,
+    limits: Limits | None = None,
+    **options: Any,
+) -> list[Episode]:
+    config = TrainConfig(**options)
+
+    async def rollout() -> list[Episode]:
+        chat = MessageFormat(NotBehindAPI())
+        engine = ChatEndpoint(
+            URL, "some-model", chat, Sampling.of(config), transport=httpx.MockTransport(server), pause=0.0
+        )
+        chosen = of or cases()
+        rollout = Rollout(runner, engine, chat, limits or Limits(9, 99), EndOfTurn([FILLER]))
+        return await rollout.play(chosen, range(len(chosen)), range(len(chosen)), decoding)
+
+    with closing(start_runner(environment, config)) as runner:
+        return asyncio.run(rollout())
+
+
+class Echo:
+    """Scores whether the answer repeats the number that it was asked."""
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return []
+
+    def score_episode(self, text: str, prompt: Any) -> float:
+        asked = prompt if isinstance(prompt, str) else prompt[0]["content"]
+        return float(text in asked)
+
+
+class Guess:
+    """Asks again until the answer is right."""
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return []
+
+    def episode(self, case_idx: int) -> Generator[str | None, str, float]:
+        reply = yield None
+        while reply != "right":
+            reply = yield "again"
+        return 1.0
+
+
+class Looks:
+    """A tool, and a score for what it said."""
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return []
+
+    def get_tools(self) -> list[Any]:
+        def look(word: str) -> str:
+            """Look a word up.
+
+            Args:
+                word: The word.
+            """
+            return f"{word} means blue"
+
+        return [look]
+
+    def score_episode(self, text: str) -> float:
+        return float("blue" in text)
+
+
+def test_messages_and_sampling_are_sent_and_the_answer_is_scored_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-from-the-environment")
+    server = Server(lambda body: said("1?", tokens=7))
+    episodes = play(Echo(), server, cases(2), rl_temperature=0.5, rl_stop="END", rl_max_new_tokens=20)
+
+    assert sorted(one.result.score for one in episodes if one.result.score is not None) == [0.0, 1.0]
+    record = episode_record(episodes[1], step=0, weight_version=0)
+    assert (record.tokens, record.completion, record.stop) == (7, "1?", "done")
+    assert record.messages == [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1?"}]
+    body = next(body for body in server.bodies if body["messages"][0]["content"] == "1?")
+    seed = body.pop("seed")
+    assert body == {
+        "model": "some-model", "messages": [{"role": "user", "content": "1?"}], "temperature": 0.5, "top_p": 1.0,
+        "stop": ["END"], "max_tokens": 99,
+    }  # fmt: skip
+    assert seed != next(body for body in server.bodies if body["messages"][0]["content"] == "0?")["seed"]
+    assert server.headers[0]["authorization"] == "Bearer sk-from-the-environment"
+
+
+def test_greedy_decoding_is_temperature_0_without_a_seed() -> None:
+    server = Server(lambda body: said("0?"))
+    play(Echo(), server, decoding=Decoding.GREEDY)
+    assert server.bodies[0]["temperature"] == 0.0
+    assert "seed" not in server.bodies[0]
+
+
+def test_a_string_prompt_is_a_message_of_the_user() -> None:
+    server = Server(lambda body: said("0?"))
+    (episode,) = play(Echo(), server, cases(chat=False))
+    assert server.bodies[0]["messages"] == [{"role": "user", "content": "0?"}]
+    assert episode.result.score == 1.0
+
+
+def test_several_turns_are_one_conversation_and_token_limits_count_the_servers_tokens() -> None:
+    server = Server(lambda body: said("right" if len(body["messages"]) == 5 else "wrong", tokens=4))
+    (episode,) = play(Guess(), server)
+    assert (episode.result.score, episode.stop, episode.trajectory.sampled_tokens) == (1.0, "done", 12)
+    assert [message["content"] for message in server.bodies[2]["messages"]] == [
+        "0?",
+        "wrong",
+        "again",
+        "wrong",
+        "again",
+    ]
+
+    (short,) = play(Guess(), Server(lambda body: said("wrong", tokens=4)), limits=Limits(9, 99, episode_tokens=9))
+    assert short.stop == "truncated"
+
+
+def test_a_completion_that_was_cut_off_is_one_that_reached_its_limit() -> None:
+    (episode,) = play(Echo(), Server(lambda body: said("so lo", tokens=5, finish="length")))
+    assert episode.stop == "max_tokens"
+
+
+def test_tools_are_offered_and_their_results_are_joined_to_the_calls() -> None:
+    call = {"id": "x1", "type": "function", "function": {"name": "look", "arguments": '{"word": "azul"}'}}
+
+    def answer(body: dict[str, Any]) -> httpx.Response:
+        last = body["messages"][-1]
+        return said(last["content"]) if last["role"] == "tool" else said("", tool_calls=[call])
+
+    server = Server(answer)
+    (episode,) = play(Looks(), server)
+    assert (episode.result.score, episode.tool_calls) == (1.0, 1)
+    assert server.bodies[0]["tools"][0]["function"]["name"] == "look"
+    _, asked, result = server.bodies[1]["messages"]
+    assert json.loads(asked["tool_calls"][0]["function"]["arguments"]) == {"word": "azul"}
+    assert (result["tool_call_id"], result["content"]) == (asked["tool_calls"][0]["id"], "azul means blue")
+    recorded = episode_record(episode, 0, 0).messages[1]["tool_calls"]
+    assert recorded == [{"type": "function", "function": {"name": "look", "arguments": {"word": "azul"}}}]
+
+
+def test_tool_calls_that_the_server_leaves_in_the_text_are_read_and_broken_ones_are_answered() -> None:
+    texts = iter(['<tool_call>{"name": "look", "arguments": {"word": "rojo"}}</tool_call>', "blue"])
+    (episode,) = play(Looks(), Server(lambda body: said(next(texts))))
+    assert episode.tool_calls == 1
+
+    broken = {"type": "function", "function": {"name": "look", "arguments": "{"}}
+    (wrong,) = play(
+        Looks(), Server(lambda b: said("blue") if len(b["messages"]) > 1 else said("", tool_calls=[broken]))
+    )
+    assert (wrong.wrong_tool_calls, wrong.result.score) == (1, 1.0)
+
+
+def test_a_busy_or_failing_server_is_asked_again() -> None:
+    answers = iter([httpx.Response(429, headers={"retry-after": "0"}), httpx.Response(503), said("0?")])
+    (episode,) = play(Echo(), Server(lambda body: next(answers)))
+    assert episode.result.score == 1.0
+
+
+def test_a_server_that_always_fails_ends_the_eval_with_its_last_message() -> None:
+    server = Server(lambda body: httpx.Response(500, json={"error": {"message": "out of disk"}}))
+    with pytest.raises(RunFailed, match=f"failed {ATTEMPTS} times.*500: out of disk\n.*--resume"):
+        play(Echo(), server)
+    assert len(server.bodies) == ATTEMPTS
+
+
+@pytest.mark.parametrize(("status", "advice"), [(401, "OPENAI_API_KEY"), (404, "/v1"), (400, "does not accept")])
+def test_a_refusal_is_not_repeated(status: int, advice: str) -> None:
+    server = Server(lambda body: httpx.Response(status, json={"error": {"message": "no"}}))
+    with pytest.raises(RunFailed, match=advice):
+        play(Echo(), server)
+    assert len(server.bodies) == 1
+
+
+def test_a_server_that_refuses_max_tokens_gets_max_completion_tokens() -> None:
+    def answer(body: dict[str, Any]) -> httpx.Response:
+        if "max_tokens" in body:
+            return httpx.Response(400, json={"error": {"message": "use max_completion_tokens instead"}})
+        return said("0?")
+
+    server = Server(answer)
+    play(Echo(), server)
+    assert server.bodies[-1]["max_completion_tokens"] == 99
+
+
+def test_the_only_model_of_an_address_need_not_be_named() -> None:
+    def models(*names: str) -> httpx.MockTransport:
+        return httpx.MockTransport(lambda _: httpx.Response(200, json={"data": [{"id": name} for name in names]}))
+
+    assert asyncio.run(served_model(URL, None, models("only"))) == "only"
+    assert asyncio.run(served_model(URL, "named", models())) == "named"
+    for transport, what in ((models("a", "b"), "lists a, b"), (models(), "lists none")):
+        with pytest.raises(ConfigError, match=f"--model-name: .*{what}"):
+            asyncio.run(served_model(URL, None, transport))
+
+
+def test_prompts_that_look_equal_have_equal_text_and_the_model_and_tokenizer_cannot_be_used() -> None:
+    chat = MessageFormat(NotBehindAPI())
+    assert chat.prompt_text("a") == chat.prompt_text("a") != chat.prompt_text("b")
+
+    class UsesModel(Echo):
+        def score_episode(self, text: str, model: Any) -> float:  # type: ignore[override]
+            return float(model.generate(text))
+
+    async def score() -> str:
+        engine = ChatEndpoint(URL, "m", chat, Sampling(), transport=httpx.MockTransport(lambda _: said("x")))
+        with closing(start_runner(UsesModel(), TrainConfig())) as runner:
+            runner.offer(NotBehindAPI("model"), NotBehindAPI())
+            (episode,) = await Rollout(runner, engine, chat, Limits(1, 9), EndOfTurn([FILLER])).play(cases(), [0], [0])
+        return episode.failure_message
+
+    assert "model.generate), and an address has none" in asyncio.run(score())

@@ -1,0 +1,81 @@
+"""The result of an eval, computed from its records."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aitrain.runs.eval_result import EvalFacts, EvalResult, eval_result, pass_at_each
+from aitrain.runs.model_reference import read_model
+from aitrain.runs.rollout_record import RecordedError, RecordedTurn, RolloutRecord
+
+FACTS = EvalFacts("Env", seed=7, cases=3, samples=2, bounds=(0.0, 1.0))
+
+
+def record(row: int, sample: int, score: float | None, phase: str = "eval_sampled", **more: Any) -> RolloutRecord:
+    values: dict[str, Any] = {"tokens": 4, "turns": (RecordedTurn(4, 0),), "stop": "done", **more}
+    return RolloutRecord(row_number=row, sample=sample, score=score, eval_phase=phase, **values)
+
+
+RECORDS = [
+    record(0, 0, 1.0, metrics={"lenient": 1.0}),
+    record(0, 1, 0.0, metrics={"lenient": 1.0, "other": None}, tokens=8, stop="max_tokens"),
+    record(1, 0, 0.0),
+    record(1, 1, None, error=RecordedError("raised", "score", "x"), stop="env_error"),
+    record(2, 0, None, stop="no_room", tokens=0),
+    record(2, 1, None, stop="no_room", tokens=0),
+    record(0, 0, 1.0, "eval_greedy"),
+    record(1, 0, None, "eval_greedy"),
+]
+
+
+def test_scores_are_means_over_cases_and_what_has_no_score_is_counted_apart(tmp_path: Path) -> None:
+    result = eval_result(tmp_path, read_model("tiny"), FACTS, RECORDS)
+    sampled, greedy = result.scores["sampled"], result.scores["greedy"]
+    assert sampled is not None
+    assert greedy is not None
+    assert (sampled["mean"], sampled["count"], greedy["mean"], greedy["count"]) == (0.25, 2, 1.0, 1)
+    assert (result.failures, result.unscored, result.dropped) == ({"raised": 1}, 1, 2)
+    assert result.solved == {"sampled": 0.5, "greedy": 1.0}
+    assert result.metrics == {"sampled": {"lenient": 1.0}, "greedy": {}}
+    assert result.stops["sampled"] == {"done": 2, "max_tokens": 1, "env_error": 1, "no_room": 2}
+    assert result.lengths["sampled"] == {"mean": 20 / 6, "median": 4.0, "max": 8}
+    assert result.pass_at["1"]["mean"] == 0.25  # type: ignore[index]
+    assert result.pass_at["2"] == {**result.pass_at["2"], "mean": 1.0, "count": 1}  # type: ignore[dict-item]
+    result.write()
+    assert EvalResult.read(tmp_path) == result
+
+
+def test_scores_without_bounds_have_a_mean_and_no_solved_cases(tmp_path: Path) -> None:
+    unbounded = [record(0, 0, -3.0), record(1, 0, 12.0), record(2, 0, 3.0)]
+    result = eval_result(tmp_path, read_model("tiny"), EvalFacts("Env", 7, 3, 1, None), unbounded)
+    assert result.scores["sampled"]["mean"] == 4.0  # type: ignore[index]
+    assert (result.pass_at, result.solved) == ({}, {})
+
+
+def test_nothing_scored_is_none_and_no_error(tmp_path: Path) -> None:
+    result = eval_result(tmp_path, read_model("tiny"), FACTS, [record(0, 0, None)])
+    assert (result.scores, result.pass_at, result.solved) == ({"sampled": None}, {}, {})
+    assert eval_result(tmp_path, read_model("tiny"), FACTS, []).scores == {}
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_pass_at_k_is_the_closed_formula_and_the_share_of_all_subsets(cases: list[list[bool]]) -> None:
+    samples = max(map(len, cases))
+    scoring = {str(number): list(map(float, case)) for number, case in enumerate(cases)}
+    found = pass_at_each(scoring, samples, (0.0, 1.0))
+    for tries in range(1, samples + 1):
+        enough = [case for case in cases if len(case) >= tries]
+        closed = [1 - math.comb(case.count(False), tries) / math.comb(len(case), tries) for case in enough]
+        subsets = [list(combinations(case, tries)) for case in enough]
+        brute = [sum(map(any, each)) / len(each) for each in subsets]
+        interval = found[str(tries)]
+        assert interval is not None
+        assert interval["mean"] == pytest.approx(sum(closed) / len(closed)) == pytest.approx(sum(brute) / len(brute))
+        assert interval["count"] == len(enough)

@@ -1,0 +1,188 @@
+"""`aitrain eval`: which options an eval has, in which folder it is, and what is printed. No process is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from aitrain.cli.eval import eval_folders
+from aitrain.cli.main import app
+from aitrain.errors import ConfigError
+from aitrain.launch.preflight import RunPlan
+from aitrain.options.evaluate import EvalConfig
+from aitrain.options.train import TrainConfig
+from aitrain.runs.eval_result import EvalFacts, eval_result
+from aitrain.runs.model_reference import read_model, weights_stamp
+from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord
+from aitrain.runs.run_folder import RunFolder, write_json
+
+ARITHMETIC = ["--rl-env", "envs.arithmetic"]
+
+
+class Evals:
+    """In the place of the process: notes each eval, and writes a result."""
+
+    def __init__(self) -> None:
+        self.configs, self.plans, self.continued = list[EvalConfig](), list[RunPlan](), list[bool]()
+        self.score = 0.5
+        self.is_killed = False
+
+    def __call__(self, plan: RunPlan, config: EvalConfig, folder: RunFolder | None, _: object) -> RunFolder:
+        self.configs.append(config)
+        self.plans.append(plan)
+        self.continued.append(folder is not None)
+        folder = folder or RunFolder.create(config)
+        folder.write_config(config)
+        folder.write_status("running", job="eval")
+        reference = read_model(config.model)
+        write_json(folder.environment, {"model": {"weights": weights_stamp(reference)}})
+        if not self.is_killed:
+            record = RolloutRecord(
+                row_number=0, sample=0, score=self.score, eval_phase="eval_sampled", turns=(RecordedTurn(3, 0),)
+            )
+            eval_result(folder.path, reference, EvalFacts("Arithmetic", 42, 1, 1, (0.0, 1.0)), [record]).write()
+        return folder
+
+
+@pytest.fixture
+def evals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evals:
+    monkeypatch.chdir(tmp_path)
+    made = Evals()
+    monkeypatch.setattr("aitrain.cli.eval_run.run_eval", made)
+    return made
+
+
+@pytest.fixture
+def trained(evals: Evals, tmp_path: Path) -> Path:
+    """A run of a LoRA training with options of its own."""
+    config = TrainConfig(
+        model="tiny", rl_env="envs.arithmetic", peft=True, seed=7, rl_max_new_tokens=9, eval_cases=11, lr=1e-3,
+        project_name="sums", rl_temperature=0.7, use_vllm=True,
+    )  # fmt: skip
+    folder = RunFolder.create(config)
+    folder.write_config(config)
+    folder.model.mkdir()
+    (folder.model / "adapter_config.json").write_text('{"r": 4, "base_model_name_or_path": "x"}')
+    (folder.model / "adapter_model.safetensors").write_bytes(b"weights")
+    (folder.result).write_text(json.dumps({"steps": 5}))
+    return folder.path
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["eval", *arguments], catch_exceptions=False, standalone_mode=False)
+    return done.output
+
+
+def test_a_runs_options_are_taken_over_also_for_the_base_beside_it(evals: Evals, trained: Path) -> None:
+    run("tiny", "sums")
+    base, tuned = evals.configs
+    for config in (base, tuned):
+        assert (config.rl_env, config.seed, config.rl_max_new_tokens, config.eval_cases, config.rl_temperature) == (
+            "envs.arithmetic", 7, 9, 11, 0.7,
+        )  # fmt: skip
+        assert (config.peft, config.use_vllm, config.lr) == (True, False, TrainConfig().lr)
+    assert (base.model, tuned.model) == ("tiny", str(Path.cwd() / trained))
+    assert [config.project_name for config in evals.configs] == ["eval-tiny", "eval-sums"]
+    assert evals.plans[1].config.model == "tiny"  # what a vLLM server is started with
+    assert evals.plans[1].config.lora_r == 4
+
+
+def test_flags_win_over_the_run_and_another_environment_brings_its_own_options(evals: Evals, trained: Path) -> None:
+    run("sums", "--seed", "3", "--cases", "2", "--samples", "4", "--decoding", "sampled")
+    run("sums", "--rl-env", "envs.guess_number")
+    first, other = evals.configs
+    assert (first.seed, first.eval_cases, first.eval_samples, first.decodings) == (3, 2, 4, ("sampled",))
+    assert (other.rl_env, other.seed) == ("envs.guess_number", 7)
+
+
+def test_a_config_file_has_the_model_and_options_of_training_do_not_belong_to_it(evals: Evals, tmp_path: Path) -> None:
+    (tmp_path / "eval.yaml").write_text("model: tiny\nrl_env: envs.arithmetic\neval_samples: 2\nproject_name: mine\n")
+    run("--config", "eval.yaml")
+    assert (evals.configs[0].project_name, evals.configs[0].eval_samples) == ("mine", 2)
+    written = (tmp_path / "runs/mine/config.yaml").read_text()
+    assert "decoding: both" in written
+    assert "lr:" not in written
+    with pytest.raises(ConfigError, match="Name a model"):
+        run(*ARITHMETIC)
+
+
+def test_any_number_format_is_allowed_as_nothing_is_trained(evals: Evals) -> None:
+    run("tiny", *ARITHMETIC, "--dtype", "float16")
+    assert evals.configs[0].dtype == "float16"
+
+
+def test_resume_continues_the_same_eval_and_refuses_other_options(evals: Evals) -> None:
+    evals.is_killed = True
+    run_killed = ["tiny", *ARITHMETIC, "--cases", "2"]
+    with pytest.raises(TypeError):  # there is no result to print: the process would have raised
+        run(*run_killed)
+    evals.is_killed = False
+    assert "eval-tiny" in run(*run_killed, "--resume")
+    assert evals.continued == [False, True]
+    assert "0.500" in run(*run_killed, "--resume")  # finished: shown, not played
+    assert len(evals.configs) == 2
+    assert "0.500" in run("--config", "runs/eval-tiny/config.yaml", "--resume")
+    with pytest.raises(ConfigError, match="other options: rl_temperature"):
+        run(*run_killed, "--rl-temperature", "0.5", "--resume")
+    run(*run_killed)
+    assert Path("runs/eval-tiny-2").is_dir()
+
+
+def test_a_comparison_takes_the_evals_that_exist_with_the_same_options_and_weights(evals: Evals, trained: Path) -> None:
+    flags = {"rl_env": "envs.arithmetic"}
+    first = eval_folders(["tiny", "sums"], flags)
+    assert eval_folders(["tiny", "sums"], flags) == first
+    assert len(evals.configs) == 2
+    (trained / "model/adapter_model.safetensors").write_bytes(b"trained further")
+    tiny, again = eval_folders(["tiny", "sums"], flags)
+    assert (tiny, again.name) == (first[0], "eval-sums-2")
+    assert eval_folders(["tiny"], {**flags, "seed": 9}) != [tiny]
+
+
+def test_results_are_one_table_or_json(evals: Evals) -> None:
+    table = run("tiny", *ARITHMETIC)
+    assert "model  sampled" in table
+    assert "tiny   0.500 [" in table
+    assert "Arithmetic: 1 cases, seed 42" in table
+    (values,) = json.loads(run("tiny", *ARITHMETIC, "--json"))
+    assert (values["job"], values["scores"]["sampled"]["mean"], values["folder"]) == ("eval", 0.5, "runs/eval-tiny-2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny"], "no environment is given"),
+        (["nowhere/at/all", *ARITHMETIC], "does not exist"),
+        (
+            [
+                "tiny",
+                *ARITHMETIC,
+                "--num-processes",
+                "2",
+                "--use-vllm",
+                "--vllm-mode",
+                "server",
+                "--vllm-server-url",
+                "http://127.0.0.1:1",
+            ],
+            "from one process",
+        ),
+        (["http://127.0.0.1:1/v1", *ARITHMETIC, "--use-vllm"], "behind an address generates there"),
+        (["http://127.0.0.1:1/v1", *ARITHMETIC, "--num-processes", "2"], "asked from one process"),
+        (["http://key@127.0.0.1:1/v1", *ARITHMETIC], "OPENAI_API_KEY"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_folder_is_made(evals: Evals, arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(*arguments)
+    assert not Path("runs").exists()
+    assert not evals.configs
+
+
+def test_the_help_names_the_flags_of_an_eval_and_no_others() -> None:
+    shown = run("--help")
+    assert all(flag in shown for flag in ("--samples", "--decoding", "--rl-env", "--use-vllm", "--model-name"))
+    assert not any(f"  {flag} " in shown for flag in ("--lr", "--eval-cases", "--model", "--rl-loss-type", "--epochs"))

@@ -1,0 +1,206 @@
+"""An eval: the episodes of a training with the same options, killed and resumed without a difference."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain.environment.runner import start_runner
+from aitrain.errors import ConfigError, EnvironmentFailed, Interrupted
+from aitrain.events import Evaluating, Event, Note
+from aitrain.jobs import evaluate as job
+from aitrain.options.evaluate import EvalConfig
+from aitrain.runs.eval_result import EvalResult
+from aitrain.runs.run_folder import RunFolder, read_lines
+from aitrain.training.run_context import RunContext
+
+Records = list[dict[str, Any]]
+
+
+class Words:
+    """Prompts of different lengths, so that batches are padded; scores vowels."""
+
+    def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+        return [{"prompt": f"say {number}" + "a" * (number % 5)} for number in range(30)]
+
+    def score_episode(self, completion: str) -> float:
+        return sum(letter in "aeiou" for letter in completion) / max(1, len(completion))
+
+
+class Ranked(Words):
+    """Scores the samples of a case together: the share of the others that are not longer."""
+
+    def score_group(self, completions: list[str]) -> list[float]:
+        return [sum(len(one) <= len(other) for one in completions) / len(completions) for other in completions]
+
+
+class FailsOn(Words):
+    """Fails on some cases."""
+
+    def __init__(self, *failing: int) -> None:
+        self.failing = failing
+
+    def score_episode(self, completion: str, case_idx: int) -> float:  # type: ignore[override]
+        if case_idx in self.failing:
+            raise ValueError("no score")
+        return 1.0
+
+
+@pytest.fixture
+def evaluate(small_model: Path, tmp_path: Path) -> Callable[..., EvalResult]:
+    """Run an eval in the folder of its name, which may exist."""
+
+    def run(
+        name: str, environment: object, announce: Callable[[Event], object] = lambda _: None, **options: Any
+    ) -> Any:
+        values = {"model": str(small_model), "output_dir": str(tmp_path), "project_name": name, "rl_max_new_tokens": 5}
+        config = EvalConfig(**{**values, "eval_cases": 12, "concurrency": 4, **options})
+        folder = RunFolder(tmp_path / name)
+        if not folder.path.exists():
+            RunFolder.create(config)
+        with start_context(config, folder, environment, announce) as context:
+            return job.run(context)
+
+    return run
+
+
+class start_context:
+    """A run context, whose announcements are heard by a function."""
+
+    def __init__(
+        self, config: EvalConfig, folder: RunFolder, environment: object, announce: Callable[[Event], object]
+    ) -> None:
+        self.context = RunContext(
+            config, folder, start_runner(environment, config), lambda event: announce(event) and None
+        )
+
+    def __enter__(self) -> RunContext:
+        return self.context
+
+    def __exit__(self, *_: object) -> None:
+        self.context.folder.write_status("stopped", seconds=self.context.progress.seconds)
+
+
+def records(folder: Path) -> Records:
+    """All records in the order of the file, without the one value that differs each time."""
+    found = [record for file in sorted(folder.glob("rollouts/*.jsonl")) for record in read_lines(file)]
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in found]
+
+
+@pytest.mark.parametrize("environment", [Words, Ranked])
+def test_an_eval_that_was_killed_five_times_ends_with_the_records_of_one_that_was_not(
+    evaluate: Callable[..., EvalResult], environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while a batch is played, and while its records are written; batches have rows of several lengths."""
+    whole = evaluate("whole", environment(), eval_samples=3)
+    assert len(records(tmp_path / "whole")) == 12 * 3 + 12
+
+    for kill in range(5):
+        with monkeypatch.context() as patch:
+            patch.setattr(job, "append_lines", killed_writing(batches=kill, lines=kill))
+            with pytest.raises(SystemExit):
+                evaluate("killed", environment(), eval_samples=3)
+    resumed = evaluate("killed", environment(), eval_samples=3)
+
+    assert records(tmp_path / "killed") == records(tmp_path / "whole")
+    same = ("scores", "pass_at", "solved", "lengths", "stops", "tokens", "cases")
+    assert [getattr(resumed, name) for name in same] == [getattr(whole, name) for name in same]
+
+
+def killed_writing(batches: int, lines: int) -> Callable[[Path, Any], None]:
+    """Writes some batches, some lines of the next, and a part of a line; then the process ends."""
+    left = [batches]
+
+    def write(path: Path, values: Any) -> None:
+        texts = [json.dumps(value) + "\n" for value in values]
+        with path.open("a") as file:
+            file.write("".join(texts if left[0] else texts[:lines]))
+            if not left[0]:
+                file.write(texts[lines % len(texts)][:40])
+                raise SystemExit
+        left[0] -= 1
+
+    return write
+
+
+def test_nothing_is_played_twice_and_progress_counts_what_was_recorded(
+    evaluate: Callable[..., EvalResult], tmp_path: Path
+) -> None:
+    evaluate("done", Words())
+    before, played = records(tmp_path / "done"), list[Event]()
+    again = evaluate("done", Words(), played.append)
+    assert records(tmp_path / "done") == before
+    assert again.cases == 12
+    assert not [event for event in played if isinstance(event, Evaluating)]
+
+    first = list[Event]()
+    evaluate("other", Words(), first.append, decoding="greedy")
+    steps = [(event.done, event.episodes, event.decoding) for event in first if isinstance(event, Evaluating)]
+    assert steps == [(4, 12, "greedy"), (8, 12, "greedy"), (12, 12, "greedy")]
+
+
+def test_a_stop_request_ends_it_after_a_batch_and_status_has_the_progress(
+    evaluate: Callable[..., EvalResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aitrain.training.run_context.StopRequest.on_any_rank", lambda self: True)
+    monkeypatch.setattr("aitrain.training.run_context.StopRequest.check", lambda self: None)
+    with pytest.raises(Interrupted, match="after 4 of 24 episodes"):
+        evaluate("stopped", Words())
+    assert len(records(tmp_path / "stopped")) == 4
+
+
+def test_other_weights_in_the_same_folder_are_refused(
+    evaluate: Callable[..., EvalResult], small_model: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(small_model, model)
+    evaluate("changes", Words(), model=str(model))
+    (model / "model.safetensors").touch()
+    with pytest.raises(ConfigError, match="has changed since this eval began"):
+        evaluate("changes", Words(), model=str(model))
+
+
+def test_failures_are_apart_and_an_environment_that_only_fails_ends_the_eval(
+    evaluate: Callable[..., EvalResult], tmp_path: Path
+) -> None:
+    notes = list[str]()
+    some = evaluate(
+        "some", FailsOn(*range(0, 30, 3)), lambda event: isinstance(event, Note) and notes.append(event.text)
+    )
+    assert some.scores["sampled"]["mean"] == 1.0  # type: ignore[index]
+    assert some.failures["raised"] == sum(record["error"] is not None for record in records(tmp_path / "some")) > 0
+    assert any("ValueError: no score" in note for note in notes)
+
+    with pytest.raises(EnvironmentFailed, match="failed on every episode"):
+        evaluate("all", FailsOn(*range(30)))
+
+
+def test_all_cases_can_be_played_where_no_training_needs_them(evaluate: Callable[..., EvalResult]) -> None:
+    assert evaluate("all", Words(), eval_cases=1000, decoding="greedy").cases == 30
+
+
+def test_an_eval_with_several_turns_and_tools_does_not_import_trl(small_model: Path, tmp_path: Path) -> None:
+    """In a process of its own, as the worker runs it; TRL's templates are used all the same."""
+    config = EvalConfig(model="tiny", output_dir=str(tmp_path), project_name="tools", rl_env="envs.hotel_booking",
+                        eval_cases=2, rl_max_new_tokens=8, rl_max_turns=2, decoding="greedy")  # fmt: skip
+    folder = RunFolder.create(config)
+    folder.write_config(config)
+    folder.write_status("running", job="eval")
+    code = (
+        "import sys; from aitrain.jobs.worker import main, open_event_channel\n"
+        f"code = main([{str(folder.path)!r}], open_event_channel())\n"
+        "assert 'torch' in sys.modules and 'trl' not in sys.modules, 'trl'\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = EvalResult.read(folder.path)
+    assert (result.cases, result.status) == (2, "finished")
+    assert result.turns["greedy"] > 1
