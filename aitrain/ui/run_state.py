@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TypedDict
 
-from aitrain.redaction import redact
+from aitrain.redaction import MASK, SECRET_VALUE, redact
 from aitrain.runs.json_values import JsonObject, as_float, as_text
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.run_list import state_of
@@ -82,4 +82,4 @@ def _end_of_log(path: Path) -> str:
             lines = file.read().decode("utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    return redact("\n".join(line.rpartition("\r")[2] for line in lines[-LOG_LINES:]))
+    return SECRET_VALUE.sub(MASK, redact("\n".join(line.rpartition("\r")[2] for line in lines[-LOG_LINES:])))
