@@ -266,7 +266,7 @@ def test_nothing_is_cut_off_on_a_phone(scheme: str, runs: Path, visit: Visit, se
     cut = """[...document.querySelectorAll('.scroll, td, th, h1, .hint, nav, .bdi')].filter((one) =>
         one.clientWidth > 1 && one.scrollWidth > one.clientWidth + 1).map((one) => one.className)"""
     phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": scheme}
-    for address in ("", "?run=better", "?run=failed", "?run=live", "?run=eval-sums"):
+    for address in ("", "?run=better&with=live", "?run=failed", "?run=live", "?run=eval-sums"):
         tab = visit(server.address + address, **phone)
         if address:
             tab.page.wait_for_selector("table.cases")

@@ -153,7 +153,7 @@ function sideBySide(title, columns, source) {
       "section",
       { class: "column" },
       el("h3", {}, heading),
-      el("div", { class: "episodes" }, rows.length ? episodeRows(rows, run, source, true) : note("No episode of it here.")),
+      el("div", { class: "episodes" }, rows.length ? [episodeLabels(!rows[0].eval_phase), episodeRows(rows, run, source, true)] : note("No episode of it here.")),
     ),
   );
   const dialog = el("dialog", { class: "side-by-side", "aria-label": title }, el("div", { class: "dialog-head" }, el("h2", {}, isolated(title)), close), el("div", { class: "columns" }, body));
