@@ -58,7 +58,16 @@ def make_better(folder: Path) -> RunFolder:
 def make_failed(folder: Path) -> RunFolder:
     """A run that failed at step 3, with a log."""
     reason = "Out of memory in step 4.\nLower --batch-size."
-    run = make_run(folder, [record()], "failed", step=3, steps=50, reason=reason, heartbeat=time.time() - 4000)
+    error = {"kind": "raised", "place": "score_episode", "message": "ValueError: no"}
+    run = make_run(
+        folder,
+        [record(), record(score=None, error=error)],
+        "failed",
+        step=3,
+        steps=50,
+        reason=reason,
+        heartbeat=time.time() - 4000,
+    )
     run.log.write_text("loading\ntorch.OutOfMemoryError: <b>out</b> of memory\n")
     (run.checkpoints / "checkpoint-2").mkdir(parents=True)
     return run

@@ -171,6 +171,9 @@ def test_the_page_of_a_failed_run_begins_with_the_reason(runs: Path, visit: Visi
         assert parts[:2] == ["H1", "reason"]
         assert tab.texts("#reason > div .text") == ["Out of memory in step 4.\nLower --batch-size."]
         assert "--resume" in tab.texts("#reason code")[0]
+        tab.page.click("text=Show the 1 failed episode")
+        tab.wait("document.querySelector('#rollouts [role=status]').textContent.startsWith('1 episode')")
+        assert tab.texts("#rollouts .episode .tag") == ["raised an error"]
         tab.page.click("#reason summary")
         assert tab.texts("#reason .log .text") == ["loading\ntorch.OutOfMemoryError: <b>out</b> of memory"]
 

@@ -16,8 +16,9 @@ function statusPill({ status }) {
   return el("span", { class: `pill ${word.replace(" ", "-")}`, title: STATUS_HINTS[status] }, word);
 }
 
-function runHead(summary) {
-  return [el("h1", {}, isolated(summary.name), " ", statusPill(summary)), endedEarly(summary), newestScore(summary), lead(summary), progressBar(summary), el("p", { class: "hint live" }, progress(summary))];
+/** `showFailures` shows the episodes that the environment failed on. */
+function runHead(summary, showFailures) {
+  return [el("h1", {}, isolated(summary.name), " ", statusPill(summary)), endedEarly(summary, showFailures), newestScore(summary), lead(summary), progressBar(summary), el("p", { class: "hint live" }, progress(summary))];
 }
 
 function lead(summary) {
@@ -55,7 +56,7 @@ function newest(summary, decoding) {
 }
 
 /** Why a run has ended early, and the command that continues it. */
-function endedEarly(summary) {
+function endedEarly(summary, showFailures) {
   const { status, reason, next, log } = summary;
   const isFailed = status in FAILED;
   if (!isFailed && !(status === "stopped" && (reason || next))) return null;
@@ -65,6 +66,7 @@ function endedEarly(summary) {
     { class: `card early ${isFailed ? "bad" : ""}`, id: "reason", "aria-labelledby": "reason-title" },
     el("h2", { id: "reason-title" }, isFailed ? FAILED[status] : "Why it stopped"),
     why && longText(why),
+    isFailed && summary.episodes?.failed > 0 && el("button", { type: "button", class: "quiet", onclick: showFailures }, `Show the ${plural(summary.episodes.failed, "failed episode")}`),
     next && el("p", { class: "next" }, "Continue it with ", el("code", {}, isolated(next))),
     log && el("details", { class: "fold", open: !reason }, el("summary", {}, `End of train.log (${plural(log.split("\n").length, "line")})`), el("div", { class: "log scroll", tabindex: "0", role: "region", "aria-label": "End of train.log" }, longText(log, log.length, 20_000))),
   );

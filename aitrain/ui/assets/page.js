@@ -282,7 +282,7 @@ class Page {
   /** What changes while a run goes on. */
   drawNumbers() {
     const { summary } = this;
-    replaceChildren(this.head, runHead(summary));
+    replaceChildren(this.head, runHead(summary, () => this.showFailures()));
     const now = scoreNow(summary);
     const news = `${summary.name}: ${summary.status}${now.value ? `, held-out score ${now.when} ${score(now.value.mean)}` : ""}`;
     if (this.spoken.textContent !== news) this.spoken.textContent = news;
@@ -309,6 +309,12 @@ class Page {
     if (wasOpen) this.grid.open();
     this.grid.fit();
     this.machineGrid?.fit();
+  }
+
+  showFailures() {
+    this.list.change({ ...EMPTY_QUERY, failure: "any" });
+    document.getElementById("rollouts").scrollIntoView();
+    this.list.form.querySelector(".search").focus({ preventScroll: true });
   }
 
   async drawCases() {
