@@ -29,6 +29,7 @@ ALPHA = 0.05
 """A p-value up to this is a detected difference."""
 FEWEST_CASES = 6
 """With fewer, no p-value is as small as ALPHA."""
+SAME_STEP = 1e-6
 WANTED_POWER = 0.8
 MOST_CASES = 1_000_000
 
@@ -90,8 +91,8 @@ class Power:
     spread: float
     """Standard deviation of the cases' differences."""
     step: float = 0.0
-    """Size of the differences other than 0 if it is one size, as with scores of 0 and 1: the p-value then jumps, and is
-    up to one step too large."""
+    """The smallest difference other than 0 if the others are multiples of it, as with a few samples of 0 or 1: the test
+    then counts a tie as no difference, which costs half a tie on each side."""
 
     @classmethod
     def of(cls, differences: Sequence[float]) -> Power | None:
@@ -100,7 +101,9 @@ class Power:
         spread = stdev(differences) if len(differences) > 1 else 0.0
         if not sizes or spread <= EQUAL * max(sizes):
             return None
-        return cls(spread, max(sizes) if max(sizes) - min(sizes) < EQUAL * max(sizes) else 0.0)
+        multiples = [size / min(sizes) for size in sizes]
+        has_steps = all(abs(multiple - round(multiple)) < SAME_STEP for multiple in multiples)
+        return cls(spread, min(sizes) if has_steps else 0.0)
 
     def power(self, difference: float, cases: int) -> float:
         """Probability that so many cases detect a difference, if this is the true one."""

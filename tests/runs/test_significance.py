@@ -99,4 +99,5 @@ def test_the_number_of_cases_and_the_smallest_difference_have_the_wanted_power(s
 def test_there_is_no_power_to_compute_where_all_cases_differ_by_the_same() -> None:
     assert Power.of([0.5, 0.5]) is Power.of([0.0] * 9) is Power.of([1.0]) is Power.of([]) is None
     assert Power.of([0.0, 1.0]) == Power(math.sqrt(0.5), step=1.0)
-    assert Power.of([0.5, 1.0]) == Power(math.sqrt(0.125))
+    assert Power.of([0.5, -1.0, 0.0]) == Power(math.sqrt(7 / 12), step=0.5)
+    assert Power.of([0.5, 0.7]) == Power(pytest.approx(math.sqrt(0.02)), step=0.0)
