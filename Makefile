@@ -29,6 +29,7 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.multi_turn_learning
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.episodes
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evaluation
 	$(BIN)/python -m benchmarks.memory --pairs 1
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.intervals
@@ -46,6 +47,7 @@ bench-vllm: .venv-vllm/.installed
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.importance
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.generation
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.free_running
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m benchmarks.evaluation --vllm
 
 .venv-vllm/.installed:
 	.ci/vllm

@@ -1,9 +1,9 @@
 """What an eval costs beside the model: `python -m benchmarks.evaluation [--pairs N]`.
 
 Plays 256 cases on a model of the tiny shape as `aitrain eval` does, with sessions, scores and records, and as a plain
-loop over `generate` does: render, pad, generate, decode, score. Same process, same weights, same batches, answers of 128
-tokens. With `--vllm`, where vLLM is installed: through a server that is started for it, against `vllm bench serve`, with
-the same prompts and answers.
+loop over `generate` does: render, pad, generate, decode, score. Same process, same weights, same batches, answers of
+128 tokens. With `--vllm`, where vLLM is installed: through a server that is started for it, against `vllm bench serve`,
+with the same prompts and answers.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ CASES, BATCH, ANSWER = 256, 32, 128
 PLAIN_BOUND, SERVED_BOUND = Bounds(1.05), Bounds(1.10)
 TOP_K = 50
 """The model of shapes.py ends no answer early where only these are sampled."""
+
+
+CLIENT = (
+    "import argparse; from vllm.benchmarks import serve; parser = argparse.ArgumentParser();"
+    "serve.add_cli_args(parser); serve.main(parser.parse_args())"
+)
+"""`vllm bench serve`, whose own console script does not run with the CPU build."""
 
 
 class Digits:
@@ -79,7 +86,7 @@ def main() -> int:
 def plain(folder: Path, pairs: int) -> list[Row]:
     """Both decodings, by the clock on the wall and of the CPU.
 
-    No bound for sampled completions: the plain loop draws all rows at once, and aitrain each row with a seed of its own.
+    No bound for sampled completions: the plain loop draws all rows at once, aitrain each row with a seed of its own.
     """
     rows = []
     with prepared(folder, concurrency=BATCH) as ours:
@@ -166,7 +173,7 @@ def served(folder: Path, pairs: int) -> list[Row]:
             write_requests(folder, ours)
             sides = [
                 lambda: seconds(partial(play, ours, folder, "greedy"))[0],
-                partial(bench_serve, folder, server.url),
+                partial(bench_serve, folder, ours.rollouts.rollout.engine),
             ]
             taken = [[side() for side in sides] for _ in range(pairs + 1)][1:]
     return [Row("greedy, through a server", *map(list, zip(*taken, strict=True)), SERVED_BOUND)]
@@ -180,16 +187,16 @@ def write_requests(folder: Path, ready: Any) -> None:
     (folder / "requests.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def bench_serve(folder: Path, url: str) -> float:
+def bench_serve(folder: Path, engine: Any) -> float:
     """Seconds of vLLM's own benchmark client for the same requests, all sent at once."""
     result = folder / "bench.json"
     command = [
-        sys.executable, "-c", "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())",
-        "bench", "serve", "--backend", "vllm", "--base-url", url, "--endpoint", "/v1/completions",
-        "--model", str(folder / "model"), "--tokenizer", str(folder / "model"),
+        sys.executable, "-c", CLIENT, "--backend", "vllm", "--base-url", engine.url, "--endpoint", "/v1/completions",
+        "--served-model-name", engine.base_model, "--model", str(folder / "model"),
+        "--tokenizer", str(folder / "model"),
         "--dataset-name", "custom", "--dataset-path", str(folder / "requests.jsonl"), "--skip-chat-template",
         "--custom-output-len", str(ANSWER), "--num-prompts", str(CASES), "--ignore-eos", "--temperature", "0",
-        "--disable-tqdm", "--disable-shuffle", "--save-result", "--result-dir", str(folder),
+        "--disable-tqdm", "--disable-shuffle", "--save-result", "--save-detailed", "--result-dir", str(folder),
         "--result-filename", result.name,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -198,7 +205,7 @@ def bench_serve(folder: Path, url: str) -> float:
             f"vllm bench serve ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
         )
     found = json.loads(result.read_text())
-    assert found["completed"] == CASES, found
+    assert found["completed"] == CASES, found["errors"][0]
     return float(found["duration"])
 
 

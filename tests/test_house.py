@@ -51,6 +51,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
     [["--help"], ["doctor"], ["schema"], ["plan", "--help"], ["runs"], ["view", "--help"], ["show", "--help"],
      ["grpo", "--help"], ["grpo", "--no-such-flag"],
      ["grpo", "--rl-env", "nowhere.py:Env"],
+     ["eval", "--help"], ["eval", "tiny"], ["eval", "tiny", "--rl-env", "nowhere.py:Env"],
      ["env", "list"], ["sweep", "nowhere.yaml"],
      ["env", "play", "nowhere.py"],
      ["env", "show", "envs.arithmetic", "-E", "casse=1"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -198,9 +198,7 @@ def _names(references: Sequence[ModelReference], config: EvalConfig, is_named: b
 
     names: list[str] = []
     for reference in references:
-        label = (
-            config.model_name.rpartition("/")[2] if reference.kind == "url" and config.model_name else reference.label
-        )
+        label = replace(reference, name=config.model_name).label
         name = config.project_name if is_named else f"eval-{label}"
         name = f"{name}-{label}" if is_named and len(references) > 1 else name
         names.append(next(one for one in (name, *(f"{name}-{n}" for n in range(2, 999))) if one not in names))

@@ -36,6 +36,8 @@ class CompletionRequest:
     seed: int | None = None
     top_logprobs: int = 0
     """Number of most likely tokens whose log-probabilities are returned, at each position."""
+    has_logprobs: bool = True
+    """Whether log-probabilities are returned at all."""
 
     def body(self, model: str, cache_salt: str, eos_ids: Sequence[int]) -> dict[str, Any]:
         """Fields of the request, including all for which the server would use the model's generation_config.json.
@@ -43,6 +45,8 @@ class CompletionRequest:
         Requests share cached prefixes only if they have the same `cache_salt`.
         """
         sampling = self.sampling
+        # as token ids, since the server would decode each token otherwise
+        logprobs = {"logprobs": self.top_logprobs, "return_tokens_as_token_ids": True}
         seeded = {"prompt": self.prompts[:1], "n": len(self.prompts), "seed": self.seed}
         return {
             "model": model,
@@ -54,14 +58,13 @@ class CompletionRequest:
             "min_p": sampling.min_p,
             "repetition_penalty": sampling.repetition_penalty,
             **sampling.vllm_extras(eos_ids, self.max_tokens),
-            "logprobs": self.top_logprobs,
             "return_token_ids": True,
-            "return_tokens_as_token_ids": True,  # otherwise the server decodes each token
             "cache_salt": cache_salt,
+            **(logprobs if self.has_logprobs else {}),
             **({} if self.seed is None else seeded),
         }
 
-    def completions(self, response: dict[str, Any], url: str) -> list[tuple[list[int], list[float]]]:
+    def completions(self, response: dict[str, Any], url: str) -> list[tuple[list[int], list[float] | None]]:
         """Token ids and log-probabilities for each prompt, from a response of the server at `url`.
 
         Raises:
@@ -76,6 +79,8 @@ class CompletionRequest:
                 f"The vLLM server at {url} cuts completions at {max(cut)} tokens instead of {self.max_tokens}.\n"
                 "Start it with --generation-config vllm: its model's own settings limit them otherwise."
             )
+        if not self.has_logprobs:
+            return [(choice["token_ids"], None) for choice in choices]
         sampled = [(choice["token_ids"], choice["logprobs"]["token_logprobs"]) for choice in choices]
         for ids, logprobs in sampled:
             if len(ids) != len(logprobs):

@@ -63,6 +63,8 @@ class VLLMServerEngine:
     check: Callable[[VLLMServerEngine], Awaitable[None]] | None = None
     """Called after each load of weights, by the process that loads them."""
     clock: RolloutClock = field(default_factory=RolloutClock)
+    has_logprobs: bool = True
+    """Whether `generate` returns log-probabilities, which only a training needs."""
     weight_version: int | None = field(default=None, init=False)
     """Optimizer steps of the loaded weights; None if none were loaded, or the policy's have changed since."""
     last_bytes: int = field(default=0, init=False)
@@ -91,7 +93,7 @@ class VLLMServerEngine:
         sampling = self.sampling.greedy if request.decoding is Decoding.GREEDY else self.sampling
         seed = None if request.seed is None else request.seed.request_seed
         max_tokens = room(request.prompt_ids, request.max_tokens, self.context)
-        one = CompletionRequest([request.prompt_ids], sampling, max_tokens, seed)
+        one = CompletionRequest([request.prompt_ids], sampling, max_tokens, seed, has_logprobs=self.has_logprobs)
         with self.clock.running("generate"):
             async with self._slots:
                 (completion,) = await self.weights.request(lambda: self._complete(one), CURRENT_SECONDS)

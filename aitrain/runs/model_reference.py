@@ -49,6 +49,8 @@ class ModelReference:
     """Folder of the run that trained the model, None if it is not known."""
     step: int | None = None
     """Optimizer step of the weights in that run."""
+    name: str | None = None
+    """The model's name at a `url`, where it is known."""
 
     @property
     def label(self) -> str:
@@ -57,7 +59,7 @@ class ModelReference:
             name = self.run.resolve().name
             text = f"{name}-step{self.step}" if self.kind == "checkpoint" else name
         elif self.kind == "url":
-            text = urlsplit(self.base).netloc
+            text = self.name.rpartition("/")[2] if self.name else urlsplit(self.base).netloc
         elif self.adapter is not None:
             text = self.adapter.resolve().name
         else:

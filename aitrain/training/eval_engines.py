@@ -119,7 +119,7 @@ def _server_engine(model: EvalModel) -> VLLMServerEngine:
     base = check_server(url, needs)
     sync = SavedAdapter(adapter or Path(model_path(model.reference.base)))
     weights = ServerWeights(VLLMClient(url), sync, give_up_reason=model.give_up_reason)
-    engine = VLLMServerEngine(weights, base.name, policy.end, policy.sampling, base.context)
+    engine = VLLMServerEngine(weights, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
     if adapter is None:
         engine.weight_version = model.step  # the server's own weights: nothing is loaded
     return engine

@@ -82,13 +82,13 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
     precision = choose_precision(config)
     check_quantization(config)
     processes = init_processes(config, precision)
+    accelerator = Accelerator(
+        mixed_precision="bf16" if precision.bf16 else "fp16" if precision.fp16 else "no", cpu=precision.use_cpu
+    )
     tokenizer = load_tokenizer(config.model_copy(update={"model": reference.base}), tokenizer_folder(reference))
     built = build_dataset(context, tokenizer, processes)
     context.stop.check()
     context.enter(f"loading {reference.given}")
-    accelerator = Accelerator(
-        mixed_precision="bf16" if precision.bf16 else "fp16" if precision.fp16 else "no", cpu=precision.use_cpu
-    )
     with_weights = not config.use_vllm or _asks_for_model(environment)
     policy = load_policy(reference, config, with_weights)
     shown = _shown(context, config, reference, built, chat_format(tokenizer, _template_options(config)), policy.context)
@@ -115,6 +115,7 @@ def _behind_address(context: RunContext, config: EvalConfig, reference: ModelRef
     """An eval of a model behind an OpenAI-compatible address, which has no tokenizer and no weights."""
     chat, tokenizer = MessageFormat(NotBehindAPI()), NotBehindAPI()
     engine = endpoint_engine(reference, config, chat)
+    reference = replace(reference, name=engine.model)
     built = build_dataset(context, tokenizer, processes=1)
     shown = _shown(context, config, reference, built, chat, None)
     end, clock = EndOfTurn([FILLER]), engine.clock

@@ -17,6 +17,7 @@ from aitrain.errors import ConfigError, EnvironmentFailed, Interrupted
 from aitrain.events import Evaluating, Event, Note
 from aitrain.jobs import evaluate as job
 from aitrain.options.evaluate import EvalConfig
+from aitrain.options.train import TrainConfig
 from aitrain.runs.eval_result import EvalResult
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.training.run_context import RunContext
@@ -184,6 +185,29 @@ def test_failures_are_apart_and_an_environment_that_only_fails_ends_the_eval(
 
 def test_all_cases_can_be_played_where_no_training_needs_them(evaluate: Callable[..., EvalResult]) -> None:
     assert evaluate("all", Words(), eval_cases=1000, decoding="greedy").cases == 30
+
+
+def test_cases_that_the_models_run_was_trained_on_are_counted_and_noted(
+    evaluate: Callable[..., EvalResult], small_model: Path, tmp_path: Path
+) -> None:
+    """The run held 5 of 30 cases out; those are the first that an eval plays."""
+    trained = RunFolder.create(
+        TrainConfig(model=str(small_model), output_dir=str(tmp_path), project_name="run", eval_cases=5)
+    )
+    trained.write_config(TrainConfig(eval_cases=5))
+    shutil.copytree(small_model, trained.model)
+    notes = list[str]()
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
+
+    of_run = {"model": str(trained.path), "decoding": "greedy"}
+    assert evaluate("same", Words(), hear, **of_run, eval_cases=5).overlap == 0
+    assert not notes
+    more = evaluate("more", Words(), hear, **of_run, eval_cases=1000)
+    assert (more.cases, more.overlap) == (30, 25)
+    assert any("25 of 30 cases were trained on" in note for note in notes)
 
 
 def test_an_eval_with_several_turns_and_tools_does_not_import_trl(small_model: Path, tmp_path: Path) -> None:

@@ -535,6 +535,16 @@ def test_chat_templates_are_completed_by_functions_that_take_what_they_took() ->
         assert parameters[: len(names)] == names, name
 
 
+def test_the_files_of_chat_templates_import_nothing_else_of_trl() -> None:
+    """They are loaded from where they lie, without trl/__init__.py."""
+    folder = Path(chat_template_utils.__file__).parent
+    for name, known in (("chat_template_utils", {"data_utils"}), ("data_utils", set[str]())):
+        tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
+        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        assert {node.module for node in imports if node.level} == known
+        assert not any((node.module or "").startswith("trl") for node in imports)
+
+
 # -- Typer and Python
 
 
