@@ -20,6 +20,7 @@ from aitrain.events import Announce, Note
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan, check
+from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.options.in_python import in_python
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import disable_telemetry
@@ -136,7 +137,7 @@ def _train(plan: RunPlan, environment: object, watchers: Watchers) -> Result:
         heartbeat.start()
         watchers.start_clock()
         announce = watchers.report.during(show)
-        with _ended_if_stalled(config, watchers, stop), _one_thread_if_small(plan):
+        with _ended_if_stalled(config, watchers, stop), _one_thread_if_small(plan), SystemRecorder(folder.system):
             return run(RunContext(config, folder, runner, announce, stop, plan.checkpoint, heartbeat.progress))
 
 

@@ -31,6 +31,8 @@ EPISODES = 100_000
 BYTES = 10**9
 GROUP, GROUPS = 8, 16
 HELD_OUT = 64
+RUNS = 300
+"""Runs in the table."""
 NEEDLE = "Xylophonist"
 """A word that one episode has, near the end."""
 WRITE = """
@@ -90,6 +92,7 @@ def main() -> int:
         size = sum(file.stat().st_size for file in (folder / "rollouts").iterdir())
         print(f"{EPISODES:,} episodes, {size / 1e9:.2f} GB of rollouts; median (min..max) of {given.pairs}\n")
         measured = [*measure_report(folder, given.pairs), *measure_view(folder, given.pairs)]
+        measured += measure_table(folder, given.pairs)
     for one in measured:
         print(one)
     return 0 if all(one.is_met for one in measured) else 1
@@ -186,6 +189,24 @@ def measure_view(folder: Path, times: int) -> list[Measured]:
             memory.values.append(peak_of(process.pid))
     watched = [page, all_read, *searches.values()]
     return [starts, *(measured for one in watched for measured in (one.waiting, one.cpu)), memory]
+
+
+def measure_table(folder: Path, times: int) -> list[Measured]:
+    """The table of RUNS runs with the metrics of this one: the first answer of a server, and the next one."""
+    first, again = Measured(f"view: table of {RUNS} runs", "s", 3), Measured("view: the same table again", "s", 0.5)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+        for number in range(RUNS):
+            run = Path(place) / f"run-{number}"
+            run.mkdir()
+            os.link(folder / "metrics.jsonl", run / "metrics.jsonl")
+            (run / "config.yaml").write_text("model: Qwen/Qwen3-0.6B\nrl_env: envs.gsm8k\n")
+        for _ in range(times):
+            with serving(Path(place)) as (address, _):
+                for measured in (first, again):
+                    start = time.monotonic()
+                    assert len(ask(address, "runs")) == RUNS
+                    measured.values.append(time.monotonic() - start)
+    return [first, again]
 
 
 class Watched:

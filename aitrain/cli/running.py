@@ -71,16 +71,16 @@ def _run(plan: RunPlan, folder: RunFolder, announce: Announce) -> Failed | Ended
     try:
         end = Processes(plan, folder, announce).run()
     except BaseException as error:
-        _note_end(folder, "stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+        _note_end(folder, "stopped" if isinstance(error, KeyboardInterrupt) else "failed", str(error))
         raise
     if isinstance(end, Failed):
-        _note_end(folder, "stopped" if end.exit_code == Interrupted.exit_code else end.status)
+        _note_end(folder, "stopped" if end.exit_code == Interrupted.exit_code else end.status, end.message)
     return end
 
 
-def _note_end(folder: RunFolder, status: str) -> None:
+def _note_end(folder: RunFolder, status: str, reason: str) -> None:
     with suppress(OSError):  # the run may have failed with the same error
-        folder.write_status(status)
+        folder.write_status(status, reason=reason)
 
 
 def _failure(end: Failed, folder: RunFolder, began: bool) -> AitrainError:

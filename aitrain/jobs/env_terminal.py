@@ -81,7 +81,6 @@ def _show(request: Request) -> int:
 def _rescore(request: Request) -> int:
     from aitrain.runs.rollout_index import RolloutIndex
     from aitrain.runs.run_folder import RunFolder
-    from aitrain.ui.episodes import group_of
     from aitrain.workbench.rescore import Rescorer
     from aitrain.workbench.rescore_report import RescoreReport
 
@@ -91,7 +90,7 @@ def _rescore(request: Request) -> int:
     steps = {entry.step for entry in index.entries if not entry.eval_phase}
     step = max(steps, default=0) if wanted["last"] else wanted["step"]
     wanted_ones = (entry for entry in index.entries if step is None or (entry.step == step and not entry.eval_phase))
-    entries = sorted(wanted_ones, key=group_of)
+    entries = sorted(wanted_ones, key=lambda entry: entry.group_key)
     if not entries:
         raise ConfigError(f"{wanted['run']} has no rollouts" + ("" if step is None else f" of training step {step}"))
     config = resolve(TrainConfig, None, request["options"])

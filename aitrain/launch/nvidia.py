@@ -1,4 +1,4 @@
-"""GPUs and the version of NVIDIA's driver, read from nvidia-smi."""
+"""GPUs, their use, and the version of NVIDIA's driver, read from nvidia-smi."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 PATIENCE = 10.0
 """Timeout of nvidia-smi in seconds."""
 QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
+USE_QUERY = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,26 @@ def ask_driver(versions: bool = False) -> Driver | None:
         return Driver(failure=f"nvidia-smi cannot be run: {error.strerror or error}")
     gpus = tuple(gpu for gpu in map(_gpu, answer.splitlines()) if gpu is not None)
     return Driver(gpus, _number("driver|kmd", version), _number("cuda|cuda umd", version))
+
+
+def gpu_use() -> dict[str, tuple[float | None, float | None]] | None:
+    """Use from 0 to 1 and memory in GiB, by index, of the GPUs that CUDA_VISIBLE_DEVICES names, or of all without it;
+    None if nvidia-smi is not installed or fails."""
+    tool, visible = shutil.which("nvidia-smi"), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if tool is None or visible in ("", "-1"):
+        return None
+    try:
+        code, answer = _ask(tool, *USE_QUERY, *([f"--id={visible}"] if visible else []))
+    except (subprocess.TimeoutExpired, OSError):
+        return None
+    rows = [[field.strip() for field in line.split(",")] for line in answer.splitlines()]
+    found = {row[0]: (_scaled(row[1], 100), _scaled(row[2], 1024)) for row in rows if len(row) == 3}
+    return found if code == 0 else None
+
+
+def _scaled(field: str, by: float) -> float | None:
+    """A number divided by another one; None for `[N/A]`."""
+    return round(float(field) / by, 3) if field.isdecimal() else None
 
 
 def _ask(tool: str, *arguments: str) -> tuple[int, str]:

@@ -24,6 +24,7 @@ from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phas
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan
+from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
 from aitrain.redaction import disable_telemetry, redact_file
 from aitrain.runs.heartbeat import sign_of_life
@@ -69,6 +70,7 @@ class Processes:
             self.folder.write_status("running", **sign_of_life())
             self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
             stack.enter_context(self._watched())
+            stack.enter_context(SystemRecorder(self.folder.system))
             self.child = self._start(log)
             if self.stops:  # another thread asked while vLLM was being started
                 _send(self.child.pid, signal.SIGTERM)

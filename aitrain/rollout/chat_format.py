@@ -69,6 +69,14 @@ class NoTemplateSupport:
 
 
 @dataclass(frozen=True)
+class RenderedPrompt:
+    """A prompt as the chat template renders it, and its tokens."""
+
+    text: str
+    ids: list[int]
+
+
+@dataclass(frozen=True)
 class ParsedTurn:
     """One completion, parsed: as a message of the chat, and as the environment gets it."""
 
@@ -105,8 +113,13 @@ class ChatFormat:
 
     def prompt_ids(self, prompt: Prompt, tools: Schemas = ()) -> list[int]:
         """Tokens of the prompt; special tokens are added to string prompts only, as a chat template has its own."""
+        return self.render_prompt(prompt, tools).ids
+
+    def render_prompt(self, prompt: Prompt, tools: Schemas = ()) -> RenderedPrompt:
+        """The prompt as text and as its tokens."""
         activity.tick()
-        return self._ids(self.prompt_text(prompt, tools), add_special_tokens=isinstance(prompt, str))
+        text = self.prompt_text(prompt, tools)
+        return RenderedPrompt(text, self._ids(text, add_special_tokens=isinstance(prompt, str)))
 
     def following_ids(self, messages: Sequence[Message], last: int, is_chat: bool) -> list[int]:
         """Tokens to append after a completion whose last token is `last`.

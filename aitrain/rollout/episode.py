@@ -55,6 +55,8 @@ class Episode:
     trajectory: Trajectory = field(default_factory=Trajectory)
     messages: list[Message] = field(default_factory=list)
     """Messages of the policy and the environment, from the first turn on."""
+    rendered_prompt: str = ""
+    """The prompt as the chat template renders it; empty if it is a string."""
     tool_calls: int = 0
     wrong_tool_calls: int = 0
     result: ScoreResult = field(default_factory=lambda: ScoreResult(None))
@@ -181,7 +183,9 @@ class Rollout:
             refuse_tools_for_strings(reset.tools)
         elif reset.runs_tools:
             self.chat.check_tools()
-        return self.chat.prompt_ids(episode.prompt, reset.tools)
+        rendered = self.chat.render_prompt(episode.prompt, reset.tools)
+        episode.rendered_prompt = rendered.text if episode.is_chat else ""
+        return rendered.ids
 
     async def _converse(self, episode: Episode, index: int, decoding: Decoding, leave: Leave) -> None:
         """Turns of the policy and responses of the environment, until something ends the episode."""

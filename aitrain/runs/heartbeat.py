@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from aitrain import activity
-from aitrain.errors import Interrupted
+from aitrain.errors import AitrainError, Interrupted
 from aitrain.runs.run_folder import RunFolder
 
 BEAT = 2.0
@@ -33,6 +33,10 @@ class Progress:
     """The training processes, the first one first."""
     ends_at: float | None = None
     """Estimated time of the last step, in seconds since 1970."""
+    score_before: float | None = None
+    """The held-out score before the training."""
+    reason: str | None = None
+    """Why the run failed."""
     stall_timeout: float | None = None
     """Seconds without progress after which the run counts as stalled."""
     seconds: float | None = None
@@ -70,6 +74,8 @@ class Heartbeat:
         if error is not None and self.progress.status != "stalled":
             is_stop = isinstance(error, (Interrupted, KeyboardInterrupt))
             self.progress.status = "stopped" if is_stop else "failed"
+            is_ours = isinstance(error, AitrainError)
+            self.progress.reason = str(error) if is_ours else f"{type(error).__name__}: {error}"
         self.beat()
 
     def beat(self) -> None:
@@ -78,6 +84,7 @@ class Heartbeat:
             progress = self.progress
             known = {"step": progress.step, "steps": progress.steps, "pids": progress.pids or None, **self._activity()}
             known |= {"ends_at": progress.ends_at, "seconds": progress.seconds}
+            known |= {"score_before": progress.score_before, "reason": progress.reason}
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)
 

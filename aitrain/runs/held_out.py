@@ -123,15 +123,16 @@ def recorded_table(value: object) -> ScoreTable | None:
     rows = {str(name): row for name, row in value.items() if isinstance(row, dict)}
     return {
         name: {
-            "before": _recorded_interval(row.get("before")),
-            "after": _recorded_interval(row.get("after")),
-            "change": _recorded_interval(row.get("change")),
+            "before": interval_of(row.get("before")),
+            "after": interval_of(row.get("after")),
+            "change": interval_of(row.get("change")),
         }
         for name, row in rows.items()
     }
 
 
-def _recorded_interval(value: object) -> IntervalValues | None:
+def interval_of(value: object) -> IntervalValues | None:
+    """A recorded interval; None if there is none."""
     mean = as_float(value.get("mean")) if isinstance(value, dict) else None
     if mean is None or not isinstance(value, dict):
         return None

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text, parse_object
 from aitrain.runs.rollout_record import RolloutRecord, upgraded
@@ -21,6 +21,9 @@ LONGEST_LINE = 64 * 2**20
 """Maximum bytes of a line; a longer one counts as damaged, and is not kept in memory."""
 EXCERPT = 160
 """Characters of a prompt or an answer in a list."""
+
+
+GroupKey: TypeAlias = tuple[int, str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,11 @@ class IndexEntry:
         """Whether it belongs to a scoring of the held-out cases."""
         return bool(self.eval_phase)
 
+    @property
+    def group_key(self) -> GroupKey:
+        """Key of its group; for held-out cases, the samples of one case in one scoring are a group."""
+        return self.step, self.eval_phase, self.group, self.case if self.eval_phase else ""
+
 
 @dataclass
 class _File:
@@ -75,6 +83,8 @@ class RolloutIndex:
     entries: list[IndexEntry] = field(default_factory=list)
     prompts: dict[tuple[bool, str], str] = field(default_factory=dict)
     """Excerpt of each case's prompt, by (is held out, case)."""
+    rendered: dict[GroupKey, IndexEntry] = field(default_factory=dict)
+    """The episode of each group whose record has the rendered prompt."""
     damaged: int = 0
     """Lines that are no records."""
     files: list[_File] = field(default_factory=list)
@@ -87,7 +97,7 @@ class RolloutIndex:
             # plain files only: a link could lead anywhere
             found = {path: path.stat() for path in candidates if path.is_file() and not path.is_symlink()}
             if any(file.is_another(found.get(file.path)) for file in self.files):
-                self.entries, self.prompts, self.damaged, self.files = [], {}, 0, []
+                self.entries, self.prompts, self.rendered, self.damaged, self.files = [], {}, {}, 0, []
             known = {file.path for file in self.files}
             for path, stat in found.items():
                 if path not in known:
@@ -104,6 +114,8 @@ class RolloutIndex:
                 if values is not None:
                     entry = entry_of(values, (number, start, end - start))
                     self.entries.append(entry)
+                    if values.get("rendered_prompt"):
+                        self.rendered[entry.group_key] = entry
                     key = (entry.is_held_out, entry.case)
                     if key not in self.prompts:
                         self.prompts[key] = prompt_excerpt(values.get("prompt"), values.get("messages"))

@@ -92,6 +92,9 @@ class RolloutRecord:
     seed: int | None = None
     prompt: Prompt = ""
     """The row's prompt; `messages` begins with what the policy was asked."""
+    rendered_prompt: str = ""
+    """What the chat template made of prompt and tools, in the first episode of each group or held-out case; empty in
+    the others, and where the prompt is text."""
     tools: list[JsonObject] = field(default_factory=list)
     """Schemas of the tools that the chat template showed to the policy."""
     messages: list[JsonObject] = field(default_factory=list)
@@ -128,6 +131,7 @@ class RolloutRecord:
             row=as_object(get("row")),
             seed=as_int(get("seed")),
             prompt=prompt,
+            rendered_prompt=as_text(get("rendered_prompt")),
             tools=as_objects(get("tools")),
             messages=as_objects(messages) if isinstance(messages, list) else _conversation(prompt, completion),
             completion=completion,
@@ -156,6 +160,7 @@ class RolloutRecord:
             "row": self.row,
             "seed": self.seed,
             "prompt": self.prompt,
+            **({"rendered_prompt": self.rendered_prompt} if self.rendered_prompt else {}),
             "tools": self.tools,
             "messages": self.messages,
             "completion": self.completion,

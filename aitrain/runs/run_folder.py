@@ -2,7 +2,7 @@
 
 runs/<project-name>/
   config.yaml  environment.json  environment/  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json
-  status.json  train.log
+  status.json  system.jsonl  train.log
 """
 
 from __future__ import annotations
@@ -103,6 +103,11 @@ class RunFolder:
         return self.path / "vllm-server.json"
 
     @property
+    def system(self) -> Path:
+        """The use of CPU, memory and GPUs while the run lasts."""
+        return self.path / "system.jsonl"
+
+    @property
     def log(self) -> Path:
         """Everything that the libraries and the environment print."""
         return self.path / "train.log"
@@ -177,6 +182,7 @@ class RunFolder:
             self.metrics,
             self.result,
             self.status,
+            self.system,
             *self.rollouts.glob("*.jsonl"),
         ]
         return [path for file in written for path in file.parent.glob(f".{file.name}.????????")]

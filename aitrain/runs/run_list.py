@@ -78,7 +78,7 @@ def look(path: Path) -> Run:
     return Run(
         name=path.name,
         path=str(path),
-        status=_state(status),
+        status=state_of(status),
         step=as_int(result.get("steps")) if step is None else step,
         steps=as_int(status.get("steps")),
         score_before=as_float(result.get("score_before")),
@@ -91,7 +91,8 @@ def look(path: Path) -> Run:
     )
 
 
-def _state(status: JsonObject) -> str:
+def state_of(status: JsonObject) -> str:
+    """The status of a run by its status.json, see `Run`."""
     recorded = status.get("status")
     if recorded in ENDED:
         return str(recorded)

@@ -83,6 +83,7 @@ class MetricsReporter(TrainerCallback):  # type: ignore[misc]
         if "reward" in logs:
             pace = elapsed / max(1, state.global_step - self.first_step)
             left = pace * (state.max_steps - state.global_step)
+            self.progress.ends_at = round(time.time() + left, 1)
             self.announce(Step(state.global_step, state.max_steps, logs["reward"], left, **_step_summary(logs)))
 
 

@@ -177,7 +177,8 @@ def _record(episode: Episode, phase: EvalPhase, sample: EvalSample) -> RolloutRe
     steps done, also if the weights of an earlier step are evaluated."""
     record = episode_record(episode, phase.step, phase.weight_version)
     turns = tuple(replace(turn, weight_version=phase.weight_version) for turn in record.turns)
-    return replace(record, eval_phase=phase.name, sample=sample.number, turns=turns)
+    prompt = record.rendered_prompt if sample.number == 0 else ""  # the samples of a case have the same one
+    return replace(record, eval_phase=phase.name, sample=sample.number, turns=turns, rendered_prompt=prompt)
 
 
 def _gather_scores(

@@ -67,6 +67,8 @@ class HeldOutScoring:
         samples = f", {plan.samples} samples each" if plan.samples > 1 else ""
         self.context.enter(f"scoring {len(plan.cases)} held-out cases{samples}", moves_files=False)
         scores = evaluate(self.trainer.rollouts, plan, phase, self.trainer.hooks.write)
+        if phase.name == "before":
+            self.context.progress.score_before = scores.means[0]
         evaluated = Evaluated(phase.name.replace("step", "step "), *scores.means)
         self.context.announce(evaluated)
         self.tracking.take(evaluated)

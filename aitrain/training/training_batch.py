@@ -65,10 +65,15 @@ class TrainingBatch:
         return length_metrics(gather_object(own))
 
     def records(self, advantages: Sequence[float]) -> list[RolloutRecord]:
-        """The rollout records."""
+        """The rollout records; the first one of each group has the rendered prompt."""
+        made = [episode_record(episode, self.step + 1, self.step) for episode in self.episodes]
+        groups = [divmod(place, self.group_size) for place in self.places]
         return [
             replace(
-                episode_record(episode, self.step + 1, self.step), group=place // self.group_size, advantage=advantage
+                record,
+                group=group,
+                advantage=advantage,
+                rendered_prompt=record.rendered_prompt if member == 0 else "",
             )
-            for place, episode, advantage in zip(self.places, self.episodes, advantages, strict=True)
+            for record, (group, member), advantage in zip(made, groups, advantages, strict=True)
         ]

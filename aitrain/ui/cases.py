@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, pvariance
+from typing import Literal, TypedDict
 
+from aitrain.runs.held_out import NEARLY
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 
 
@@ -22,6 +24,10 @@ class CaseRow:
     failed: int
     first: float | None
     last: float | None
+    change: float | None
+    """`last` less `first`; None if the case was played at one time only."""
+    best: float | None
+    """The highest score of its last group or scoring."""
     variance: float | None
 
 
@@ -37,6 +43,12 @@ def case_rows(rollouts: RolloutIndex) -> list[CaseRow]:
 
 def _row(key: tuple[bool, str], entries: list[IndexEntry], prompt: str) -> CaseRow:
     first, last = min(map(_visit, entries)), max(map(_visit, entries))
+    first_score = mean_score(entry for entry in entries if _visit(entry) == first)
+    last_score = mean_score(entry for entry in entries if _visit(entry) == last)
+    change = None
+    if first != last and first_score is not None and last_score is not None:
+        change = last_score - first_score
+    last_ones = [entry.score for entry in entries if _visit(entry) == last and entry.score is not None]
     scores = [entry.score for entry in entries if entry.score is not None]
     return CaseRow(
         case=key[1],
@@ -45,8 +57,10 @@ def _row(key: tuple[bool, str], entries: list[IndexEntry], prompt: str) -> CaseR
         prompt=prompt,
         episodes=len(entries),
         failed=sum(bool(entry.failure) for entry in entries),
-        first=mean_score(entry for entry in entries if _visit(entry) == first),
-        last=mean_score(entry for entry in entries if _visit(entry) == last),
+        first=first_score,
+        last=last_score,
+        change=change,
+        best=max(last_ones, default=None),
         variance=pvariance(scores) if scores else None,
     )
 
@@ -62,11 +76,36 @@ def mean_score(entries: Iterable[IndexEntry]) -> float | None:
     return fmean(scores) if scores else None
 
 
+class CaseChanges(TypedDict):
+    """Numbers of cases whose mean score rose, stayed, and fell; `once` were played at one time only."""
+
+    better: int
+    same: int
+    worse: int
+    once: int
+
+
+def case_changes(rows: Iterable[CaseRow]) -> dict[str, CaseChanges]:
+    """The changes of the held-out cases, and of those of the training."""
+    counts: dict[str, CaseChanges] = {
+        name: {"better": 0, "same": 0, "worse": 0, "once": 0} for name in ("held_out", "training")
+    }
+    for row in rows:
+        counts["held_out" if row.is_held_out else "training"][_direction(row.change)] += 1
+    return counts
+
+
+def _direction(change: float | None) -> Literal["better", "same", "worse", "once"]:
+    if change is None:
+        return "once"
+    return "same" if abs(change) < NEARLY else "better" if change > 0 else "worse"
+
+
 def most_changed(rows: list[CaseRow], most: int) -> list[CaseRow]:
     """At most `most` cases, those whose score changed most; up to half of them are held-out cases."""
     if len(rows) <= most:
         return rows
-    ranked = sorted(rows, key=lambda row: -abs((row.last or 0.0) - (row.first or 0.0)))
+    ranked = sorted(rows, key=lambda row: -abs(row.change or 0.0))
     held_out = [row for row in ranked if row.is_held_out][: most // 2]
     training = [row for row in ranked if not row.is_held_out][: most - len(held_out)]
     return [*held_out, *training]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from itertools import islice
 from typing import TypeVar
 
 from aitrain.runs.json_values import JsonObject, as_object, as_text, parse_object
-from aitrain.runs.rollout_index import IndexEntry, RolloutIndex, excerpt, prompt_excerpt
+from aitrain.runs.rollout_index import GroupKey, IndexEntry, RolloutIndex, excerpt, prompt_excerpt
 from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord, TranscriptMessage
 
 Item = TypeVar("Item")
@@ -65,16 +66,11 @@ class Found:
     is_complete: bool = True
 
 
-def group_of(entry: IndexEntry) -> tuple[int, str, int, str]:
-    """Key of an episode's group; for held-out cases, the samples of one case in one scoring are a group."""
-    return entry.step, entry.eval_phase, entry.group, entry.case if entry.eval_phase else ""
-
-
 def grouped(entries: Sequence[IndexEntry], numbers: Iterable[int]) -> list[list[int]]:
     """Numbers of episodes, group by group."""
-    groups: dict[tuple[int, str, int, str], list[int]] = {}
+    groups: dict[GroupKey, list[int]] = {}
     for number in numbers:
-        groups.setdefault(group_of(entries[number]), []).append(number)
+        groups.setdefault(entries[number].group_key, []).append(number)
     return list(groups.values())
 
 
@@ -147,7 +143,7 @@ def page_of(rollouts: RolloutIndex, found: Found, start: int, size: int = 48) ->
     entries, numbers = rollouts.entries, found.numbers
     end = min(len(numbers), start + size)
     most = min(len(numbers), start + 4 * size)
-    while start < end < most and group_of(entries[numbers[end - 1]]) == group_of(entries[numbers[end]]):
+    while start < end < most and entries[numbers[end - 1]].group_key == entries[numbers[end]].group_key:
         end += 1
     return {
         "rows": [_row(number, entries[number], rollouts.record(entries[number])) for number in numbers[start:end]],
@@ -164,7 +160,14 @@ def _row(number: int, entry: IndexEntry, record: RolloutRecord) -> JsonObject:
         **{name: getattr(entry, name) for name in FACTS},
         "prompt": prompt_excerpt(record.prompt, record.messages),
         "answer": excerpt(record.completion),
+        "same": _digest(record),
     }
+
+
+def _digest(record: RolloutRecord) -> str:
+    """Equal for episodes in which the same was said and that had the same score and end."""
+    what = [record.messages, record.score, record.stop, record.error.kind if record.error else ""]
+    return hashlib.blake2b(json.dumps(what).encode(), digest_size=8).hexdigest()
 
 
 # -- one episode
@@ -199,6 +202,7 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
         **_row(number, entry, record),
         "row": [{"name": name[:200], **_cut(_as_shown(value), limit.text)} for name, value in _first(record.row)],
         "columns": len(record.row),
+        "rendered": _cut(_rendered_prompt(rollouts, entry, record), limit.text),
         "tools": [{"name": tool_name(tool)[:200], **_cut(_as_shown(tool), limit.text)} for tool in record.tools],
         "asked": _views(prompt[: limit.first], (), limit.text),
         "said": [*answers[: limit.first], *answers[len(answers) - limit.last :]] if left_out else answers,
@@ -209,6 +213,12 @@ def episode(rollouts: RolloutIndex, number: int, limit: Limit = WHOLE) -> JsonOb
         "seconds": record.seconds,
         "seed": "" if record.seed is None else str(record.seed),
     }
+
+
+def _rendered_prompt(rollouts: RolloutIndex, entry: IndexEntry, record: RolloutRecord) -> str:
+    """The rendered prompt, which the record of another episode of the group may have."""
+    other = rollouts.rendered.get(entry.group_key)
+    return record.rendered_prompt or (rollouts.record(other).rendered_prompt if other else "")
 
 
 def _views(messages: Sequence[TranscriptMessage], turns: Sequence[RecordedTurn], most: int) -> list[JsonObject]:

@@ -11,6 +11,7 @@ import json
 from base64 import b64encode
 from collections.abc import Sequence
 from functools import cache
+from html import escape
 from importlib.resources import files
 
 STYLES = ("uPlot.min.css", "page.css")
@@ -23,8 +24,11 @@ SCRIPTS = (
     "transcript.js",
     "rollouts.js",
     "cases.js",
+    "head.js",
     "page.js",
 )
+SERVED_SCRIPTS = (*SCRIPTS[:-1], "runs.js", SCRIPTS[-1])
+"""With the table of runs, which only `aitrain view` has."""
 NOTHING_ELSE = "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
 
@@ -56,8 +60,15 @@ def served() -> str:
         "",
         "\n".join(f'<link rel="stylesheet" href="/assets/{name}">' for name in STYLES),
         "",
-        "\n".join(f'<script src="/assets/{name}"></script>' for name in SCRIPTS),
+        "\n".join(f'<script src="/assets/{name}"></script>' for name in SERVED_SCRIPTS),
     )
+
+
+def problem_page(text: str) -> str:
+    """A served page that only says why another one cannot be shown."""
+    styles = "\n".join(f'<link rel="stylesheet" href="/assets/{name}">' for name in STYLES)
+    said = f'<main><div class="card"><p>{escape(text)}</p><p><a href="/">All runs</a></p></div></main>'
+    return _filled("", styles, "", "").replace('<div id="app"></div>', said)
 
 
 SERVED_POLICY = (

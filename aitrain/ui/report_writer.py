@@ -12,7 +12,7 @@ from aitrain.runs.environment_source import read_source
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RunFolder, write_text
-from aitrain.ui.cases import case_rows, most_changed
+from aitrain.ui.cases import case_changes, case_rows, most_changed
 from aitrain.ui.episodes import Limit, episode
 from aitrain.ui.page import self_contained
 from aitrain.ui.page_sample import choose
@@ -24,7 +24,7 @@ EVERY = 180.0
 MOST_CASES = 2_000
 IN_THE_PAGE = Limit(20_000, 120, 30)
 """Limits of an episode in the page; the rest is in the rollout files."""
-SHARED = ("asked", "row", "tools")
+SHARED = ("asked", "row", "tools", "rendered")
 
 
 @dataclass
@@ -88,6 +88,7 @@ def page_data(folder: RunFolder, rollouts: RolloutIndex) -> JsonObject:
         "summary": summary(folder.path, rollouts),
         "cases": [asdict(row) for row in most_changed(rows, MOST_CASES)],
         "case_count": len(rows),
+        "case_changes": case_changes(rows),
         "source": read_source(folder.environment_source),
         "episodes": episodes,
         "shared": [json.loads(text) for text in shared],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import chain, count
 from pathlib import Path
 
 from aitrain.errors import ConfigError, did_you_mean
@@ -14,8 +14,10 @@ from aitrain.runs.environment_source import SourceFile, read_source
 from aitrain.runs.json_values import JsonObject, as_float
 from aitrain.runs.rollout_index import RolloutIndex
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
-from aitrain.ui.cases import case_rows, most_changed
+from aitrain.runs.sweep_record import SWEEP_FILE
+from aitrain.ui.cases import case_changes, case_rows, most_changed
 from aitrain.ui.episodes import Found, Query, episode, find, page_of
+from aitrain.ui.run_rows import RunRow, run_row, stamp, sweep_row
 from aitrain.ui.summary import RunSummary, summary
 
 PATIENCE = 0.3
@@ -37,6 +39,8 @@ class OpenRun:
     _reader: threading.Thread | None = None
     _seen: tuple[object, ...] = ()
     _summary: RunSummary | None = None
+    _row: RunRow | None = None
+    _row_seen: tuple[object, ...] = ()
 
     def __post_init__(self) -> None:
         self.rollouts = RolloutIndex(self.path if self.path.is_file() else self.path / "rollouts")
@@ -59,7 +63,7 @@ class OpenRun:
     def summary(self) -> JsonObject:
         """The summary of the run; `version` changes with any of its values."""
         self.look()
-        seen = self._stamp()
+        seen = (self.is_ready, len(self.rollouts.entries), *stamp(self.path))
         if self._summary is None or seen != self._seen:
             self._summary = summary(self.path, self.rollouts if self.is_ready else None)
             self._seen = seen
@@ -67,23 +71,13 @@ class OpenRun:
         ours = {"id": self.id, "is_ready": self.is_ready, "version": str(hash(seen)), "heartbeat": heartbeat}
         return {**self._summary, **ours}
 
-    def _stamp(self) -> tuple[object, ...]:
-        folder = RunFolder(self.path)
-        stamps: list[tuple[int, int]] = []
-        for path in (folder.metrics, folder.result, folder.config, folder.environment):
-            with suppress(OSError):
-                stat = path.stat()
-                stamps.append((stat.st_size, stat.st_mtime_ns))
-        status = read_object(folder.status)
-        progress = status.get("status"), status.get("step")
-        return (self.is_ready, len(self.rollouts.entries), str(progress), *stamps)
-
-    def line(self) -> JsonObject:
-        """The run in a list of runs."""
-        folder = RunFolder(self.path)
-        result, status = read_object(folder.result), read_object(folder.status)
-        score = as_float(result.get("score_after"))
-        return {"id": self.id, "name": self.path.name, "status": str(status.get("status", "")), "score_after": score}
+    def row(self) -> JsonObject:
+        """The run in the table of runs."""
+        seen = stamp(self.path)
+        if self._row is None or seen != self._row_seen:
+            self._row, self._row_seen = run_row(self.path), seen
+        heartbeat = as_float(read_object(RunFolder(self.path).status).get("heartbeat")) or self._row["heartbeat"]
+        return {**self._row, "id": self.id, "heartbeat": heartbeat}
 
     def source(self) -> list[SourceFile]:
         """The environment's source that the run has kept."""
@@ -92,7 +86,8 @@ class OpenRun:
     def cases(self) -> JsonObject:
         """A row for each case; at most MOST_CASES, those whose score changed most."""
         rows = case_rows(self.rollouts)
-        return {"rows": [asdict(row) for row in most_changed(rows, MOST_CASES)], "count": len(rows)}
+        shown = [asdict(row) for row in most_changed(rows, MOST_CASES)]
+        return {"rows": shown, "count": len(rows), "changes": case_changes(rows)}
 
     def episodes(self, query: Query, start: int) -> JsonObject:
         """One page of the episodes that match a query."""
@@ -110,31 +105,74 @@ def _found(run: OpenRun, count: int, query: Query) -> Found:
 
 
 class RunRegistry:
-    """The runs of some places: run folders, folders of run folders, and single rollout files."""
+    """The runs of some places: run folders, sweeps, folders of both, and single rollout files."""
 
     def __init__(self, places: Iterable[Path]) -> None:
         self.places = [place.resolve() for place in places]
         self.opened: dict[Path, OpenRun] = {}
+        self._sweeps: dict[str, Path] = {}
         self._lock = threading.Lock()
 
     def runs(self) -> dict[str, OpenRun]:
-        """All runs by id; those of a folder with the newest first."""
+        """All runs by id, with the trials of sweeps; those of a folder with the newest first."""
         with self._lock:
-            paths = list(dict.fromkeys(path for place in self.places for path in _runs_in(place)))[:MOST_RUNS]
-            for path in paths:
-                if path not in self.opened:
-                    taken = {run.id for run in self.opened.values()}
-                    names = [path.name, *(f"{path.name} ({number})" for number in range(2, len(taken) + 2))]
-                    self.opened[path] = OpenRun(next(name for name in names if name not in taken), path)
+            found = list(dict.fromkeys(path for place in self.places for path in _found_in(place)))
+            self._sweeps = _with_ids({path: path.name for path in found if is_sweep(path)})
+            trials = {path: f"{id}/{path.name}" for id, sweep in self._sweeps.items() for path in _runs_in(sweep)}
+            runs = {path: path.name for path in found if not is_sweep(path)}
+            paths = list({**runs, **trials})[:MOST_RUNS]
+            new = {path: {**runs, **trials}[path] for path in paths if path not in self.opened}
+            taken = [run.id for run in self.opened.values()]
+            for id, path in _with_ids(new, taken).items():
+                self.opened[path] = OpenRun(id, path)
             return {self.opened[path].id: self.opened[path] for path in paths}
 
+    def sweeps(self) -> dict[str, Path]:
+        """The folders of all sweeps by id."""
+        self.runs()
+        return self._sweeps
 
-def _runs_in(place: Path) -> Iterator[Path]:
-    if place.is_file() or is_run(place):
+    def rows(self) -> list[JsonObject]:
+        """The table of runs, sweeps first; `is_given` is set for a run that was named itself, and not by its folder."""
+        runs, sweeps = self.runs(), self._sweeps
+        ids = {folder: id for id, folder in sweeps.items()}
+        return [
+            *({**sweep_row(folder), "id": id, "is_given": False, "sweep": None} for id, folder in sweeps.items()),
+            *(
+                {**run.row(), "is_given": run.path in self.places, "sweep": ids.get(run.path.parent)}
+                for run in runs.values()
+            ),
+        ]
+
+
+def _with_ids(names: Mapping[Path, str], taken: Iterable[str] = ()) -> dict[str, Path]:
+    """Each path by an id made of its name; a second one of a name is `name (2)`."""
+    found: dict[str, Path] = {}
+    used = set(taken)
+    for path, name in names.items():
+        numbered = (f"{name} ({number})" for number in count(2))
+        id = next(one for one in chain([name], numbered) if one not in used)
+        used.add(id)
+        found[id] = path
+    return found
+
+
+def _found_in(place: Path) -> Iterator[Path]:
+    """The runs and sweeps of a place."""
+    if place.is_file() or is_run(place) or is_sweep(place):
         yield place
     elif place.is_dir():
-        folders = [path for path in place.iterdir() if not path.is_symlink() and is_run(path)]
+        folders = [path for path in place.iterdir() if not path.is_symlink() and (is_run(path) or is_sweep(path))]
         yield from sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _runs_in(sweep: Path) -> list[Path]:
+    return sorted(path for path in sweep.iterdir() if not path.is_symlink() and is_run(path))
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a path is the folder of a sweep."""
+    return (path / SWEEP_FILE).is_file()
 
 
 def is_run(path: Path) -> bool:

@@ -11,12 +11,13 @@ import json
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
-from aitrain.errors import RequestRefusedError
+from aitrain.errors import ConfigError, RequestRefusedError
 from aitrain.runs.json_values import JsonObject
+from aitrain.runs.sweep_record import SweepRecord
 from aitrain.ui.episodes import Query
-from aitrain.ui.page import SCRIPTS, SERVED_POLICY, STYLES, asset, served
+from aitrain.ui.page import SERVED_POLICY, SERVED_SCRIPTS, STYLES, asset, problem_page, served
 from aitrain.ui.run_registry import OpenRun, RunRegistry
 
 HOSTS = {"127.0.0.1", "localhost"}
@@ -29,7 +30,15 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-KINDS = {"css": "text/css", "js": "text/javascript", "html": "text/html", "json": "application/json"}
+OWN_POLICY = "frame-ancestors 'none'"
+"""For self-contained pages, which have a policy of their own with the hashes of their scripts."""
+KINDS = {
+    "page": "text/html",
+    "css": "text/css",
+    "js": "text/javascript",
+    "html": "text/html",
+    "json": "application/json",
+}
 
 Parameters = Mapping[str, str]
 
@@ -61,7 +70,10 @@ class _Handler(BaseHTTPRequestHandler):
             kind, body = self._answer()
             self._send(HTTPStatus.OK, kind, body)
         except RequestRefusedError as refused:
-            self._send(refused.status, "json", _as_json({"error": str(refused)}))
+            if self.path.partition("?")[0] in PAGES:
+                self._send(refused.status, "html", problem_page(str(refused)).encode())
+            else:
+                self._send(refused.status, "json", _as_json({"error": str(refused)}))
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True  # the page was left
         except Exception as error:
@@ -93,15 +105,17 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         if path == "/":
             return "html", served().encode()
-        if path.removeprefix("/assets/") in (*STYLES, *SCRIPTS) and path.startswith("/assets/"):
+        if path.removeprefix("/assets/") in (*STYLES, *SERVED_SCRIPTS) and path.startswith("/assets/"):
             return path.rpartition(".")[2], asset(path.removeprefix("/assets/")).encode()
+        if path in PAGES:
+            return "page", PAGES[path](self.server.registry, _parameters(query)).encode()
         if path in ANSWERS:
             return "json", _as_json(ANSWERS[path](self.server.registry, _parameters(query)))
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is nothing here.")
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)
-        for name, value in HEADERS.items():
+        for name, value in {**HEADERS, **({"Content-Security-Policy": OWN_POLICY} if kind == "page" else {})}.items():
             self.send_header(name, value)
         self.send_header("Content-Type", f"{KINDS[kind]}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
@@ -133,6 +147,31 @@ def _run(registry: RunRegistry, parameters: Parameters) -> OpenRun:
     if run is None:
         raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such run.")
     return run
+
+
+def _comparison(registry: RunRegistry, parameters: Parameters) -> str:
+    """The page that compares two runs case by case."""
+    from aitrain.ui.comparison_page import comparison_page  # here, as the first page comes sooner without it
+
+    a, b = (_run(registry, {"run": parameters.get(name, "")}).path for name in ("a", "b"))
+    try:
+        return comparison_page(a, b)
+    except ConfigError as error:
+        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
+
+
+def _sweep(registry: RunRegistry, parameters: Parameters) -> str:
+    """The page of a sweep."""
+    from aitrain.ui.sweep_page import sweep_page
+
+    id = parameters.get("sweep", "")
+    folder = registry.sweeps().get(id)
+    if folder is None:
+        raise RequestRefusedError(HTTPStatus.NOT_FOUND, "There is no such sweep.")
+    try:
+        return sweep_page(SweepRecord.read(folder), f"/?run={quote(f'{id}/', safe='')}{{name}}")
+    except ConfigError as error:
+        raise RequestRefusedError(HTTPStatus.BAD_REQUEST, str(error)) from None
 
 
 def _whole(parameters: Parameters, name: str) -> int | None:
@@ -167,8 +206,10 @@ def _episode(registry: RunRegistry, parameters: Parameters) -> JsonObject:
     return found
 
 
+PAGES: dict[str, Callable[[RunRegistry, Parameters], str]] = {"/compare": _comparison, "/sweep": _sweep}
+"""Self-contained pages."""
 ANSWERS: dict[str, Callable[[RunRegistry, Parameters], object]] = {
-    "/api/runs": lambda registry, _: [run.line() for run in registry.runs().values()],
+    "/api/runs": lambda registry, _: registry.rows(),
     "/api/run": lambda registry, parameters: _run(registry, parameters).summary(),
     "/api/source": lambda registry, parameters: _run(registry, parameters).source(),
     "/api/cases": lambda registry, parameters: _run(registry, parameters).cases(),

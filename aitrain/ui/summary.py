@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import median
 from typing import TypedDict
 
+from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
 from aitrain.runs.held_out import (
+    DECODINGS,
     IntervalValues,
     ScoreRow,
     ScoreTable,
@@ -20,20 +24,24 @@ from aitrain.runs.held_out import (
     bounds_of,
     by_case,
     case_means,
+    interval_of,
     recorded_table,
 )
 from aitrain.runs.intervals import Bounds, of_mean
-from aitrain.runs.json_values import JsonObject, as_float, as_int, as_text
+from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
-from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.runs.run_options import read_options
 from aitrain.runs.verdict import Verdict, verdict_of_scores
 from aitrain.ui.next_steps import NextStep, advice, next_steps
+from aitrain.ui.run_state import RunState, run_state
 
 POINTS = 1_000
 """Maximum points of a curve; in a longer run, neighbouring steps are averaged."""
-COUNTS = ("steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases")
+LONGEST_GAP = 4
+"""Maximum gap between two samples of system.jsonl, as a multiple of the usual one."""
+COUNTS = ("steps", "eval_cases", "eval_samples", "eval_overlap", "train_cases", "cases", "samples", "overlap")
 
 
 class OptionRow(TypedDict):
@@ -82,19 +90,34 @@ class EpisodeCounts(TypedDict):
     """Steps that have training episodes, ascending."""
 
 
-class RunSummary(TypedDict):
+class Evaluation(TypedDict):
+    """What result.json of an eval has beside the scores: values by decoding, and the environment's metrics."""
+
+    model: str
+    values: dict[str, dict[str, float]]
+    """Numbers by `sampled` and `greedy`, by what they are."""
+
+
+class SystemCurves(TypedDict):
+    """The use of CPU, memory and GPUs, each series as long as `minutes`."""
+
+    minutes: list[float]
+    series: dict[str, list[float | None]]
+
+
+class RunSummary(RunState):
     """The part of a page above the cases and rollouts."""
 
     name: str
-    status: str
-    step: float | None
-    heartbeat: float | None
     result: dict[str, float | None]
     """Some numbers of result.json."""
     environment: JsonObject
     options: list[OptionRow]
     curves: Curves
+    system: SystemCurves
     scores: ScoreTable
+    evaluation: Evaluation | None
+    """The rest of an eval's result."""
     selection: Selection | None
     bounds: Bounds | None
     held_out: list[ScoredStep]
@@ -109,23 +132,25 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
     """The summary of the run in a folder. Without rollouts, which may not be read yet, the curve of held-out scores has
     no intervals."""
     run = RunFolder(folder)
-    result, status = read_object(run.result), read_object(run.status)
+    result, state = read_object(run.result), run_state(folder)
     lines = list(read_metrics(run.metrics))
     selection: Selection | None = None
     if (score := as_float(result.get("selection_score"))) is not None:
         step, scorings = as_int(result.get("model_step")), as_int(result.get("selection_scorings"))
         selection = {"score": score, "step": step, "scorings": scorings}
-    table = scores(run, rollouts)
+    is_eval = state["job"] == "eval"
+    table = eval_scores(run, rollouts) if is_eval else scores(run, rollouts)
     return {
+        **state,
         "name": folder.name,
-        "status": as_text(status.get("status")) or as_text(result.get("status")) or "unknown",
-        "step": as_float(status.get("step")) or max((line.step for line in lines), default=None),
-        "heartbeat": as_float(status.get("heartbeat")),
+        "step": state["step"] or max((line.step for line in lines), default=None),
         "result": {"seconds": as_float(result.get("seconds")), **{name: as_int(result.get(name)) for name in COUNTS}},
         "environment": read_object(run.environment),
-        "options": option_rows(run.config),
+        "options": option_rows(run.config, state["job"]),
         "curves": curves(lines),
+        "system": system_curves(run.system),
         "scores": table,
+        "evaluation": evaluation(result) if is_eval else None,
         "selection": selection,
         "bounds": _bounds(read_options(run.config)),
         "held_out": held_out_curve(run, rollouts) if rollouts else _recorded_curve(lines, result),
@@ -139,10 +164,10 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
 # -- options
 
 
-def option_rows(path: Path) -> list[OptionRow]:
-    """The run's options in config.yaml, with their defaults, in the order of TrainConfig."""
+def option_rows(path: Path, job: str = "grpo") -> list[OptionRow]:
+    """The run's options in config.yaml, with their defaults, in the order of the job's options."""
     given = read_options(path)
-    fields = TrainConfig.model_fields
+    fields = (EvalConfig if job == "eval" else TrainConfig).model_fields
     names = [*(name for name in fields if name in given), *(name for name in given if name not in fields)]
     defaults = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
     rows: list[OptionRow] = []
@@ -176,6 +201,21 @@ def curves(lines: Iterable[MetricsLine]) -> Curves:
 def _mean(values: Iterable[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
+
+
+def system_curves(path: Path) -> SystemCurves:
+    """The curves of system.jsonl, over the minutes in which the run was running: a pause until it was resumed counts as
+    a few samples."""
+    lines = [line for line in read_lines(path) if as_float(line.get("time")) is not None]
+    times = [as_float(line.pop("time")) or 0.0 for line in lines]
+    gaps = [max(0.0, later - earlier) for earlier, later in pairwise(times)]
+    longest = LONGEST_GAP * median(gaps) if gaps else 0.0
+    seconds = [0.0, *accumulate(min(gap, longest) for gap in gaps)]
+    names = {name: None for line in lines for name in line}
+    return {
+        "minutes": [round(one / 60, 3) for one in seconds][: len(lines)],
+        "series": {name: [as_float(line.get(name)) for line in lines] for name in names},
+    }
 
 
 # -- scores before and after
@@ -221,6 +261,44 @@ def _recorded_scores(result: JsonObject) -> ScoreTable:
 def _bare(value: object) -> IntervalValues | None:
     mean = as_float(value)
     return None if mean is None else {"mean": mean, "low": None, "high": None, "count": None}
+
+
+# -- the scores of an eval
+
+
+def eval_scores(run: RunFolder, rollouts: RolloutIndex | None) -> ScoreTable:
+    """The scores of an eval as scores after training: those of result.json, or of the rollouts without a result."""
+    result = read_object(run.result)
+    recorded = {str(name): interval_of(value) for name, value in as_object(result.get("scores")).items()}
+    if not recorded and rollouts is not None:
+        bounds = _bounds(read_options(run.config))
+        phases: dict[str, list[IndexEntry]] = {}
+        for entry in rollouts.entries:
+            phases.setdefault(entry.eval_phase, []).append(entry)
+        recorded = {name: _interval(phases, name, bounds) for name in DECODINGS}
+    tries = {str(2**power) for power in range(1, 20)} | {str(as_int(result.get("samples")))}
+    chances = {name: value for name, value in as_object(result.get("pass_at")).items() if name in tries - {"1"}}
+    recorded |= {f"pass@{name}": interval_of(value) for name, value in chances.items()}
+    return {name: {"before": None, "after": value, "change": None} for name, value in recorded.items()}
+
+
+def evaluation(result: JsonObject) -> Evaluation:
+    """Numbers of an eval's result by decoding; what is missing or of a wrong type is left out."""
+    values: dict[str, dict[str, float]] = {}
+
+    def add(what: str, decoding: str, value: object) -> None:
+        if (number := as_float(value)) is not None:
+            values.setdefault(what, {})[decoding] = number
+
+    for decoding in DECODINGS:
+        add("share of cases solved at least once", decoding, as_object(result.get("solved")).get(decoding))
+        lengths = as_object(as_object(result.get("lengths")).get(decoding))
+        for name in ("mean", "median", "max"):
+            add(f"tokens of an episode, {name}", decoding, lengths.get(name))
+        add("turns of an episode, mean", decoding, as_object(result.get("turns")).get(decoding))
+        for name, value in as_object(as_object(result.get("metrics")).get(decoding)).items():
+            add(name, decoding, value)
+    return {"model": as_text(as_object(result.get("model")).get("label")), "values": values}
 
 
 def held_out_curve(run: RunFolder, rollouts: RolloutIndex) -> list[ScoredStep]:

@@ -18,7 +18,7 @@ from aitrain.runs.rollout_record import RolloutRecord, TranscriptMessage
 from aitrain.runs.verdict import VERDICT_STYLES, verdict_sentence
 from aitrain.ui.dashboard import brief, number
 from aitrain.ui.duration import duration
-from aitrain.ui.episodes import Query, find, group_of, tool_name
+from aitrain.ui.episodes import Query, find, tool_name
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.summary import EpisodeCounts, count, summary
 from aitrain.ui.terminal import reward_curve, score_table
@@ -90,7 +90,7 @@ def _counts(counted: EpisodeCounts) -> Text:
 def episodes(rollouts: RolloutIndex, numbers: Sequence[int]) -> Iterator[RenderableType]:
     """Episodes, group by group if they are adjacent: the prompt once, then the messages of each episode."""
     entries = [rollouts.entries[number] for number in numbers]
-    for _, together in groupby(entries, key=group_of):
+    for _, together in groupby(entries, key=lambda entry: entry.group_key):
         group = list(together)
         records = [rollouts.record(entry) for entry in group]
         yield _heading(group)

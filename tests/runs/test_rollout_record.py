@@ -32,6 +32,7 @@ RECORD = RolloutRecord(
     row={"word": "oak", "kinds": ["tree"]},
     seed=5,
     prompt=PROMPT,
+    rendered_prompt="<user>What is an oak?<assistant>",
     tools=[TOOL],
     messages=[*PROMPT, {"role": "assistant", "content": "a tree", "reasoning": "kept as it is"}],
     completion="a tree",

@@ -21,11 +21,12 @@ import pytest
 from aitrain.errors import ConfigError
 from aitrain.runs.run_folder import append_lines
 from aitrain.ui import episodes
-from aitrain.ui.page import SCRIPTS, STYLES
+from aitrain.ui.page import SERVED_SCRIPTS, STYLES
 from aitrain.ui.run_registry import OpenRun, RunRegistry, places
 from aitrain.ui.server import PageServer
 from tests.test_old_run import OLD_RUN
 from tests.ui.conftest import record, said, write_run
+from tests.ui.made_runs import make_sweep
 
 Serve = Callable[..., PageServer]
 Answer = tuple[int, dict[str, str], bytes]
@@ -69,7 +70,7 @@ def test_the_page_and_its_parts_are_served_under_a_strict_policy(server: PageSer
     assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'self'; script-src 'self';")
     assert "unsafe" not in headers["Content-Security-Policy"]
     parts = re.findall(r'(?:src|href)="(/[^"]+)"', page.decode())
-    assert len(parts) == len(STYLES) + len(SCRIPTS)
+    assert len(parts) == len(STYLES) + len(SERVED_SCRIPTS)
     for part in parts:
         status, headers, _ = ask(server, part)
         assert status == 200
@@ -299,3 +300,46 @@ def test_what_is_not_there_is_told_with_what_is(real_runs: Path, monkeypatch: py
     monkeypatch.chdir("/")
     with pytest.raises(ConfigError, match="no run to show yet"):
         places([])
+
+
+# -- the pages of comparisons and sweeps
+
+
+def test_two_runs_are_compared_on_a_page_that_brings_its_own_policy(tmp_path: Path, serve: Serve) -> None:
+    for name, phase in (("a", "eval_sampled"), ("b", "after_sampled")):
+        write_run(tmp_path / name, [record(eval_phase=phase, row_number=1)])
+    server = serve(tmp_path)
+    status, headers, page = ask(server, "/compare?a=a&b=b")
+    assert status == 200
+    assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+    assert b"script-src 'sha256-" in page
+    assert ask(server, "/compare?a=a&b=b", Sec_Fetch_Site="cross-site")[0] == 403
+
+
+def test_what_cannot_be_compared_or_is_not_there_is_told_on_a_page(tmp_path: Path, serve: Serve) -> None:
+    for name, row in (("<b>a</b>", 1), ("b", 2)):
+        write_run(tmp_path / name.replace("/", "-"), [record(eval_phase="eval_sampled", row={"answer": row})])
+    server = serve(tmp_path)
+    for address, wanted in (
+        ("/compare?a=%3Cb%3Ea%3C-b%3E&b=b", 400),
+        ("/compare?a=b&b=c", 404),
+        ("/sweep?sweep=b", 404),
+    ):
+        status, headers, page = ask(server, address)
+        assert (status, headers["Content-Type"]) == (wanted, "text/html; charset=utf-8")
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert b'<a href="/">All runs</a>' in page
+        assert b"<b>" not in page
+
+
+def test_trials_are_known_by_their_sweep_and_its_page_links_to_them(tmp_path: Path, serve: Serve) -> None:
+    make_sweep(tmp_path / "one" / "lr")
+    make_sweep(tmp_path / "two" / "lr")
+    server = serve(tmp_path / "one", tmp_path / "two")
+    rows = {row["id"]: row["sweep"] for row in get(server, "runs")}
+    trials = {f"{sweep}/trial-{number}": sweep for sweep in ("lr", "lr (2)") for number in range(2)}
+    assert rows == {"lr": None, "lr (2)": None, **trials}
+    assert ready(server, "lr (2)/trial-1")["name"] == "trial-1"
+    status, _, page = ask(server, "/sweep?sweep=lr%20%282%29")
+    assert status == 200
+    assert b"/?run=lr%20%282%29%2F{name}" in page

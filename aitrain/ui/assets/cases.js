@@ -5,21 +5,23 @@ const FIRST_CASES = 25;
 
 class CaseTable {
   /** `other`: a second run, whose last scores stand beside. */
-  constructor(source, run, { rows: cases, count: all }, other = null) {
-    Object.assign(this, { source, run, other });
-    this.cases = cases.map((row) => ({ ...row, change: row.first === null || row.last === null ? null : row.last - row.first, other: this.otherScore(row) }));
+  constructor(source, run, { rows: cases, count: all, changes }, other = null) {
+    Object.assign(this, { source, run, other, changes, direction: "" });
+    this.cases = cases.map((row) => ({ ...row, other: this.otherScore(row) }));
     this.isHeldOut = cases.some((row) => row.is_held_out);
-    this.sort = { key: "change", isUp: false };
+    this.sort = { key: cases.some((row) => row.change !== null) ? "change" : "last", isUp: false };
     this.text = "";
     this.most = FIRST_CASES;
     const kinds = [[true, `Held-out (${count(cases.filter((row) => row.is_held_out).length)})`], [false, `Training (${count(cases.filter((row) => !row.is_held_out).length)})`]];
-    const chosen = choice("Cases", kinds, this.isHeldOut, (isHeldOut) => this.show({ isHeldOut, most: FIRST_CASES }));
+    const hasBoth = new Set(cases.map((row) => row.is_held_out)).size > 1;
+    const chosen = hasBoth && choice("Cases", kinds, this.isHeldOut, (isHeldOut) => this.show({ isHeldOut, direction: "", most: FIRST_CASES }));
+    this.counts = el("div", { class: "counts" });
     const search = el("input", { type: "search", placeholder: "find a case", "aria-label": "Find a case", oninput: () => this.show({ text: search.value.toLowerCase(), most: FIRST_CASES }) });
     this.head = el("tr");
     this.body = el("tbody");
     this.more = el("button", { type: "button", class: "wide", onclick: () => this.show({ most: this.most * 4 }) });
     const left = cases.length < all && note(`${count(cases.length)} of ${count(all)} cases: those whose scores changed most.`);
-    this.element = el("div", {}, left, el("div", { class: "toolbar" }, chosen, search), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of cases" }, el("table", { class: "cases" }, el("thead", {}, this.head), this.body)), this.more);
+    this.element = el("div", {}, left, this.counts, el("div", { class: "toolbar" }, chosen || el("span", { class: "hint" }, plural(cases.length, "case")), search), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of cases" }, el("table", { class: "cases stacked" }, el("thead", {}, this.head), this.body)), this.more);
     this.show({});
   }
 
@@ -27,24 +29,49 @@ class CaseTable {
     return this.other?.cases.rows.find((one) => one.case === row.case && one.is_held_out === row.is_held_out)?.last ?? null;
   }
 
+  /** How many cases got better, stayed and got worse, as buttons that show only those. */
+  drawCounts() {
+    const { better, same, worse } = this.changes[this.isHeldOut ? "held_out" : "training"];
+    const all = this.cases.filter((row) => row.is_held_out === this.isHeldOut);
+    if (!better && !same && !worse) return replaceChildren(this.counts, this.isHeldOut && this.solved(all));
+    const options = [["", "all"], ["better", `${count(better)} better`], ["same", `${count(same)} the same`], ["worse", `${count(worse)} worse`]];
+    const show = (direction) => this.show({ direction, most: FIRST_CASES, ...(direction ? { sort: { key: "change", isUp: direction === "worse" } } : {}) });
+    const hint = "By the mean score of each case; one case alone also varies by chance.";
+    replaceChildren(this.counts, choice("How the cases changed", options, this.direction, show), el("span", { class: "hint" }, hint));
+  }
+
+  /** Of cases that were scored once: how many were solved by all of their samples, by some, and by none. */
+  solved(rows) {
+    if (!scoreBounds || !rows.length) return null;
+    const top = scoreBounds[1] - 1e-9 * (scoreBounds[1] - scoreBounds[0]);
+    const always = rows.filter((row) => row.last !== null && row.last >= top).length;
+    const once = rows.filter((row) => row.best !== null && row.best >= top).length;
+    const unscored = rows.filter((row) => row.last === null).length;
+    const parts = [["solved by every sample", always], ["by some", once - always], ["by none", rows.length - once - unscored], ["without a score", unscored]];
+    return el("p", {}, parts.filter(([, number], index) => number || index === 0).flatMap(([words, number], index) => [index ? ", " : "", el("b", {}, count(number)), ` ${words}`]), ` of ${plural(rows.length, "case")}`);
+  }
+
   get columns() {
+    const isChanged = this.cases.some((row) => row.change !== null);
     const columns = [
       ["case", "Case", "the row of the dataset, and its case_idx where that is something else"],
       ["prompt", "Prompt", "the beginning of what was asked"],
       ["first", "First", this.isHeldOut ? "score before training" : "mean score of its first group"],
       ["last", "Last", this.isHeldOut ? "score at the last scoring" : "mean score of its last group"],
-      ["change", "Change", "last less first"],
+      ["change", "Change", "last less first; none for a case that was played at one time only"],
       ["variance", "Variance", "of all its scores; where it is 0, the case teaches nothing"],
       ["episodes", "Episodes", "how often it was played"],
       ["failed", "Failed", "episodes without a score because the environment failed"],
     ];
-    if (this.other) columns.splice(5, 0, ["other", `Last in ${this.other.name}`, "the other run's last score"]);
+    if (!isChanged) columns.splice(2, 3, ["last", "Score", "the mean of its samples"]);
+    if (this.other) columns.splice(columns.findIndex(([key]) => key === "variance"), 0, ["other", `Last in ${this.other.name}`, "the other run's last score"]);
     return columns;
   }
 
   show(changes) {
     Object.assign(this, changes);
-    const rows = this.cases.filter((row) => row.is_held_out === this.isHeldOut && (!this.text || row.case.toLowerCase() === this.text || row.case_idx.toLowerCase() === this.text || row.prompt.toLowerCase().includes(this.text)));
+    this.drawCounts();
+    const rows = this.cases.filter((row) => row.is_held_out === this.isHeldOut && (!this.direction || directionOf(row) === this.direction) && (!this.text || row.case.toLowerCase() === this.text || row.case_idx.toLowerCase() === this.text || row.prompt.toLowerCase().includes(this.text)));
     rows.sort((one, other) => this.compare(one, other));
     replaceChildren(this.head, this.columns.map((column) => this.heading(column)), el("th", {}, el("span", { class: "unseen" }, "Look closer")));
     replaceChildren(this.body, rows.slice(0, this.most).map((row) => this.line(row)));
@@ -86,8 +113,9 @@ class CaseTable {
       variance: score(row.variance),
       failed: row.failed ? el("span", { class: "worse" }, count(row.failed)) : "0",
     };
-    const look = el("button", { type: "button", class: "quiet", "aria-label": `Compare the first and last episodes of case ${caseName(row)}`, onclick: () => this.compareCase(row) }, "Compare");
-    return el("tr", {}, this.columns.map(([key]) => el("td", { class: key }, cells[key])), el("td", {}, look));
+    const isOne = row.change === null && !this.other;
+    const look = el("button", { type: "button", class: "quiet", "aria-label": `${isOne ? "Show the" : "Compare the first and last"} episodes of case ${caseName(row)}`, onclick: () => this.compareCase(row) }, isOne ? "Show" : "Compare");
+    return el("tr", {}, this.columns.map(([key, title]) => el("td", { class: key, "data-label": title }, cells[key])), el("td", { class: "look" }, look));
   }
 
   /** The case's first and last episodes, or its last ones in two runs. */
@@ -97,9 +125,9 @@ class CaseTable {
     const groups = grouped(episodes.filter((episode) => !episode.eval_phase.endsWith("greedy")));
     groups.sort((one, other) => place(one.members[0]) - place(other.members[0]));
     const column = (group, run, title) => ({ heading: group ? `${title}: ${moment(group.members[0])}` : title, run, rows: group?.members ?? [] });
-    const first = column(groups[0], this.run, this.other ? "This run, first" : "First");
-    const last = column(groups.length > 1 ? groups[groups.length - 1] : null, this.run, this.other ? "This run, last" : "Last");
-    const columns = [first, last];
+    const word = (time) => (this.other ? `This run, ${time}` : time[0].toUpperCase() + time.slice(1));
+    const columns = [column(groups[0], this.run, groups.length > 1 ? word("first") : "Episodes")];
+    if (groups.length > 1) columns.push(column(groups.at(-1), this.run, word("last")));
     if (this.other) {
       const others = grouped((await this.all(this.other.id, query)).filter((episode) => !episode.eval_phase.endsWith("greedy")));
       others.sort((one, other) => place(one.members[0]) - place(other.members[0]));
@@ -118,6 +146,11 @@ class CaseTable {
     }
     return rows;
   }
+}
+
+function directionOf({ change }) {
+  if (change === null) return "once";
+  return Math.abs(change) < 1e-9 ? "same" : change > 0 ? "better" : "worse";
 }
 
 function place(episode) {

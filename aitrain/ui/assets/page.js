@@ -1,7 +1,6 @@
 "use strict";
 // The page of a run, top to bottom, and how it follows one that is still going.
 
-const STATUS = { running: "running", finished: "finished", stopped: "stopped", failed: "failed", stalled: "stalled", unknown: "not started" };
 const POLL = 2000;
 const POLL_WHILE_READING = 500;
 const CASES_EVERY = 15_000;
@@ -13,39 +12,27 @@ function option(summary, name) {
   return summary.options.find((row) => row.name === name)?.value ?? "";
 }
 
-function headline(summary) {
-  const environment = summary.environment.class || option(summary, "rl_env");
-  const model = option(summary, "model");
-  if (!model && !environment) return el("p", { class: "lead" }, "Rollouts without a run folder around them.");
-  const what = option(summary, "peft") === "true" ? "a LoRA adapter for " : "";
-  return el("p", { class: "lead" }, what, el("b", {}, isolated(model || "a model")), ", trained with GRPO on ", el("b", {}, isolated(environment || "an environment")));
-}
-
-function statusPill(summary) {
-  const word = STATUS[summary.status] ?? "unknown";
-  return el("span", { class: `pill ${word.replace(" ", "-")}` }, word);
-}
-
-/** Where a run is, in words. */
-function progress(summary) {
-  const step = summary.step ?? summary.result.steps;
-  const all = option(summary, "max_steps");
-  const parts = [step !== null && step !== undefined && (summary.status === "running" && all ? `step ${count(step)} of ${count(Number(all))}` : plural(step, "step"))];
-  if (summary.written) parts.push(`written ${new Date(1000 * summary.written).toLocaleString()}`);
-  else if (summary.status === "running" && summary.heartbeat) {
-    const seconds = Date.now() / 1000 - summary.heartbeat;
-    parts.push(seconds > 20 ? `last sign of life ${duration(seconds)} ago` : "live");
-  }
-  return parts.filter(Boolean).join(" · ");
-}
-
 function results(summary) {
   const hints = { sampled: "sampled as in training", greedy: "the likeliest answer" };
   const rows = Object.entries(summary.scores)
     .map(([name, one]) => [name, hints[name] ?? `the share of cases solved by at least one of ${name.split("@")[1]} samples`, one])
     .filter(([, , one]) => one.before || one.after);
-  if (!rows.length) return el("div", { class: "card empty" }, note("No held-out score yet: it is taken before and after training, of cases that are not trained on (--eval-cases)."));
-  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), selectionNote(summary), overlapNote(summary.result), intervalNote(rows));
+  if (!rows.length) return el("div", { class: "card empty" }, note(summary.job === "eval" ? "No score yet." : `No held-out score${summary.status === "running" ? " yet" : ""}: it is taken before and after training, of cases that are not trained on (--eval-cases).`));
+  if (summary.job === "eval") return el("div", { class: "card result" }, rows.map(([name, hint, one]) => evalRow(name, hint, one)), overlapNote({ eval_overlap: summary.result.overlap, eval_cases: summary.result.cases }), intervalNote(rows), evaluationTable(summary.evaluation));
+  return el("div", { class: "card result" }, rows.map(([name, hint, one]) => resultRow(name, hint, one, newest(summary, name))), selectionNote(summary), overlapNote(summary.result), intervalNote(rows), nextSteps(summary));
+}
+
+/** Whether a change is detectable, by its interval and its p-value, which older runs do not have. */
+function directionOfChange({ low, high, p_value }) {
+  if ((p_value ?? 0) > 0.05 || low === null) return "";
+  return low > 0 ? "better" : high < 0 ? "worse" : "";
+}
+
+/** What the result suggests, and the commands that follow on it. */
+function nextSteps({ advice, next_steps: steps }) {
+  if (!advice && !steps?.length) return null;
+  const lines = steps.map(({ what, command }) => [el("dt", {}, what), el("dd", {}, el("code", {}, isolated(command)))]);
+  return el("div", { class: "next-steps" }, advice && el("p", {}, advice), el("dl", {}, lines));
 }
 
 /** Which step --save-best chose, as the score it was chosen by is not the score after. */
@@ -60,12 +47,6 @@ function overlapNote(result) {
   return el("p", { class: "hint selection" }, `${count(result.eval_overlap)} of ${plural(result.eval_cases, "held-out case")} have the same prompt as a training case: their score does not show what was learned for new ones.`);
 }
 
-/** The last scoring of a run that has not come to its end. */
-function newest(summary, decoding) {
-  const point = summary.held_out.findLast((other) => other.step > 0 && other[decoding]);
-  return point ? [`step ${count(point.step)}`, point[decoding]] : ["after", null];
-}
-
 function resultRow(name, hint, one, [when, last]) {
   const [now, after] = one.after ? ["after", one.after] : [when, last];
   const change = one.change;
@@ -73,12 +54,39 @@ function resultRow(name, hint, one, [when, last]) {
   return el(
     "div",
     { class: `scores ${name.split("@")[0]}` },
-    el("div", { class: "what" }, el("h3", {}, name.startsWith("pass@") ? `Held-out ${name}` : `Held-out score, ${name}`), el("p", { class: "hint" }, hint)),
+    el("div", { class: "what" }, el("h3", {}, scoreTitle(name)), el("p", { class: "hint" }, hint)),
     el("div", { class: "figures" }, bigScore("before", one.before), el("span", { class: "arrow", "aria-hidden": "true" }, "→"), bigScore(now, after)),
     el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("before", one.before, bounds), rangeBar("after", after, bounds)),
     change &&
-      el("p", { class: "change" }, el("b", { class: change.low !== null && change.low > 0 ? "better" : change.high !== null && change.high < 0 ? "worse" : "" }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}`, change.low === null ? "" : `, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
+      el("p", { class: "change" }, el("b", { class: directionOfChange(change) }, signed(change.mean)), ` change on the same ${plural(change.count, "case")}`, change.low === null ? "" : `, 95% interval ${signed(change.low)} to ${signed(change.high)}`),
   );
+}
+
+function scoreTitle(name) {
+  return name.startsWith("pass@") ? `Held-out ${name}` : `Held-out score, ${name}`;
+}
+
+/** A score of an eval, which has no other one beside it. */
+function evalRow(name, hint, { after }) {
+  const bounds = name.startsWith("pass@") ? [0, 1] : scoreBounds;
+  const cases = after && after.count !== null ? plural(after.count, "case") : "score";
+  return el(
+    "div",
+    { class: `scores ${name.split("@")[0]}` },
+    el("div", { class: "what" }, el("h3", {}, scoreTitle(name)), el("p", { class: "hint" }, hint)),
+    el("div", { class: "figures" }, bigScore(cases, after)),
+    el("div", { class: "ranges", "aria-hidden": "true" }, rangeBar("after", after, bounds)),
+  );
+}
+
+/** Further numbers of an eval, by decoding. */
+function evaluationTable(evaluation) {
+  const rows = Object.entries(evaluation?.values ?? {});
+  if (!rows.length) return null;
+  const names = [...new Set(rows.flatMap(([, values]) => Object.keys(values)))];
+  const head = el("thead", {}, el("tr", {}, el("th", {}, el("span", { class: "unseen" }, "What")), names.map((name) => el("th", { scope: "col" }, isolated(name)))));
+  const line = ([what, values]) => el("tr", {}, el("th", { scope: "row" }, isolated(what)), names.map((name) => el("td", { class: "value" }, short(values[name]))));
+  return el("div", { class: "scroll" }, el("table", { class: "options compared evaluation" }, head, el("tbody", {}, rows.map(line))));
 }
 
 function bigScore(when, value) {
@@ -113,10 +121,11 @@ function facts(summary) {
     "dl",
     { class: "tiles" },
     reward.length > 0 && tile("reward, last step", score(reward[reward.length - 1]), `first step ${score(reward[0])}`),
-    tile("steps", count(summary.step ?? result.steps), result.seconds ? `in ${duration(result.seconds)}` : null),
-    episodes && tile("episodes", count(episodes.all), episodes.held_out ? `${count(episodes.held_out)} of them held-out` : null),
+    summary.job === "eval" ? tile("time", duration(result.seconds)) : tile("steps", count(summary.step ?? result.steps), result.seconds ? `in ${duration(result.seconds)}` : null),
+    episodes && tile("episodes", count(episodes.all), episodes.held_out && summary.job !== "eval" ? `${count(episodes.held_out)} of them held-out` : null),
     episodes && tile("failed episodes", el("span", { class: episodes.failed ? "worse" : "" }, count(episodes.failed)), failureHint(episodes)),
     episodes?.damaged > 0 && tile("damaged lines", count(episodes.damaged), "in the rollout files, left out"),
+    result.cases && tile("cases", count(result.cases), result.samples > 1 ? `${count(result.samples)} samples of each` : "one sample of each"),
     result.train_cases && tile("cases", count(result.train_cases), `${count(result.eval_cases)} more held out`),
   );
 }
@@ -135,7 +144,7 @@ function configuration(summary, other) {
   return section(
     "configuration",
     "Configuration",
-    "What was set; the same run again: aitrain grpo --config config.yaml",
+    `What was set; the same run again: aitrain ${summary.job === "eval" ? "eval" : "grpo"} --config config.yaml`,
     el("div", { class: "card" }, table(set), el("details", { class: "fold" }, el("summary", {}, `${count(rest.length)} options at their defaults`), table(rest))),
     provenance(summary),
   );
@@ -192,12 +201,14 @@ function beside(id, summary) {
 class Page {
   constructor(source) {
     this.source = source;
-    this.main = el("main", { id: "main" });
+    this.main = el("main", { id: "main", tabindex: "-1" });
     this.navigation = el("nav", { "aria-label": "Sections" });
     this.chooser = el("div", { class: "chooser" });
-    this.bar = el("div", { class: "bar" }, el("a", { class: "brand", href: "#main" }, "aitrain"), this.chooser, this.navigation, themeButton(() => this.drawCharts()));
+    this.spoken = el("p", { class: "unseen", role: "status" });
+    const home = source instanceof Served ? "/" : "#main";
+    const bar = el("div", { class: "bar" }, el("a", { class: "brand", href: home }, "aitrain"), this.chooser, this.navigation, themeButton(() => this.drawCharts()));
     const foot = el("footer", {}, "Made by aitrain. Nothing on this page asks any other machine for anything.");
-    document.getElementById("app").append(el("header", { class: "top" }, this.bar), this.main, foot);
+    document.getElementById("app").append(el("a", { class: "skip", href: "#main" }, "Skip to the content"), el("header", { class: "top" }, bar), this.spoken, this.main, foot);
     addEventListener("keydown", (event) => this.onKey(event));
   }
 
@@ -206,18 +217,21 @@ class Page {
       this.runs = await this.source.runs();
       const wanted = new URLSearchParams(location.search);
       const named = (id) => this.runs.find((run) => run.id === id)?.id;
-      this.run = named(wanted.get("run")) ?? this.runs[0]?.id;
+      const only = this.runs.length === 1 && this.runs[0].is_given ? this.runs[0].id : undefined;
+      this.run = wanted.has("run") ? named(wanted.get("run")) : only;
       this.otherRun = named(wanted.get("with"));
-      if (this.source instanceof Served && !this.run) return this.wait();
+      if (this.source instanceof Served && !this.run) return this.showTable(wanted.get("run"));
       await this.open();
     } catch (error) {
       this.main.replaceChildren(el("div", { class: "card" }, note(`This run cannot be shown: ${error.message}`)));
     }
   }
 
-  wait() {
-    this.main.replaceChildren(el("div", { class: "card" }, el("h1", {}, "No runs here yet"), note("aitrain demo makes one in a minute. This page shows it as soon as it starts.")));
-    setTimeout(() => this.start(), POLL);
+  /** All runs; `missing` was asked for and is not there. */
+  showTable(missing) {
+    new RunTable(this.source, this.main, this.runs);
+    this.search = this.main.querySelector(".search");
+    if (missing) this.main.prepend(el("p", { class: "sample", role: "alert" }, "There is no run ", isolated(missing), " here any more."));
   }
 
   /** Read the run, or two, and draw everything. */
@@ -233,12 +247,12 @@ class Page {
 
   draw() {
     const { summary } = this;
-    document.title = `${summary.name} · aitrain`;
     this.head = el("div", { class: "run-head" });
     this.results = el("div", {});
     this.tiles = el("div", {});
     this.comparison = el("div", {});
     this.charts = el("div", { onmouseleave: () => this.areChartsOld && this.drawCharts() });
+    this.machine = section("machine", "Machine", "Over the minutes of the run: its processes, their memory, and the GPUs.", el("div", {}));
     this.cases = el("div", {}, note("Reading the rollouts…"));
     this.code = el("div", {}, note("Reading the source…"));
     this.list = new RolloutList(this.source, this.run, summary);
@@ -247,8 +261,9 @@ class Page {
       this.head,
       section("results", "Results", null, this.results, this.tiles),
       this.comparison,
-      section("curves", "Curves", "Over the steps of training. Drag across a curve to look closer, double-click to go back.", this.charts),
-      section("cases", "Cases", "Each with its first and its last score. Compare shows what was said then.", this.cases),
+      summary.job !== "eval" && section("curves", "Curves", "Over the steps of training. Drag across a curve to look closer, double-click to go back.", this.charts),
+      this.machine,
+      section("cases", "Cases", summary.job === "eval" ? "Each with its score." : "Each with its first and its last score. Compare shows what was said then.", this.cases),
       section("rollouts", "Rollouts", null, this.sampleNote(), this.list.element),
       section("environment", "Environment", "Its source as it ran, with secrets masked.", this.code),
       configuration(summary),
@@ -267,7 +282,11 @@ class Page {
   /** What changes while a run goes on. */
   drawNumbers() {
     const { summary } = this;
-    replaceChildren(this.head, el("h1", {}, isolated(summary.name), " ", statusPill(summary)), headline(summary), el("p", { class: "hint live", role: "status" }, progress(summary)));
+    replaceChildren(this.head, runHead(summary, () => this.showFailures()));
+    const now = scoreNow(summary);
+    const news = `${summary.name}: ${summary.status}${now.value ? `, held-out score ${now.when} ${score(now.value.mean)}` : ""}`;
+    if (this.spoken.textContent !== news) this.spoken.textContent = news;
+    document.title = `${summary.status === "running" && now.value ? `${score(now.value.mean)} · ` : ""}${summary.name} · aitrain`;
     this.results.replaceChildren(results(summary));
     this.tiles.replaceChildren(facts(summary));
     this.comparison.replaceChildren(...(this.other ? [comparison([{ name: summary.name, summary }, this.other])] : []));
@@ -280,10 +299,22 @@ class Page {
     this.areChartsOld = false;
     const wasOpen = this.grid?.isOpen();
     this.grid?.destroy();
-    this.grid = chartGrid([{ name: this.summary.name, summary: this.summary }, ...(this.other ? [this.other] : [])]);
+    this.machineGrid?.destroy();
+    const runs = [{ name: this.summary.name, summary: this.summary }, ...(this.other ? [this.other] : [])];
+    this.grid = chartGrid(runs);
     this.charts.replaceChildren(this.grid);
+    this.machineGrid = machineCharts(runs);
+    this.machine.hidden = !this.machineGrid;
+    if (this.machineGrid) this.machine.lastChild.replaceChildren(this.machineGrid);
     if (wasOpen) this.grid.open();
     this.grid.fit();
+    this.machineGrid?.fit();
+  }
+
+  showFailures() {
+    this.list.change({ ...EMPTY_QUERY, failure: "any" });
+    document.getElementById("rollouts").scrollIntoView();
+    this.list.form.querySelector(".search").focus({ preventScroll: true });
   }
 
   async drawCases() {
@@ -294,8 +325,8 @@ class Page {
     const before = this.caseTable;
     this.caseTable = new CaseTable(this.source, this.run, cases, other);
     if (before && this.casesOf === this.run) {
-      const { sort, text, isHeldOut, most } = before;
-      if (text || most > FIRST_CASES || isHeldOut !== this.caseTable.isHeldOut) return; // somebody reads it
+      const { sort, text, isHeldOut, most, direction } = before;
+      if (text || direction || most > FIRST_CASES || isHeldOut !== this.caseTable.isHeldOut) return; // somebody reads it
       this.caseTable.show({ sort });
     }
     this.casesOf = this.run;
@@ -309,10 +340,11 @@ class Page {
 
   drawChooser() {
     if (this.runs.length < 2) return this.chooser.replaceChildren();
-    const label = (run) => [run.id, `${run.name}${run.score_after !== null ? `  ${score(run.score_after)}` : ""}${run.status === "running" ? "  running" : ""}`];
-    const others = [["", "none"], ...this.runs.filter((run) => run.id !== this.run).map(label)];
+    const runs = this.runs.filter((run) => run.job !== "sweep");
+    const label = (run) => [run.id, `${run.name}${run.after ? `  ${score(run.after.mean)}` : ""}${run.status === "running" ? "  running" : ""}`];
+    const others = [["", "none"], ...runs.filter((run) => run.id !== this.run).map(label)];
     this.chooser.replaceChildren(
-      select("Run", this.runs.map(label), this.run, (run) => this.go(run, this.otherRun === run ? "" : this.otherRun)),
+      select("Run", runs.map(label), this.run, (run) => this.go(run, this.otherRun === run ? "" : this.otherRun)),
       select("beside", others, this.otherRun ?? "", (other) => this.go(this.run, other)),
     );
   }
@@ -329,7 +361,8 @@ class Page {
 
   drawNavigation() {
     const sections = [...this.main.querySelectorAll("section[id]")];
-    this.navigation.replaceChildren(...sections.map((part) => el("a", { href: `#${part.id}` }, part.querySelector("h2").textContent)));
+    const shown = sections.filter((part) => !part.hidden && part.id !== "reason");
+    this.navigation.replaceChildren(...shown.map((part) => el("a", { href: `#${part.id}` }, part.querySelector("h2").textContent)));
   }
 
   /** `/` goes to the search. */
@@ -337,7 +370,7 @@ class Page {
     const isTyping = event.target.closest?.("input, select, textarea, dialog");
     if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
-    this.list?.form.querySelector(".search").focus();
+    (this.search ?? this.list?.form.querySelector(".search"))?.focus();
   }
 
   // -- following

@@ -104,13 +104,13 @@ class RolloutList {
   append(groups) {
     const last = this.list.lastElementChild;
     for (const group of groups) {
-      if (last?.dataset.group === group.key) last.lastElementChild.append(...this.rows(group));
+      if (last?.dataset.group === group.key) last.querySelector(".episodes").append(...this.rows(group));
       else this.list.append(this.card(group));
     }
   }
 
   rows(group) {
-    return group.members.map((episode) => episodeRow(episode, this.run, this.source));
+    return episodeRows(group.members, this.run, this.source);
   }
 
   card(group) {
@@ -129,7 +129,7 @@ class RolloutList {
         pin,
         isolated(first.prompt, "prompt"),
       ),
-      el("div", { class: "episodes" }, this.rows(group)),
+      el("div", { class: "episodes" }, episodeLabels(!first.eval_phase), this.rows(group)),
     );
   }
 

@@ -30,7 +30,7 @@ class Embedded {
   constructor(data) {
     this.data = data;
     this.isSample = data.summary.episodes.all > data.episodes.length;
-    for (const episode of data.episodes) for (const name of ["asked", "row", "tools"]) episode[name] = data.shared[episode[name]];
+    for (const episode of data.episodes) for (const name of ["asked", "row", "tools", "rendered"]) episode[name] = data.shared[episode[name]];
     const steps = data.episodes.filter((episode) => !episode.eval_phase).map((episode) => episode.step);
     data.summary.episodes.steps = [...new Set(steps)].sort((one, other) => one - other); // those that can be shown
   }
@@ -48,7 +48,7 @@ class Embedded {
   }
 
   async cases() {
-    return { rows: this.data.cases, count: this.data.case_count };
+    return { rows: this.data.cases, count: this.data.case_count, changes: this.data.case_changes };
   }
 
   async episodes(run, query, start = 0) {

@@ -33,7 +33,7 @@ function failed(kind) {
 function moment(episode) {
   if (!episode.eval_phase) return `step ${count(episode.step)}`;
   const [time, decoding] = [episode.eval_phase.replace(/_[^_]*$/, ""), episode.eval_phase.split("_").pop()];
-  const words = { before: "before training", after: "after training" };
+  const words = { before: "before training", after: "after training", eval: "evaluation" };
   return `${words[time] ?? `at step ${count(episode.step)}`}, ${decoding}`;
 }
 
@@ -62,18 +62,23 @@ function transcript(episode) {
       episode.seconds !== null && fact("environment", seconds(episode.seconds)),
       Object.entries(episode.metrics).map(([name, value]) => fact(isolated(name), short(value))),
     ),
-    fold(`Case row (${plural(episode.columns, "column")})`, episode.row, episode.columns - episode.row.length),
-    fold(`Tools (${count(episode.tools.length)})`, episode.tools),
-    episode.failure && failure(episode),
-    conversation(episode),
+    el("div", { class: "transcript-body" }, el("div", { class: "spoken" }, episode.failure && failure(episode), conversation(episode)), given(episode)),
   );
 }
 
+/** Beside the conversation: the row of the dataset, the schemas of the tools, and the prompt as the model got it. */
+function given(episode) {
+  const { text, length } = episode.rendered ?? { text: "" };
+  const prompt = text && el("details", { class: "fold rendered" }, el("summary", {}, `Rendered prompt (${plural(length ?? text.length, "character")})`), el("div", { class: "holder" }, longText(text, length, 2000)));
+  const folds = [fold(`Case row (${plural(episode.columns, "column")})`, episode.row, episode.columns - episode.row.length, matchMedia("(min-width: 1000px)").matches), fold(`Tools (${count(episode.tools.length)})`, episode.tools), prompt].filter(Boolean);
+  return folds.length ? el("aside", { class: "given", "aria-label": "What the episode was given" }, folds) : null;
+}
+
 /** Named texts, shown when they are opened; `left` more are not in the page. */
-function fold(title, items, left = 0) {
+function fold(title, items, left = 0, open = false) {
   if (!items.length) return null;
   const lines = items.map(({ name, text, length }) => [el("dt", {}, isolated(name)), el("dd", {}, longText(text, length, 600))]);
-  return el("details", { class: "fold" }, el("summary", {}, title), el("dl", {}, lines), left > 0 && note(`${count(left)} more are in the rollout file.`));
+  return el("details", { class: "fold", open }, el("summary", {}, title), el("dl", {}, lines), left > 0 && note(`${count(left)} more are in the rollout file.`));
 }
 
 function failure(episode) {
@@ -148,7 +153,7 @@ function sideBySide(title, columns, source) {
       "section",
       { class: "column" },
       el("h3", {}, heading),
-      rows.length ? rows.map((row, index) => episodeRow(row, run, source, index === 0)) : note("No episode of it here."),
+      el("div", { class: "episodes" }, rows.length ? [episodeLabels(!rows[0].eval_phase), episodeRows(rows, run, source, true)] : note("No episode of it here.")),
     ),
   );
   const dialog = el("dialog", { class: "side-by-side", "aria-label": title }, el("div", { class: "dialog-head" }, el("h2", {}, isolated(title)), close), el("div", { class: "columns" }, body));
@@ -157,19 +162,48 @@ function sideBySide(title, columns, source) {
   dialog.showModal();
 }
 
+/** The names of the columns of episode rows. */
+function episodeLabels(hasAdvantage) {
+  const names = ["Score", hasAdvantage && "Advantage", "Last answer", "Ended", "Turns", "Tokens"].filter(Boolean);
+  return el("div", { class: `episode-labels ${hasAdvantage ? "" : "without-advantage"}`, "aria-hidden": "true" }, names.map((name) => el("span", { class: name.split(" ").pop().toLowerCase() }, name)));
+}
+
+/** Rows of a group's episodes. Those in which the same was said, with the same score, are one row that unfolds. */
+function episodeRows(episodes, run, source, isOpen = false) {
+  const same = new Map();
+  for (const episode of episodes) same.set(episode.same, [...(same.get(episode.same) ?? []), episode]);
+  return [...same.values()].map((members, index) => {
+    const first = episodeRow(members[0], run, source, isOpen && index === 0);
+    if (members.length === 1) return first;
+    const others = el("div", { class: "others", hidden: true });
+    const words = `${count(members.length)} identical`;
+    const toggle = () => {
+      others.hidden = !others.hidden;
+      button.setAttribute("aria-expanded", String(!others.hidden));
+      if (!others.hasChildNodes()) others.append(...members.slice(1).map((episode) => episodeRow(episode, run, source)));
+    };
+    const button = el("button", { type: "button", class: "quiet identical", "aria-expanded": "false", onclick: toggle }, words);
+    return el("div", { class: "folded" }, first, button, others);
+  });
+}
+
 /** An episode as a line that opens: score, how it ended, the beginning of its last answer. */
 function episodeRow(episode, run, source, isOpen = false) {
   const place = el("div", { class: "opened", hidden: true });
+  const ended = episode.failure ? failed(episode.failure) : stopped(episode.stop);
+  const tag = episode.failure ? "tag bad" : episode.stop === "done" ? "quiet-tag" : "tag";
+  const hasAdvantage = !episode.eval_phase;
+  const cell = (name, label, ...children) => el("span", { class: `number ${name}`, "data-label": label }, children);
+  const words = [`score ${score(episode.score)}`, hasAdvantage && `advantage ${signed(episode.advantage, 2)}`, ended, plural(episode.turns, "turn"), plural(episode.tokens, "token")].filter(Boolean).join(", ");
   const button = el(
     "button",
-    { type: "button", class: "episode", "aria-expanded": "false", onclick: () => toggle() },
-    scoreBar(episode.score),
-    el("span", { class: "number" }, score(episode.score)),
-    el("span", { class: "number advantage", title: "advantage" }, episode.advantage === null ? "" : signed(episode.advantage, 2)),
+    { type: "button", "aria-label": `${words}: ${episode.answer || "no answer"}`, class: `episode ${hasAdvantage ? "" : "without-advantage"}`, "aria-expanded": "false", onclick: () => toggle() },
+    cell("score", "score", scoreBar(episode.score), score(episode.score)),
+    hasAdvantage && cell("advantage", "advantage", episode.advantage === null ? "–" : signed(episode.advantage, 2)),
     isolated(episode.answer || "(no answer)", "answer"),
-    episode.failure && el("span", { class: "tag bad" }, failed(episode.failure)),
-    !episode.failure && episode.stop !== "done" && el("span", { class: "tag" }, stopped(episode.stop)),
-    el("span", { class: "number tokens" }, `${count(episode.tokens)} tok`),
+    el("span", { class: "ended" }, el("span", { class: tag }, ended)),
+    cell("turns", "turns", count(episode.turns)),
+    cell("tokens", "tokens", count(episode.tokens)),
   );
   async function toggle() {
     const opens = place.hidden;

@@ -1,0 +1,100 @@
+"""Records the CPU, memory and GPU use of a run into system.jsonl while the run lasts."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from aitrain.launch.nvidia import gpu_use
+from aitrain.machine import free_memory
+from aitrain.runs.run_folder import append_lines, read_lines, write_text
+
+EVERY = 5.0
+"""Seconds between the first samples."""
+MOST_LINES = 720
+"""Lines of the file. At this number every second one is removed, and samples are taken half as often."""
+SHARE = 0.02
+"""Maximum share of the time that is spent on samples: slow ones are taken less often."""
+PATIENCE = 2.0
+"""Seconds that the end of a run waits for a sample that is being taken."""
+GIB = 2**30
+
+Cpu = dict[tuple[int, float], float]
+"""Seconds of CPU of processes, by process id and start time."""
+
+
+class SystemRecorder:
+    """Samples this process and its descendants, and the GPUs, in a thread. Errors do not end the run."""
+
+    def __init__(self, path: Path, every: float = EVERY) -> None:
+        self.path = path
+        self._every = every
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._record, name="system recorder", daemon=True)
+        self._has_gpus = True
+        self._before: tuple[float, Cpu] = 0.0, {}
+
+    def __enter__(self) -> SystemRecorder:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(PATIENCE)
+
+    def _record(self) -> None:
+        with suppress(Exception):  # a full disk, or a process that may not be read: the curves end here
+            lines = sum(1 for _ in read_lines(self.path))  # of a run that is resumed
+            self.sample()
+            took = 0.0
+            while not self._over.wait(max(self._every, took / SHARE)):
+                start = time.monotonic()
+                append_lines(self.path, [self.sample()])
+                lines += 1
+                if lines >= MOST_LINES:
+                    lines = halve(self.path)
+                    self._every *= 2
+                took = time.monotonic() - start
+
+    def sample(self) -> dict[str, float]:
+        """One line: `cpu_cores` since the last sample, `memory_gib` of the run's processes (pages that processes share
+        count in each), `free_memory_gib` of the machine, and `gpu_use/<index>` and `gpu_memory_gib/<index>`."""
+        now, (cpu, memory), free = time.time(), _processes(), free_memory()
+        then, before = self._before
+        used = sum(seconds - before.get(process, 0.0) for process, seconds in cpu.items())
+        self._before = now, cpu
+        gpus = gpu_use() if self._has_gpus else None
+        self._has_gpus = gpus is not None  # there are none, or the driver does not answer: not asked again
+        values = {
+            "time": round(now, 1),
+            "cpu_cores": round(used / max(now - then, 1e-3), 2),
+            "memory_gib": round(memory / GIB, 3),
+            "free_memory_gib": None if free is None else round(free / GIB, 3),
+            **{f"gpu_use/{index}": use for index, (use, _) in (gpus or {}).items()},
+            **{f"gpu_memory_gib/{index}": gib for index, (_, gib) in (gpus or {}).items()},
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def _processes() -> tuple[Cpu, int]:
+    """CPU seconds and bytes of resident memory of this process and its descendants."""
+    import psutil  # here, as commands that check or start a run have no time for it
+
+    cpu, memory = Cpu(), 0
+    own = psutil.Process(os.getpid())
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.Error), process.oneshot():
+            times = process.cpu_times()
+            cpu[process.pid, process.create_time()] = times.user + times.system
+            memory += process.memory_info().rss
+    return cpu, memory
+
+
+def halve(path: Path) -> int:
+    """Remove every second line of a file, but not the first one; returns how many are left."""
+    kept = path.read_text(encoding="utf-8").splitlines(keepends=True)[::2]
+    write_text(path, "".join(kept), durable=False)
+    return len(kept)

@@ -1,0 +1,173 @@
+"""The rows of the page's table of runs, from small files of the run folder: no rollouts are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypedDict
+
+from aitrain.errors import ConfigError
+from aitrain.redaction import redact
+from aitrain.runs.held_out import IntervalValues, recorded_table
+from aitrain.runs.json_values import JsonObject, as_float, as_object, as_text, parse_object
+from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_list import state_of
+from aitrain.runs.run_options import read_options
+from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord
+from aitrain.runs.verdict import Verdict, verdict_of
+from aitrain.ui.run_state import run_state
+
+POINTS = 48
+"""Points of a row's curve."""
+MOST_METRICS = 32 * 2**20
+"""Bytes at the end of metrics.jsonl that are read."""
+
+
+class RunRow(TypedDict):
+    """A run in the table; what is unknown is None or empty."""
+
+    name: str
+    job: str
+    status: str
+    reason: str
+    """The first line of why it failed."""
+    phase: str
+    model: str
+    environment: str
+    rewards: list[float]
+    """The curve of the training rewards, at most POINTS of its points."""
+    before: IntervalValues | None
+    after: IntervalValues | None
+    """The score after training, or while it lasts the newest one."""
+    after_step: int | None
+    """The step of a score during the training."""
+    change: IntervalValues | None
+    verdict: Verdict | None
+    step: float | None
+    steps: float | None
+    seconds: float | None
+    ends_at: float | None
+    heartbeat: float | None
+    """The last sign of life, or when the folder was changed."""
+
+
+def run_row(folder: Path) -> RunRow:
+    """The row of the run in a folder; files that are damaged count as missing."""
+    run, state = RunFolder(folder), run_state(folder)
+    result = read_object(run.result)
+    rewards, newest = _curve(run.metrics)
+    table: dict[str, object] = as_object(result.get("scores"))
+    if state["job"] == "eval":
+        table = {"sampled": {"after": table.get("sampled") or table.get("greedy")}}
+    sampled = (recorded_table(table) or {}).get("sampled")
+    is_running = state["status"] == "running"
+    before = sampled["before"] if sampled else _bare(result.get("score_before"))
+    after = None if is_running else sampled["after"] if sampled else _bare(result.get("score_after"))
+    change = sampled["change"] if sampled and not is_running else None
+    before = before or _bare(read_object(run.status).get("score_before"))
+    model, environment = _names(run, result)
+    return {
+        "name": folder.name,
+        "job": state["job"],
+        "status": state["status"],
+        "reason": state["reason"].partition("\n")[0][:300],
+        "phase": state["phase"],
+        "model": model,
+        "environment": environment,
+        "rewards": rewards,
+        "before": before,
+        "after": after or (_bare(newest.eval_score) if newest else None),
+        "after_step": newest.step if newest and after is None else None,
+        "change": change,
+        "verdict": verdict_of(change),
+        "step": as_float(result.get("steps")) if state["step"] is None else state["step"],
+        "steps": state["steps"],
+        "seconds": as_float(result.get("seconds")),
+        "ends_at": state["ends_at"],
+        "heartbeat": state["heartbeat"] or _changed(folder),
+    }
+
+
+def sweep_row(folder: Path) -> RunRow:
+    """The row of a sweep: its best trial, and how many of its trials have ended."""
+    status = read_object(folder / SWEEP_FILE)
+    row: RunRow = {
+        "name": folder.name, "job": "sweep", "status": "unknown", "reason": "", "phase": "", "model": "",
+        "environment": "", "rewards": [], "before": None, "after": None, "after_step": None, "change": None,
+        "verdict": None, "step": None, "steps": None, "seconds": None, "ends_at": None,
+        "heartbeat": as_float(status.get("heartbeat")) or _changed(folder),
+    }  # fmt: skip
+    try:
+        record = SweepRecord.read(folder)
+    except ConfigError:
+        return row
+    best, options = record.best, as_object(record.config.get("options"))
+    row["status"], row["model"] = record.status, redact(as_text(options.get("model")))
+    row["environment"] = redact(as_text(options.get("rl_env")))
+    row["step"], row["steps"] = sum(trial.has_ended for trial in record.trials), record.planned
+    row["seconds"] = sum(trial.seconds or 0.0 for trial in record.trials) or None
+    if best is not None:
+        row["before"], row["after"] = _bare(best.before), best.interval or _bare(best.score)
+    return row
+
+
+def _bare(value: object) -> IntervalValues | None:
+    """A score without an interval."""
+    mean = as_float(value)
+    return None if mean is None else {"mean": mean, "low": None, "high": None, "count": None}
+
+
+def _curve(metrics: Path) -> tuple[list[float], MetricsLine | None]:
+    """Evenly spread rewards, and the newest scoring of the held-out cases."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(0, metrics.stat().st_size - MOST_METRICS))
+            lines = [line for line in file.read().split(b"\n")[:-1] if line]
+    except OSError:
+        return [], None
+    scorings = [line for line in lines if b'"eval_score"' in line]
+    steps = [line for line in lines if b'"reward"' in line]
+    rewards = [MetricsLine.from_json(parse_object(line) or {}).reward for line in evenly(steps, POINTS)]
+    newest = MetricsLine.from_json(parse_object(scorings[-1]) or {}) if scorings else None
+    return [reward for reward in rewards if reward is not None], newest
+
+
+def evenly(lines: Sequence[bytes], most: int) -> Sequence[bytes]:
+    """At most `most` lines, evenly spread, with the first and the last one."""
+    if len(lines) <= most:
+        return lines
+    return [lines[round(place * (len(lines) - 1) / (most - 1))] for place in range(most)]
+
+
+def _names(run: RunFolder, result: JsonObject) -> tuple[str, str]:
+    """Model and environment, of the result or of the options."""
+    given = result.get("model")
+    model = as_text(result.get("base_model")) or (as_text(given.get("label")) if isinstance(given, dict) else "")
+    environment = as_text(result.get("environment"))
+    if not (model and environment):
+        options = read_options(run.config)
+        model = model or as_text(options.get("model"))
+        environment = environment or as_text(options.get("rl_env"))
+    return redact(model), redact(environment)
+
+
+def _changed(folder: Path) -> float | None:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return None
+
+
+def stamp(folder: Path) -> tuple[object, ...]:
+    """Changes whenever the row of a run changes, and not with the heartbeat alone."""
+    run = RunFolder(folder)
+    status = read_object(run.status)
+    known = {name: value for name, value in status.items() if name not in ("heartbeat", "stalls_at")}
+    stamps: list[object] = [str(known), state_of(status)]
+    for path in (run.metrics, run.result, run.config, run.system):
+        with suppress(OSError):
+            stat = path.stat()
+            stamps += [stat.st_size, stat.st_mtime_ns]
+    return tuple(stamps)

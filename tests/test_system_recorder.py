@@ -1,0 +1,102 @@
+"""The use of CPU, memory and GPUs is recorded while a run lasts, in a file of bounded size."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from aitrain.launch import nvidia, system_recorder
+from aitrain.launch.system_recorder import SystemRecorder
+from aitrain.runs.run_folder import append_lines, read_lines
+from aitrain.ui.summary import system_curves
+from tests.conftest import write
+
+SMI = """#!/bin/sh
+echo "$@" > "$(dirname "$0")/asked"
+echo "0, 93, 40960"
+echo "1, [N/A], [N/A]"
+"""
+
+
+@pytest.fixture
+def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An nvidia-smi that tells of two GPUs; returns the file with what it was asked."""
+    write(tmp_path, {"bin/nvidia-smi": SMI})
+    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path / "bin" / "asked"
+
+
+def test_a_sample_has_the_cores_the_memory_and_each_gpu(
+    gpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = SystemRecorder(tmp_path / "system.jsonl")
+    recorder.sample()
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    sample = recorder.sample()
+    assert sample.keys() == {
+        "time", "cpu_cores", "memory_gib", "free_memory_gib", "gpu_use/0", "gpu_memory_gib/0",
+    }  # fmt: skip
+    assert (sample["gpu_use/0"], sample["gpu_memory_gib/0"]) == (0.93, 40.0)
+    assert 0 < sample["cpu_cores"] < 64
+    assert sample["memory_gib"] > 0.01
+    assert "--id" not in gpus.read_text()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    recorder.sample()
+    assert "--id=1,3" in gpus.read_text()
+
+
+@pytest.mark.parametrize("visible", ["", "-1", None])
+def test_without_gpus_nobody_is_asked_again(
+    visible: str | None, tmp_path: Path, gpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if visible is None:
+        write(tmp_path, {"bin/nvidia-smi": '#!/bin/sh\necho asked >> "$(dirname "$0")/asked"\nexit 9\n'})
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert nvidia.gpu_use() is None
+    recorder = SystemRecorder(tmp_path / "system.jsonl")
+    for _ in range(3):
+        assert not any(name.startswith("gpu") for name in recorder.sample())
+    assert (gpus.read_text().splitlines() if gpus.exists() else []) == ([] if visible is not None else ["asked"] * 2)
+
+
+def test_the_file_stays_small_and_covers_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system_recorder, "MOST_LINES", 8)
+    monkeypatch.setattr(system_recorder, "SHARE", 1e9)
+    monkeypatch.setattr(nvidia, "gpu_use", lambda: None)
+    file, taken = tmp_path / "system.jsonl", threading.Semaphore(0)
+    append_lines(file, [{"time": float(n)} for n in range(5)])  # of the run before it was resumed
+    sample = SystemRecorder.sample
+    monkeypatch.setattr(SystemRecorder, "sample", lambda self: [sample(self), taken.release()][0])
+    with SystemRecorder(file, every=0.001):
+        for _ in range(8):
+            taken.acquire(timeout=20)
+    times = [line["time"] for line in read_lines(file)]
+    assert len(times) <= 8
+    assert times[0] == 0.0
+    assert times == sorted(times)
+
+
+def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    with SystemRecorder(tmp_path / "nowhere" / "system.jsonl", every=0.001) as recorder:
+        recorder._thread.join(20)
+    assert not recorder._thread.is_alive()
+
+
+def test_a_pause_between_two_starts_of_a_run_is_no_part_of_its_curves(tmp_path: Path) -> None:
+    file = tmp_path / "system.jsonl"
+    times = [0.0, 6.0, 12.0, 90_000.0, 90_006.0]
+    append_lines(file, [{"time": time, "cpu_cores": 1.0} for time in times])
+    file.write_text(file.read_text() + json.dumps({"cpu_cores": "many"}) + "\n" + '{"time": 90012, "gpu_use/0": 1}\n')
+    curves = system_curves(file)
+    assert curves["minutes"] == [0.0, 0.1, 0.2, 0.6, 0.7, 0.8]
+    assert curves["series"] == {"cpu_cores": [1.0] * 5 + [None], "gpu_use/0": [None] * 5 + [1.0]}
+    assert system_curves(tmp_path / "none") == {"minutes": [], "series": {}}

@@ -1,0 +1,109 @@
+"""Run folders made by hand: one of each kind, as trainings, evals and sweeps leave them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.run_folder import RunFolder, append_lines, write_json
+from tests.ui.conftest import record, write_run
+
+TOOL = {"type": "function", "function": {"name": "find_hotels", "description": "Hotels of a city"}}
+RENDERED = "<|im_start|>user\n<b>Book</b> me a room<|im_end|>\n<|im_start|>assistant\n"
+
+
+def interval(mean: float) -> dict[str, Any]:
+    return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "count": 8}
+
+
+def held_out(case: int, phase: str, score: float, **differences: Any) -> dict[str, Any]:
+    """An episode of a scoring."""
+    step = 9 if phase.startswith("after") else 0
+    return record(eval_phase=phase, row_number=case, case_idx=case, score=score, step=step, **differences)
+
+
+def make_run(folder: Path, records: list[dict[str, Any]], status: str, **known: Any) -> RunFolder:
+    """A run folder with a model, an environment and a status; `reward`s become metrics."""
+    run = RunFolder(write_run(folder, records))
+    run.config.write_text("model: Qwen/Qwen3-0.6B\nrl_env: my_envs.hotel:HotelEnv\nmax_steps: 50\n")
+    rewards = known.pop("rewards", [])
+    append_lines(run.metrics, [{"step": n + 1, "reward": reward} for n, reward in enumerate(rewards)])
+    run.write_status(status, **known)
+    return run
+
+
+def make_better(folder: Path) -> RunFolder:
+    """A finished run: of eight held-out cases five got better, two stayed and one got worse; 3 of 4 answers of its
+    training group are the same."""
+    scores = dict.fromkeys(range(5), (0.0, 1.0)) | {5: (1.0, 1.0), 6: (0.0, 0.0), 7: (1.0, 0.0)}
+    records = [
+        held_out(100 + case, phase, pair[place])
+        for case, pair in scores.items()
+        for place, phase in enumerate(("before_sampled", "after_sampled"))
+    ]
+    messages = [{"role": "user", "content": "Book me a room"}, {"role": "assistant", "content": "Done"}]
+    shared = {"tools": [TOOL], "row": {"city": "Brom"}, "step": 1, "turns": [{"tokens": 2, "weight_version": 0}] * 2}
+    records += [record(**shared, rendered_prompt=RENDERED, messages=[*messages, {"role": "user", "content": "?"}])]
+    records += [record(**shared, messages=messages, advantage=advantage) for advantage in (0.1, 0.1, 0.1)]
+    run = make_run(folder, records, "finished", step=9, steps=9, heartbeat=time.time() - 60, rewards=[0.1, 0.5, 0.9])
+    table = {"sampled": {"before": interval(0.375), "after": interval(0.75), "change": interval(0.375)}}
+    result = {"status": "finished", "steps": 9, "seconds": 90, "base_model": "tiny", "environment": "Arithmetic"}
+    write_json(run.result, {**result, "scores": table, "eval_cases": 8})
+    append_lines(run.system, [{"time": 5.0 * n, "cpu_cores": 1.5, "memory_gib": 2, "gpu_use/0": 0.5} for n in range(9)])
+    return run
+
+
+def make_failed(folder: Path) -> RunFolder:
+    """A run that failed at step 3, with a log."""
+    reason = "Out of memory in step 4.\nLower --batch-size."
+    error = {"kind": "raised", "place": "score_episode", "message": "ValueError: no"}
+    run = make_run(
+        folder,
+        [record(), record(score=None, error=error)],
+        "failed",
+        step=3,
+        steps=50,
+        reason=reason,
+        heartbeat=time.time() - 4000,
+    )
+    run.log.write_text("loading\ntorch.OutOfMemoryError: <b>out</b> of memory\n")
+    (run.checkpoints / "checkpoint-2").mkdir(parents=True)
+    return run
+
+
+def make_live(folder: Path) -> RunFolder:
+    """A run of this process, at step 12 of 50, with a scoring at step 10."""
+    known = {**sign_of_life(), "step": 12, "steps": 50, "phase": "training", "score_before": 0.25}
+    records = [held_out(100 + case, "before_sampled", float(case == 0)) for case in range(4)]
+    records += [held_out(100 + case, "step10_sampled", float(case < 2)) | {"weight_version": 10} for case in range(4)]
+    run = make_run(folder, records, "running", **known, ends_at=time.time() + 630, rewards=[0.2, 0.4])
+    append_lines(run.metrics, [{"step": 10, "eval_score": 0.5, "eval_cases": 4}])
+    return run
+
+
+def make_eval(folder: Path) -> RunFolder:
+    """An eval of four cases with two samples."""
+    samples = [held_out(n, "eval_sampled", float(n + k < 3), sample=k) for n in range(4) for k in range(2)]
+    run = make_run(folder, samples, "finished", job="eval", step=8, steps=8, heartbeat=time.time() - 10)
+    write_json(
+        run.result,
+        {"job": "eval", "status": "finished", "model": {"label": "sums, step 9"}, "environment": "Arithmetic",
+         "cases": 4, "samples": 2, "seconds": 5.0, "scores": {"sampled": interval(0.625)},
+         "pass_at": {"1": interval(0.625), "2": interval(0.75)}, "solved": {"sampled": 0.75},
+         "lengths": {"sampled": {"mean": 2.0}}},
+    )  # fmt: skip
+    return run
+
+
+def make_sweep(folder: Path) -> Path:
+    """A sweep with two trials, of which one has finished."""
+    trials = [{"number": 0, "values": {"lr": 1e-4}, "status": "finished", "score": 0.8, "before": 0.2, "seconds": 30.0},
+              {"number": 1, "values": {"lr": 1e-5}, "status": "failed"}]  # fmt: skip
+    config = {"options": {"model": "tiny", "rl_env": "envs.arithmetic"}, "search": {"lr": [1e-4, 1e-5]}}
+    for number in range(2):
+        make_run(folder / f"trial-{number}", [record()], "finished", step=4, heartbeat=time.time() - 20)
+    known = {"config": config, "planned": 2, "status": "finished", "trials": trials, "heartbeat": time.time() - 20}
+    write_json(folder / "sweep.json", known)
+    return folder
