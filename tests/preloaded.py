@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -25,6 +26,8 @@ from typing import Any, NoReturn
 
 MODULES = ("aitrain.jobs.worker", "aitrain.jobs.dry_run", "torch.distributed.run")
 """Modules that run in forked processes; others are started as usual."""
+
+PRELOADED = ("aitrain.cli.running", "aitrain.jobs.grpo", "aitrain.training.dry_run", "torch.distributed.run", "psutil")
 
 SCRIPT = """\
 #!{python} -ISE
@@ -67,8 +70,8 @@ def serving(folder: Path) -> Iterator[Path]:
 def serve(address: str) -> None:
     """Fork a process for each command."""
     gc.disable()
-    import torch.distributed.run  # noqa: F401
-
+    for module in PRELOADED:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -101,7 +104,7 @@ def _attend(client: socket.socket) -> NoReturn:
     for stream in streams:
         os.close(stream)
     ended = os.pidfd_open(pid)
-    if client in select.select([client, ended], [], [])[0]:  # the client was killed
+    if client.fileno() in select.select([client.fileno(), ended], [], [])[0]:  # the client was killed
         os.kill(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     client.sendall(f"{code}\n".encode())
@@ -119,12 +122,21 @@ class ForkingPopen(subprocess.Popen[Any]):
         variables, pipes, is_new_session = rest[5], rest[9:15], rest[20]
         self.pid = os.fork()
         if self.pid == 0:
+            _forget_interrupted_imports()
             if is_new_session:
                 os.setsid()
             _become([pipes[0], pipes[3], pipes[5]], variables)
             _run(*args[3:])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def _forget_interrupted_imports() -> None:
+    """Forget the modules that another thread was importing: it does not exist after the fork, and holds their locks."""
+    for name, module in list(sys.modules.items()):
+        if getattr(getattr(module, "__spec__", None), "_initializing", False):
+            del sys.modules[name]
+    importlib._bootstrap._module_locks.clear()  # type: ignore[attr-defined]
 
 
 def _become(streams: list[int], variables: dict[str, str] | None) -> None:
