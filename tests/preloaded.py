@@ -24,7 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-MODULES = ("aitrain.jobs.worker", "aitrain.jobs.dry_run", "torch.distributed.run")
+MODULES = (
+    "aitrain.jobs.worker", "aitrain.jobs.dry_run", "aitrain.jobs.export", "aitrain.jobs.chat", "torch.distributed.run",
+)  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
 
 PRELOADED = ("aitrain.cli.running", "aitrain.jobs.grpo", "aitrain.training.dry_run", "torch.distributed.run", "psutil")
