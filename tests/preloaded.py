@@ -54,10 +54,10 @@ os._exit(code)
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Path]:
-    """Run the server; gives a folder whose `aitrain`, and `python -P -m MODULE`, are served by it."""
+    """Run the server; gives a folder whose `aitrain`, and `preloaded-python -P -m MODULE`, are served by it."""
     address, scripts = folder / "socket", folder / "bin"
     scripts.mkdir()
-    for name in ("aitrain", "python"):
+    for name in ("aitrain", "preloaded-python"):
         (scripts / name).write_text(SCRIPT.format(python=sys.executable, address=str(address)))
         (scripts / name).chmod(0o755)
     variables = {**os.environ, "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
@@ -101,7 +101,7 @@ def _attend(client: socket.socket) -> NoReturn:
         _become(streams, request["variables"])
         subprocess.Popen = ForkingPopen  # type: ignore[misc]
         name, *arguments = request["arguments"]
-        _run(*arguments[2:] if name == "python" else ("aitrain", *arguments))
+        _run(*arguments[2:] if name == "preloaded-python" else ("aitrain", *arguments))
     client.sendall(f"{pid}\n".encode())
     for stream in streams:
         os.close(stream)
