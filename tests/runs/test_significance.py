@@ -111,4 +111,4 @@ def test_with_few_cases_the_power_is_that_of_enough_cases_that_change() -> None:
         detected = fmean(sign_flip_p_value(values) <= 0.05 for values in draws)
         assert power.power(better, cases) == pytest.approx(detected, abs=0.06)
         assert 0.8 <= power.power(power.detectable(cases) or 0.0, cases) < 0.801
-    assert Power.of([1.0] * 147 + [0.0] * 53, (0, 1)).cases_needed(0.735) == 9  # type: ignore[union-attr]
+    assert Power.of([1.0] * 147 + [0.0] * 53, (0, 1)).cases_needed(0.735) == 9
