@@ -170,6 +170,7 @@ def test_results_are_one_table_or_json(evals: Evals) -> None:
     ("arguments", "message"),
     [
         (["tiny"], "no environment is given"),
+        (["tiny", *ARITHMETIC, "--cases", "0"], "an eval of 0 cases scores nothing"),
         (["nowhere/at/all", *ARITHMETIC], "does not exist"),
         (
             [
