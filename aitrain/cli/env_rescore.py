@@ -32,9 +32,10 @@ def env_rescore(
     environment scores none of them.
     """
     from aitrain.cli.env_process import check_environment, run_on_terminal  # here, because help needs none of it
+    from aitrain.options.evaluate import EvalConfig
     from aitrain.options.reading import read_file
     from aitrain.options.train import TrainConfig
-    from aitrain.runs.run_folder import RunFolder
+    from aitrain.runs.run_folder import RunFolder, read_object
     from aitrain.ui.run_registry import places
 
     if step is not None and last:
@@ -43,7 +44,9 @@ def env_rescore(
     folder = RunFolder(path)
     if not folder.config.is_file():
         raise ConfigError(f"{path} is not a run folder: it has no config.yaml\nList the runs with: aitrain runs {path}")
-    options = _options(read_file(TrainConfig, folder.config), env, rl_env_config, keywords or [])
+    job = EvalConfig if read_object(folder.status).get("job") == "eval" else TrainConfig
+    saved = {name: value for name, value in read_file(job, folder.config).items() if name in TrainConfig.model_fields}
+    options = _options(saved, env, rl_env_config, keywords or [])
     try:
         check_environment(options)
     except ConfigError as error:

@@ -69,6 +69,13 @@ def test_an_unchanged_scorer_changes_nothing_but_what_had_failed(capsys: pytest.
     assert "case 3: none -> 1.000" in printed
 
 
+def test_the_episodes_of_an_eval_are_rescored_as_well(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "config.yaml").write_text((run / "config.yaml").read_text() + "decoding: sampled\n")
+    (run / "status.json").write_text('{"job": "eval"}')
+    assert env_rescore.env_rescore("mine", as_json=True, last=False) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 6
+
+
 @pytest.mark.usefixtures("run")
 def test_another_environment_is_given_by_name_with_its_keywords(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "kinder.py").write_text(ENVIRONMENT.replace("text == answer", "text.strip() == answer"))
