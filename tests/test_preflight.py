@@ -269,8 +269,8 @@ def test_the_plan_says_when_a_run_may_end_early() -> None:
     (steps,) = [line for line in plan_lines(config) if line.startswith("steps")]
 
     assert steps.endswith(
-        " 9, fewer after a held-out score whose interval begins at 0.8 or above or 2 evaluations in a row without a better"
-        " one; an evaluation every 3 steps"
+        " 9, fewer after a held-out score whose interval begins at 0.8 or above or 2 evaluations in a row without a"
+        " better one; an evaluation every 3 steps"
     )
 
 

@@ -210,7 +210,8 @@ class RolloutSession(Session):
         self._untrained += not pending.request.is_trained
         if self._untrained > MAX_UNTRAINED:
             error = EpisodeFailedError(
-                f"made more than {MAX_UNTRAINED:,} requests with trained=False in one episode: end the loop that asks them",
+                f"made more than {MAX_UNTRAINED:,} requests with trained=False in one episode: end the loop that asks"
+                " them",
                 "episode_over",
             )
             self._fail_pending(error)
