@@ -93,10 +93,17 @@ def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, cas
     show_heading(console, f"case {case.number}{named}{held_out}: {rendered.tokens} tokens")
     show_text(console, rendered.text)
     show_columns(console, case)
-    show_text(console, _reference(opened.environment, case), "green")
+    reference = _reference(opened.environment, case)
+    show_text(console, reference, "green")
     row = {name: value for name, value in case.row.items() if name != "prompt"}
     place = {"case": case.number, "case_idx": case.case_idx, "held_out": bool(held_out)}
-    return {**place, "tokens": rendered.tokens, "prompt": rendered.text, "row": row}
+    return {
+        **place,
+        "tokens": rendered.tokens,
+        "prompt": rendered.text,
+        "row": row,
+        "reference": reference.removeprefix("reference: "),
+    }
 
 
 def _reference(environment: object, case: Case) -> str:
