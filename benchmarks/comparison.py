@@ -100,7 +100,7 @@ class Population:
         """The power that first comparisons predict for so many cases; the mean over PILOTS of them."""
         rng = random.Random(f"pilot/{self}")
         pilots = [self.draw(rng, PILOT_CASES) for _ in range(PILOTS)]
-        powers = [Power.of([b[case] - a[case] for case in a]) for a, b in pilots]
+        powers = [Power.of([b[case] - a[case] for case in a], UNIT) for a, b in pilots]
         return fmean(power.power(self.difference, count) for power in powers if power is not None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -142,6 +143,20 @@ def test_a_comparison_takes_the_evals_that_exist_with_the_same_options_and_weigh
     assert eval_folders(["tiny"], {**flags, "seed": 9}) != [tiny]
 
 
+def test_an_eval_with_another_scorer_is_neither_taken_nor_continued(evals: Evals, tmp_path: Path) -> None:
+    file, flags = tmp_path / "my_env.py", {"rl_env": "my_env.py:Sums"}
+    file.write_text("class Sums: pass")
+    (first,) = eval_folders(["tiny"], flags)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    recorded = {"model": {"weights": []}, "file": str(file), "sha256": digest}
+    write_json(RunFolder(first).environment, recorded)
+    assert eval_folders(["tiny"], flags) == [first]
+    file.write_text("class Sums: 'with another scorer'")
+    with pytest.raises(ConfigError, match="other options: the environment's file"):
+        run("tiny", "--rl-env", "my_env.py:Sums", "--resume")
+    assert eval_folders(["tiny"], flags) != [first]
+
+
 def test_results_are_one_table_or_json(evals: Evals) -> None:
     table = run("tiny", *ARITHMETIC)
     assert "model  sampled" in table
@@ -155,6 +170,7 @@ def test_results_are_one_table_or_json(evals: Evals) -> None:
     ("arguments", "message"),
     [
         (["tiny"], "no environment is given"),
+        (["tiny", *ARITHMETIC, "--cases", "0"], "an eval of 0 cases scores nothing"),
         (["nowhere/at/all", *ARITHMETIC], "does not exist"),
         (
             [

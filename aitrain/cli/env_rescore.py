@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -72,8 +73,9 @@ def _saved(folder: RunFolder) -> dict[str, object]:
     if read_object(folder.status).get("job") != JOB:
         return read_file(TrainConfig, folder.config)
     saved = read_file(EvalConfig, folder.config)
-    model = read_model(str(saved["model"]))
-    saved["model"] = "tiny" if model.kind == "url" else model.base  # only its tokenizer is needed
+    with suppress(ConfigError):  # such as a run that was deleted: few environments use the tokenizer
+        model = read_model(str(saved["model"]))
+        saved["model"] = "tiny" if model.kind == "url" else model.base
     return {name: value for name, value in saved.items() if name in TrainConfig.model_fields}
 
 

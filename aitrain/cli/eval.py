@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -233,7 +234,7 @@ def _existing(asked: AskedEvals, reference: ModelReference, config: EvalConfig) 
 
 
 def _differences(folder: RunFolder, config: EvalConfig) -> list[str]:
-    """Options that decide on the episodes and differ from those of the eval in a folder."""
+    """Options that decide on the episodes and their scores and differ from those of the eval in a folder."""
     from aitrain.options.environment import DECLARED_OPTIONS
     from aitrain.options.reading import resolve
     from aitrain.runs.eval_result import JOB
@@ -244,7 +245,20 @@ def _differences(folder: RunFolder, config: EvalConfig) -> list[str]:
     before, now = resolve(EvalConfig, folder.config).written(), config.written()
     declared = {*DECLARED_OPTIONS.values()} - config.model_fields_set  # they are those of the environment
     names = {*before, *now} - MAY_DIFFER - declared
-    return [name for name in sorted(names) if before.get(name) != now.get(name)]
+    differing = [name for name in sorted(names) if before.get(name) != now.get(name)]
+    return [*differing, *(["the environment's file"] if _has_changed_file(folder, config) else [])]
+
+
+def _has_changed_file(folder: RunFolder, config: EvalConfig) -> bool:
+    """Whether the environment's file is not the one that an eval was scored with; unknown for adapters."""
+    from aitrain.environment.adapters import adapter_named
+    from aitrain.runs.run_folder import read_object
+
+    recorded = read_object(folder.environment)
+    file, digest = recorded.get("file"), recorded.get("sha256")
+    if not isinstance(file, str) or not Path(file).is_file() or adapter_named((config.rl_env or "").partition(":")[0]):
+        return False
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() != digest
 
 
 def _is_same(folder: RunFolder, reference: ModelReference, config: EvalConfig) -> bool:

@@ -31,6 +31,11 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
         ConfigError: the eval cannot work.
         EnvironmentFailed: the environment's file is not valid Python.
     """
+    if config.eval_cases == 0:
+        raise ConfigError(
+            "eval_cases: an eval of 0 cases scores nothing\n"
+            "Give a number with --cases; a run that held out none was trained on all cases of its dataset."
+        )
     check_trl_fields(config.trl)
     refuse_secrets(config)
     source = find_env(config)

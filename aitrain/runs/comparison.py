@@ -17,7 +17,7 @@ from aitrain.runs.case_key import match_cases
 from aitrain.runs.comparison_notes import missing_match, notes_on
 from aitrain.runs.held_out import IntervalValues, as_values, change_values, interval_text, pass_at
 from aitrain.runs.html_table import html_line, html_table
-from aitrain.runs.intervals import EQUAL, UNIT, Bounds, of_mean
+from aitrain.runs.intervals import EQUAL, UNIT, Bounds, of_change, of_mean
 from aitrain.runs.json_values import JsonObject
 from aitrain.runs.recorded_scoring import RecordedCase, RecordedSample, RecordedScoring
 from aitrain.runs.significance import FEWEST_CASES, MOST_CASES, WANTED_POWER, Power, holm
@@ -43,8 +43,9 @@ class ComparedRow:
     a: IntervalValues
     b: IntervalValues
     change: IntervalValues
-    p_value: float
-    """Of a sign-flip test."""
+    """With the p-value that decides: the corrected one."""
+    p_value: float | None = None
+    """Of a sign-flip test; None for metrics."""
     p_corrected: float | None = None
     """Corrected for the number of models that are compared with A."""
     verdict: Verdict | None = None
@@ -115,12 +116,12 @@ class Comparison:
     @property
     def power(self) -> Power | None:
         """The power of comparisons whose cases differ as these do."""
-        return Power.of([pair.difference for pair in self.pairs if pair.difference is not None])
+        return Power.of([pair.difference for pair in self.pairs if pair.difference is not None], self.a.bounds)
 
     def is_worse_by(self, margin: float) -> bool:
         """Whether B is worse than A by more than a margin, also at the interval's upper limit."""
-        high = self.main.change["high"]
-        return self.verdict == "worse" and high is not None and high < -margin
+        high, mean = self.main.change["high"], self.main.change["mean"]
+        return self.verdict == "worse" and (mean if high is None else high) < -margin
 
     def format_sentence(self) -> str:
         """How much of a change is only format; empty without a lenient score."""
@@ -133,6 +134,8 @@ class Comparison:
             return parts
         if lenient.verdict == "better":
             return f"The gain is not only format: {parts}"
+        if form.verdict != "better":
+            return f"These cases do not show whether the gain is only format: {parts}"
         worse = ", which is worse" if lenient.verdict == "worse" else ", which has no detectable difference"
         return f"The gain is format: it is not in the lenient score{worse}. {parts}"
 
@@ -209,20 +212,15 @@ def compare_all(scorings: Sequence[RecordedScoring]) -> list[Comparison]:
     """Each of the other scorings compared with the first, with p-values that are corrected for their number.
 
     Raises:
-        ConfigError: two of them cannot be compared.
+        ConfigError: two of them have no case, no decoding or no score in common, or other score ranges.
     """
-    comparisons = [compare(scorings[0], other) for other in scorings[1:]]
+    comparisons = [_compare(scorings[0], other) for other in scorings[1:]]
     for name in {row.name for comparison in comparisons for row in comparison.rows}:
         _correct(comparisons, name)
     return comparisons
 
 
-def compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
-    """B compared with A.
-
-    Raises:
-        ConfigError: they have no case, no decoding or no score in common, or other score ranges.
-    """
+def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     decodings = [name for name in a.decodings if name in b.decodings]
     if a.bounds != b.bounds:
         ranges = " and ".join(f"{one.options.get('rl_score_range')} in {one.label}" for one in (a, b))
@@ -239,17 +237,17 @@ def compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
     if not any(row.name == decoding for row in rows):
         raise ConfigError(f"None of the {len(pairs)} cases of {a.label} and {b.label} has a score in both")
     shared = sorted((a.metrics & b.metrics) - {LENIENT})[:MOST_METRICS]
-    metrics = [row for name in shared for row in _row(name, both, _mean_of(decoding, _metric(name)), None)]
+    metrics = [row for name in shared for row in _row(name, both, _mean_of(decoding, _metric(name)), None, False)]
     return Comparison(a, b, decoding, pairs, rows, metrics, notes_on(a, b, both))
 
 
 def _correct(comparisons: Sequence[Comparison], name: str) -> None:
     """Correct the p-values of one row for the number of comparisons, and give the verdicts."""
     found = [(one, row) for one in comparisons if (row := one.row(name)) is not None]
-    for (comparison, row), corrected in zip(found, holm([row.p_value for _, row in found]), strict=True):
-        verdict = verdict_of({**row.change, "p_value": corrected})
+    for (comparison, row), corrected in zip(found, holm([row.p_value or 0.0 for _, row in found]), strict=True):
+        change: IntervalValues = {**row.change, "p_value": corrected}
         place = comparison.rows.index(row)
-        comparison.rows[place] = replace(row, p_corrected=corrected, verdict=verdict)
+        comparison.rows[place] = replace(row, change=change, p_corrected=corrected, verdict=verdict_of(change))
 
 
 def telling_samples(comparison: Comparison, pair: CasePair) -> tuple[RecordedSample, RecordedSample]:
@@ -283,7 +281,9 @@ def _score_rows(pairs: Sequence[Matched], decodings: Sequence[str], bounds: Boun
     yield from _row(FORMAT, pairs, _mean_of(decodings[0], _format), distances)
 
 
-def _row(name: str, pairs: Sequence[Matched], value: CaseValue, bounds: Bounds | None) -> Iterator[ComparedRow]:
+def _row(
+    name: str, pairs: Sequence[Matched], value: CaseValue, bounds: Bounds | None, is_tested: bool = True
+) -> Iterator[ComparedRow]:
     """The row of a value, if any case has it in both scorings. Bounds that a value is beyond are no bounds."""
     values = {str(place): (value(a), value(b)) for place, (a, b) in enumerate(pairs)}
     first = {place: a for place, (a, b) in values.items() if a is not None and b is not None}
@@ -291,9 +291,9 @@ def _row(name: str, pairs: Sequence[Matched], value: CaseValue, bounds: Bounds |
     if bounds and not all(bounds[0] <= number <= bounds[1] for number in (*first.values(), *second.values())):
         bounds = None
     mean_a, mean_b = (as_values(of_mean(side.values(), bounds)) for side in (first, second))
-    change = change_values(first, second, bounds)
+    change = change_values(first, second, bounds) if is_tested else as_values(of_change(first, second, bounds))
     if mean_a and mean_b and change:
-        yield ComparedRow(name, mean_a, mean_b, change, change.get("p_value") or 0.0)
+        yield ComparedRow(name, mean_a, mean_b, change, change.get("p_value"))
 
 
 def _score(sample: RecordedSample) -> float | None:

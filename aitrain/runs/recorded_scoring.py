@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
-import yaml
-
 from aitrain.errors import ConfigError
-from aitrain.options.yaml_text import read_yaml
 from aitrain.runs.case_key import CaseKey
 from aitrain.runs.held_out import DECODINGS, bounds_of
 from aitrain.runs.intervals import Bounds
@@ -18,6 +16,7 @@ from aitrain.runs.json_values import JsonObject, as_int, as_object, as_text, par
 from aitrain.runs.rollout_index import RolloutIndex, excerpt, prompt_excerpt
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.run_options import read_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ def _nothing_to_compare(folder: Path, rollouts: RolloutIndex) -> str:
     missing = "after" if _has_phase(rollouts, "before") else "before and after"
     return (
         f"{folder} has no scores of held-out cases {missing} its training{state}\n"
-        f"Score its model with: aitrain eval {folder}"
+        f"Score its model with: aitrain eval {shlex.quote(str(folder))}"
     )
 
 
@@ -159,7 +158,7 @@ def _read(folder: Path, phase: str, rollouts: RolloutIndex) -> RecordedScoring:
     for number, (entry, raw) in zip(numbers, raws, strict=True):
         _add(scoring.cases, entry.case, RolloutRecord.from_json(parse_object(raw) or {}), number)
     scoring.cases = dict(sorted(scoring.cases.items(), key=lambda item: _as_number(item[0])))
-    scoring.options, scoring.environment = _config(run), read_object(run.environment)
+    scoring.options, scoring.environment = read_options(run.config), read_object(run.environment)
     scoring.status = as_text(read_object(run.status).get("status"))
     scoring.model = _model(run, phase, scoring.options)
     return scoring
@@ -177,14 +176,6 @@ def _add(cases: dict[str, RecordedCase], case: str, record: RolloutRecord, numbe
 
 def _as_number(case: str) -> tuple[int, str]:
     return (int(case), "") if case.isascii() and case.isdigit() else (0, case)
-
-
-def _config(run: RunFolder) -> JsonObject:
-    """config.yaml; empty for a folder without one."""
-    try:
-        return as_object(read_yaml(run.config.read_text(encoding="utf-8")))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
 
 
 def _model(run: RunFolder, phase: str, options: JsonObject) -> str:

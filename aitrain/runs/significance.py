@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from operator import getitem
 from statistics import NormalDist, stdev
 
-from aitrain.runs.intervals import EQUAL, student_quantile
+from aitrain.runs.intervals import EQUAL, Bounds, student_quantile
 
 FEW_DIFFERENCES = 16
 """Up to this many differences other than 0, all choices of signs are tried; beyond, DRAWS of them, unless the
@@ -30,6 +30,7 @@ ALPHA = 0.05
 FEWEST_CASES = 6
 """With fewer, no p-value is as small as ALPHA."""
 SAME_STEP = 1e-6
+PRECISION = 1e-6
 WANTED_POWER = 0.8
 MOST_CASES = 1_000_000
 
@@ -93,34 +94,48 @@ class Power:
     step: float = 0.0
     """The smallest difference other than 0 if the others are multiples of it, as with a few samples of 0 or 1: the test
     then counts a tie as no difference, which costs half a tie on each side."""
+    changing: float = 1.0
+    """Share of cases with a difference other than 0: the test needs FEWEST_CASES of them."""
+    largest: float = math.inf
+    """The largest difference that a case can have."""
 
     @classmethod
-    def of(cls, differences: Sequence[float]) -> Power | None:
-        """The power of comparisons whose cases differ as these do; None if they all differ by the same."""
+    def of(cls, differences: Sequence[float], bounds: Bounds | None = None) -> Power | None:
+        """The power of comparisons whose cases differ as these do, of scores between the bounds; None if they all
+        differ by the same."""
         sizes = [abs(difference) for difference in differences if difference]
         spread = stdev(differences) if len(differences) > 1 else 0.0
         if not sizes or spread <= EQUAL * max(sizes):
             return None
         multiples = [size / min(sizes) for size in sizes]
         has_steps = all(abs(multiple - round(multiple)) < SAME_STEP for multiple in multiples)
-        return cls(spread, min(sizes) if has_steps else 0.0)
+        largest = max(bounds[1] - bounds[0], *sizes) if bounds else math.inf
+        return cls(spread, min(sizes) if has_steps else 0.0, len(sizes) / len(differences), largest)
 
     def power(self, difference: float, cases: int) -> float:
         """Probability that so many cases detect a difference, if this is the true one."""
         if cases < FEWEST_CASES:
             return 0.0
-        root = math.sqrt(cases) / self.spread
+        distance = min(abs(difference), self.largest)
+        enough = _at_least(FEWEST_CASES, cases, max(self.changing, distance / self.largest))
+        # no values up to the largest one with this mean vary more
+        spread = self.spread if math.isinf(self.largest) else min(self.spread, math.sqrt(self.largest**2 - distance**2))
+        if not spread:
+            return enough
+        root = math.sqrt(cases) / spread
         middle, width = _normal_terms(student_quantile(cases - 1), cases)
-        up, down = ((sign * abs(difference) - self.step / cases) * root for sign in (1, -1))
-        return NormalDist().cdf((up - middle) / width) + NormalDist().cdf((down - middle) / width)
+        up, down = ((sign * distance - self.step / cases) * root for sign in (1, -1))
+        return min(enough, NormalDist().cdf((up - middle) / width) + NormalDist().cdf((down - middle) / width))
 
     def detectable(self, cases: int, power: float = WANTED_POWER) -> float | None:
-        """The smallest difference that so many cases detect with this probability; None below FEWEST_CASES."""
-        if cases < FEWEST_CASES:
+        """The smallest difference that so many cases detect with this probability; None if they detect none."""
+        low, high = 0.0, min(self.largest, 100 * self.spread)
+        if self.power(high, cases) < power:
             return None
-        middle, width = _normal_terms(student_quantile(cases - 1), cases)
-        distance = self.spread / math.sqrt(cases) * (middle + NormalDist().inv_cdf(power) * width)
-        return distance + self.step / cases
+        while high - low > PRECISION * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.power(middle, cases) < power else (low, middle)
+        return high
 
     def cases_needed(self, difference: float, power: float = WANTED_POWER) -> int | None:
         """The number of cases that detect this difference with this probability; None for more than MOST_CASES."""
@@ -133,6 +148,11 @@ class Power:
             middle = (low + high) // 2
             low, high = (middle, high) if self.power(difference, middle) < power else (low, middle)
         return high
+
+
+def _at_least(wanted: int, count: int, share: float) -> float:
+    """Probability that at least so many of `count` cases are among this share of all cases."""
+    return 1 - math.fsum(math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(wanted))
 
 
 def _normal_terms(quantile: float, cases: int) -> tuple[float, float]:

@@ -14,7 +14,8 @@ from aitrain.runs.held_out import IntervalValues, ScoreTable, interval_text
 from aitrain.runs.significance import ALPHA
 
 Verdict: TypeAlias = Literal["better", "worse", "undetected"]
-"""`undetected`: no detectable difference; the interval contains 0, or there is none, or the p-value is above ALPHA."""
+"""`undetected`: no detectable difference; the interval contains 0, or the p-value is above ALPHA, or there is
+neither."""
 
 VERDICT_WORDS: Mapping[Verdict, str] = {
     "better": "better",
@@ -29,9 +30,12 @@ def verdict_of(change: IntervalValues | None) -> Verdict | None:
     """The verdict on a mean change, as in `ScoreRow.change`; None if there is no case that both were scored on."""
     if change is None:
         return None
-    low, high = change["low"], change["high"]
-    if (change.get("p_value") or 0.0) > ALPHA:  # runs of earlier versions have none
-        return "undetected"
+    low, high, p_value = change["low"], change["high"], change.get("p_value")
+    if p_value is not None:  # runs of earlier versions have none
+        if p_value > ALPHA:
+            return "undetected"
+        if low is None or high is None:  # scores without bounds that all changed by the same
+            low = high = change["mean"]
     if low is not None and low > 0:
         return "better"
     return "worse" if high is not None and high < 0 else "undetected"

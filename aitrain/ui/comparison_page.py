@@ -41,7 +41,12 @@ def page_of_comparisons(comparisons: Sequence[Comparison]) -> str:
 
 
 def _view(comparison: Comparison) -> JsonObject:
-    with_transcripts = {id(pair) for outcome, most in MOST_CASES.items() for pair in comparison.cases(outcome)[:most]}
+    with_transcripts = {
+        id(pair)
+        for outcome, most in MOST_CASES.items()
+        for pair in comparison.cases(outcome)[:most]
+        if pair.a.samples[comparison.decoding] and pair.b.samples[comparison.decoding]  # else an eval was interrupted
+    }
     ranked = sorted(comparison.pairs, key=lambda pair: -abs(pair.difference or 0.0))[:MOST_ROWS]
     return {
         **comparison.to_json(),

@@ -91,7 +91,7 @@ def row_table(rows: Sequence[ComparedRow], heads: Sequence[str], width: int | No
 def _table(rows: Sequence[ComparedRow], heads: Sequence[str], means: Sequence[tuple[str, str]]) -> Text:
     lines: list[tuple[str, ...]] = [tuple(map(escape_controls, heads))]
     for row, pair in zip(rows, means, strict=True):
-        p_value = p_text(row.p_value if row.p_corrected is None else row.p_corrected)
+        p_value = p_text(row.change.get("p_value") or 0.0)
         lines.append((escape_controls(row.name), *pair, interval_text(row.change, True), p_value))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = Text()

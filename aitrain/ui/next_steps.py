@@ -59,16 +59,16 @@ def next_steps(folder: RunFolder) -> list[NextStep]:
         return []
     run = shlex.quote(str(folder.path))
     chat: NextStep = {"what": "talk to it", "command": f"aitrain chat {run}"}
-    look: list[NextStep] = [
-        {"what": "before and after, case by case", "command": f"aitrain compare {run}"},
-        {"what": "every rollout in a browser", "command": f"aitrain view {run}"},
-    ]
+    view: NextStep = {"what": "every rollout in a browser", "command": f"aitrain view {run}"}
+    look: list[NextStep] = [{"what": "before and after, case by case", "command": f"aitrain compare {run}"}, view]
     again: NextStep = {"what": "train with a lower rate", "command": _gentler(folder, result)}
     on: NextStep = {"what": "train longer", "command": continuing(folder)}
     match verdict_of_result(result):
         case "worse":
             steps = [again, *look]
-        case "undetected" | None:
+        case None:
+            steps = [on, view, chat]
+        case "undetected":
             steps = [*look, chat] if _learned_nothing(folder) else [on, *look, chat]
         case "better":
             score: NextStep = {"what": "score it with more samples", "command": f"aitrain eval {run} --samples 4"}

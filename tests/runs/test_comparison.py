@@ -76,6 +76,9 @@ def test_of_several_comparisons_the_corrected_p_value_must_be_small_as_well(tmp_
     assert alone.verdict == "better"
     assert [one.main.p_corrected for one in among] == pytest.approx([6 / 2**6, 6 / 2**6, 1.0])
     assert [one.verdict for one in among] == ["undetected"] * 3
+    for one in among[:2]:
+        assert "no detectable difference: +0.200" in repr(one)
+        assert "no detectable difference: +0.200" in one._repr_html_()
 
 
 def test_sampled_scores_decide_and_greedy_ones_where_nothing_was_sampled(tmp_path: Path) -> None:
@@ -151,6 +154,18 @@ def test_scores_without_bounds_have_intervals_of_their_own(tmp_path: Path) -> No
     assert [row.name for row in comparison.rows] == ["sampled"]
 
 
+def test_scores_without_bounds_that_all_change_by_the_same_are_better_or_worse_without_an_interval(
+    tmp_path: Path,
+) -> None:
+    a, b = {str(n): [float(n)] for n in range(6)}, {str(n): [n - 1.0] for n in range(6)}
+    (comparison,) = compared(tmp_path, episodes(a), episodes(b), rl_score_range="any")
+    assert (comparison.main.change["low"], comparison.verdict) == (None, "worse")
+    assert (comparison.is_worse_by(0.9), comparison.is_worse_by(1.0)) == (True, False)
+    few = [dict(list(scores.items())[:5]) for scores in (a, b)]
+    (undetected,) = compared(tmp_path, *map(episodes, few), rl_score_range="any")
+    assert undetected.verdict == "undetected"
+
+
 def with_lenient(strict: Sequence[float], lenient: Sequence[float]) -> list[dict[str, Any]]:
     """One episode a case, with both scores."""
     pairs = enumerate(zip(strict, lenient, strict=True))
@@ -169,11 +184,20 @@ def test_a_gain_that_is_only_format_is_told_apart(tmp_path: Path) -> None:
     assert rows["sampled"] == rows["lenient"] + rows["format"]
 
 
+def test_whether_a_gain_is_only_format_is_unknown_where_neither_part_of_it_shows(tmp_path: Path) -> None:
+    lenient = [1.0] * 5 + [0.0] * 25
+    (comparison,) = compared(
+        tmp_path, with_lenient([0.0] * 30, [0.0] * 30), with_lenient([1.0] * 7 + [0.0] * 23, lenient)
+    )
+    assert [row.verdict for row in comparison.rows] == ["better", "undetected", "undetected"]
+    assert comparison.format_sentence().startswith("These cases do not show whether the gain is only format: score +")
+
+
 def test_metrics_and_lengths_are_compared_without_a_verdict(tmp_path: Path) -> None:
     a, b = episodes({"x": [0.0], "y": [0.0]}), episodes({"x": [0.0], "y": [0.0]}, tokens=9, metrics={"steps": 3.0})
     (comparison,) = compared(tmp_path, a, b)
     assert {row.name: row.change["mean"] for row in comparison.metrics} == {"tokens": 7.0, "turns": 0.0}
-    assert {row.verdict for row in comparison.metrics} == {None}
+    assert {(row.verdict, row.p_value) for row in comparison.metrics} == {(None, None)}
 
 
 def test_the_episodes_that_are_shown_are_those_that_tell_most(tmp_path: Path) -> None:

@@ -74,6 +74,16 @@ def test_a_run_named_twice_is_compared_with_itself_before_training(tmp_path: Pat
     assert (shown["a"], shown["b"]) == ("before", "after")
 
 
+def test_a_case_that_an_interrupted_eval_has_no_sample_of_is_listed_without_transcripts(tmp_path: Path) -> None:
+    greedy = episodes({"x": [0.0], "y": [1.0]}, eval_phase="eval_greedy")
+    a = write_scoring(tmp_path / "a", [*greedy, *episodes({"x": [0.0], "y": [1.0]})])
+    b = write_scoring(tmp_path / "b", [*greedy, *episodes({"x": [0.0]})])
+    (shown,) = json.loads(Tags(comparison_page(a, b)).data)["comparisons"]
+    assert {case["prompt"]: (case["outcome"], "sides" in case) for case in shown["cases"]} == {
+        "x": ("equal", True), "y": ("unscored", False)
+    }  # fmt: skip
+
+
 # -- in a browser
 
 

@@ -77,7 +77,9 @@ def test_where_no_group_differed_in_score_more_steps_are_not_proposed(tmp_path: 
 
 
 def test_without_held_out_cases_nothing_says_whether_it_is_better(tmp_path: Path) -> None:
-    assert "nothing says whether the model is better" in advice(run(tmp_path, None, score_after=None))
+    folder = run(tmp_path, None, score_after=None)
+    assert "nothing says whether the model is better" in advice(folder)
+    assert "aitrain compare" not in " ".join(commands(folder))
 
 
 @pytest.mark.parametrize(

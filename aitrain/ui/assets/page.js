@@ -23,9 +23,10 @@ function results(summary) {
 }
 
 /** Whether a change is detectable, by its interval and its p-value, which older runs do not have. */
-function directionOfChange({ low, high, p_value }) {
-  if ((p_value ?? 0) > 0.05 || low === null) return "";
-  return low > 0 ? "better" : high < 0 ? "worse" : "";
+function directionOfChange({ mean, low, high, p_value }) {
+  if ((p_value ?? 0) > 0.05) return "";
+  const only = p_value == null ? 0 : mean; // scores without bounds that all changed by the same have no interval
+  return (low ?? only) > 0 ? "better" : (high ?? only) < 0 ? "worse" : "";
 }
 
 /** What the result suggests, and the commands that follow on it. */
