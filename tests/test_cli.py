@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 import aitrain
+from aitrain import ConfigError
+from aitrain.cli.export import export
+from aitrain.cli.sweep import sweep
 from tests.conftest import Run, listing, write
 
 
@@ -73,3 +76,16 @@ def test_a_ctrl_c_while_the_command_exits_does_not_change_its_exit_code() -> Non
         f"{late}; import sys; sys.argv = ['aitrain', 'grpo', '--no-such']; from aitrain.cli.main import main; main()"
     )
     assert subprocess.run([sys.executable, "-c", command], capture_output=True, check=False).returncode == 2
+
+
+def test_a_model_that_was_exported_already_is_uploaded_from_there(here: Path) -> None:
+    write(here, {"runs/sums/config.yaml": "model: tiny\n", "runs/sums/model/config.json": "{}"})
+    write(here, {"runs/sums/model/model.safetensors": b""})
+    write(here, {"exports/sums/config.json": "{}"})
+    with pytest.raises(ConfigError, match="exists already\nUpload it with: aitrain export exports/sums --push-to-hub"):
+        export("sums", push_to_hub=True)
+
+
+def test_a_sweep_that_is_not_there_says_what_to_name(here: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^cannot read none\.yaml: No such file or directory\nName the YAML file"):
+        sweep(Path("none.yaml"))

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from aitrain import ConfigError, TrainConfig
+from aitrain.cli.main import app, main
 from aitrain.errors import did_you_mean
 from aitrain.options.other_names import ADVICE, PREFIXES, SAME_AS, unknown_option
 from aitrain.options.reading import resolve
@@ -212,6 +213,45 @@ def test_a_command_without_options_of_a_run_has_no_advice_about_them(capsys: pyt
     known = ["json", "limit", "worst"]
     assert unknown_option("--learning-rate", known) == "unknown option --learning-rate."
     assert unknown_option("--worse", known) == "unknown option --worse. Did you mean --worst?"
+
+
+@pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("eval tiny --eval-cases 8", "Use --cases."),
+        ("eval tiny --eval-samples 8", "Use --samples."),
+        ("eval tiny --greedy", "Use --decoding greedy."),
+        ("eval --model tiny", "Leave it out, and write only its value: aitrain eval VALUE"),
+        ("compare sums --eval_cases 8", "Use --cases."),
+        ("grpo --cases 8", "Use --eval-cases."),
+        ("grpo --samples 8", "Use --eval-samples."),
+        ("plan --samples 8", "Use --eval-samples."),
+        ("chat --model sums", "Leave it out, and write only its value: aitrain chat VALUE"),
+        ("export sums --output-dir x", "Use --out."),
+        ("serve --run sums", "Leave it out, and write only its value: aitrain serve VALUE"),
+        ("runs --output-dir x", "Leave it out, and write only its value: aitrain runs VALUE"),
+        ("env check --rl-env x.py", "Leave it out, and write only its value: aitrain env check VALUE"),
+    ],
+)
+def test_the_name_that_an_option_has_in_another_command_is_understood(
+    command: str, advice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["aitrain", *command.split()])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[0].endswith(f". {advice}")
+
+
+@pytest.mark.parametrize("command", ["play", "rescore"])
+def test_options_of_a_run_have_the_same_names_in_the_workbench(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app(["env", command, "--help"], standalone_mode=False)
+    shown = capsys.readouterr().out
+    names = {"play": ("--rl-max-turns", "--rl-max-new-tokens"), "rescore": ("--rl-env", "--limit")}
+    assert all(name in shown for name in names[command])
 
 
 def test_the_advice_about_trl_is_valid_yaml() -> None:

@@ -264,6 +264,16 @@ def test_the_plan_counts_the_steps_of_several_updates_with_each_batch() -> None:
     assert steps.endswith("3 x training cases / 2 x 2 updates with each batch, rounded up")
 
 
+def test_the_plan_says_when_a_run_may_end_early() -> None:
+    config = plan(max_steps=9, until=0.8, patience=2, eval_strategy="steps", eval_steps=3)
+    (steps,) = [line for line in plan_lines(config) if line.startswith("steps")]
+
+    assert steps.endswith(
+        " 9, fewer after a held-out score whose interval begins at 0.8 or above or 2 evaluations in a row without a"
+        " better one; an evaluation every 3 steps"
+    )
+
+
 def test_fields_of_trl_that_hold_what_they_should_are_passed() -> None:
     assert plan(trl={"delta": None, "num_iterations": 2, "top_entropy_quantile": 1, "chat_template_kwargs": {"a": 1}})
 

@@ -391,3 +391,14 @@ def test_a_folder_without_a_tokenizer_is_refused_in_one_line(here: Path, small_m
         aitrain.train(short(model), environment=Good())
 
     assert listing(here) == []
+
+
+def test_a_misspelt_run_is_not_only_a_model_that_the_hub_does_not_have(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aitrain.training.model import load_tokenizer
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (here / "runs" / "sums").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"cannot load summs: .*\. Did you mean sums\?\nGive a folder"):
+        load_tokenizer(TrainConfig(model="summs"))

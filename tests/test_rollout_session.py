@@ -14,6 +14,7 @@ import pytest
 
 from aitrain import EnvironmentFailed, EpisodeTruncated, Score
 from aitrain.engines.batching import BatchingEngine, BatchRow
+from aitrain.environment import rollout_session
 from aitrain.environment.contract import check_contract, check_methods
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding
@@ -306,6 +307,27 @@ def test_a_rollout_that_never_asks_for_a_trained_answer_fails(asks: bool) -> Non
 
     message = "rollout of case 0 returned 1.0 (float) without asking the policy"
     assert play_one(Silent(), ECHO).failure_message.startswith(message)
+
+
+def test_a_loop_of_untrained_requests_is_ended_at_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_session, "MAX_UNTRAINED", 5)
+
+    asked = []
+
+    class Loop(Asks):
+        async def rollout(self, endpoint: Any) -> float:
+            await endpoint.chat([user("go")])
+            while True:
+                with suppress(Exception):  # such as a loop that tries again
+                    await endpoint.chat([user("more?")], trained=False)
+                    asked.append(1)
+
+    episode = play_one(Loop(), ECHO)
+    assert (episode.stop, episode.result.score, len(asked)) == ("env_error", None, 5)
+    message = (
+        "rollout of case 0 made more than 5 requests with trained=False in one episode: end the loop that asks them"
+    )
+    assert episode.failure_message == message
 
 
 def test_a_rollout_that_raises_ends_its_own_episode_only() -> None:

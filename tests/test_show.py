@@ -200,7 +200,7 @@ def test_without_a_pager_all_is_printed(run: Path, pager: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mone"], "There is no run, folder or file mone. Did you mean mine?"),
+        (["mone"], "There is no run, folder or file mone. Did you mean mine?\nList the runs with: aitrain runs"),
         (["runs"], "runs is not a run folder\nList the runs in it with: aitrain runs runs"),
         (["mine", "--step", "9"], "step: there are no rollouts of step 9: it has rollouts of steps 1 to 2"),
         (["mine", "--case", "99"], "case: there is no episode of case 99"),

@@ -386,7 +386,7 @@ def test_the_result_ends_with_the_verdict_in_colour_what_is_where_and_what_to_do
     again = f"aitrain grpo --config {run}/config.yaml --lr 0.0001 --save-best --eval-strategy steps --eval-steps 1"
     assert lines[-4:] == [
         "next",
-        f"  train again, more carefully     {again}",
+        f"  train with a lower rate         {again}",
         f"  before and after, case by case  aitrain compare {run}",
         f"  every rollout in a browser      aitrain view {run}",
     ]

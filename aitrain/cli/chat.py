@@ -8,14 +8,18 @@ from typing import Annotated
 
 import typer
 
+from aitrain.cli.completion import run_names
 from aitrain.cli.flags import Flag, with_options
 from aitrain.options.chat import ChatConfig
 from aitrain.options.documentation import help_text
 
+SHOWN = {*ChatConfig.model_fields} - {"rl_check", "rl_max_failed", "rl_env_episodes"}
+"""Options without those that mean nothing in a chat."""
+
 
 def _show_help(ctx: typer.Context, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        typer.echo(HELP + help_text(ChatConfig, min(100, shutil.get_terminal_size().columns)))
+        typer.echo(HELP + help_text(ChatConfig, min(100, shutil.get_terminal_size().columns), SHOWN))
         raise typer.Exit()
 
 
@@ -48,9 +52,9 @@ Command:
 """
 
 
-@with_options(ChatConfig)
+@with_options(ChatConfig, SHOWN)
 def chat(
-    model: Annotated[str, typer.Argument(metavar="MODEL")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", autocompletion=run_names)],
     *,
     only: Annotated[str | None, typer.Option("--only", autocompletion=lambda: ["base", "tuned"])] = None,
     system: Annotated[str, typer.Option("--system")] = "",

@@ -25,11 +25,19 @@ def env_play(
     model: Annotated[str | None, typer.Option(help="Model that plays: a Hub name, a folder, or tiny.")] = None,
     case: Annotated[str, typer.Option(help="Case: the number of its row, or its case_idx.")] = "0",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the episode.")] = 0,
-    max_turns: Annotated[int | None, typer.Option(min=1, help="Maximum number of turns.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of an answer of the model.")] = None,
+    max_turns: Annotated[
+        int | None, typer.Option("--rl-max-turns", "--max-turns", min=1, help="Maximum number of turns.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--rl-max-new-tokens", "--max-new-tokens", min=1, help="Maximum tokens of an answer of the model."
+        ),
+    ] = None,
     rl_env_config: EnvConfig = None,
     keywords: EnvKeywords = None,
     tokenizer: Annotated[str, typer.Option(help="Model whose chat template and tokens are shown.")] = "tiny",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the episode as JSON.")] = False,
 ) -> int:
     """Play an episode: you, a script or a model answer turn by turn.
 
@@ -52,11 +60,16 @@ def env_play(
         raise ConfigError(f"--model {model}: the answers are those of --policy {policy}; leave one of the two out")
     if (policy == "script") != (file is not None):
         raise ConfigError("--policy script FILE: the policy and its file belong together")
+    if as_json and policy == "person":
+        raise ConfigError(
+            "--json: there is nobody to show the turns to; add --policy reference, script FILE, or --model"
+        )
     options = env_options(env, rl_env_config, keywords) | {"model": tokenizer}
     options |= {"rl_max_turns": max_turns} if max_turns else {}
     options |= {"rl_max_new_tokens": max_new_tokens} if max_new_tokens else {}
     check_environment(options)
     if model is not None:
         limit_threads(model)
-    play = {"case": case, "seed": seed, "policy": policy, "script": None if file is None else str(file)}
+    script = None if file is None else str(file)
+    play = {"case": case, "seed": seed, "policy": policy, "script": script, "as_json": as_json}
     return run_on_terminal("aitrain.jobs.env_terminal", {"command": "play", "options": options, "play": play})

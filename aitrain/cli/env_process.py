@@ -25,7 +25,8 @@ def run_on_terminal(module: str, request: Mapping[str, object]) -> int:
         # -P keeps the working directory off the path: a file json.py there must not hide the library
         command = [sys.executable, "-P", "-m", module, file.name]
         # the hash seed as in training, so that the order of sets is the same
-        child = subprocess.Popen(command, env={"PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ})
+        quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_VERBOSITY": "error"}  # else each try of the Hub is shown
+        child = subprocess.Popen(command, env={"PYTHONHASHSEED": "0", **quiet, **os.environ})
         with _left_to(child):
             code = child.wait()
     return code if code >= 0 else 128 - code

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from aitrain.cli.completion import run_names
 from aitrain.cli.env_arguments import CONFIG_HELP, EnvKeywords
 from aitrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aitrain.runs.run_folder import RunFolder
 
 
 def env_rescore(
@@ -17,12 +21,16 @@ def env_rescore(
         typer.Argument(metavar="RUN", autocompletion=run_names, help="A run folder, or the name of a run in runs/."),
     ],
     *,
-    env: Annotated[str | None, typer.Option(metavar="ENV", help="Another environment than the run's.")] = None,
+    env: Annotated[
+        str | None, typer.Option("--rl-env", "--env", metavar="ENV", help="Another environment than the run's.")
+    ] = None,
     rl_env_config: Annotated[str | None, typer.Option("--rl-env-config", metavar="JSON", help=CONFIG_HELP)] = None,
     keywords: EnvKeywords = None,
     step: Annotated[int | None, typer.Option(help="Episodes of this training step only.")] = None,
     last: Annotated[bool, typer.Option("--last", help="Episodes of the last training step only.")] = False,
-    most: Annotated[int, typer.Option(min=0, help="How many of the most changed episodes are shown.")] = 5,
+    most: Annotated[
+        int, typer.Option("--limit", "--most", min=0, help="How many of the most changed episodes are shown.")
+    ] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> int:
     """Apply today's scorer to the saved episodes of a run, and show what changes.
@@ -32,10 +40,7 @@ def env_rescore(
     environment scores none of them.
     """
     from aitrain.cli.env_process import check_environment, run_on_terminal  # here, because help needs none of it
-    from aitrain.options.evaluate import EvalConfig
-    from aitrain.options.reading import read_file
-    from aitrain.options.train import TrainConfig
-    from aitrain.runs.run_folder import RunFolder, read_object
+    from aitrain.runs.run_folder import RunFolder
     from aitrain.ui.run_registry import places
 
     if step is not None and last:
@@ -44,18 +49,34 @@ def env_rescore(
     folder = RunFolder(path)
     if not folder.config.is_file():
         raise ConfigError(f"{path} is not a run folder: it has no config.yaml\nList the runs with: aitrain runs {path}")
-    job = EvalConfig if read_object(folder.status).get("job") == "eval" else TrainConfig
-    saved = {name: value for name, value in read_file(job, folder.config).items() if name in TrainConfig.model_fields}
-    options = _options(saved, env, rl_env_config, keywords or [])
+    options = _options(_saved(folder), env, rl_env_config, keywords or [])
     try:
         check_environment(options)
     except ConfigError as error:
         if env is not None or not str(error).startswith(("rl_env:", "rl_env_module:")):
             raise
-        hint = "Name it with --env, if its file has moved or the run was started in another folder."
+        hint = "Name it with --rl-env, if its file has moved or the run was started in another folder."
         raise ConfigError(f"{error}\n{hint}") from None
     rescore = {"run": str(path), "step": step, "last": last, "most": most, "as_json": as_json}
     return run_on_terminal("aitrain.jobs.env_terminal", {"command": "rescore", "options": options, "rescore": rescore})
+
+
+def _saved(folder: RunFolder) -> dict[str, object]:
+    """The options of a run, or those of an eval that a run has as well."""
+    from aitrain.options.evaluate import EvalConfig
+    from aitrain.options.reading import read_file
+    from aitrain.options.train import TrainConfig
+    from aitrain.runs.eval_result import JOB
+    from aitrain.runs.model_reference import read_model
+    from aitrain.runs.run_folder import read_object
+
+    if read_object(folder.status).get("job") != JOB:
+        return read_file(TrainConfig, folder.config)
+    saved = read_file(EvalConfig, folder.config)
+    with suppress(ConfigError):  # such as a run that was deleted: few environments use the tokenizer
+        model = read_model(str(saved["model"]))
+        saved["model"] = "tiny" if model.kind == "url" else model.base
+    return {name: value for name, value in saved.items() if name in TrainConfig.model_fields}
 
 
 def _options(saved: dict[str, object], env: str | None, config: str | None, keywords: list[str]) -> dict[str, object]:
@@ -63,7 +84,9 @@ def _options(saved: dict[str, object], env: str | None, config: str | None, keyw
     from aitrain.cli.env_arguments import env_options
 
     if env is None and not any(saved.get(name) for name in ("rl_env", "rl_env_module")):
-        raise ConfigError("The run's environment was given in Python: name its file with --env path/to/file.py:Class")
+        raise ConfigError(
+            "The run's environment was given in Python: name its file with --rl-env path/to/file.py:Class"
+        )
     given = env_options(env or "", config, keywords)
     of_run = saved.get("rl_env_config")
     if config is None and isinstance(of_run, dict):

@@ -69,6 +69,12 @@ def export(
     if adapter_only and gguf:
         raise ConfigError("--gguf: converts whole models; leave out --adapter-only")
     if reference.kind != "folder" or out is not None:
-        refuse_existing(request.folder(reference.label))
+        folder = request.folder(reference.label)
+        if push_to_hub and (folder / "config.json").is_file():
+            raise ConfigError(
+                f"{folder} exists already\nUpload it with: aitrain export {folder} --push-to-hub\n"
+                "Or write the model again into another folder, with --out."
+            )
+        refuse_existing(folder)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights are added in memory: a GPU has less, and may be training
     return run_on_terminal("aitrain.jobs.export", asdict(request))

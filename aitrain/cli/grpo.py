@@ -134,9 +134,18 @@ def plan_lines(plan: RunPlan) -> list[str]:
         "environment": str(plan.source.file or plan.source.module) if plan.source else "from Python",
         "batch": str(plan.batch),
         "loss": str(config.loss),
-        "steps": steps,
+        "steps": f"{steps}{_early_end(config)}",
         "processes": f"{plan.batch.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}",
         "run folder": str(where),
         **({"resumes from": str(plan.checkpoint)} if plan.checkpoint else {}),
     }
     return [f"{name:12} {value}" for name, value in lines.items()]
+
+
+def _early_end(config: TrainConfig) -> str:
+    """What --until and --patience add to the number of steps."""
+    ends = [f"a held-out score whose interval begins at {config.until:g} or above"] if config.until is not None else []
+    if config.patience is not None:
+        ends.append(f"{config.patience} evaluations in a row without a better one")
+    every = f"{config.eval_steps} steps" if config.eval_strategy == "steps" else "epoch"
+    return f", fewer after {' or '.join(ends)}; an evaluation every {every}" if ends else ""

@@ -115,10 +115,24 @@ def _usage(error: typer.TyperException) -> str:
     return (f"{error.message}.{near}" if near else error.format_message()) + see
 
 
+ARGUMENTS = {
+    "model": ("model", "models", "run"),
+    "run": ("run", "runs", "model", "models"),
+    "env": ("env",),
+    "rl_env": ("env",),
+    "output_dir": ("folder",),
+}
+"""Arguments of commands, by the flags that other commands have for them."""
+
+
 def _unknown_flag(flag: str, context: typer.Context) -> str:
-    """Message for an unknown flag, with the option to use if the command has a job's options."""
+    """Message for an unknown flag, with what to use if the command has an argument or an option like it."""
     from aitrain.options.other_names import unknown_option  # here, because only this message needs it
 
+    wanted = ARGUMENTS.get(flag.lstrip("-").replace("-", "_"), ())
+    for parameter in context.command.params:
+        if parameter.param_type_name == "argument" and parameter.name in wanted:
+            return f"unknown option {flag}. Leave it out, and write only its value: {context.command_path} VALUE"
     names = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
     return unknown_option(flag, [name.lstrip("-").replace("-", "_") for name in names if name.startswith("--")])
 

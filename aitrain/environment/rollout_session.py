@@ -22,6 +22,9 @@ from aitrain.execution.task import on_cancel
 MAX_AFTER_LIMIT = 20
 """Requests after the limit of an episode that are answered with EpisodeTruncated; with more, the episode fails."""
 
+MAX_UNTRAINED = 1_000
+"""Untrained requests of one episode; with more, it fails, as nothing else ends a loop of them."""
+
 SECONDS_TO_END = 5.0
 """Time that a rollout has to end when its session is closed."""
 
@@ -45,7 +48,7 @@ class RolloutSession(Session):
         self._pending: PendingRequest | None = None
         """The request that waits for the answer."""
         self._limit = ""
-        self._refusals = self._answers = 0
+        self._refusals = self._answers = self._untrained = 0
         self._calls = self._wrong_calls = 0
         self._note = ""
         self._is_over = False
@@ -116,7 +119,7 @@ class RolloutSession(Session):
         """The rollout's next request; None if it has ended.
 
         Raises:
-            CallFailed: it raised, or asks on and on after a limit.
+            CallFailed: it raised, has asked too many untrained requests, or goes on asking after a limit.
         """
         run = self._run
         assert run is not None
@@ -124,6 +127,7 @@ class RolloutSession(Session):
             while (pending := self._requests.take()) is not None:
                 self._pending = pending
                 self._note_ignored(pending)
+                self._count(pending)
                 if not (self._limit and pending.request.is_trained):
                     return pending
                 self._refuse(self._limit)
@@ -201,6 +205,17 @@ class RolloutSession(Session):
         if self._refusals > MAX_AFTER_LIMIT:
             what = f"asked the policy {MAX_AFTER_LIMIT} times after EpisodeTruncated: return the score instead"
             raise CallFailed(Failure("wrong_type", what, place=self._place))
+
+    def _count(self, pending: PendingRequest) -> None:
+        self._untrained += not pending.request.is_trained
+        if self._untrained > MAX_UNTRAINED:
+            error = EpisodeFailedError(
+                f"made more than {MAX_UNTRAINED:,} requests with trained=False in one episode: end the loop that asks"
+                " them",
+                "episode_over",
+            )
+            self._fail_pending(error)
+            raise CallFailed(Failure("wrong_type", str(error), place=self._place))
 
     def _fail_pending(self, error: Exception) -> None:
         pending, self._pending = self._pending, None

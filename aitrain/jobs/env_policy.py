@@ -19,7 +19,7 @@ from aitrain.training.episode_format import format_of_episodes, tools_shown
 from aitrain.training.policy_loader import load_policy
 from aitrain.workbench.episode_view import show_ended, show_heading, show_text
 from aitrain.workbench.opening import OpenedEnvironment
-from aitrain.workbench.play import PlayOptions, chosen_case, show_title
+from aitrain.workbench.play import PlayOptions, chosen_case, episode_json, show_title
 
 
 def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRunner | None = None) -> Rollout:
@@ -40,8 +40,8 @@ def policy_rollout(opened: OpenedEnvironment, config: TrainConfig, runner: EnvRu
     return Rollout(runner, policy.engine(), chat, policy.limits, policy.end)
 
 
-def play_model(opened: OpenedEnvironment, config: TrainConfig, options: PlayOptions) -> int:
-    """Let the model play one episode, and show it turn by turn; returns the exit code.
+def play_model(opened: OpenedEnvironment, config: TrainConfig, options: PlayOptions) -> dict[str, object]:
+    """Let the model play one episode, and show it turn by turn; returns it for `--json`.
 
     Raises:
         AitrainError: the model cannot play, or the environment failed.
@@ -53,13 +53,15 @@ def play_model(opened: OpenedEnvironment, config: TrainConfig, options: PlayOpti
     finally:
         rollout.runner.close()
         loop.close()
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=options.as_json)
     show_title(console, opened, case, options, config.model)
     _show_turns(console, episode, rollout.chat)
     if episode.failure_message:
         raise EnvironmentFailed(episode.failure_message)
-    show_ended(console, episode.stop, len(episode.trajectory.turns), episode.result)
-    return 0
+    turns = len(episode.trajectory.turns)
+    show_ended(console, episode.stop, turns, episode.result)
+    end = {"stop": episode.stop, "turns": turns}
+    return episode_json(case, options, episode.prompt, episode.messages, end, episode.result)
 
 
 def _show_turns(console: Console, episode: Episode, chat: ChatFormat) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,6 +25,7 @@ from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact
 from aitrain.rollout.chat_format import ChatFormat
+from aitrain.runs.run_folder import RunFolder, to_jsonable
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.workbench.model_view import ModelView
 from aitrain.workbench.opening import OpenedEnvironment, open_environment
@@ -33,14 +35,21 @@ if TYPE_CHECKING:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 Request = dict[str, Any]
+Document = dict[str, object]
+"""What `--json` prints."""
 NO_DEADLINE = 1e9
 """Seconds of a call of the environment, which may wait in the debugger."""
 
 
 def main(request: Request) -> int:
     """Do what the request says; returns the exit code."""
+    as_json = request[request["command"]].get("as_json", False)
     try:
-        return COMMANDS[request["command"]](request)
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # also what the environment prints
+            document = COMMANDS[request["command"]](request)
+        if as_json:
+            print(json.dumps(to_jsonable(document), indent=2))
+        return 0
     except KeyboardInterrupt:
         print()
         return Interrupted.exit_code
@@ -49,7 +58,7 @@ def main(request: Request) -> int:
         return error.exit_code
 
 
-def _play(request: Request) -> int:
+def _play(request: Request) -> Document:
     options = PlayOptions(**request["play"])
     if options.policy == "model":
         return _play_model(request, options)
@@ -60,7 +69,7 @@ def _play(request: Request) -> int:
         _close(opened.environment)
 
 
-def _play_model(request: Request, options: PlayOptions) -> int:
+def _play_model(request: Request, options: PlayOptions) -> Document:
     config = resolve(TrainConfig, None, {"rl_env_timeout": NO_DEADLINE, **request["options"]})
     opened, config = open_environment(config, LazyTokenizer(config))
     from aitrain.jobs.env_policy import play_model  # here, because an environment that fails needs no torch
@@ -68,7 +77,7 @@ def _play_model(request: Request, options: PlayOptions) -> int:
     return play_model(opened, config, options)  # its runner closes the environment
 
 
-def _show(request: Request) -> int:
+def _show(request: Request) -> Document:
     from aitrain.workbench.show import show
 
     _, opened, view = _open(request)
@@ -78,9 +87,8 @@ def _show(request: Request) -> int:
         _close(opened.environment)
 
 
-def _rescore(request: Request) -> int:
+def _rescore(request: Request) -> Document:
     from aitrain.runs.rollout_index import RolloutIndex
-    from aitrain.runs.run_folder import RunFolder
     from aitrain.workbench.rescore import Rescorer
     from aitrain.workbench.rescore_report import RescoreReport
 
@@ -99,11 +107,9 @@ def _rescore(request: Request) -> int:
     episodes = Rescorer(opened, config, tokenizer).rescore(map(index.record, entries))
     report = RescoreReport(wanted["most"]).add_all(episodes)
     report.check()
-    if wanted["as_json"]:
-        print(json.dumps(report.to_json(), indent=2))
-    else:
+    if not wanted["as_json"]:
         report.show(Console(highlight=False))
-    return 0
+    return report.to_json()
 
 
 def _open(request: Request) -> tuple[TrainConfig, OpenedEnvironment, ModelView]:
@@ -167,7 +173,7 @@ def _close(environment: object) -> None:
         print(f"aitrain: {escape_controls(message)}", file=sys.stderr)
 
 
-COMMANDS: dict[str, Callable[[Request], int]] = {"play": _play, "show": _show, "rescore": _rescore}
+COMMANDS: dict[str, Callable[[Request], Document]] = {"play": _play, "show": _show, "rescore": _rescore}
 
 
 def exit_now(code: int) -> NoReturn:

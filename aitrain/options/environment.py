@@ -31,7 +31,7 @@ class EnvironmentOptions(Options):
     replaces: ClassVar = {"rl_env": ("rl_env_module", "rl_env_class"), "rl_env_module": ("rl_env",)}
 
     rl_env: ResumeSafe[str | None] = None
-    """Environment to train on: path/to/file.py:Class, package.module:Class, envs.gsm8k, or an adapter's: NAME:ID."""
+    """Environment, as path/to/file.py:Class, package.module:Class, envs.gsm8k, or NAME:ID of an adapter."""
     rl_env_module: ResumeSafe[str | None] = None
     """Module of the environment class."""
     rl_env_class: ResumeSafe[str | None] = None

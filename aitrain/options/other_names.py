@@ -60,6 +60,20 @@ SAME_AS = {
 }
 """Option by foreign name, with its value where the name implies one."""
 
+OF_ANOTHER_COMMAND = {
+    "eval_cases": "cases",
+    "eval_samples": "samples",
+    "cases": "eval_cases",
+    "samples": "eval_samples",
+    "num_samples": "samples",
+    "limit": "cases",
+    "greedy": "decoding=greedy",
+    "batch_size": "concurrency",
+    "output_dir": "out",
+    "project_name": "out",
+}
+"""Option by the name that another command of aitrain, or a like tool, has for it."""
+
 _TRAINERS = "It belongs to another trainer of AITraining: leave it out."
 _SWEEP = "Write fixed and searched options into a file, and use aitrain sweep FILE."
 _SAMPLES = "Sample completions are recorded in rollouts/ in any case: leave it out."
@@ -172,9 +186,10 @@ def _advice(name: str, known: Collection[str]) -> str:
     """What to use in place of a name; empty where nothing is known or near."""
     is_flag = name.startswith("--")
     key = name.lstrip("-").replace("-", "_").lower()
-    option, _, value = ("" if key in ADVICE else SAME_AS.get(key, "")).partition("=")
-    if option in known:
-        return f"Use {_spelled(option, value, is_flag)}."
+    for names in ({} if key in ADVICE else SAME_AS, OF_ANOTHER_COMMAND):
+        option, _, value = names.get(key, "").partition("=")
+        if option in known:
+            return f"Use {_spelled(option, value, is_flag)}."
     positive = key.removeprefix("no_") if is_flag else key
     if f"rl_{key}" in known:
         return f"Use {_spelled(f'rl_{key}', '', is_flag)}."

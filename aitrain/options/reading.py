@@ -58,7 +58,7 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
     try:
         loaded = read_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise ConfigError(f"{job.file_flag}cannot read {path}: {error.strerror}") from None
+        raise ConfigError(f"{job.file_flag}cannot read {path}: {error.strerror}{job.file_hint}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         why = " is not a YAML text"
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:

@@ -33,6 +33,8 @@ class Options(BaseModel):
     """Title of the section, in the help and the docs."""
     file_flag: ClassVar[str] = "--config: "
     """Beginning of a message about a file of options."""
+    file_hint: ClassVar[str] = ""
+    """End of the message about a file that cannot be read."""
     replaces: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Alternatives to an option: its flag also overrides them in the file."""
 

@@ -23,6 +23,7 @@ class SweepConfig(Options):
 
     section = "Sweep"
     file_flag = ""
+    file_hint = "\nName the YAML file of a sweep, or the folder that aitrain sweep made."
 
     project_name: ResumeSafe[ProjectName] = "sweep"
     """Name of the sweep and of its folder."""

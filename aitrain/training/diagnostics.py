@@ -24,11 +24,11 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A condition on one metric; `is_bad` gets the current line of metrics and the first one of the run."""
+    """A condition on one metric; `is_bad` and `advice` get the current line of metrics and the first one of the run."""
 
     metric: str
     is_bad: Callable[[Logs, Logs], bool]
-    advice: Callable[[Logs], str]
+    advice: Callable[[Logs, Logs], str]
 
     def is_triggered(self, now: Logs, first: Logs) -> bool:
         """Whether the condition holds for a line; never if the metric is missing."""
@@ -45,10 +45,16 @@ def _is_solved(logs: Logs, bounds: Bounds | None) -> bool:
     return level is not None and level >= SOLVED_LEVEL
 
 
-def _same_scores(logs: Logs, bounds: Bounds | None) -> str:
-    share, level = logs["frac_reward_zero_std"], _level(logs, bounds)
+def _same_scores(logs: Logs, first: Logs, bounds: Bounds | None) -> str:
+    share, level, before = logs["frac_reward_zero_std"], _level(logs, bounds), _level(first, bounds)
     where = f"mostly near {logs.get('reward') or 0.0:.2f}"
     if bounds is not None and level is not None and level < TOO_HARD_LEVEL:
+        if before is not None and before > 2 * TOO_HARD_LEVEL:
+            return (
+                f"In {share:.0%} of the groups all completions score the same, at {bounds[0]:g}; the mean was"
+                f" {first['reward']:.2f} in the first step, so the policy has become worse. Lower --lr, or raise"
+                " --rl-kl-coef."
+            )
         where = f"at {bounds[0]:g}: the cases are too hard"
     if logs.get("unscored", 0.0) > 0:
         where += ", or fewer than two have a score"
@@ -59,21 +65,21 @@ def _same_scores(logs: Logs, bounds: Bounds | None) -> str:
     )
 
 
-def _cut_off(logs: Logs) -> str:
+def _cut_off(logs: Logs, _: Logs) -> str:
     return (
         f"{logs['completions/clipped_ratio']:.0%} of the episodes end with an answer that is cut off: raise"
         " --rl-max-new-tokens, or ask for shorter answers."
     )
 
 
-def _unscored(logs: Logs) -> str:
+def _unscored(logs: Logs, _: Logs) -> str:
     return (
         f"{logs['unscored']:.0%} of the episodes have no score and give no gradient: failed/* in metrics.jsonl counts"
         " the reasons, rollouts/ has the tracebacks; see --rl-env-timeout, --rl-env-retries, --rl-env-isolation."
     )
 
 
-def _low_entropy(logs: Logs) -> str:
+def _low_entropy(logs: Logs, _: Logs) -> str:
     return (
         f"The policy's entropy has collapsed to {logs['entropy']:.3f}: its completions are nearly identical, with"
         f" reward {logs.get('reward') or 0.0:.2f}. Lower --lr, or raise --rl-temperature or --rl-kl-coef."
@@ -103,7 +109,7 @@ class RatioAdvice:
         by_sequence = str(arguments.vllm_importance_sampling_mode).startswith("sequence")
         return cls(by_sequence, ", ".join(config.reshaped_sampling))
 
-    def advice(self, logs: Logs) -> str:
+    def advice(self, logs: Logs, _: Logs) -> str:
         """One line: the cause, and what to change."""
         gap, length = logs.get(_GAP, 0.0), logs.get("completions/mean_length", 0.0)
         intro = f"The mean importance ratio between vLLM and the trainer is {logs[_RATIO]:.2f}: the gradient shrinks"
@@ -135,7 +141,7 @@ def common_diagnostics(bounds: Bounds | None = (0.0, 1.0)) -> tuple[Diagnostic, 
         Diagnostic(
             "frac_reward_zero_std",
             lambda now, _: now["frac_reward_zero_std"] >= 0.8 and not _is_solved(now, bounds),
-            lambda logs: _same_scores(logs, bounds),
+            lambda now, first: _same_scores(now, first, bounds),
         ),
         Diagnostic("completions/clipped_ratio", lambda now, _: now["completions/clipped_ratio"] > 0.5, _cut_off),
         Diagnostic("unscored", lambda now, _: now["unscored"] > 0.25, _unscored),
@@ -166,7 +172,7 @@ class DiagnosticsState:
             self.streaks[diagnostic.metric] = streak
             if streak >= LINES_IN_A_ROW and diagnostic.metric not in self.reported:
                 self.reported.add(diagnostic.metric)
-                advice.append(diagnostic.advice(logs))
+                advice.append(diagnostic.advice(logs, self.first))
         return advice
 
 

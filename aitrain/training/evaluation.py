@@ -125,7 +125,8 @@ def evaluate(
         if failures and not scores:
             raise EnvironmentFailed(
                 f"The environment failed on all {len(failures)} held-out cases ({', '.join(sorted(set(failures)))}).\n"
-                "The first failure is shown above; --debug shows all that the run printed."
+                "The first failure is shown above; --debug shows all that the run printed. aitrain env check"
+                " finds such failures without a model."
             )
         scorings[name] = by_case(scores)
     return EvalScores(**scorings)

@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain import activity
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
+from aitrain.runs.run_folder import RUNS
 
 TINY_MODEL = Path(__file__).resolve().parents[1] / "tiny_model"
 """The model shipped with the package, `--model tiny`; built by training/tiny_model.py."""
@@ -100,8 +101,10 @@ def _cannot_load(config: TrainConfig, error: Exception) -> ConfigError:
     if "attn_implementation" in what:
         return ConfigError(f"attn_implementation: {what[:200]}\nOmit it to get the default of the model.")
     reason = next((reason for words, reason in _REASONS.items() if words in what), f"{type(error).__name__}: {what}")
+    runs = [path.name for path in Path(RUNS).iterdir()] if Path(RUNS).is_dir() else []
+    near = did_you_mean(config.model, runs)  # of the commands that take runs, too
     return ConfigError(
-        f"model: cannot load {config.model}: {reason[:200]}\n"
+        f"model: cannot load {config.model}: {reason[:200]}{'.' if near else ''}{near}\n"
         "Give a folder, or a name on the Hub (a gated one needs HF_TOKEN); `tiny` is always available."
     )
 

@@ -36,6 +36,11 @@ def advice(folder: RunFolder) -> str:
     match verdict_of_result(result):
         case "worse":
             return "A lower learning rate may help, and --save-best, which keeps the best step as the model."
+        case "undetected" if _learned_nothing(folder):
+            return (
+                "In no step did the completions of a group differ in score, so nothing was learned: use easier cases,"
+                " give partial credit, or raise --rl-num-generations or --rl-temperature."
+            )
         case "undetected":
             return (
                 "More steps may help; more held-out cases (--eval-cases) or samples of each (--eval-samples) show"
@@ -56,15 +61,15 @@ def next_steps(folder: RunFolder) -> list[NextStep]:
     chat: NextStep = {"what": "talk to it", "command": f"aitrain chat {run}"}
     view: NextStep = {"what": "every rollout in a browser", "command": f"aitrain view {run}"}
     look: list[NextStep] = [{"what": "before and after, case by case", "command": f"aitrain compare {run}"}, view]
-    again: NextStep = {"what": "train again, more carefully", "command": _gentler(folder, result)}
-    on: NextStep = {"what": "train on", "command": continuing(folder)}
+    again: NextStep = {"what": "train with a lower rate", "command": _gentler(folder, result)}
+    on: NextStep = {"what": "train longer", "command": continuing(folder)}
     match verdict_of_result(result):
         case "worse":
             steps = [again, *look]
         case None:
             steps = [on, view, chat]
         case "undetected":
-            steps = [on, *look, chat]
+            steps = [*look, chat] if _learned_nothing(folder) else [on, *look, chat]
         case "better":
             score: NextStep = {"what": "score it with more samples", "command": f"aitrain eval {run} --samples 4"}
             export: NextStep = {"what": "hand it over", "command": f"aitrain export {run}"}
@@ -94,6 +99,12 @@ def _is_over(folder: RunFolder, result: JsonObject) -> bool:
     is_training = as_text(result.get("job")) in ("", "grpo")
     has_ended = result.get("status") == "finished" or as_float(result.get("score_after")) is not None
     return is_training and has_ended and read_object(folder.status).get("status") in (None, "finished", "stopped")
+
+
+def _learned_nothing(folder: RunFolder) -> bool:
+    """Whether in every logged step the completions of each group had the same score."""
+    flat = [line.values.get("frac_reward_zero_std") for line in read_metrics(folder.metrics) if not line.is_scoring]
+    return bool(flat) and all(share == 1.0 for share in flat)
 
 
 def _command(folder: RunFolder) -> str:

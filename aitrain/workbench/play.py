@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from bdb import BdbQuit
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from aitrain.environment.contract import Case
+from aitrain.environment.contract import Case, Prompt
 from aitrain.environment.remote_session import NoModel
+from aitrain.environment.score_parsing import ScoreResult
+from aitrain.environment.session import Message
 from aitrain.environment.session_kinds import session_for
 from aitrain.errors import ConfigError, EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
@@ -36,16 +38,18 @@ class PlayOptions:
     policy: str = "person"
     script: str | None = None
     """File with the replies of the policy `script`."""
+    as_json: bool = False
+    """Whether the episode is printed as JSON at its end, instead of turn by turn."""
 
 
-def play(opened: OpenedEnvironment, config: TrainConfig, view: ModelView, options: PlayOptions) -> int:
-    """Play one episode at the terminal; returns the exit code.
+def play(opened: OpenedEnvironment, config: TrainConfig, view: ModelView, options: PlayOptions) -> dict[str, object]:
+    """Play one episode at the terminal; returns it for `--json`.
 
     Raises:
         ConfigError: there is no such case, or the policy cannot play it.
         EnvironmentFailed: the environment failed.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=options.as_json)
     case = chosen_case(opened.all_cases, options.case)
     shown = EpisodeView(console, view, options.policy, is_typed=options.policy == "person" and console.is_terminal)
     policy = _policy(opened.environment, case, options, console)
@@ -63,7 +67,23 @@ def play(opened: OpenedEnvironment, config: TrainConfig, view: ModelView, option
     if episode.result.failure is not None:
         raise _failed(case, episode.result.failure)
     shown.ended(episode)
-    return 0
+    said = episode.conversation
+    how = {"stop": episode.stop, "turns": episode.turns}
+    return episode_json(case, options, said.prompt, said.messages, how, episode.result)
+
+
+def episode_json(
+    case: Case,
+    options: PlayOptions,
+    prompt: Prompt,
+    messages: Sequence[Message],
+    end: Mapping[str, object],
+    result: ScoreResult,
+) -> dict[str, object]:
+    """An episode for a program."""
+    what = {"case": case.number, "case_idx": case.case_idx, "seed": options.seed, "policy": options.policy}
+    said = {"prompt": prompt, "messages": list(messages)}
+    return {**what, **said, **end, "score": result.score, "metrics": dict(result.metrics)}
 
 
 def show_title(console: Console, opened: OpenedEnvironment, case: Case, options: PlayOptions, model: str) -> None:

@@ -28,21 +28,24 @@ MOST_MEASURED = 256
 """Cases whose prompts are counted in tokens."""
 
 
-def show(opened: OpenedEnvironment, view: ModelView, case: str | None = None, count: int = 3) -> int:
-    """Show what the environment is, then a case, or several that are spread over the dataset; returns the exit code.
+def show(
+    opened: OpenedEnvironment, view: ModelView, case: str | None = None, count: int = 3, as_json: bool = False
+) -> dict[str, object]:
+    """Show what the environment is, then a case, or several that are spread over the dataset; returns it for `--json`.
 
     Raises:
         ConfigError: there is no such case.
         EnvironmentFailed: an episode cannot be begun, or a prompt not be rendered.
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=as_json)
     cases = opened.all_cases
     shown = [chosen_case(cases, case)] if case is not None else spread(cases, count) if count else []
     for name, text in _facts(opened, view):
         console.print(Text(f"{name:9} {escape_controls(text)}"), soft_wrap=True)
-    for one in shown:
-        _show_case(console, opened, view, one)
-    return 0
+    kind = env_kind(opened.environment)
+    what = {"class": type(opened.environment).__name__, "episode": kind, "tools": _begun(opened, cases[0]).tools}
+    counts = {"cases": len(opened.cases), "held_out": len(opened.held_out), "requires": opened.note}
+    return {**what, **counts, "shown": [_show_case(console, opened, view, one) for one in shown]}
 
 
 def _facts(opened: OpenedEnvironment, view: ModelView) -> Iterator[tuple[str, str]]:
@@ -80,7 +83,8 @@ def _lengths(opened: OpenedEnvironment, view: ModelView, reset: ResetResult) -> 
     return f"{same if lengths[0] == lengths[-1] else spread_out} ({view.name}, {number})"
 
 
-def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, case: Case) -> None:
+def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, case: Case) -> dict[str, object]:
+    """Show a case; returns it for `--json`."""
     reset = _begun(opened, case)
     rendered = view.prompt(reset.prompt or case.prompt, reset.tools)
     named = f" (case_idx {case.case_idx})" if is_named(case) else ""
@@ -89,7 +93,17 @@ def _show_case(console: Console, opened: OpenedEnvironment, view: ModelView, cas
     show_heading(console, f"case {case.number}{named}{held_out}: {rendered.tokens} tokens")
     show_text(console, rendered.text)
     show_columns(console, case)
-    show_text(console, _reference(opened.environment, case), "green")
+    reference = _reference(opened.environment, case)
+    show_text(console, reference, "green")
+    row = {name: value for name, value in case.row.items() if name != "prompt"}
+    place = {"case": case.number, "case_idx": case.case_idx, "held_out": bool(held_out)}
+    return {
+        **place,
+        "tokens": rendered.tokens,
+        "prompt": rendered.text,
+        "row": row,
+        "reference": reference.removeprefix("reference: "),
+    }
 
 
 def _reference(environment: object, case: Case) -> str:

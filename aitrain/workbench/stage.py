@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from aitrain.environment.contract import Transcript
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult, Session, UntrainedChat
 from aitrain.execution.async_calls import run_if_async
@@ -76,7 +75,7 @@ class Stage:
             # as in training, what is said after the last turn of a limit is not part of the episode
             messages += response.messages if stop != "max_turns" else ()
             conversation = Conversation(play.case, reset, tuple(messages))
-        arguments = {**_transcript(conversation).arguments(), **self.given}
+        arguments = {**conversation.transcript.arguments(), **self.given}
         return StagedEpisode(conversation, turns, stop, self.session.score(arguments))
 
     def _open(self, play: Play) -> ResetResult:
@@ -98,10 +97,3 @@ class Stage:
             self.audience.answered(answer)
             response = self.session.respond(answer)
         return response
-
-
-def _transcript(conversation: Conversation) -> Transcript:
-    messages = conversation.messages
-    if isinstance(conversation.prompt, str):
-        return Transcript(conversation.case, "".join(str(message["content"]) for message in messages))
-    return Transcript(conversation.case, list(messages))

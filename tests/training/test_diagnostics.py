@@ -25,7 +25,7 @@ FINE = {
 }  # fmt: skip
 
 BAD = [
-    ({"frac_reward_zero_std": 1.0, "reward": 0.0}, "at 0: the cases are too hard", "--rl-num-generations"),
+    ({"frac_reward_zero_std": 1.0, "reward": 0.0}, "0.50 in the first step, so the policy has become worse", "--lr"),
     ({"frac_reward_zero_std": 0.8, "reward": 0.4}, "80% of the groups", "--rl-temperature"),
     ({"frac_reward_zero_std": 0.9, "unscored": 0.2}, "or fewer than two have a score", "--stop-when-flat"),
     ({"completions/clipped_ratio": 0.75}, "75% of the episodes end with an answer", "--rl-max-new-tokens"),
@@ -110,7 +110,7 @@ def test_a_policy_that_has_solved_its_cases_may_be_sure() -> None:
 def test_solved_and_too_hard_are_parts_of_the_score_range(
     bounds: tuple[float, float] | None, reward: float, meaning: str | None
 ) -> None:
-    advice = told({}, *[{"frac_reward_zero_std": 1.0, "reward": reward}] * 20, bounds=bounds)
+    advice = told(*[{"frac_reward_zero_std": 1.0, "reward": reward}] * 20, bounds=bounds)
 
     assert [meaning in line for line in advice if meaning] == [True] * (meaning is not None)
     assert bool(advice) == (meaning is not None)

@@ -66,6 +66,16 @@ def test_where_no_difference_shows_there_may_be_too_few_steps_or_cases(tmp_path:
     assert commands(folder)[0].endswith("--resume --max-steps 160")
 
 
+def test_where_no_group_differed_in_score_more_steps_are_not_proposed(tmp_path: Path) -> None:
+    folder = run(tmp_path, "undetected")
+    append_lines(folder.metrics, [{"step": step, "frac_reward_zero_std": 1.0} for step in (1, 2)])
+    assert "use easier cases" in advice(folder)
+    assert not any("--resume" in command for command in commands(folder))
+
+    append_lines(folder.metrics, [{"step": 3, "frac_reward_zero_std": 0.5}])
+    assert "More steps may help" in advice(folder)
+
+
 def test_without_held_out_cases_nothing_says_whether_it_is_better(tmp_path: Path) -> None:
     folder = run(tmp_path, None, score_after=None)
     assert "nothing says whether the model is better" in advice(folder)

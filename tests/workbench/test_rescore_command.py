@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.cli import env_process, env_rescore
+from aitrain.cli import env_play, env_process, env_rescore, env_show
 from aitrain.errors import ConfigError
 from aitrain.jobs import env_terminal
 from tests.conftest import write
@@ -69,13 +69,6 @@ def test_an_unchanged_scorer_changes_nothing_but_what_had_failed(capsys: pytest.
     assert "case 3: none -> 1.000" in printed
 
 
-def test_the_episodes_of_an_eval_are_rescored_as_well(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / "config.yaml").write_text((run / "config.yaml").read_text() + "decoding: sampled\n")
-    (run / "status.json").write_text('{"job": "eval"}')
-    assert env_rescore.env_rescore("mine", as_json=True, last=False) == 0
-    assert json.loads(capsys.readouterr().out)["episodes"] == 6
-
-
 @pytest.mark.usefixtures("run")
 def test_another_environment_is_given_by_name_with_its_keywords(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "kinder.py").write_text(ENVIRONMENT.replace("text == answer", "text.strip() == answer"))
@@ -114,11 +107,33 @@ def test_what_is_no_run_or_has_no_environment_is_refused(here: Path, run: Path) 
     with pytest.raises(ConfigError, match="is not a run folder"):
         env_rescore.env_rescore(str(here))
     (run / "config.yaml").write_text("model: tiny\n")
-    with pytest.raises(ConfigError, match="name its file with --env"):
+    with pytest.raises(ConfigError, match="name its file with --rl-env"):
         env_rescore.env_rescore("mine")
     (run / "config.yaml").write_text("model: tiny\nrl_env: gone.py\n")
     with pytest.raises(ConfigError, match=r"there is no file gone.py"):
         env_rescore.env_rescore("mine")
+
+
+def test_the_episodes_of_an_eval_are_scored_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (run / "config.yaml").open("a") as config:
+        config.write("decoding: both\n")  # an option of aitrain eval
+    (run / "status.json").write_text('{"job": "eval"}')
+    env_rescore.env_rescore("mine", as_json=True)
+    assert json.loads(capsys.readouterr().out)["episodes"] == 6
+
+
+@pytest.mark.usefixtures("run")
+def test_what_play_and_show_print_is_json_for_a_program(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loud = ENVIRONMENT + "\n    def close(self):\n        print('closed')\n"
+    (here / "loud.py").write_text(loud)
+    env_show.env_show("loud.py", case="1", as_json=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["class"], shown["shown"][0]["case"], shown["shown"][0]["reference"]) == ("Numbers", 1, "none")
+
+    env_play.env_play("loud.py", policy="empty", as_json=True)
+    played = json.loads(capsys.readouterr().out)
+    assert (played["score"], played["stop"], played["turns"]) == (0.0, "done", 1)
+    assert played["messages"][0]["content"] == ""
 
 
 @pytest.mark.usefixtures("run")
@@ -149,11 +164,11 @@ def test_an_environment_that_is_not_found_from_this_folder_is_asked_for(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    with pytest.raises(ConfigError, match=r"there is no file numbers_env\.py .*\nName it with --env"):
+    with pytest.raises(ConfigError, match=r"there is no file numbers_env\.py .*\nName it with --rl-env"):
         env_rescore.env_rescore(str(run), most=1)
     with pytest.raises(ConfigError, match=r"no file other\.py") as refused:
         env_rescore.env_rescore(str(run), env="other.py", most=1)
-    assert "--env" not in str(refused.value)
+    assert "Name it with" not in str(refused.value)
 
 
 def test_the_commands_of_the_workbench_give_a_small_model_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

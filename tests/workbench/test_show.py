@@ -14,7 +14,7 @@ from tests.workbench.test_play import VIEW, Add, OneTurn, Talk, cases
 
 def shown(environment: Any, capsys: pytest.CaptureFixture[str], count: int = 3, **options: Any) -> str:
     opened = OpenedEnvironment(environment, cases(count), options.pop("held_out", ()))
-    assert show(opened, VIEW, **options) == 0
+    show(opened, VIEW, **options)
     return capsys.readouterr().out
 
 
