@@ -98,7 +98,7 @@ class ChatEndpoint:
             settings["seed"] = request.seed.request_seed % 2**31
         return settings
 
-    async def _post(self, body: dict[str, Any], max_tokens: int) -> ChatAnswer:
+    async def _post(self, body: dict[str, Any], max_tokens: int) -> EndpointAnswer:
         pause = self.pause
         for attempt in range(1, ATTEMPTS + 1):
             wait, problem = pause, ""
@@ -130,7 +130,7 @@ class ChatEndpoint:
             "What was scored is saved; --resume continues when the server is back."
         )
 
-    def _completion(self, answer: ChatAnswer, max_tokens: int) -> Completion:
+    def _completion(self, answer: EndpointAnswer, max_tokens: int) -> Completion:
         message: Message = {"role": "assistant", "content": answer.content}
         if answer.tool_calls:
             message["tool_calls"] = answer.tool_calls
@@ -140,7 +140,7 @@ class ChatEndpoint:
 
 
 @dataclass(frozen=True)
-class ChatAnswer:
+class EndpointAnswer:
     """A chat completion of the server."""
 
     content: str
@@ -218,7 +218,7 @@ def _call_to_wire(call: dict[str, Any], id: str) -> dict[str, Any]:
     return {"id": call.get("id") or id, "type": "function", "function": {**function, "arguments": text}}
 
 
-def _parsed(response: httpx.Response, url: str) -> ChatAnswer:
+def _parsed(response: httpx.Response, url: str) -> EndpointAnswer:
     try:
         answer = response.json()
         choice, counted = answer["choices"][0], (answer.get("usage") or {}).get("completion_tokens")
@@ -233,7 +233,7 @@ def _parsed(response: httpx.Response, url: str) -> ChatAnswer:
             "Is it OpenAI-compatible? Such an address often ends in /v1."
         ) from None
     tokens = counted if isinstance(counted, int) and counted > 0 else 1
-    return ChatAnswer(content or "", calls, choice.get("finish_reason") == "length", tokens)
+    return EndpointAnswer(content or "", calls, choice.get("finish_reason") == "length", tokens)
 
 
 def _refused(url: str, status: int, problem: str) -> str:

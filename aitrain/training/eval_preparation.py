@@ -213,7 +213,7 @@ def _is_same_environment(environment: object, config: EvalConfig, trained: Train
     if any(adapter_named((one.rl_env or "").partition(":")[0]) for one in (config, trained)):
         return False  # one class of ours for many environments
     recorded, files = read_object(RunFolder(run).environment), files_of(environment)
-    is_same_file = recorded.get("file") in map(str, files) or recorded.get("sha256") == source_hash(files)
+    is_same_file = recorded.get("file") in list(map(str, files)) or recorded.get("sha256") == source_hash(files)
     return bool(files) and recorded.get("class") == type(environment).__qualname__ and is_same_file
 
 
