@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from aitrain.cli.eval import AskedEvals, run_evals
+from aitrain.cli.eval_run import run_eval
 from aitrain.cli.main import app
+from aitrain.cli.verbosity import Verbosity
 from aitrain.environment.locator import find_env
 from aitrain.errors import ConfigError, RunFailed
+from aitrain.launch.eval_plan import check_eval
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
@@ -192,6 +197,25 @@ def test_a_model_that_fails_does_not_keep_the_others_from_being_played_and_shown
     assert str(done.exception) == "tiny does not fit"
     assert "sums   0.500" in done.output
     assert "eval folder: runs/eval-sums" in done.output
+
+
+def test_an_eval_that_another_command_runs_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aitrain.runs.run_folder.WAIT_FOR_OTHERS", 0.1)
+    config = EvalConfig(model="tiny", rl_env="envs.arithmetic", project_name="mine", output_dir=str(tmp_path))
+    folder = RunFolder.create(config)
+    folder.write_status("running", job="eval", step=3)
+    before = folder.status.read_text()
+    code = (
+        "import sys, pathlib; from aitrain.runs.run_folder import RunFolder\n"
+        f"with RunFolder(pathlib.Path({str(folder.path)!r})).run_lock(): print('in', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ConfigError, match="Another process runs in"):
+            run_eval(check_eval(config, read_model("tiny")), config, folder, Verbosity(quiet=True))
+    assert folder.status.read_text() == before
+    assert not folder.config.exists()
 
 
 def test_models_of_one_name_are_told_apart(evals: Evals, tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ ATTEMPTS = 6
 """Attempts of one request; with the pauses between them, about a minute."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds to wait before a request is repeated; doubled each time, unless the server says how long."""
-DEADLINE, CONNECT_SECONDS = 600.0, 10.0
+DEADLINE, CONNECT_SECONDS, LIST_SECONDS = 600.0, 10.0, 30.0
+"""Seconds to wait for an answer, a connection, and the list of models."""
 BUSY = {408, 409, 425, 429}
 """Statuses below 500 that pass."""
 OTHER_LIMIT = "max_completion_tokens"
@@ -175,7 +176,7 @@ async def served_model(url: str, wanted: str | None, transport: httpx.AsyncBaseT
         return wanted
     async with endpoint_client(url, transport) as client:
         try:
-            response = await client.get(f"{url}/models")
+            response = await client.get(f"{url}/models", timeout=LIST_SECONDS)
             names = [str(card["id"]) for card in response.json()["data"]] if response.status_code < 300 else []
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConfigError(

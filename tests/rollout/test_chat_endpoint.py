@@ -210,9 +210,17 @@ def test_a_server_that_always_fails_ends_the_eval_with_its_last_message() -> Non
     assert len(server.bodies) == ATTEMPTS
 
 
-@pytest.mark.parametrize(("status", "advice"), [(401, "OPENAI_API_KEY"), (404, "/v1"), (400, "does not accept")])
-def test_a_refusal_is_not_repeated(status: int, advice: str) -> None:
-    server = Server(lambda body: httpx.Response(status, json={"error": {"message": "no"}}))
+@pytest.mark.parametrize(
+    ("status", "message", "advice"),
+    [
+        (401, "no", "OPENAI_API_KEY"),
+        (404, "no", "/v1"),
+        (400, "no", "does not accept"),
+        (400, "This model's maximum context length is 512 tokens", "Lower --rl-max-new-tokens"),
+    ],
+)
+def test_a_refusal_is_not_repeated(status: int, message: str, advice: str) -> None:
+    server = Server(lambda body: httpx.Response(status, json={"error": {"message": message}}))
     with pytest.raises(RunFailed, match=advice):
         play(Echo(), server)
     assert len(server.bodies) == 1
