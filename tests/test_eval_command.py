@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from aitrain.cli.eval import eval_folders
+from aitrain.cli.eval import AskedEvals, run_evals
+from aitrain.cli.eval_run import run_eval
 from aitrain.cli.main import app
-from aitrain.errors import ConfigError
+from aitrain.cli.verbosity import Verbosity
+from aitrain.environment.locator import find_env
+from aitrain.errors import ConfigError, RunFailed
+from aitrain.launch.eval_plan import check_eval
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
+from aitrain.runs.environment_source import source_hash
 from aitrain.runs.eval_result import EvalFacts, eval_result
 from aitrain.runs.model_reference import read_model, weights_stamp
 from aitrain.runs.rollout_record import RecordedTurn, RolloutRecord
 from aitrain.runs.run_folder import RunFolder, write_json
+from tests.conftest import write
 
 ARITHMETIC = ["--rl-env", "envs.arithmetic"]
+ENVIRONMENT = """class Says:
+    def build_dataset(self): ...
+
+    def score_episode(self, text): ...
+"""
 
 
 class Evals:
@@ -30,6 +44,7 @@ class Evals:
         self.configs, self.plans, self.continued = list[EvalConfig](), list[RunPlan](), list[bool]()
         self.score = 0.5
         self.is_killed = False
+        self.failing = set[str]()
 
     def __call__(self, plan: RunPlan, config: EvalConfig, folder: RunFolder | None, _: object) -> RunFolder:
         self.configs.append(config)
@@ -39,7 +54,11 @@ class Evals:
         folder.write_config(config)
         folder.write_status("running", job="eval")
         reference = read_model(config.model)
-        write_json(folder.environment, {"model": {"weights": weights_stamp(reference)}})
+        source = find_env(config).file
+        files = {"files": [str(source)], "sha256": source_hash([source])} if source else {}
+        write_json(folder.environment, {"model": {"weights": weights_stamp(reference)}, **files})
+        if reference.label in self.failing:
+            raise RunFailed(f"{reference.label} does not fit")
         if not self.is_killed:
             record = RolloutRecord(
                 row_number=0, sample=0, score=self.score, eval_phase="eval_sampled", turns=(RecordedTurn(3, 0),)
@@ -126,21 +145,87 @@ def test_resume_continues_the_same_eval_and_refuses_other_options(evals: Evals) 
     assert "0.500" in run(*run_killed, "--resume")  # finished: shown, not played
     assert len(evals.configs) == 2
     assert "0.500" in run("--config", "runs/eval-tiny/config.yaml", "--resume")
-    with pytest.raises(ConfigError, match="other options: rl_temperature"):
+    with pytest.raises(ConfigError, match="another eval: other rl_temperature"):
         run(*run_killed, "--rl-temperature", "0.5", "--resume")
     run(*run_killed)
     assert Path("runs/eval-tiny-2").is_dir()
 
 
-def test_a_comparison_takes_the_evals_that_exist_with_the_same_options_and_weights(evals: Evals, trained: Path) -> None:
-    flags = {"rl_env": "envs.arithmetic"}
-    first = eval_folders(["tiny", "sums"], flags)
-    assert eval_folders(["tiny", "sums"], flags) == first
+def test_resume_finds_the_eval_beside_finished_ones_with_other_options(evals: Evals) -> None:
+    run("tiny", *ARITHMETIC)
+    evals.is_killed = True
+    with pytest.raises(TypeError):
+        run("tiny", *ARITHMETIC, "--samples", "4")
+    evals.is_killed = False
+    assert "eval folder: runs/eval-tiny-2" in run("tiny", *ARITHMETIC, "--samples", "4", "--resume")
+    assert "eval folder: runs/eval-tiny\n" in run("tiny", *ARITHMETIC, "--resume")
+    assert evals.continued == [False, False, True]
+
+
+@pytest.mark.parametrize("changes", ["weights", "environment"])
+def test_what_has_changed_since_an_eval_makes_it_another_one(
+    evals: Evals, trained: Path, tmp_path: Path, changes: str
+) -> None:
+    environment = tmp_path / "env.py"
+    environment.write_text(ENVIRONMENT)
+    flags = {"rl_env": str(environment)}
+    of_run = AskedEvals(["sums"], flags, existing="reuse")
+    (first,) = run_evals(of_run)
+    assert run_evals(of_run) == [first]
+    if changes == "weights":
+        (trained / "model/adapter_model.safetensors").write_bytes(b"trained further")
+    else:
+        environment.write_text(f"{ENVIRONMENT}\n# another score\n")
+    with pytest.raises(ConfigError, match=r"is another eval: .* has changed"):
+        run("sums", "--rl-env", str(environment), "--resume")
+    (second,) = run_evals(of_run)
+    assert second.name == "eval-sums-2"
+    assert run_evals(of_run) == [second]
+
+
+def test_a_comparison_takes_the_evals_that_exist_with_the_same_options(evals: Evals, trained: Path) -> None:
+    asked = AskedEvals(["tiny", "sums"], {"rl_env": "envs.arithmetic"}, existing="reuse")
+    first = run_evals(asked)
+    assert run_evals(asked) == first
     assert len(evals.configs) == 2
-    (trained / "model/adapter_model.safetensors").write_bytes(b"trained further")
-    tiny, again = eval_folders(["tiny", "sums"], flags)
-    assert (tiny, again.name) == (first[0], "eval-sums-2")
-    assert eval_folders(["tiny"], {**flags, "seed": 9}) != [tiny]
+    assert run_evals(replace(asked, flags={**asked.flags, "seed": 9})) != first
+
+
+def test_a_model_that_fails_does_not_keep_the_others_from_being_played_and_shown(evals: Evals, trained: Path) -> None:
+    evals.failing = {"tiny"}
+    done = CliRunner().invoke(app, ["eval", "tiny", "sums", *ARITHMETIC], standalone_mode=False)
+    assert isinstance(done.exception, RunFailed)
+    assert str(done.exception) == "tiny does not fit"
+    assert "sums   0.500" in done.output
+    assert "eval folder: runs/eval-sums" in done.output
+
+
+def test_an_eval_that_another_command_runs_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aitrain.runs.run_folder.WAIT_FOR_OTHERS", 0.1)
+    config = EvalConfig(model="tiny", rl_env="envs.arithmetic", project_name="mine", output_dir=str(tmp_path))
+    folder = RunFolder.create(config)
+    folder.write_status("running", job="eval", step=3)
+    before = folder.status.read_text()
+    code = (
+        "import sys, pathlib; from aitrain.runs.run_folder import RunFolder\n"
+        f"with RunFolder(pathlib.Path({str(folder.path)!r})).run_lock(): print('in', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(ConfigError, match="Another process runs in"):
+            run_eval(check_eval(config, read_model("tiny")), config, folder, Verbosity(quiet=True))
+    assert folder.status.read_text() == before
+    assert not folder.config.exists()
+
+
+def test_models_of_one_name_are_told_apart(evals: Evals, tmp_path: Path) -> None:
+    for place in ("a", "b c/ü"):
+        write(tmp_path / place / "model", {"config.json": "{}", "model.safetensors": "x"})
+    table = run("a/model", "b c/ü/model", *ARITHMETIC)
+    assert f"{tmp_path}/a/model " in table
+    assert f"{tmp_path}/b c/ü/model " in table
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["eval-model", "eval-model-2"]
 
 
 def test_an_eval_with_another_scorer_is_neither_taken_nor_continued(evals: Evals, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path, monkeypatch: p
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert other.stdout is not None
     other.stdout.readline()
-    with pytest.raises(ConfigError, match="Another process trains in"), RunFolder(tmp_path).run_lock():
+    with pytest.raises(ConfigError, match="Another process runs in"), RunFolder(tmp_path).run_lock():
         pass
     other.kill()
     other.communicate()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,7 @@ import typer
 from aitrain.cli.completion import run_names
 from aitrain.cli.flags import Flag, with_options
 from aitrain.cli.verbosity import Verbosity
-from aitrain.errors import ConfigError
+from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Interrupted
 from aitrain.options.documentation import help_text
 from aitrain.options.evaluate import EVAL_FLAGS, OF_THE_RUN, EvalConfig
 
@@ -95,31 +94,30 @@ def eval(
     given |= {} if cases is None else {"eval_cases": cases}
     given |= {} if samples is None else {"eval_samples": samples}
     asked = AskedEvals(models or [], given, config, "resume" if resume else "new", Verbosity(quiet, verbose, debug))
-    folders = run_evals(asked)
+    folders = list[Path]()
+    try:
+        for folder in each_eval(asked):
+            folders.append(folder)
+    finally:  # what was scored is shown before the error
+        if folders:
+            _print(folders, as_json)
+    return 0
+
+
+def _print(folders: Sequence[Path], as_json: bool) -> None:
     from aitrain.runs.eval_result import EvalResult  # here, because help needs none of it
     from aitrain.ui.eval_table import eval_table, remarks
 
     results = [EvalResult.read(folder) for folder in folders]
     if as_json:
         typer.echo(json.dumps([{**one.to_json(), "folder": str(one.folder)} for one in results], indent=2))
-        return 0
+        return
     from rich.console import Console
 
     console = Console(highlight=False)
     console.print(eval_table(results), soft_wrap=True)
     for line in (*remarks(results), *(f"eval folder: {folder}" for folder in folders)):
         console.print(line, style="dim", soft_wrap=True, markup=False)
-    return 0
-
-
-def eval_folders(models: Sequence[str], flags: Mapping[str, object], verbosity: Verbosity | None = None) -> list[Path]:
-    """The folders of the evals of these models. An eval that exists with the same options and weights is taken, and
-    continued if it was interrupted.
-
-    Raises:
-        AitrainError: an eval cannot be done.
-    """
-    return run_evals(AskedEvals(models, flags, None, "reuse", verbosity or Verbosity()))
 
 
 @dataclass(frozen=True)
@@ -144,18 +142,36 @@ def run_evals(asked: AskedEvals) -> list[Path]:
     Raises:
         AitrainError: an option is wrong, or an eval failed.
     """
+    return list(each_eval(asked))
+
+
+def each_eval(asked: AskedEvals) -> Iterator[Path]:
+    """The folders of the evals, each when it is done. A model that fails does not keep the others from being played.
+
+    Raises:
+        AitrainError: an option is wrong, or an eval failed.
+    """
     from aitrain.cli.eval_run import run_eval
     from aitrain.launch.eval_plan import check_eval
 
     configs = _configs(asked)
     plans = [check_eval(config, reference) for reference, config in configs]
-    folders: list[Path] = []
+    failures = list[AitrainError]()
     for (reference, config), plan in zip(configs, plans, strict=True):
         folder = _existing(asked, reference, config)
-        if folder is None or not _is_finished(folder):
-            folder = run_eval(plan, config, folder, asked.verbosity)
-        folders.append(folder.path)
-    return folders
+        try:
+            if folder is None or not _is_finished(folder):
+                folder = run_eval(plan, config, folder, asked.verbosity)
+        except AitrainError as error:
+            if error.exit_code in (Interrupted.exit_code, EnvironmentFailed.exit_code):  # the others would end so, too
+                raise
+            failures.append(error)
+        else:
+            yield folder.path
+    if failures:
+        first = failures[0]
+        first.args = ("\n".join(map(str, failures)),)
+        raise first
 
 
 def _configs(asked: AskedEvals) -> list[tuple[ModelReference, EvalConfig]]:
@@ -213,62 +229,47 @@ def _existing(asked: AskedEvals, reference: ModelReference, config: EvalConfig) 
     """The folder of an earlier start of the same eval; None: it is to be made.
 
     Raises:
-        ConfigError: an eval is to be resumed with other options.
+        ConfigError: the eval that is to be resumed is another one.
     """
     from aitrain.runs.run_folder import RunFolder
 
-    folder = RunFolder(Path(config.output_dir).expanduser() / config.project_name)
-    if asked.existing == "resume" and folder.config.exists():
-        differs = _differences(folder, config)
-        if differs:
-            raise ConfigError(
-                f"--resume: {folder.path} is an eval with other options: {', '.join(differs[:3])}\n"
-                "Repeat its options, or omit --resume to start another one."
-            )
-        return folder
-    if asked.existing == "reuse":
-        for path in sorted(folder.path.parent.glob(f"{config.project_name}*")):
-            if _is_same(RunFolder(path), reference, config):
-                return RunFolder(path)
-    return None
+    if asked.existing == "new":
+        return None
+    named = RunFolder(Path(config.output_dir).expanduser() / config.project_name)
+    begun = [RunFolder(file.parent) for file in named.path.parent.glob("*/config.yaml")]
+    begun = [folder for folder in begun if folder.path.name.startswith(named.path.name)]
+    same = [folder for folder in begun if not _differences(folder, reference, config)]
+    if asked.existing == "resume" and named in begun and not same:
+        raise ConfigError(
+            f"--resume: {named.path} is another eval: {', '.join(_differences(named, reference, config)[:3])}\n"
+            "Repeat its options, or omit --resume to start another one."
+        )
+
+    def rank(folder: RunFolder) -> tuple[bool, bool, int]:
+        is_wanted = _is_finished(folder) == (asked.existing == "reuse")
+        return is_wanted, folder == named, folder.config.stat().st_mtime_ns
+
+    return max(same, key=rank, default=None)
 
 
-def _differences(folder: RunFolder, config: EvalConfig) -> list[str]:
-    """Options that decide on the episodes and their scores and differ from those of the eval in a folder."""
+def _differences(folder: RunFolder, reference: ModelReference, config: EvalConfig) -> list[str]:
+    """What decides on the episodes and differs from the eval in a folder: options, weights, environment."""
     from aitrain.options.environment import DECLARED_OPTIONS
     from aitrain.options.reading import resolve
-    from aitrain.runs.eval_result import JOB
+    from aitrain.runs.eval_result import JOB, changed_since
     from aitrain.runs.run_folder import read_object
 
     if read_object(folder.status).get("job") != JOB:
         return ["it is not an eval"]
-    before, now = resolve(EvalConfig, folder.config).written(), config.written()
+    try:
+        before, now = resolve(EvalConfig, folder.config).written(), config.written()
+    except ConfigError as error:  # of another version
+        return [str(error)]
     declared = {*DECLARED_OPTIONS.values()} - config.model_fields_set  # they are those of the environment
-    names = {*before, *now} - MAY_DIFFER - declared
-    differing = [name for name in sorted(names) if before.get(name) != now.get(name)]
-    return [*differing, *(["the environment's file"] if _has_changed_file(folder, config) else [])]
-
-
-def _has_changed_file(folder: RunFolder, config: EvalConfig) -> bool:
-    """Whether the environment's file is not the one that an eval was scored with; unknown for adapters."""
-    from aitrain.environment.adapters import adapter_named
-    from aitrain.runs.run_folder import read_object
-
-    recorded = read_object(folder.environment)
-    file, digest = recorded.get("file"), recorded.get("sha256")
-    if not isinstance(file, str) or not Path(file).is_file() or adapter_named((config.rl_env or "").partition(":")[0]):
-        return False
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() != digest
-
-
-def _is_same(folder: RunFolder, reference: ModelReference, config: EvalConfig) -> bool:
-    from aitrain.runs.model_reference import weights_stamp
-    from aitrain.runs.run_folder import read_object
-
-    if not folder.config.exists() or _differences(folder, config):
-        return False
-    model = read_object(folder.environment).get("model")
-    return isinstance(model, dict) and model.get("weights") == weights_stamp(reference)
+    names = sorted({*before, *now} - MAY_DIFFER - declared)
+    differs = [f"other {name}" for name in names if before.get(name) != now.get(name)]
+    changed = changed_since(folder, reference)
+    return [*differs, *([f"{changed} has changed"] if changed else [])]
 
 
 def _is_finished(folder: RunFolder) -> bool:

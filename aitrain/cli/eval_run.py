@@ -29,13 +29,14 @@ def run_eval(plan: RunPlan, config: EvalConfig, folder: RunFolder | None, verbos
     """
     is_new = folder is None
     folder = folder or RunFolder.create(config)
-    folder.write_config(config)
-    folder.write_status("running", job=JOB)
     report = ReportWriter(folder)
     console = Console(quiet=True) if verbosity.quiet else on_standard_error()
     with Screen(console, LogTail(folder.log) if verbosity.verbose else list) as screen:
         announce = report.during(screen.start())
         announce(Phase(f"evaluating {config.model}"))
+        with folder.run_lock():  # another command may run this eval
+            folder.write_config(config)
+            folder.write_status("running", job=JOB)
         try:
             end = Processes(plan, folder, announce).run()
         except BaseException as error:

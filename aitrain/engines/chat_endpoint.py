@@ -29,9 +29,12 @@ ATTEMPTS = 6
 """Attempts of one request; with the pauses between them, about a minute."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds to wait before a request is repeated; doubled each time, unless the server says how long."""
-DEADLINE, CONNECT_SECONDS = 600.0, 10.0
+DEADLINE, CONNECT_SECONDS, LIST_SECONDS = 600.0, 10.0, 30.0
+"""Seconds to wait for an answer, a connection, and the list of models."""
 BUSY = {408, 409, 425, 429}
 """Statuses below 500 that pass."""
+OTHER_LIMIT = "max_completion_tokens"
+"""What OpenAI's newer models take instead of max_tokens, which they refuse."""
 
 
 @dataclass
@@ -50,7 +53,6 @@ class ChatEndpoint:
     pause: float = FIRST_PAUSE
     clock: RolloutClock = field(default_factory=RolloutClock)
     _limit_name: str = field(default="max_tokens", init=False)
-    """OpenAI's newer models refuse max_tokens and take max_completion_tokens."""
 
     def __post_init__(self) -> None:
         self._http, self._slots = endpoint_client(self.url, self.transport), asyncio.Semaphore(self.concurrency)
@@ -97,20 +99,26 @@ class ChatEndpoint:
             settings["seed"] = request.seed.request_seed % 2**31
         return settings
 
-    async def _post(self, body: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+    async def _post(self, body: dict[str, Any], max_tokens: int) -> EndpointAnswer:
         pause = self.pause
         for attempt in range(1, ATTEMPTS + 1):
             wait, problem = pause, ""
             try:
-                limited = {**body, self._limit_name: max_tokens}
-                response = await self._http.post(f"{self.url}/chat/completions", json=limited)
+                limit_name = self._limit_name
+                async with asyncio.timeout(DEADLINE):  # httpx's own holds for each piece of an answer
+                    response = await self._http.post(
+                        f"{self.url}/chat/completions", json={**body, limit_name: max_tokens}
+                    )
+            except TimeoutError:
+                problem = f"no answer within {DEADLINE:g} s"
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                problem = f"{type(error).__name__}: {error}"
+                problem = redact(f"{type(error).__name__}: {error}")
             else:
                 if response.status_code < 300:
                     return _parsed(response, self.url)
                 problem = f"{response.status_code}: {_message(response)}"
-                if self._takes_other_limit(response):
+                if limit_name != OTHER_LIMIT and response.status_code == 400 and OTHER_LIMIT in response.text:
+                    self._limit_name = OTHER_LIMIT
                     continue
                 if response.status_code < 500 and response.status_code not in BUSY:
                     raise RunFailed(_refused(self.url, response.status_code, problem))
@@ -123,29 +131,35 @@ class ChatEndpoint:
             "What was scored is saved; --resume continues when the server is back."
         )
 
-    def _takes_other_limit(self, response: httpx.Response) -> bool:
-        """Whether the server has refused max_tokens, which is then not sent again."""
-        other = "max_completion_tokens"
-        is_refused = response.status_code == 400 and self._limit_name != other and other in response.text
-        self._limit_name = other if is_refused else self._limit_name
-        return is_refused
+    def _completion(self, answer: EndpointAnswer, max_tokens: int) -> Completion:
+        message: Message = {"role": "assistant", "content": answer.content}
+        if answer.tool_calls:
+            message["tool_calls"] = answer.tool_calls
+        tokens = min(answer.tokens, max_tokens) if answer.is_cut else answer.tokens
+        ids = self.chat.completion_ids(message, tokens)
+        return Completion(ids, None, "length" if answer.is_cut else "stop", self.step)
 
-    def _completion(self, answer: dict[str, Any], max_tokens: int) -> Completion:
-        choice = answer["choices"][0]
-        said = choice.get("message") or {}
-        message: Message = {"role": "assistant", "content": said.get("content") or ""}
-        if calls := said.get("tool_calls"):
-            message["tool_calls"] = calls
-        counted = (answer.get("usage") or {}).get("completion_tokens")
-        tokens = counted if isinstance(counted, int) and counted > 0 else 1
-        is_cut = choice.get("finish_reason") == "length"
-        ids = self.chat.completion_ids(message, min(tokens, max_tokens) if is_cut else tokens)
-        return Completion(ids, None, "length" if is_cut else "stop", self.step)
+
+@dataclass(frozen=True)
+class EndpointAnswer:
+    """A chat completion of the server."""
+
+    content: str
+    tool_calls: list[dict[str, Any]]
+    is_cut: bool
+    tokens: int
+    """1 if the server does not count them."""
 
 
 def endpoint_client(url: str, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:
-    """An HTTP client with the key of the environment."""
-    key = os.environ.get(KEY)
+    """An HTTP client with the key of the environment.
+
+    Raises:
+        ConfigError: the key cannot be sent.
+    """
+    key = os.environ.get(KEY, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"The environment variable {KEY} has characters that no key can have.\nSet it again.")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx.Limits(max_connections=None)
     timeout = httpx.Timeout(DEADLINE, connect=CONNECT_SECONDS)
@@ -156,13 +170,13 @@ async def served_model(url: str, wanted: str | None, transport: httpx.AsyncBaseT
     """The name of the model at an address: the given one, or the only one that it lists.
 
     Raises:
-        ConfigError: it does not answer, or lists several models.
+        ConfigError: it does not answer, wants another key, or lists several models.
     """
     if wanted is not None:
         return wanted
     async with endpoint_client(url, transport) as client:
         try:
-            response = await client.get(f"{url}/models")
+            response = await client.get(f"{url}/models", timeout=LIST_SECONDS)
             names = [str(card["id"]) for card in response.json()["data"]] if response.status_code < 300 else []
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ConfigError(
@@ -171,6 +185,8 @@ async def served_model(url: str, wanted: str | None, transport: httpx.AsyncBaseT
             ) from None
         except (ValueError, KeyError, TypeError):
             names = []
+    if response.status_code in (401, 403):
+        raise ConfigError(_refused(url, response.status_code, f"{response.status_code}: {_message(response)}"))
     if len(names) != 1:
         known = (
             f"it lists {', '.join(names[:5])}" if names else f"{url}/models lists none (status {response.status_code})"
@@ -203,16 +219,22 @@ def _call_to_wire(call: dict[str, Any], id: str) -> dict[str, Any]:
     return {"id": call.get("id") or id, "type": "function", "function": {**function, "arguments": text}}
 
 
-def _parsed(response: httpx.Response, url: str) -> dict[str, Any]:
+def _parsed(response: httpx.Response, url: str) -> EndpointAnswer:
     try:
-        answer: dict[str, Any] = response.json()
-        answer["choices"][0]["message"]
-    except (ValueError, KeyError, IndexError, TypeError):
+        answer = response.json()
+        choice, counted = answer["choices"][0], (answer.get("usage") or {}).get("completion_tokens")
+        content, calls = choice["message"].get("content"), choice["message"].get("tool_calls") or []
+        if isinstance(content, list):  # of parts
+            content = "".join(part.get("text") or "" for part in content)
+        if not isinstance(content or "", str) or not all(isinstance(call, dict) for call in calls):
+            raise TypeError("not a message")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         raise RunFailed(
-            f"{url} gave no chat completion: {redact(response.text[:200])}\n"
+            f"{url} gave no chat completion: {_one_line(response.text[:200])}\n"
             "Is it OpenAI-compatible? Such an address often ends in /v1."
         ) from None
-    return answer
+    tokens = counted if isinstance(counted, int) and counted > 0 else 1
+    return EndpointAnswer(content or "", calls, choice.get("finish_reason") == "length", tokens)
 
 
 def _refused(url: str, status: int, problem: str) -> str:
@@ -221,6 +243,8 @@ def _refused(url: str, status: int, problem: str) -> str:
         403: f"Put a key that may use the model into the environment variable {KEY}.",
         404: "Check the address, which often ends in /v1, and --model-name.",
     }
+    if status == 400 and "context" in problem:  # of vLLM and OpenAI: maximum context length
+        advice[status] = "Lower --rl-max-new-tokens, or --rl-max-episode-tokens with several turns."
     return f"{url} refuses the request: {problem}\n{advice.get(status, 'See the message for what it does not accept.')}"
 
 
@@ -237,4 +261,8 @@ def _message(response: httpx.Response) -> str:
         text = error["message"] if isinstance(error, dict) else error
     except (ValueError, KeyError, TypeError):
         text = response.text
-    return redact(" ".join(str(text).split())[:300])
+    return _one_line(str(text)[:300])
+
+
+def _one_line(text: str) -> str:
+    return redact(" ".join(text.split()))

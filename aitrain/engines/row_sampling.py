@@ -7,12 +7,12 @@ Inside API of transformers 5.17 that it uses (tests/training/test_upstream.py):
 
     model._get_logits_processor(generation_config=...)  extended while this lasts: what it returns comes last, after
                                                         temperature and truncation, which `logits_processor=` does not
-    GenerationMixin._sample                             draws with torch.multinomial from what the processors leave
+    GenerationMixin._sample                             takes the argmax of what the processors leave if do_sample is
+                                                        False, which spares it a draw that would be thrown away
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +41,7 @@ def seeded_rows(model: Any, rows: Rows) -> Iterator[None]:
         made, config = make(*arguments, **options), options["generation_config"]
         if config.get_generation_mode() == GenerationMode.SAMPLE:
             made.append(RowSampler(rows))
+            config.do_sample = False  # of generate's own copy
         return made
 
     vars(policy)["_get_logits_processor"] = processors
@@ -52,22 +53,26 @@ def seeded_rows(model: Any, rows: Rows) -> Iterator[None]:
 
 
 class RowSampler(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
-    """Samples a token for each row, and masks all others, so that `generate` takes it."""
+    """Adds noise to the scores, so that the highest one is that of a sampled token."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows, self._step = rows, 0
         self._draws: Sequence[SampleSeed | None] = ()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """`scores`: logits of shape (rows, vocabulary); returned unchanged if one is NaN, which `generate` refuses."""
+        """`scores`: logits of shape (rows, vocabulary).
+
+        Raises:
+            RuntimeError: one is NaN, or a row has no token left.
+        """
         if self._step == 0:
             self._draws = self._rows(len(scores))
             self._generator = torch.Generator(scores.device)
-        if scores.isnan().any():
-            return scores
-        drawn = (scores.float() + self._gumbel_noise(scores)).argmax(dim=-1, keepdim=True)
+        noisy = self._gumbel_noise(scores).add_(scores)
+        if not noisy.amax(dim=-1).isfinite().all():
+            torch.multinomial(scores.softmax(dim=-1), num_samples=1)  # raises, as without seeds
         self._step += 1
-        return torch.full_like(scores, -math.inf).scatter_(1, drawn, 0.0)
+        return noisy
 
     def _gumbel_noise(self, scores: torch.Tensor) -> torch.Tensor:
         noise = torch.empty_like(scores, dtype=torch.float32)

@@ -19,8 +19,16 @@ from aitrain.errors import ConfigError, Interrupted
 from aitrain.events import Ended, Evaluating
 from aitrain.options.evaluate import EvalConfig
 from aitrain.runs.checkpoint import clean_partial
-from aitrain.runs.environment_source import keep_source
-from aitrain.runs.eval_result import PHASE, EvalFacts, EvalResult, eval_result, model_of, recorded_scores
+from aitrain.runs.environment_source import files_of, keep_source
+from aitrain.runs.eval_result import (
+    PHASE,
+    EvalFacts,
+    EvalResult,
+    changed_since,
+    eval_result,
+    model_of,
+    recorded_scores,
+)
 from aitrain.runs.held_out import bounds_of
 from aitrain.runs.json_values import as_float
 from aitrain.runs.model_reference import read_model, weights_stamp
@@ -83,19 +91,19 @@ def _play_and_score(context: RunContext, config: EvalConfig, prepared: PreparedE
 
 
 def _describe(context: RunContext, config: EvalConfig, prepared: PreparedEval) -> None:
-    """Write environment.json, with the model; a resumed eval must have the same weights.
+    """Write environment.json, with the model; a resumed eval must have the same weights and the same environment.
 
     Raises:
-        ConfigError: the weights have changed since the eval began.
+        ConfigError: one of them has changed since the eval began.
     """
     reference, environment = prepared.reference, context.runner.environment
-    model: dict[str, Any] = {**model_of(reference), "weights": weights_stamp(reference)}
-    before = read_object(context.folder.environment).get("model")
-    if isinstance(before, dict) and before.get("weights") != model["weights"]:
-        raise ConfigError(
-            f"model: {reference.given} has changed since this eval began\nStart another without --resume."
-        )
-    write_json(context.folder.environment, {**describe_run(config, environment), "model": model})
+    if changed := changed_since(context.folder, reference):
+        raise ConfigError(f"{changed} has changed since this eval began\nStart another without --resume.")
+    played = {
+        "model": {**model_of(reference), "weights": weights_stamp(reference)},
+        "files": [str(file) for file in files_of(environment)],
+    }
+    write_json(context.folder.environment, {**describe_run(config, environment), **played})
     keep_source(environment, context.folder.environment_source)
 
 

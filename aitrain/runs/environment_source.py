@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import linecache
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypedDict
 
@@ -41,6 +42,15 @@ def files_of(environment: object) -> list[Path]:
     """The user's files that an adapter's environment is made of, its `source_files`; else the file of its class."""
     own = getattr(environment, "source_files", None) or [class_file(type(environment))]
     return [file for file in own if file is not None]
+
+
+def source_hash(files: Iterable[Path]) -> str | None:
+    """SHA-256 of files, one after another; None without a file, or if one is gone."""
+    try:
+        texts = [file.read_bytes() for file in files]
+    except OSError:
+        return None
+    return hashlib.sha256(b"".join(texts)).hexdigest() if texts else None
 
 
 def keep_source(environment: object, folder: Path) -> None:

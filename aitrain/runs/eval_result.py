@@ -9,9 +9,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, TypedDict
 
+from aitrain.runs.environment_source import source_hash
 from aitrain.runs.held_out import DECODINGS, IntervalValues, Scoring, as_values, by_case, case_means, pass_at
 from aitrain.runs.intervals import UNIT, Bounds, of_mean
-from aitrain.runs.model_reference import ModelReference
+from aitrain.runs.model_reference import ModelReference, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord
 from aitrain.runs.run_folder import RunFolder, read_object, write_json
 
@@ -150,6 +151,17 @@ def model_of(model: ModelReference) -> EvaluatedModel:
         "given": model.given, "label": model.label, "kind": model.kind, "base": model.base,
         "adapter": adapter, "step": model.step,
     }  # fmt: skip
+
+
+def changed_since(folder: RunFolder, model: ModelReference) -> str | None:
+    """What differs from when the eval in a folder began: its model's weights, or its environment's files; else None."""
+    before = read_object(folder.environment)
+    of_model, files = before.get("model"), before.get("files")
+    if isinstance(of_model, dict) and of_model.get("weights") != weights_stamp(model):
+        return f"model: {model.given}"
+    if isinstance(files, list) and before.get("sha256") != source_hash(Path(str(file)) for file in files):
+        return f"environment: {', '.join(map(str, files))}"
+    return None
 
 
 def pass_at_each(scoring: Scoring, samples: int, bounds: Bounds | None) -> dict[str, IntervalValues | None]:

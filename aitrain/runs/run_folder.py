@@ -189,16 +189,16 @@ class RunFolder:
 
     @contextmanager
     def run_lock(self) -> Iterator[None]:
-        """Keep other processes from training in this folder; waits for one that is ending.
+        """Keep other processes from running in this folder; waits for one that is ending.
 
         Raises:
-            ConfigError: another process still trains in it.
+            ConfigError: another process still runs in it.
         """
         with (self.path / LOCK).open("a") as file:  # the system releases the lock when the process ends
             deadline = time.monotonic() + WAIT_FOR_OTHERS
             while not lock_file(file):
                 if time.monotonic() > deadline:
-                    raise ConfigError(f"Another process trains in {self.path}\nWait for it to end, or stop it.")
+                    raise ConfigError(f"Another process runs in {self.path}\nWait for it to end, or stop it.")
                 time.sleep(0.1)
             yield
 

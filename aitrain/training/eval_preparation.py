@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
@@ -15,10 +16,12 @@ from aitrain.engines.chat_endpoint import ChatEndpoint
 from aitrain.engines.proxy_batcher import offer_model
 from aitrain.engines.sampling import Completer
 from aitrain.engines.scopes import evaluation_mode
+from aitrain.environment.adapters import adapter_named
 from aitrain.environment.contract import check_methods, env_kind, named_by
 from aitrain.environment.dataset import Datasets
 from aitrain.environment.failure_count import FailureCount
 from aitrain.environment.tools import Tools
+from aitrain.errors import ConfigError
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
@@ -27,7 +30,9 @@ from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.episode import Rollout
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.rollout.message_format import FILLER, MessageFormat, NotBehindAPI
+from aitrain.runs.environment_source import files_of, source_hash
 from aitrain.runs.model_reference import ModelReference, run_options
+from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build_dataset, check_chat_template
 from aitrain.training.distributed import init_processes
@@ -158,9 +163,11 @@ def _shown(
     needed = plan_batch(config, processes=1).prompts_per_step
     cases = cases_to_evaluate(built, config, limit, needed)
     dropped = cases.dropped_held_out + cases.dropped
+    if not len(cases.held_out):
+        raise ConfigError(_nothing_to_play(built, dropped, limit))
     if dropped:
         context.note(f"{dropped} cases dropped: their prompt has more than {limit.tokens} tokens.")
-    overlap = cases.overlap if built[1] is not None else _trained_on(config, reference, built, limit, cases)
+    overlap = cases.overlap if built[1] is not None else _trained_on(context, config, reference, built, limit, cases)
     if overlap:
         context.note(
             f"{overlap} of {len(cases.held_out)} cases were trained on, or look the same as one that was: their score"
@@ -169,19 +176,45 @@ def _shown(
     return _Shown(cases, chat, tools, limit, overlap)
 
 
+def _nothing_to_play(built: Datasets, dropped: int, limit: PromptLimit) -> str:
+    rows = len(built[0] if built[1] is None else built[1])
+    if dropped >= rows:
+        return f"rl_max_prompt_length: all {rows} cases have a prompt of more than {limit.tokens} tokens"
+    return (
+        f"eval_cases: none of the {rows} cases is held out\nGive their number with --cases; --cases {rows} plays all."
+    )
+
+
 def _trained_on(
-    config: EvalConfig, reference: ModelReference, built: Datasets, limit: PromptLimit, cases: DatasetSplit
+    context: RunContext,
+    config: EvalConfig,
+    reference: ModelReference,
+    built: Datasets,
+    limit: PromptLimit,
+    cases: DatasetSplit,
 ) -> int:
     """Number of cases among those that the model's run was trained on; 0 if the run had another environment."""
     if reference.run is None:
         return 0
     known = {name: value for name, value in run_options(reference).items() if name in TrainConfig.model_fields}
     trained = resolve(TrainConfig, None, known)
-    same = ("rl_env", "rl_env_module", "rl_env_class", "rl_env_config")
-    if any(getattr(trained, name) != getattr(config, name) for name in same):
+    if not _is_same_environment(context.runner.environment, config, trained, reference.run):
         return 0
     numbers = set(split(built, trained, limit, plan_batch(trained, processes=1).prompts_per_step).train.numbers)
     return sum(number in numbers for number in cases.held_out.numbers)
+
+
+def _is_same_environment(environment: object, config: EvalConfig, trained: TrainConfig, run: Path) -> bool:
+    """Whether a run had this environment, also if it was named in another way, or its file has moved."""
+    if trained.rl_env_config != config.rl_env_config:
+        return False
+    if all(getattr(trained, name) == getattr(config, name) for name in ("rl_env", "rl_env_module", "rl_env_class")):
+        return True
+    if any(adapter_named((one.rl_env or "").partition(":")[0]) for one in (config, trained)):
+        return False  # one class of ours for many environments
+    recorded, files = read_object(RunFolder(run).environment), files_of(environment)
+    is_same_file = recorded.get("file") in list(map(str, files)) or recorded.get("sha256") == source_hash(files)
+    return bool(files) and recorded.get("class") == type(environment).__qualname__ and is_same_file
 
 
 def _prepared(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import platform
 import subprocess
@@ -15,7 +14,7 @@ from aitrain.environment.requirements import requirements_of
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
-from aitrain.runs.environment_source import files_of
+from aitrain.runs.environment_source import files_of, source_hash
 
 PACKAGES = ("aitrain", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "vllm")
 
@@ -29,7 +28,7 @@ def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
         "module": made_from.__module__,
         "class": made_from.__qualname__,
         "file": str(files[0]) if files else None,
-        "sha256": hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest() if files else None,
+        "sha256": source_hash(files),
         "config": without_secrets(config.rl_env_config or {}),
         "requires": requirements_of(environment).as_options(),
         "packages": {name: version for name in packages if (version := _version(name))},

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from aitrain import TrainConfig
-from aitrain.engines.chat_endpoint import ATTEMPTS, ChatEndpoint, served_model
+from aitrain.engines.chat_endpoint import ATTEMPTS, ChatEndpoint, endpoint_client, served_model
 from aitrain.engines.sampling import Sampling
 from aitrain.environment.contract import Case
 from aitrain.environment.runner import start_runner
@@ -47,7 +47,7 @@ class Server:
 
 def play(
     environment: object,
-    server: Server,
+    server: Any,
     of: list[Case] | None = None,
     decoding: Decoding = Decoding.SEEDED,
     limits: Limits | None = None,
@@ -210,23 +210,86 @@ def test_a_server_that_always_fails_ends_the_eval_with_its_last_message() -> Non
     assert len(server.bodies) == ATTEMPTS
 
 
-@pytest.mark.parametrize(("status", "advice"), [(401, "OPENAI_API_KEY"), (404, "/v1"), (400, "does not accept")])
-def test_a_refusal_is_not_repeated(status: int, advice: str) -> None:
-    server = Server(lambda body: httpx.Response(status, json={"error": {"message": "no"}}))
+@pytest.mark.parametrize(
+    ("status", "message", "advice"),
+    [
+        (401, "no", "OPENAI_API_KEY"),
+        (404, "no", "/v1"),
+        (400, "no", "does not accept"),
+        (400, "This model's maximum context length is 512 tokens", "Lower --rl-max-new-tokens"),
+    ],
+)
+def test_a_refusal_is_not_repeated(status: int, message: str, advice: str) -> None:
+    server = Server(lambda body: httpx.Response(status, json={"error": {"message": message}}))
     with pytest.raises(RunFailed, match=advice):
         play(Echo(), server)
     assert len(server.bodies) == 1
 
 
-def test_a_server_that_refuses_max_tokens_gets_max_completion_tokens() -> None:
-    def answer(body: dict[str, Any]) -> httpx.Response:
-        if "max_tokens" in body:
-            return httpx.Response(400, json={"error": {"message": "use max_completion_tokens instead"}})
-        return said("0?")
+def test_a_server_that_refuses_max_tokens_gets_max_completion_tokens_from_all_requests() -> None:
+    """Also from those that were sent before the first one was refused."""
+    begun, all_begun = list[str](), asyncio.Event()
 
-    server = Server(answer)
-    play(Echo(), server)
-    assert server.bodies[-1]["max_completion_tokens"] == 99
+    async def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        begun.append("max_tokens" if "max_tokens" in body else "max_completion_tokens")
+        if begun[-1] == "max_completion_tokens":
+            return said("0?")
+        if len(begun) == 3:
+            all_begun.set()
+        await all_begun.wait()
+        return httpx.Response(400, json={"error": {"message": "use max_completion_tokens instead"}})
+
+    assert all(episode.result.failure is None for episode in play(Echo(), answer, cases(3)))
+    assert begun == ["max_tokens"] * 3 + ["max_completion_tokens"] * 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": "text"}]}',
+        b'{"choices": [{"message": null}]}', b'{"choices": [{"message": {"content": 7}}]}',
+        b'{"choices": [{"message": {"tool_calls": ["x"]}}]}',
+        b'{"choices": [{"message": {"content": "x"}}], "usage": "many"}', b"data: {}\n\ndata: [DONE]\n\n",
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_no_chat_completion_ends_the_eval_with_its_beginning(content: bytes) -> None:
+    with pytest.raises(RunFailed, match=r"gave no chat completion: .*\nIs it OpenAI-compatible"):
+        play(Echo(), Server(lambda body: httpx.Response(200, content=content)))
+
+
+def test_content_in_parts_is_read_as_one_text_and_an_answer_without_text_is_empty() -> None:
+    (episode,) = play(Echo(), Server(lambda body: said([{"type": "text", "text": "0"}, {"text": "?"}])))  # type: ignore[arg-type]
+    assert episode.messages[-1]["content"] == "0?"
+    (empty,) = play(Echo(), Server(lambda body: httpx.Response(200, json={"choices": [{"message": {}}]})))
+    assert (empty.messages[-1]["content"], empty.trajectory.sampled_tokens) == ("", 1)
+
+
+def test_an_address_that_never_ends_its_answer_is_asked_again_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aitrain.engines.chat_endpoint.DEADLINE", 0.01)
+
+    async def hang(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    with pytest.raises(RunFailed, match=f"failed {ATTEMPTS} times at the same request: no answer within 0.01 s"):
+        play(Echo(), hang)
+
+
+@pytest.mark.parametrize("key", ["sk-with-\x1b-in-it", "sk-with-\u00e9-in-it", "sk-two\nlines-of-it"])
+def test_a_key_that_cannot_be_sent_is_refused_without_showing_it(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY has characters") as refused:
+        endpoint_client(URL)
+    assert "sk-" not in str(refused.value)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-from-a-file\n")
+    assert endpoint_client(URL).headers["authorization"] == "Bearer sk-from-a-file"
+
+
+def test_a_list_of_models_that_needs_a_key_asks_for_the_key() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(401, json={"error": {"message": "no key"}}))
+    with pytest.raises(ConfigError, match="401: no key\nPut the key into the environment variable OPENAI_API_KEY"):
+        asyncio.run(served_model(URL, None, transport))
 
 
 def test_the_only_model_of_an_address_need_not_be_named() -> None:

@@ -18,8 +18,9 @@ from aitrain.events import Evaluating, Event, Note
 from aitrain.jobs import evaluate as job
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.train import TrainConfig
+from aitrain.runs.environment_source import source_hash
 from aitrain.runs.eval_result import EvalResult
-from aitrain.runs.run_folder import RunFolder, read_lines
+from aitrain.runs.run_folder import RunFolder, read_lines, read_object, write_json
 from aitrain.training.run_context import RunContext
 
 Records = list[dict[str, Any]]
@@ -208,6 +209,56 @@ def test_cases_that_the_models_run_was_trained_on_are_counted_and_noted(
     more = evaluate("more", Words(), hear, **of_run, eval_cases=1000)
     assert (more.cases, more.overlap) == (30, 25)
     assert any("25 of 30 cases were trained on" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (5, {"eval_cases": None}, "none of the 5 cases is held out\nGive .* --cases 5 plays all"),
+        (30, {"eval_cases": 0}, "none of the 30 cases is held out"),
+        (5, {"eval_cases": 5, "rl_max_prompt_length": 1}, "all 5 cases have a prompt of more than 1 tokens"),
+    ],
+)
+def test_an_eval_without_a_case_is_refused(
+    evaluate: Callable[..., EvalResult], rows: int, options: dict[str, Any], message: str
+) -> None:
+    class Few(Words):
+        def build_dataset(self, tokenizer: Any) -> list[dict[str, Any]]:
+            return super().build_dataset(tokenizer)[:rows]
+
+    with pytest.raises(ConfigError, match=message):
+        evaluate("none", Few(), **options)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "count"),
+    [
+        ({"class": "Words", "file": __file__}, 25),  # as a file or as a module
+        ({"class": "Words", "file": "/moved.py", "sha256": source_hash([Path(__file__)])}, 25),
+        ({"class": "Ranked", "file": __file__}, 0),
+        ({"class": "Words", "file": "/other.py", "sha256": "0"}, 0),
+    ],
+)
+def test_cases_that_were_trained_on_are_counted_however_the_environment_is_named(
+    evaluate: Callable[..., EvalResult], small_model: Path, tmp_path: Path, recorded: dict[str, str], count: int
+) -> None:
+    config = TrainConfig(output_dir=str(tmp_path), project_name="run", eval_cases=5, rl_env="named.otherwise")
+    trained = RunFolder.create(config)
+    trained.write_config(config)
+    write_json(trained.environment, recorded)
+    shutil.copytree(small_model, trained.model)
+    found = evaluate("more", Words(), model=str(trained.path), decoding="greedy", eval_cases=1000)
+    assert found.overlap == count
+
+
+def test_an_environment_that_has_changed_is_not_mixed_with_what_was_scored(
+    evaluate: Callable[..., EvalResult], tmp_path: Path
+) -> None:
+    evaluate("changes", Words(), decoding="greedy")
+    folder = RunFolder(tmp_path / "changes")
+    write_json(folder.environment, {**read_object(folder.environment), "sha256": "another"})
+    with pytest.raises(ConfigError, match=r"environment: .*test_eval_job\.py has changed since this eval began"):
+        evaluate("changes", Words(), decoding="greedy")
 
 
 def test_an_eval_with_several_turns_and_tools_does_not_import_trl(small_model: Path, tmp_path: Path) -> None:

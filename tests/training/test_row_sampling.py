@@ -15,6 +15,8 @@ from aitrain.engines.row_sampling import RowSampler, seeded_rows
 from aitrain.environment.seeds import SampleSeed
 
 LENGTH = 12
+STEPS = [[47, 54, 14, 23], [74, 26, 23, 38], [17, 40, 13, 98]]
+"""Three tokens of the seeds 0 to 3, from 100 equally likely ones."""
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +97,25 @@ def test_tokens_come_with_their_probabilities_whatever_the_seeds_are() -> None:
     assert both == pytest.approx(float(expected[0]) ** 2, abs=4 * math.sqrt(0.25 / count))
 
 
-def test_numbers_gone_wrong_are_left_for_generate_to_refuse() -> None:
-    scores = torch.tensor([[0.0, math.nan]])
-    assert RowSampler(lambda rows: [SampleSeed(1)])(torch.empty(0), scores) is scores
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_numbers_gone_wrong_are_refused_as_without_seeds(wrong: float) -> None:
+    for scores in (torch.tensor([[0.0, 1.0], [0.0, wrong]]), torch.full((1, 2), -math.inf)):
+        with pytest.raises(RuntimeError, match="probability tensor contains"):
+            RowSampler(lambda rows: [SampleSeed(1)] * rows)(torch.empty(0), scores)
+
+
+def test_tokens_of_a_seed_are_those_of_every_version() -> None:
+    """Evals are resumed and compared with the tokens that earlier versions sampled."""
+    sampler = RowSampler(lambda rows: [SampleSeed(seed) for seed in range(rows)])
+    steps = [sampler(torch.empty(0), torch.zeros(4, 100)).argmax(-1).tolist() for _ in range(3)]
+    assert steps == STEPS
 
 
 def test_transformers_draws_from_what_the_processors_leave() -> None:
     made, sample = (inspect.getsource(getattr(GenerationMixin, name)) for name in ("_get_logits_processor", "_sample"))
     assert made.rstrip().endswith("return processors")
     assert "next_token_scores = logits_processor(input_ids, next_token_logits)" in sample
-    assert "torch.multinomial(probs, num_samples=1)" in sample
+    assert "do_sample = generation_config.do_sample" in sample
+    assert "next_tokens = torch.argmax(next_token_scores, dim=-1)" in sample
     generate = inspect.getsource(GenerationMixin.generate)
     assert "self._get_logits_processor(\n            generation_config=generation_config," in generate
