@@ -10,10 +10,12 @@ from rich.text import Text
 
 from aitrain.cli.verbosity import Verbosity
 from aitrain.events import Announce, Evaluated, Event, Note
+from aitrain.redaction import redact
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.sweep_record import SweepRecord, Trial
 from aitrain.ui.dashboard import evaluated_line
 from aitrain.ui.duration import duration
+from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.log_tail import LogTail
 from aitrain.ui.sweep_page import write_page
 from aitrain.ui.sweep_table import trial_line, values_text
@@ -38,7 +40,7 @@ class SweepScreen:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self.console.print(Text(text), soft_wrap=True)
+        self.console.print(Text(escape_controls(text)), soft_wrap=True)
 
     def of_trial(self, trial: Trial) -> Announce:
         """Where the events of a trial go."""
@@ -73,6 +75,6 @@ class SweepScreen:
 
     def _line(self, trial: Trial, event: Event) -> None:
         if isinstance(event, Note):
-            self.say(f"! {trial.name}: {event.text}")
+            self.say(f"{event.mark}{trial.name}: {redact(event.text)}")
         elif isinstance(event, Evaluated) and event.sampled is not None:
             self.say(f"{trial.name}: {evaluated_line(event)}")
