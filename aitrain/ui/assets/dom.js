@@ -129,6 +129,11 @@ function seconds(value) {
 
 // -- pieces of the page
 
+/** The name in the bar: a link to all runs on a page of `aitrain view`, to the top of a page that is a file. */
+function brand() {
+  return el("a", { class: "brand", href: ["/", "/compare", "/sweep"].includes(location.pathname) ? "/" : "#" }, "aitrain");
+}
+
 function section(id, title, hint, ...children) {
   return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), hint && el("p", { class: "hint" }, hint), ...children);
 }

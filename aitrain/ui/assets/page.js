@@ -205,8 +205,7 @@ class Page {
     this.navigation = el("nav", { "aria-label": "Sections" });
     this.chooser = el("div", { class: "chooser" });
     this.spoken = el("p", { class: "unseen", role: "status" });
-    const home = source instanceof Served ? "/" : "#main";
-    const bar = el("div", { class: "bar" }, el("a", { class: "brand", href: home }, "aitrain"), this.chooser, this.navigation, themeButton(() => this.drawCharts()));
+    const bar = el("div", { class: "bar" }, brand(), this.chooser, this.navigation, themeButton(() => this.drawCharts()));
     const foot = el("footer", {}, "Made by aitrain. Nothing on this page asks any other machine for anything.");
     document.getElementById("app").append(el("a", { class: "skip", href: "#main" }, "Skip to the content"), el("header", { class: "top" }, bar), this.spoken, this.main, foot);
     addEventListener("keydown", (event) => this.onKey(event));
