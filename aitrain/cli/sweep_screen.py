@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from rich.console import Console
 from rich.text import Text
@@ -33,6 +34,8 @@ class SweepScreen:
     started: float = field(default_factory=time.monotonic)
     played: int = 0
     """Trials that this process has played to their end."""
+    notes: set[str] = field(default_factory=set)
+    """Texts of the notes that were shown."""
     block: Screen | None = None
 
     def __post_init__(self) -> None:
@@ -45,10 +48,10 @@ class SweepScreen:
     def of_trial(self, trial: Trial) -> Announce:
         """Where the events of a trial go."""
         if self.parallel > 1:
-            return lambda event: self._line(trial, event)
+            return partial(self._show_once, partial(self._line, trial))
         log = RunFolder(self.record.folder / trial.name).log
         self.block = Screen(self.console, LogTail(log) if self.verbosity.verbose else list)
-        return self.block.__enter__().start()
+        return partial(self._show_once, self.block.__enter__().start())
 
     def on_change(self, trial: Trial) -> None:
         """A trial begins or ends."""
@@ -72,6 +75,14 @@ class SweepScreen:
             self.block.dashboard.is_over = True  # the line of the trial says how it ended
             self.block.__exit__(None, None, None)
             self.block = None
+
+    def _show_once(self, show: Announce, event: Event) -> None:
+        """Show an event, but each note only once: all trials have the same ones on the environment."""
+        if isinstance(event, Note):
+            if event.text in self.notes:
+                return
+            self.notes.add(event.text)
+        show(event)
 
     def _line(self, trial: Trial, event: Event) -> None:
         if isinstance(event, Note):

@@ -98,8 +98,16 @@ def tidy(number: Number) -> Number:
     return number if isinstance(number, int) else float(f"{number:.12g}")
 
 
+def in_our_form(search: Mapping[str, object]) -> dict[str, object]:
+    """`search` with the forms of AITraining's sweep_params replaced by those of ours."""
+    ours = {name: _from_aitraining(values) for name, values in search.items()}
+    if isinstance(fields := search.get("trl"), Mapping):
+        ours["trl"] = {name: _from_aitraining(values) for name, values in fields.items()}
+    return ours
+
+
 def read_space(search: Mapping[str, object]) -> SearchSpace:
-    """The search space of `search`.
+    """The search space of `search` in our form.
 
     Raises:
         ConfigError: a name is no option, or its values are neither a list nor a range.
@@ -128,7 +136,6 @@ def with_values(options: Mapping[str, object], values: Mapping[str, object]) -> 
 
 def _searched(name: str, given: object, kind: str | None) -> SearchedOption:
     """`kind` is the type name of an option, None for a field of TRL."""
-    given = _from_aitraining(given)
     if isinstance(given, list):
         if not given:
             raise ConfigError(f"search: {name}: the list is empty")

@@ -27,9 +27,10 @@ ENDED = ("finished", "failed", "stopped", "stalled")
 class Run:
     """One training, eval or sweep.
 
-    A sweep has the scores of its best trial, and trials as its steps; an eval has episodes as its steps. `status` is running, finished, failed, stopped, stalled (no progress: it was ended, or hangs and cannot be ended),
-    dead (recorded as running, but its process is gone), damaged (without a valid status), or foreign (not a run's
-    folder). Scores are None if there are none; `age` is in seconds since the last heartbeat.
+    A sweep has the scores of its best trial, and trials as its steps; an eval has episodes as its steps.
+    `status` is running, finished, failed, stopped, stalled (no progress: it was ended, or hangs and cannot be ended),
+    dead (recorded as running, but its process is gone), damaged (without a valid status), or foreign (not the folder of
+    a run). Scores are None if there are none; `age` is in seconds since the last heartbeat.
     """
 
     name: str

@@ -57,7 +57,7 @@ class SweepRecord:
     planned: int
     """Number of trials to play."""
     status: str = "running"
-    """running, finished, or stopped (also after a kill)."""
+    """running, finished, stopped (also after a kill), or failed (an error ended it)."""
     trials: list[Trial] = field(default_factory=list)
 
     @property

@@ -19,6 +19,7 @@ from aitrain.launch.search_space import read_space
 from aitrain.launch.sweep_study import propose
 from aitrain.options.sweep import SweepConfig
 from aitrain.runs.sweep_record import SweepRecord, Trial, TrialStatus, sweep_lock
+from aitrain.ui.run_rows import sweep_row
 from tests.sweep.scripted import BAD, GOOD, PLANTED, plan_of, play, sweep_of
 
 ROOT = Path(__file__).parents[2]
@@ -238,6 +239,8 @@ def test_a_sweep_ends_when_its_first_three_trials_failed(tmp_path: Path) -> None
     with pytest.raises(RunFailed, match=r"The first 3 trials have failed.*\ntrial-0: The environment cannot be loaded"):
         sweep.run()
     assert len(SweepRecord.read(tmp_path / "one").trials) == 3
+    row = sweep_row(tmp_path / "one")
+    assert (row["status"], row["reason"]) == ("failed", "The environment cannot be loaded: no module named hotel")
 
 
 def test_a_stopped_trial_is_played_again_when_the_sweep_is_resumed(tmp_path: Path) -> None:
