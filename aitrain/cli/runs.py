@@ -71,11 +71,11 @@ def _scores(run: Run) -> tuple[str, str]:
     has one score, a sweep those of its best trial."""
     if run.job == "eval":
         return "eval", _score(run.score_after)
-    if run.score_after is not None or run.job == "sweep":
+    if run.score_after is not None:
         return "sweep" if run.job == "sweep" else "held-out", f"{_score(run.score_before)} -> {_score(run.score_after)}"
     if run.reward_last is not None:
         return "reward", f"{_score(run.reward_first)} -> {_score(run.reward_last)}"
-    return "", ""
+    return "sweep" if run.job == "sweep" else "", ""
 
 
 def _score(value: float | None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aitrain.errors import ConfigError
 from aitrain.launch.preflight import check
-from aitrain.launch.search_space import SearchSpace, in_our_form, read_space, with_values
+from aitrain.launch.search_space import MOST_COMBINATIONS, SearchSpace, in_our_form, read_space, with_values
 from aitrain.options.option import options_of
 from aitrain.options.other_names import unknown_option
 from aitrain.options.reading import resolve
@@ -103,10 +103,15 @@ def read_sweep(file: Path, flags: Mapping[str, object]) -> SweepPlan:
             raise ConfigError(unknown_option(name, TrainConfig.model_fields, f" (in options of {file})"))
     config = config.model_copy(update={"search": in_our_form(config.search)})
     plan = SweepPlan(config, read_space(config.search))
-    endless = next((option.name for option in plan.space.options if not option.values), None)
+    endless = next((option.name for option in plan.space.options if option.count is None), None)
     if config.sampler == "grid" and endless is not None:
         raise ConfigError(
             f"sampler: a grid needs finitely many values, and {endless} is a range\nGive it a step or a list of values."
+        )
+    if config.sampler == "grid" and (plan.space.size or 0) > MOST_COMBINATIONS:
+        raise ConfigError(
+            f"sampler: a grid of {plan.space.size:,} combinations is too large: at most {MOST_COMBINATIONS:,}\n"
+            "Search fewer values, or use the sampler tpe or random."
         )
     if installed("optuna") is None:
         raise ConfigError('aitrain sweep: Optuna is not installed\nInstall it with: pip install "aitrain[sweep]"')

@@ -69,6 +69,7 @@ def aitrain_sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ({"search": {"rl_loss_type": ["grpo", "dapoo"]}}, "Did you mean dapo?"),
         ({"search": {"lr": [1e-5, -1]}}, "lr: must be above 0, not -1"),
         ({"search": {"lr": {"low": 1e-5, "high": 1e-4}}, "sampler": "grid"}, "a grid needs finitely many values"),
+        ({"search": {"seed": {"low": 0, "high": 10**12}}, "sampler": "grid"}, "1,000,000,000,001 combinations"),
         ({"options": {**OPTIONS, "lr": 1e-5}}, "search: lr is also under options"),
         ({"options": {**OPTIONS, "trl": {"delta": 2}}, "search": {"trl": {"delta": [1, 2]}}}, "trl.delta is also"),
         ({"options": {**OPTIONS, "project_name": "x"}}, "project_name: each trial has a name of its own"),
@@ -126,6 +127,11 @@ def test_fixed_and_searched_fields_of_trl_go_together(here: Path) -> None:
 )
 def test_the_forms_of_aitrainings_sweep_params_are_understood(given: object, option: SearchedOption) -> None:
     assert read_space(in_our_form({"lr": given})).options == (option,)
+
+
+def test_a_range_of_any_size_and_a_long_list_are_checked_in_no_time(here: Path) -> None:
+    assert read_sweep(write_file(search={"seed": {"low": 0, "high": 10**12}}), {}).trials == 10
+    assert read_sweep(write_file(search={"lr": [number * 1e-6 for number in range(1, 103)]}), {}).trials == 10
 
 
 def test_a_range_in_aitrainings_form_is_a_range_on_the_page(here: Path) -> None:
