@@ -130,7 +130,7 @@ def test_the_forms_of_aitrainings_sweep_params_are_understood(given: object, opt
 
 
 def test_a_long_range_is_checked_at_its_ends_and_a_long_list_by_its_values(here: Path) -> None:
-    assert read_sweep(write_file(search={"seed": {"low": 0, "high": 10**12}}), {}).trials == 10
+    assert read_sweep(write_file(search={"seed": {"low": 0, "high": 10**9}}), {}).trials == 10
     assert read_sweep(write_file(search={"lr": [number * 1e-6 for number in range(1, 103)]}), {}).trials == 10
 
 
