@@ -98,7 +98,7 @@ function signed(value, digits = 3) {
   return value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + score(value, digits);
 }
 
-/** Four significant digits, whatever the size. */
+/** Four significant digits. */
 function short(value) {
   if (value === null || value === undefined) return "–";
   if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)) return value.toExponential(2).replace("-", "\u2212");

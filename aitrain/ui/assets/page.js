@@ -226,7 +226,7 @@ class Page {
     }
   }
 
-  /** All runs; `missing` was asked for and is not there. */
+  /** All runs; `missing` is the id of a run that does not exist. */
   showTable(missing) {
     new RunTable(this.source, this.main, this.runs);
     this.search = this.main.querySelector(".search");
@@ -278,7 +278,7 @@ class Page {
     return el("p", { class: "sample" }, `This page holds ${count(data.episodes.length)} of ${count(data.summary.episodes.all)} episodes: held-out cases before and after, the first and last steps, failures, the groups with the best, worst and most different scores, and some of all the rest. All of them are in the folder rollouts/ beside this page; aitrain view shows and searches them.`);
   }
 
-  /** What changes while a run goes on. */
+  /** What changes during a run. */
   drawNumbers() {
     const { summary } = this;
     replaceChildren(this.head, runHead(summary, () => this.showFailures()));
@@ -289,7 +289,7 @@ class Page {
     this.results.replaceChildren(results(summary));
     this.tiles.replaceChildren(facts(summary));
     this.comparison.replaceChildren(...(this.other ? [comparison([{ name: summary.name, summary }, this.other])] : []));
-    if (this.charts.matches(":hover")) this.areChartsOld = true; // somebody reads them: they are drawn anew afterwards
+    if (this.charts.matches(":hover")) this.areChartsOld = true; // the user reads them: they are drawn when the pointer leaves
     else this.drawCharts();
   }
 
@@ -325,7 +325,7 @@ class Page {
     this.caseTable = new CaseTable(this.source, this.run, cases, other);
     if (before && this.casesOf === this.run) {
       const { sort, text, isHeldOut, most, direction } = before;
-      if (text || direction || most > FIRST_CASES || isHeldOut !== this.caseTable.isHeldOut) return; // somebody reads it
+      if (text || direction || most > FIRST_CASES || isHeldOut !== this.caseTable.isHeldOut) return; // the user works with it
       this.caseTable.show({ sort });
     }
     this.casesOf = this.run;

@@ -25,7 +25,7 @@ class RunTable {
     const wanted = new URLSearchParams(location.search);
     this.filters = Object.fromEntries(Object.entries(FILTERS).map(([name, usual]) => [name, wanted.get(name) ?? usual]));
     const top = rows.filter((row) => !row.sweep);
-    if (top.length === 1) this.open.add(top[0].id); // a sweep that was asked for shows its trials
+    if (top.length === 1) this.open.add(top[0].id); // a sweep that is shown alone shows its trials
     this.draw();
     this.schedule();
   }
@@ -205,7 +205,7 @@ class RunTable {
     setTimeout(() => this.follow(), EVERY);
   }
 
-  /** Draw the rows anew; what had the focus keeps it. */
+  /** Draw the rows again; the focus stays where it was. */
   showAgain() {
     const focused = this.table.contains(document.activeElement) ? document.activeElement : null;
     const line = focused?.closest("tr")?.dataset.run;
