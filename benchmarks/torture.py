@@ -30,7 +30,7 @@ from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.runs.watchdog import descendants
 from benchmarks.measuring import ROOT, options, positive
 
-TIMES = {"seconds", "step_time", "tokens_per_second"} | {
+TIMES = {"seconds", "step_time", "tokens_per_second", "trained_seconds"} | {
     f"time/{part}" for part in ("step", "generate", "environment", "optimize")
 }
 PATIENCE = 600.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -23,8 +24,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-MODULES = ("aitrain.jobs.worker", "aitrain.jobs.dry_run", "torch.distributed.run")
+MODULES = (
+    "aitrain.jobs.worker", "aitrain.jobs.dry_run", "aitrain.jobs.export", "aitrain.jobs.chat", "torch.distributed.run",
+)  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
+
+PRELOADED = ("aitrain.cli.running", "aitrain.jobs.grpo", "aitrain.training.dry_run", "torch.distributed.run", "psutil")
 
 SCRIPT = """\
 #!{python} -ISE
@@ -49,10 +54,10 @@ os._exit(code)
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Path]:
-    """Run the server; gives a folder whose `aitrain`, and `python -P -m MODULE`, are served by it."""
+    """Run the server; gives a folder whose `aitrain`, and `preloaded-python -P -m MODULE`, are served by it."""
     address, scripts = folder / "socket", folder / "bin"
     scripts.mkdir()
-    for name in ("aitrain", "python"):
+    for name in ("aitrain", "preloaded-python"):
         (scripts / name).write_text(SCRIPT.format(python=sys.executable, address=str(address)))
         (scripts / name).chmod(0o755)
     variables = {**os.environ, "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
@@ -67,8 +72,8 @@ def serving(folder: Path) -> Iterator[Path]:
 def serve(address: str) -> None:
     """Fork a process for each command."""
     gc.disable()
-    import torch.distributed.run  # noqa: F401
-
+    for module in PRELOADED:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -96,12 +101,12 @@ def _attend(client: socket.socket) -> NoReturn:
         _become(streams, request["variables"])
         subprocess.Popen = ForkingPopen  # type: ignore[misc]
         name, *arguments = request["arguments"]
-        _run(*arguments[2:] if name == "python" else ("aitrain", *arguments))
+        _run(*arguments[2:] if name == "preloaded-python" else ("aitrain", *arguments))
     client.sendall(f"{pid}\n".encode())
     for stream in streams:
         os.close(stream)
     ended = os.pidfd_open(pid)
-    if client in select.select([client, ended], [], [])[0]:  # the client was killed
+    if client.fileno() in select.select([client.fileno(), ended], [], [])[0]:  # the client was killed
         os.kill(pid, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     client.sendall(f"{code}\n".encode())
@@ -119,12 +124,21 @@ class ForkingPopen(subprocess.Popen[Any]):
         variables, pipes, is_new_session = rest[5], rest[9:15], rest[20]
         self.pid = os.fork()
         if self.pid == 0:
+            _forget_interrupted_imports()
             if is_new_session:
                 os.setsid()
             _become([pipes[0], pipes[3], pipes[5]], variables)
             _run(*args[3:])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+def _forget_interrupted_imports() -> None:
+    """Forget the modules that another thread was importing: it does not exist after the fork, and holds their locks."""
+    for name, module in list(sys.modules.items()):
+        if getattr(getattr(module, "__spec__", None), "_initializing", False):
+            del sys.modules[name]
+    importlib._bootstrap._module_locks.clear()  # type: ignore[attr-defined]
 
 
 def _become(streams: list[int], variables: dict[str, str] | None) -> None:

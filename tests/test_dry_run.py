@@ -24,6 +24,7 @@ from aitrain.jobs.worker import EventChannel
 from aitrain.launch.dry_run import DryRun, dry_run
 from aitrain.launch.preflight import check
 from aitrain.launch.unchecked import not_checked
+from aitrain.options.in_python import in_python
 from aitrain.runs.run_folder import RunFolder
 from aitrain.workbench.check.before_training import check_quickly
 from tests.conftest import Run, has_ended, listing, write
@@ -95,6 +96,11 @@ class DryRunner:
 def dry(here: Path, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DryRunner:
     monkeypatch.setattr(environment_check, "check_quickly", partial(check_quickly, seconds=60.0))  # on any machine
     return DryRunner(small_model, tmp_path)
+
+
+def of_python(refused: tuple[str, int]) -> tuple[str, int]:
+    """The message as `aitrain.train` says it."""
+    return in_python(refused[0], TrainConfig.model_fields), refused[1]
 
 
 def message_of(act: Callable[[], object]) -> tuple[str, int]:
@@ -210,7 +216,7 @@ def test_a_dry_run_refuses_what_the_run_refuses_with_the_same_words(
     assert refused[1] == code, refused
     assert words in refused[0]
     assert len(refused[0].splitlines()) <= 5
-    assert message_of(lambda: aitrain.train(dry.config(env, **options))) == refused
+    assert message_of(lambda: aitrain.train(dry.config(env, **options))) == of_python(refused)
     assert not (Path.cwd() / "runs").exists()
 
 
@@ -256,7 +262,7 @@ def test_a_run_that_is_resumed_with_other_cases_is_refused_as_the_run_does(dry: 
     other = replaced("say {number}", "tell {number}")
     end = dry.check(dry.config(other, **again)).end
     assert isinstance(end, Failed)
-    assert message_of(lambda: aitrain.train(dry.config(other, **again))) == (end.message, end.exit_code)
+    assert message_of(lambda: aitrain.train(dry.config(other, **again))) == of_python((end.message, end.exit_code))
 
 
 def test_what_the_environment_requires_counts_in_a_dry_run(dry: DryRunner) -> None:

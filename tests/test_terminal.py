@@ -367,8 +367,8 @@ def test_the_result_ends_with_the_verdict_in_colour_what_is_where_and_what_to_do
         selection_score=0.95, selection_scorings=8, model_step=4, time_to_target=target,
     )  # fmt: skip
     made.write()
-    shown = Terminal(200, 60)
-    show_result(made, scores, Console(file=shown, force_terminal=True, width=200, _environ={"TERM": "xterm"}))
+    shown = Terminal(300, 60)
+    show_result(made, scores, Console(file=shown, force_terminal=True, width=300, _environ={"TERM": "xterm"}))
 
     lines, run = shown.shown, result.folder
     assert "\x1b[1;31mworse: -0.250 [-0.375, -0.125] over 64 cases" in shown.written.replace("\n", "")

@@ -17,7 +17,7 @@ _COMMAND = r"(?:aitrain (?:grpo|plan|env|eval|chat|export|serve|view|show) |vllm
 _VALUE = r"\w+='[^'\n]*'|'[^'\n]*'|\[[^\]\n]*\]|[^\s;)]+"
 _PART = re.compile(rf"(?P<command>{_COMMAND})|(?<![\w-])--(?P<flag>[a-z][a-z0-9-]*)(?: (?P<value>{_VALUE}))?")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?")
-_TEXT = re.compile(r"['\[{]|.*[A-Z/:.{]|(chatml|tiny|any)$")
+_TEXT = re.compile(r"['\[{]|-?\d[\d.]*,|.*[A-Z/:.{]|(chatml|tiny|any)$")
 """What a value of a text option looks like, as opposed to the next word of the sentence."""
 
 _PHRASES = (

@@ -134,9 +134,9 @@ def _address(given: str) -> ModelReference:
     parts = urlsplit(given)
     if not parts.hostname:
         raise ConfigError(f"model: {given} is not an address, like http://127.0.0.1:8000/v1")
-    if parts.username or parts.password or parts.query:
+    if "@" in parts.netloc or parts.query:
         raise ConfigError(
-            "model: an address holds no user, password or key: it would be written into the run folder\n"
+            "model: an address holds no user and no key: it would be written into the run folder\n"
             "Put the key into the environment variable OPENAI_API_KEY."
         )
     return ModelReference(given, "url", given.rstrip("/"))

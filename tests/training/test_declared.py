@@ -61,7 +61,7 @@ def test_what_the_environment_declares_takes_effect_and_is_written_down(
     ]  # fmt: skip
     facts = json.loads((result.folder / "environment.json").read_text())
     assert facts["requires"] == Declares.requirements.as_options()
-    note = "Declares requires --rl-env-isolation process, --rl-max-turns 5, --rl-score-range -1,1."
+    note = 'Declares requires rl_env_isolation="process", rl_max_turns=5, rl_score_range="-1,1".'
     assert " ".join(capsys.readouterr().err.split()).count(note) == 1
 
 

@@ -63,7 +63,7 @@ def test_a_run_ends_when_the_interval_of_its_held_out_score_begins_at_the_target
     result = train(Told(0.0, 0.5, 1.0, 0.5), **OPTIONS, until=0.8)
 
     assert (result.status, result.steps, result.model_step, result.score_after) == ("stopped", 2, 2, 0.5)
-    assert result.stopped_because == "the interval of the held-out score 1.000 begins at 0.839 (--until 0.8)"
+    assert result.stopped_because == "the interval of the held-out score 1.000 begins at 0.839 (until=0.8)"
     assert {record["sample"] for record in after(result.folder)} == {1}  # the scorings before are of sample 0
     reached = result_of(result)["time_to_target"]
     assert (reached["target"], reached["steps"], reached["score"]) == (0.8, 2, 1.0)
@@ -87,7 +87,7 @@ def test_a_run_that_gets_no_better_ends_and_has_the_best_step_where_that_is_kept
 
     assert (result.status, result.steps, result.model_step, result.score_after) == ("stopped", 3, 1, 0.3)
     assert result.stopped_because is not None
-    assert "2 evaluations in a row have not beaten the held-out score 0.400 (--patience 2)" in result.stopped_because
+    assert "2 evaluations in a row have not beaten the held-out score 0.400 (patience=2)" in result.stopped_because
     assert (result.selection_score, result.selection_scorings) == (0.4, 3)
     assert [line["step"] for line in result.history if "eval_score" in line] == [1, 2, 3]
 
@@ -162,8 +162,8 @@ def test_a_run_that_reached_its_target_goes_on_to_a_higher_one(train: Train) -> 
         ({"until": 0.8, "eval_strategy": "no"}, r"until: nothing is scored during training"),
         ({"patience": 1, "eval_cases": 0}, r"patience: nothing is scored during training"),
         ({"until": 0.8, "eval_steps": 6}, r"until: there is no evaluation before the last of the 6 steps"),
-        ({"patience": 1, "eval_strategy": "epoch"}, r"(?s)patience: there is no evaluation.*--eval-steps 1"),
-        ({"until": 0.9}, r"(?s)until: with 20 held-out cases not even perfect .*--eval-cases 35 or more"),
+        ({"patience": 1, "eval_strategy": "epoch"}, r"(?s)patience: there is no evaluation.*eval_steps=1"),
+        ({"until": 0.9}, r"(?s)until: with 20 held-out cases not even perfect .*eval_cases=35 or more"),
         ({"until": 1.0}, r"until: 1 must be below 1, the highest score"),
     ],
 )  # fmt: skip
@@ -177,4 +177,4 @@ def test_a_target_may_lie_in_the_range_that_the_environment_declares_and_patienc
 ) -> None:
     result = train(Told(0.0, 5.0, 5.0), **OPTIONS | {"max_steps": 2}, until=4.0, rl_score_range="0,5", patience=3)
     assert (result.steps, result.status) == (1, "stopped")
-    assert "--patience 3 cannot end this run: evaluations before the last step: 1." in capsys.readouterr().err
+    assert "patience=3 cannot end this run: evaluations before the last step: 1." in capsys.readouterr().err

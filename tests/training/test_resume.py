@@ -150,7 +150,7 @@ def test_a_schedule_goes_on_as_for_the_new_number_of_steps_and_that_is_said(
         train(Vowels(), **resume, max_steps=1, **options)
     train(Vowels(), **resume, max_steps=2, **options)
     said = " ".join(capsys.readouterr().err.split())
-    assert "All 2 steps are done; --resume with a larger --max-steps continues." in said
+    assert 'All 2 steps are done; resume_from_checkpoint="auto" with a larger max_steps continues.' in said
     result = train(Vowels(), **resume, max_steps=4, **options)
 
     rates = [line["learning_rate"] for line in result.history if "loss" in line]

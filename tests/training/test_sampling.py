@@ -312,7 +312,7 @@ def test_a_run_says_before_training_what_a_reshaped_distribution_leaves_inexact(
     stopped: tuple[Result, Twice, str],
 ) -> None:
     _, _, printed = stopped
-    assert printed.count("Sampling with --rl-min-new-tokens 2: the update itself uses") == 1
+    assert printed.count("Sampling with rl_min_new_tokens=2: the update itself uses") == 1
     assert note_on_truncation(TrainConfig(rl_stop="x", rl_temperature=0.7)) is None
     plain = note_on_truncation(TrainConfig(rl_top_k=50, rl_min_p=0.1)) or ""
     assert plain.startswith("Sampling with --rl-top-k 50, --rl-min-p 0.1: the update")

@@ -90,7 +90,7 @@ def start(tmp_path: Path, small_model: Path, server: SmallServer, preloaded_aitr
     started: list[Served] = []
 
     def begin(**values: Any) -> Served:
-        started.append(Served(tmp_path, small_model, server.url, preloaded_aitrain / "python", **values))
+        started.append(Served(tmp_path, small_model, server.url, preloaded_aitrain / "preloaded-python", **values))
         return started[-1]
 
     yield begin
