@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from aitrain.cli.runs import runs
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from aitrain.runs.run_list import TAIL, look, runs_in
+from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord, Trial
 from tests.conftest import write
 
 RUNNING = {"status": "running", "step": 3, "steps": 50}
@@ -115,6 +117,27 @@ def test_each_kind_of_folder_is_told(tmp_path: Path) -> None:
         "live": "running", "dead": "dead", "done": "finished", "no status": "damaged", "torn": "damaged",
         "odd": "damaged", "list": "damaged", "folder": "damaged", "pictures": "foreign",
     }  # fmt: skip
+
+
+def test_evals_and_sweeps_are_listed_with_their_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = {"status": "finished", "job": "eval", "step": 400, "steps": 400}
+    make(tmp_path, "eval-sums", status, scores={"sampled": {"mean": 0.98}, "greedy": None}, job="eval")
+    make(tmp_path, "greedy", {**status, "status": "failed"}, scores={"greedy": {"mean": 0.5}})
+    (tmp_path / "lrs").mkdir()
+    config = {"direction": "minimize"}
+    trials = [
+        Trial(0, {}, "finished", 0.5, before=0.75), Trial(1, {}, "finished", 0.25, before=0.75), Trial(2, {}, "failed"),
+    ]  # fmt: skip
+    SweepRecord(tmp_path / "lrs", config, 4, "stopped", trials).write()
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / SWEEP_FILE).write_text("{")
+
+    assert runs(tmp_path) == 0
+    lines = {line.split()[0]: line.split()[1:-1] for line in capsys.readouterr().out.splitlines()}
+    assert lines["eval-sums"] == ["finished", "400/400", "eval", "0.980"]
+    assert lines["greedy"] == ["failed", "400/400", "eval", "0.500"]
+    assert lines["lrs"] == ["stopped", "3/4", "sweep", "0.750", "->", "0.250"]
+    assert look(tmp_path / "torn").status == "damaged"
 
 
 def test_the_rewards_are_those_of_the_first_and_last_step_whatever_lies_between(tmp_path: Path) -> None:

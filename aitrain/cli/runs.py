@@ -67,12 +67,15 @@ def _lines(found: Iterable[Run], width: int) -> Iterator[str]:
 
 
 def _scores(run: Run) -> tuple[str, str]:
-    """The held-out scores if there is one after training, else the reward of the first and of the last step."""
+    """The held-out scores if there is one after training, else the reward of the first and of the last step. An eval
+    has one score, a sweep those of its best trial."""
+    if run.job == "eval":
+        return "eval", _score(run.score_after)
     if run.score_after is not None:
-        return "held-out", f"{_score(run.score_before)} -> {_score(run.score_after)}"
+        return "sweep" if run.job == "sweep" else "held-out", f"{_score(run.score_before)} -> {_score(run.score_after)}"
     if run.reward_last is not None:
         return "reward", f"{_score(run.reward_first)} -> {_score(run.reward_last)}"
-    return "", ""
+    return "sweep" if run.job == "sweep" else "", ""
 
 
 def _score(value: float | None) -> str:

@@ -41,11 +41,17 @@ def sweep(
 ) -> int:
     """Search the options of a run: each trial is a run, and the held-out score after it says which is best."""
     from aitrain.launch.sweep_plan import SWEEP_YAML, read_sweep  # here, because help needs none of it
-    from aitrain.runs.sweep_record import sweep_lock
+    from aitrain.options.yaml_text import write_yaml
+    from aitrain.runs.run_folder import write_text
+    from aitrain.runs.sweep_record import SWEEP_FILE, sweep_lock
 
     verbosity = Verbosity(quiet, verbose, debug)
     file = file / SWEEP_YAML if file.is_dir() else file
-    plan = read_sweep(file, {} if trials is None else {"trials": trials})
+    flags: dict[str, object] = {} if trials is None else {"trials": trials}
+    folder = file.parent.resolve() if file.parent.name in ("", "..") else file.parent
+    if resume and (folder / SWEEP_FILE).is_file():  # it may have been moved, and its output_dir is relative
+        flags |= {"project_name": folder.name, "output_dir": str(folder.parent)}
+    plan = read_sweep(file, flags)
     if dry_run:
         for line in _plan_lines(plan):
             typer.echo(line)
@@ -54,6 +60,7 @@ def sweep(
     with sweep_lock(record.folder):
         if resume:
             record = plan.resumed()  # nobody else changes it now
+            write_text(record.folder / SWEEP_YAML, write_yaml(plan.config.written()))  # a next --resume has them, too
         was_stopped = _play(plan, record, parallel, verbosity)
     _show_result(record, as_json)
     if was_stopped:

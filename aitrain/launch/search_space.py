@@ -17,8 +17,9 @@ from aitrain.options.value_types import shown
 TRL = "trl."
 RANGE_KEYS = ("low", "high", "log", "step")
 FORMS = "a list of values, or a range like {low: 1e-6, high: 1e-4, log: true}"
+MOST_PROBES = 100
 MOST_COMBINATIONS = 10_000
-"""Finite spaces up to this size are searched without trying a combination twice."""
+"""Finite spaces up to this size are searched without trying a combination twice; a grid is not larger."""
 LOG_WORDS = ("log", "loguniform", "log_uniform")
 RANGE_WORDS = (*LOG_WORDS, "float", "uniform", "int", "int_uniform")
 """Words that AITraining's sweep_params have for kinds of ranges."""
@@ -42,27 +43,31 @@ class SearchedOption:
     is_integer: bool = False
 
     @property
-    def values(self) -> tuple[object, ...]:
-        """All values if there are finitely many; else empty."""
+    def count(self) -> int | None:
+        """Number of values; None if there are infinitely many."""
         if self.choices:
-            return self.choices
-        step = self.step or (1 if self.is_integer else None)
-        if step is None:
-            return ()
-        count = int((self.high - self.low) / step * (1 + 1e-12)) + 1
-        return tuple(tidy(self.low + index * step) for index in range(count))
+            return len(self.choices)
+        if self.is_integer:
+            return int((self.high - self.low) // (self.step or 1)) + 1
+        return None if self.step is None else int((self.high - self.low) / self.step * (1 + 1e-12)) + 1
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        """All values, if there are finitely many."""
+        return self.choices or tuple(tidy(self.low + index * (self.step or 1)) for index in range(self.count or 0))
 
     @property
     def top(self) -> Number:
         """The highest value of a range, which is below `high` if no step leads to it."""
-        if self.step is None:
+        if self.step is None or self.count is None:
             return self.high
-        return tidy(self.low + int((self.high - self.low) / self.step * (1 + 1e-12)) * self.step)
+        return tidy(self.low + (self.count - 1) * self.step)
 
     @property
     def probes(self) -> tuple[object, ...]:
-        """Values to check before the first trial: all if they are few, else the ends of the range."""
-        return self.values if 0 < len(self.values) <= 100 else (self.low, self.high)
+        """Values to check before the first trial: all of a list or of a short range, else the ends of the range."""
+        is_short = self.choices or (self.count is not None and self.count <= MOST_PROBES)
+        return self.values if is_short else (self.low, self.top)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,7 @@ class SearchSpace:
     @property
     def size(self) -> int | None:
         """Number of combinations; None if a range has infinitely many values."""
-        return math.prod(len(option.values) for option in self.options) or None
+        return math.prod(option.count or 0 for option in self.options) or None
 
     def combinations(self) -> Iterator[dict[str, object]]:
         """All combinations of a finite space; the last option changes fastest."""
@@ -98,8 +103,16 @@ def tidy(number: Number) -> Number:
     return number if isinstance(number, int) else float(f"{number:.12g}")
 
 
+def in_our_form(search: Mapping[str, object]) -> dict[str, object]:
+    """`search` with the forms of AITraining's sweep_params replaced by those of ours."""
+    ours = {name: _from_aitraining(values) for name, values in search.items()}
+    if isinstance(fields := search.get("trl"), Mapping):
+        ours["trl"] = {name: _from_aitraining(values) for name, values in fields.items()}
+    return ours
+
+
 def read_space(search: Mapping[str, object]) -> SearchSpace:
-    """The search space of `search`.
+    """The search space of `search` in our form.
 
     Raises:
         ConfigError: a name is no option, or its values are neither a list nor a range.
@@ -128,7 +141,6 @@ def with_values(options: Mapping[str, object], values: Mapping[str, object]) -> 
 
 def _searched(name: str, given: object, kind: str | None) -> SearchedOption:
     """`kind` is the type name of an option, None for a field of TRL."""
-    given = _from_aitraining(given)
     if isinstance(given, list):
         if not given:
             raise ConfigError(f"search: {name}: the list is empty")

@@ -41,16 +41,17 @@ class Sweep:
             AitrainError: a trial could not be started, or the first ones have failed.
         """
         self._waiting = [trial for trial in self.record.trials if not trial.has_ended]
-        self.record.status = "running"
+        self.record.status, status = "running", "failed"
         self.record.write()
         try:
             with ThreadPoolExecutor(parallel, thread_name_prefix="trial") as pool:
                 workers = [pool.submit(self._play_trials) for _ in range(parallel)]
             for worker in workers:
                 worker.result()
-        finally:
             is_complete = all(trial.has_ended for trial in self.record.trials) and not self.is_stopping
-            self.record.status = "finished" if is_complete else "stopped"
+            status = "finished" if is_complete else "stopped"
+        finally:
+            self.record.status = status
             self.record.write()
 
     def _play_trials(self) -> None:
@@ -106,6 +107,9 @@ class Sweep:
             self.record.write()
             ended = [one for one in self.record.trials if one.has_ended]
             if len(ended) == FAILURES and all(one.status == "failed" for one in ended):
+                first, (why, *_) = ended[0].name, (ended[0].error or "no reason").splitlines()
                 raise RunFailed(
-                    f"The first {FAILURES} trials have failed: the sweep ends.\n{ended[0].name}: {ended[0].error}"
+                    f"The first {FAILURES} trials have failed: the sweep ends.\n{first}: {why}\n"
+                    f"The details are in {self.record.folder / first}. Once the cause is removed, start the sweep again"
+                    " without --resume, which does not play failed trials again."
                 )

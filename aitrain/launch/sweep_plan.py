@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aitrain.errors import ConfigError
 from aitrain.launch.preflight import check
-from aitrain.launch.search_space import SearchSpace, read_space, with_values
+from aitrain.launch.search_space import MOST_COMBINATIONS, SearchSpace, in_our_form, read_space, with_values
 from aitrain.options.option import options_of
 from aitrain.options.other_names import unknown_option
 from aitrain.options.reading import resolve
@@ -65,14 +65,14 @@ class SweepPlan:
             folder = make_unused(self.wanted_folder)
         except OSError as error:
             raise ConfigError(f"output_dir: cannot make a folder in {parent}: {error.strerror}") from None
-        named = self.config.model_copy(update={"project_name": folder.name})
-        write_text(folder / SWEEP_YAML, write_yaml(named.written()))
-        record = SweepRecord(folder, to_json_object(named.written()), self.trials)
+        named = self.config.model_copy(update={"project_name": folder.name}).written()
+        write_text(folder / SWEEP_YAML, write_yaml(named))
+        record = SweepRecord(folder, to_json_object(named), self.trials)
         record.write()
         return record
 
     def resumed(self) -> SweepRecord:
-        """The sweep in the folder.
+        """The sweep in the folder, with the options of this plan, of which some may be new.
 
         Raises:
             ConfigError: there is none, or it is another sweep.
@@ -101,11 +101,17 @@ def read_sweep(file: Path, flags: Mapping[str, object]) -> SweepPlan:
     for name in config.options:
         if name not in TrainConfig.model_fields:
             raise ConfigError(unknown_option(name, TrainConfig.model_fields, f" (in options of {file})"))
+    config = config.model_copy(update={"search": in_our_form(config.search)})
     plan = SweepPlan(config, read_space(config.search))
-    endless = next((option.name for option in plan.space.options if not option.values), None)
+    endless = next((option.name for option in plan.space.options if option.count is None), None)
     if config.sampler == "grid" and endless is not None:
         raise ConfigError(
             f"sampler: a grid needs finitely many values, and {endless} is a range\nGive it a step or a list of values."
+        )
+    if config.sampler == "grid" and (plan.space.size or 0) > MOST_COMBINATIONS:
+        raise ConfigError(
+            f"sampler: a grid of {plan.space.size:,} combinations is too large: at most {MOST_COMBINATIONS:,}\n"
+            "Search fewer values, or use the sampler tpe or random."
         )
     if installed("optuna") is None:
         raise ConfigError('aitrain sweep: Optuna is not installed\nInstall it with: pip install "aitrain[sweep]"')

@@ -1,7 +1,7 @@
 """What Optuna decides in a sweep: the values of the next trial, and whether a trial is ended early.
 
 Each answer comes from a study in memory that the recorded trials are told to, with a seed of the trial's number. So
-Optuna stores nothing, and a sweep that was killed goes on as if it had not been.
+Optuna stores nothing, and a sweep that was killed continues as if it had not been.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RANDOM_TRIALS = 5
 """Trials with random values before the Parzen estimator begins."""
 HALVING = 2
-"""Successive halving keeps one of so many trials."""
+"""Successive halving keeps one trial of this many."""
 
 
 def propose(config: SweepConfig, space: SearchSpace, trials: Sequence[Trial]) -> dict[str, object] | None:

@@ -1,4 +1,4 @@
-"""Lists the runs of a folder with status, progress and scores, read from their files."""
+"""Lists the trainings, evals and sweeps of a folder with status, progress and scores, read from their files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 
 from aitrain.errors import ConfigError
 from aitrain.runs.heartbeat import SILENCE, is_alive, silence
-from aitrain.runs.json_values import JsonObject, as_float, as_int, parse_object
+from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text, parse_object
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord
 
 TAIL = 1 << 17
 """Bytes at either end of metrics.jsonl that are searched for the first and the last reward."""
@@ -24,11 +25,12 @@ ENDED = ("finished", "failed", "stopped", "stalled")
 
 @dataclass(frozen=True)
 class Run:
-    """One run.
+    """One training, eval or sweep.
 
+    A sweep has the scores of its best trial, and trials as its steps; an eval has episodes as its steps.
     `status` is running, finished, failed, stopped, stalled (no progress: it was ended, or hangs and cannot be ended),
-    dead (recorded as running, but its process is gone), damaged (without a valid status), or foreign (not a run's
-    folder). Scores are None if there are none; `age` is in seconds since the last heartbeat.
+    dead (recorded as running, but its process is gone), damaged (without a valid status), or foreign (not the folder of
+    a run). Scores are None if there are none; `age` is in seconds since the last heartbeat.
     """
 
     name: str
@@ -43,10 +45,13 @@ class Run:
     age: float | None = None
     pid: int | None = None
     host: str | None = None
+    job: str = "grpo"
+    """`grpo`, `eval` or `sweep`."""
 
 
 def runs_in(parent: Path) -> list[Run]:
-    """The runs of a folder, the one with the latest heartbeat first; for a run folder, that run alone.
+    """The runs of a folder, the one with the latest heartbeat first; for a run folder, that run alone; for a sweep, its
+    trials.
 
     Raises:
         ConfigError: the folder cannot be read.
@@ -67,6 +72,8 @@ def look(path: Path) -> Run:
         files = {file.name for file in path.iterdir()}
     except OSError:
         return Run(path.name, str(path), "damaged")
+    if SWEEP_FILE in files:
+        return _sweep(path)
     if not files & {folder.config.name, folder.status.name, folder.result.name, folder.metrics.name}:
         return Run(path.name, str(path), "foreign")
     status, result = read_object(folder.status), read_object(folder.result)
@@ -75,6 +82,9 @@ def look(path: Path) -> Run:
     if age is None:
         with suppress(OSError):
             age = silence({"heartbeat": path.stat().st_mtime})
+    job = as_text(status.get("job")) or as_text(result.get("job")) or "grpo"
+    scores = as_object(result.get("scores")) if job == "eval" else {}
+    score = as_object(scores.get("sampled")) or as_object(scores.get("greedy"))
     return Run(
         name=path.name,
         path=str(path),
@@ -82,12 +92,34 @@ def look(path: Path) -> Run:
         step=as_int(result.get("steps")) if step is None else step,
         steps=as_int(status.get("steps")),
         score_before=as_float(result.get("score_before")),
-        score_after=as_float(result.get("score_after")),
+        score_after=as_float(score.get("mean") if job == "eval" else result.get("score_after")),
         reward_first=rewards[0] if rewards else None,
         reward_last=rewards[-1] if rewards else None,
         age=age,
         pid=as_int(status.get("pid")),
         host=status["host"] if isinstance(status.get("host"), str) else None,
+        job=job,
+    )
+
+
+def _sweep(path: Path) -> Run:
+    status = read_object(path / SWEEP_FILE)
+    try:
+        record = SweepRecord.read(path)
+    except ConfigError:
+        return Run(path.name, str(path), "damaged", job="sweep")
+    return Run(
+        name=path.name,
+        path=str(path),
+        status=record.status,
+        step=sum(trial.has_ended for trial in record.trials),
+        steps=record.planned,
+        score_before=record.best.before if record.best else None,
+        score_after=record.best.score if record.best else None,
+        age=silence(status),
+        pid=as_int(status.get("pid")),
+        host=status["host"] if isinstance(status.get("host"), str) else None,
+        job="sweep",
     )
 
 

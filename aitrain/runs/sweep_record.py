@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from aitrain.errors import ConfigError
 from aitrain.runs.heartbeat import is_alive, sign_of_life
-from aitrain.runs.held_out import IntervalValues
-from aitrain.runs.json_values import JsonObject, as_object
+from aitrain.runs.held_out import IntervalValues, interval_of
+from aitrain.runs.json_values import JsonObject, as_float, as_object
 from aitrain.runs.run_folder import LOCK, lock_file, read_object, write_json
 
 TrialStatus = Literal["running", "finished", "pruned", "failed", "stopped"]
@@ -57,7 +57,7 @@ class SweepRecord:
     planned: int
     """Number of trials to play."""
     status: str = "running"
-    """running, finished, or stopped (also after a kill)."""
+    """running, finished, stopped (also after a kill), or failed (an error ended it)."""
     trials: list[Trial] = field(default_factory=list)
 
     @property
@@ -95,13 +95,19 @@ class SweepRecord:
             status = str(values["status"])
             status = "stopped" if status == "running" and not is_alive(values) else status
             return cls(folder, as_object(values["config"]), int(values["planned"]), status, trials)
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise ConfigError(f"{folder} is not the folder of a sweep: it has no valid {SWEEP_FILE}") from None
 
 
 def _trial(values: dict[str, Any]) -> Trial:
     known = {name: values[name] for name in Trial.__dataclass_fields__ if name in values}
     trial = Trial(**known)
+    numbers = [number for number in (trial.score, trial.before, trial.steps, trial.seconds) if number is not None]
+    texts = (trial.status, trial.error or "")
+    is_valid = isinstance(trial.number, int) and isinstance(trial.values, dict)
+    if not is_valid or None in map(as_float, numbers) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("a value has a wrong type")
+    trial.interval = interval_of(trial.interval)
     trial.scores = {int(step): float(score) for step, score in trial.scores.items()}
     return trial
 

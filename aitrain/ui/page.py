@@ -67,8 +67,9 @@ def served() -> str:
 def problem_page(text: str) -> str:
     """A served page that only says why another one cannot be shown."""
     styles = "\n".join(f'<link rel="stylesheet" href="/assets/{name}">' for name in STYLES)
-    said = f'<main><div class="card"><p>{escape(text)}</p><p><a href="/">All runs</a></p></div></main>'
-    return _filled("", styles, "", "").replace('<div id="app"></div>', said)
+    lines = "".join(f"<p>{escape(line)}</p>" for line in text.splitlines())
+    said = f'<main><div class="card">{lines}<p><a href="/">All runs</a></p></div></main>'
+    return _filled("", styles, "", '<script src="/assets/theme.js"></script>').replace('<div id="app"></div>', said)
 
 
 SERVED_POLICY = (

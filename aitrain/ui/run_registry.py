@@ -24,7 +24,7 @@ PATIENCE = 0.3
 """Seconds that a page waits for rollouts to be read before it is shown without them."""
 SIGNS = ("config.yaml", "metrics.jsonl", "status.json", "rollouts")
 """Files that identify a run folder; one suffices."""
-MOST_RUNS = 500
+MOST_RUNS = 2_000
 MOST_CASES = 10_000
 
 

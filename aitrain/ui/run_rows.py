@@ -108,6 +108,8 @@ def sweep_row(folder: Path) -> RunRow:
     row["environment"] = redact(as_text(options.get("rl_env")))
     row["step"], row["steps"] = sum(trial.has_ended for trial in record.trials), record.planned
     row["seconds"] = sum(trial.seconds or 0.0 for trial in record.trials) or None
+    if record.status == "failed":
+        row["reason"] = next((trial.error for trial in record.trials if trial.error), "").partition("\n")[0][:300]
     if best is not None:
         row["before"], row["after"] = _bare(best.before), best.interval or _bare(best.score)
     return row

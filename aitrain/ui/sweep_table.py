@@ -34,7 +34,7 @@ def trial_line(trial: Trial) -> str:
     if trial.score is not None:
         return score_text(trial)
     last = f" at {trial.scores[max(trial.scores)]:.3f} after step {max(trial.scores)}" if trial.scores else ""
-    why = f": {escape_controls(trial.error.splitlines()[0])}" if trial.error else ""
+    why = f": {escape_controls(trial.error.splitlines()[0].rstrip('.'))}" if trial.error else ""
     return f"{trial.status}{last}{why}"
 
 

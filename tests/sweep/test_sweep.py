@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,9 @@ from aitrain.errors import ConfigError, RunFailed
 from aitrain.launch.search_space import read_space
 from aitrain.launch.sweep_study import propose
 from aitrain.options.sweep import SweepConfig
-from aitrain.runs.sweep_record import SweepRecord, Trial, TrialStatus, sweep_lock
+from aitrain.runs.run_list import look
+from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord, Trial, TrialStatus, sweep_lock
+from aitrain.ui.run_rows import sweep_row
 from tests.sweep.scripted import BAD, GOOD, PLANTED, plan_of, play, sweep_of
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +62,22 @@ def test_a_sweep_whose_process_is_gone_is_read_as_stopped(tmp_path: Path) -> Non
     assert record.status == "stopped"
     assert [trial.status for trial in record.trials] == ["finished", "running"]
     assert record.trials[1].scores.keys() == {5}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"score": "high"}, {"values": [1]}, {"scores": [1]}, {"number": "x"}, {"error": 3}, {"seconds": "1"}, None],
+    ids=str,
+)
+def test_a_damaged_record_is_no_sweep_and_spoils_no_table(damage: dict[str, Any] | None, tmp_path: Path) -> None:
+    trials = [Trial(0, {"lr": 1.0}, "finished", 0.5), Trial(1, {"lr": 2.0}, "finished", 0.25)]
+    SweepRecord(tmp_path, {}, 2, "finished", trials).write()
+    values = json.loads((tmp_path / SWEEP_FILE).read_text())
+    values["trials"][0] = damage and {**values["trials"][0], **damage}
+    (tmp_path / SWEEP_FILE).write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match="is not the folder of a sweep"):
+        SweepRecord.read(tmp_path)
+    assert (sweep_row(tmp_path)["status"], look(tmp_path).status) == ("unknown", "damaged")
 
 
 def test_a_trial_that_was_to_be_pruned_before_the_kill_is_not_played_again(tmp_path: Path) -> None:
@@ -238,6 +257,8 @@ def test_a_sweep_ends_when_its_first_three_trials_failed(tmp_path: Path) -> None
     with pytest.raises(RunFailed, match=r"The first 3 trials have failed.*\ntrial-0: The environment cannot be loaded"):
         sweep.run()
     assert len(SweepRecord.read(tmp_path / "one").trials) == 3
+    row = sweep_row(tmp_path / "one")
+    assert (row["status"], row["reason"]) == ("failed", "The environment cannot be loaded: no module named hotel")
 
 
 def test_a_stopped_trial_is_played_again_when_the_sweep_is_resumed(tmp_path: Path) -> None:

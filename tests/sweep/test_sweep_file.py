@@ -12,13 +12,18 @@ import pytest
 import yaml
 
 from aitrain.cli import main
+from aitrain.cli.sweep_screen import SweepScreen
+from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import ConfigError
+from aitrain.events import Note
 from aitrain.launch import sweep_plan
-from aitrain.launch.search_space import SearchedOption, read_space
+from aitrain.launch.search_space import SearchedOption, in_our_form, read_space
 from aitrain.launch.sweep_plan import read_sweep
 from aitrain.launch.trial_run import TrialRuns
 from aitrain.options.sweep import SweepConfig
+from aitrain.runs.run_folder import to_json_object
 from aitrain.runs.sweep_record import SweepRecord, Trial, TrialStatus
+from aitrain.ui.sweep_page import page_data
 from tests.sweep.scripted import OPTIONS, PLANTED, play
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +69,7 @@ def aitrain_sweep(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
         ({"search": {"rl_loss_type": ["grpo", "dapoo"]}}, "Did you mean dapo?"),
         ({"search": {"lr": [1e-5, -1]}}, "lr: must be above 0, not -1"),
         ({"search": {"lr": {"low": 1e-5, "high": 1e-4}}, "sampler": "grid"}, "a grid needs finitely many values"),
+        ({"search": {"seed": {"low": 0, "high": 10**12}}, "sampler": "grid"}, "1,000,000,000,001 combinations"),
         ({"options": {**OPTIONS, "lr": 1e-5}}, "search: lr is also under options"),
         ({"options": {**OPTIONS, "trl": {"delta": 2}}, "search": {"trl": {"delta": [1, 2]}}}, "trl.delta is also"),
         ({"options": {**OPTIONS, "project_name": "x"}}, "project_name: each trial has a name of its own"),
@@ -120,7 +126,20 @@ def test_fixed_and_searched_fields_of_trl_go_together(here: Path) -> None:
     ],
 )
 def test_the_forms_of_aitrainings_sweep_params_are_understood(given: object, option: SearchedOption) -> None:
-    assert read_space({"lr": given}).options == (option,)
+    assert read_space(in_our_form({"lr": given})).options == (option,)
+
+
+def test_a_long_range_is_checked_at_its_ends_and_a_long_list_by_its_values(here: Path) -> None:
+    assert read_sweep(write_file(search={"seed": {"low": 0, "high": 10**9}}), {}).trials == 10
+    assert read_sweep(write_file(search={"lr": [number * 1e-6 for number in range(1, 103)]}), {}).trials == 10
+
+
+def test_a_range_in_aitrainings_form_is_a_range_on_the_page(here: Path) -> None:
+    ranges = {"type": "log_uniform", "low": 1e-6, "high": 1e-4}
+    plan = read_sweep(write_file(search={"lr": ranges, "trl": {"delta": {**ranges, "high": 2.0}}}), {})
+    record = SweepRecord(here, to_json_object(plan.config.written()), 2)
+    record.trials = [Trial(number, {"lr": 10.0**-number, "trl.delta": number / 2}) for number in (4, 5)]
+    assert [(axis["low"], axis["log"]) for axis in page_data(record)["axes"]] == [(1e-5, True), (2.0, True)]
 
 
 def test_aitrainings_sweep_options_lead_to_the_command(
@@ -216,6 +235,33 @@ def test_a_second_sweep_of_the_name_gets_a_folder_of_its_own(scripted: object, m
         assert aitrain_sweep(monkeypatch, "sweep.yaml", "--quiet", "--trials", "1") == 0
     assert sorted(path.name for path in Path("runs").iterdir()) == ["lrs", "lrs-2"]
     assert SweepRecord.read(Path("runs/lrs-2")).config["project_name"] == "lrs-2"
+
+
+def test_a_sweep_that_was_moved_is_resumed_where_it_is_and_keeps_its_number_of_trials(
+    scripted: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_file()
+    assert aitrain_sweep(monkeypatch, "sweep.yaml", "--quiet", "--trials", "1") == 0
+    Path("elsewhere").mkdir()
+    moved = Path("runs/lrs").rename("elsewhere/moved")
+    assert aitrain_sweep(monkeypatch, str(moved), "--resume", "--quiet", "--trials", "3") == 0
+    assert len(SweepRecord.read(moved).trials) == 3
+    assert not list(Path("runs").iterdir())
+    assert read_sweep(moved / "sweep.yaml", {}).trials == 3
+    monkeypatch.chdir(moved)
+    assert aitrain_sweep(monkeypatch, ".", "--resume", "--quiet", "--trials", "4") == 0
+    assert len(SweepRecord.read(Path()).trials) == 4
+
+
+def test_notes_of_trials_are_shown_once_with_their_mark_and_escaped(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = SweepScreen(SweepRecord(here, {}, 2), 2, Verbosity())
+    for number in range(2):
+        announce = screen.of_trial(Trial(number, {}))
+        announce(Note("scored early", "info"))
+        announce(Note("case 3 \x1b[31mfailed"))
+    assert capsys.readouterr().err.splitlines() == ["trial-0: scored early", "! trial-0: case 3 \\x1b[31mfailed"]
 
 
 def test_ctrl_c_stops_after_the_running_trial_and_says_how_to_continue(

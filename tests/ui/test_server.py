@@ -330,6 +330,7 @@ def test_what_cannot_be_compared_or_is_not_there_is_told_on_a_page(tmp_path: Pat
         assert headers["Content-Security-Policy"].startswith("default-src 'none'")
         assert b'<a href="/">All runs</a>' in page
         assert b"<b>" not in page
+        assert b'<script src="/assets/theme.js">' in page  # its colours
 
 
 def test_trials_are_known_by_their_sweep_and_its_page_links_to_them(tmp_path: Path, serve: Serve) -> None:

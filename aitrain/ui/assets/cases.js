@@ -1,5 +1,5 @@
 "use strict";
-// The cases: one line each, sorted by whatever tells most.
+// The cases: one line each, sorted by any column.
 
 const FIRST_CASES = 25;
 

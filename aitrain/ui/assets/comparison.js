@@ -222,7 +222,7 @@ function startComparison() {
   const data = JSON.parse(document.getElementById("data").textContent);
   const main = el("main", {});
   const links = [["numbers", "Scores"], ["cases", "Cases"]].map(([id, text]) => el("a", { href: `#${id}` }, text));
-  const bar = el("div", { class: "top" }, el("div", { class: "bar" }, el("span", { class: "brand" }, "aitrain"), el("nav", { "aria-label": "Sections" }, links), themeButton(() => {})));
+  const bar = el("div", { class: "top" }, el("div", { class: "bar" }, brand(), el("nav", { "aria-label": "Sections" }, links), themeButton(() => {})));
   const words = "Changes and intervals are of the cases that both models have a score for, 95%, over cases; a case's score is the mean of its samples. p: sign-flip test of the cases' differences.";
   document.getElementById("app").append(bar, main, el("footer", {}, words));
   showComparison(main, data, 0);

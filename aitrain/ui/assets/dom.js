@@ -98,7 +98,7 @@ function signed(value, digits = 3) {
   return value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + score(value, digits);
 }
 
-/** Four significant digits, whatever the size. */
+/** Four significant digits. */
 function short(value) {
   if (value === null || value === undefined) return "–";
   if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)) return value.toExponential(2).replace("-", "\u2212");
@@ -128,6 +128,11 @@ function seconds(value) {
 }
 
 // -- pieces of the page
+
+/** The name in the bar: a link to all runs on a page of `aitrain view`, to the top of a page that is a file. */
+function brand() {
+  return el("a", { class: "brand", href: ["/", "/compare", "/sweep"].includes(location.pathname) ? "/" : "#" }, "aitrain");
+}
 
 function section(id, title, hint, ...children) {
   return el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), hint && el("p", { class: "hint" }, hint), ...children);

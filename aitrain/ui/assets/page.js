@@ -206,8 +206,7 @@ class Page {
     this.navigation = el("nav", { "aria-label": "Sections" });
     this.chooser = el("div", { class: "chooser" });
     this.spoken = el("p", { class: "unseen", role: "status" });
-    const home = source instanceof Served ? "/" : "#main";
-    const bar = el("div", { class: "bar" }, el("a", { class: "brand", href: home }, "aitrain"), this.chooser, this.navigation, themeButton(() => this.drawCharts()));
+    const bar = el("div", { class: "bar" }, brand(), this.chooser, this.navigation, themeButton(() => this.drawCharts()));
     const foot = el("footer", {}, "Made by aitrain. Nothing on this page asks any other machine for anything.");
     document.getElementById("app").append(el("a", { class: "skip", href: "#main" }, "Skip to the content"), el("header", { class: "top" }, bar), this.spoken, this.main, foot);
     addEventListener("keydown", (event) => this.onKey(event));
@@ -228,7 +227,7 @@ class Page {
     }
   }
 
-  /** All runs; `missing` was asked for and is not there. */
+  /** All runs; `missing` is the id of a run that does not exist. */
   showTable(missing) {
     new RunTable(this.source, this.main, this.runs);
     this.search = this.main.querySelector(".search");
@@ -280,7 +279,7 @@ class Page {
     return el("p", { class: "sample" }, `This page holds ${count(data.episodes.length)} of ${count(data.summary.episodes.all)} episodes: held-out cases before and after, the first and last steps, failures, the groups with the best, worst and most different scores, and some of all the rest. All of them are in the folder rollouts/ beside this page; aitrain view shows and searches them.`);
   }
 
-  /** What changes while a run goes on. */
+  /** What changes during a run. */
   drawNumbers() {
     const { summary } = this;
     replaceChildren(this.head, runHead(summary, () => this.showFailures()));
@@ -291,7 +290,7 @@ class Page {
     this.results.replaceChildren(results(summary));
     this.tiles.replaceChildren(facts(summary));
     this.comparison.replaceChildren(...(this.other ? [comparison([{ name: summary.name, summary }, this.other])] : []));
-    if (this.charts.matches(":hover")) this.areChartsOld = true; // somebody reads them: they are drawn anew afterwards
+    if (this.charts.matches(":hover")) this.areChartsOld = true; // the user reads them: they are drawn when the pointer leaves
     else this.drawCharts();
   }
 
@@ -327,7 +326,7 @@ class Page {
     this.caseTable = new CaseTable(this.source, this.run, cases, other);
     if (before && this.casesOf === this.run) {
       const { sort, text, isHeldOut, most, direction } = before;
-      if (text || direction || most > FIRST_CASES || isHeldOut !== this.caseTable.isHeldOut) return; // somebody reads it
+      if (text || direction || most > FIRST_CASES || isHeldOut !== this.caseTable.isHeldOut) return; // the user works with it
       this.caseTable.show({ sort });
     }
     this.casesOf = this.run;

@@ -86,7 +86,7 @@ class RolloutList {
       this.status.textContent = `The rollouts could not be read: ${error.message}`;
       return;
     }
-    if (this.asked !== asked) return; // somebody has asked for something else meanwhile
+    if (this.asked !== asked) return; // the query has changed meanwhile
     if (start === 0) this.list.replaceChildren();
     this.append(grouped(found.rows));
     this.next = found.next;

@@ -25,7 +25,7 @@ class RunTable {
     const wanted = new URLSearchParams(location.search);
     this.filters = Object.fromEntries(Object.entries(FILTERS).map(([name, usual]) => [name, wanted.get(name) ?? usual]));
     const top = rows.filter((row) => !row.sweep);
-    if (top.length === 1) this.open.add(top[0].id); // a sweep that was asked for shows its trials
+    if (top.length === 1) this.open.add(top[0].id); // a sweep that is shown alone shows its trials
     this.draw();
     this.schedule();
   }
@@ -68,10 +68,10 @@ class RunTable {
   }
 
   describe(shown) {
-    const numbers = Object.keys(STATUS).map((status) => [STATUS[status], this.rows.filter((row) => row.status === status).length]);
+    const top = this.rows.filter((row) => !this.parent(row));
+    const numbers = Object.keys(STATUS).map((status) => [STATUS[status], top.filter((row) => row.status === status).length]);
     const kinds = numbers.filter(([, number]) => number).map(([word, number]) => `${count(number)} ${word}`);
-    const top = this.rows.filter((row) => !this.parent(row)).length;
-    return this.rows.length ? `${shown < top ? `${count(shown)} of ` : ""}${count(top)} shown: ${kinds.join(", ")}` : "";
+    return top.length ? `${shown < top.length ? `${count(shown)} of ` : ""}${count(top.length)} shown: ${kinds.join(", ")}` : "";
   }
 
   parent(row) {
@@ -114,13 +114,13 @@ class RunTable {
 
   line(row) {
     const cells = {
-      status: [statusPill(row), row.status === "running" && row.phase && el("span", { class: "hint" }, isolated(row.phase))],
+      status: [statusPill(row), row.status === "running" && row.phase && el("span", { class: "hint phase" }, isolated(row.phase))],
       curve: sparkline(row.rewards),
       before: this.scoreCell(row.before),
       after: [this.scoreCell(row.after), row.after_step !== null && el("span", { class: "hint" }, `at step ${count(row.after_step)}`)],
       change: this.changeCell(row),
       steps: row.job === "eval" ? plural(row.step ?? 0, "episode") : row.job === "sweep" ? `${count(row.step)} of ${plural(row.steps, "trial")}` : row.step === null ? "–" : row.steps && row.steps !== row.step ? `${count(row.step)} of ${count(row.steps)}` : count(row.step),
-      time: row.status === "running" ? timeLeft(row).replace(" of training", "") || "–" : duration(row.seconds),
+      time: row.status === "running" ? timeLeft(row).replace("about ", "").replace(" of training", "") || "–" : duration(row.seconds),
       heartbeat: row.heartbeat ? el("time", { dateTime: new Date(1000 * row.heartbeat).toISOString(), title: new Date(1000 * row.heartbeat).toLocaleString() }, ago(row.heartbeat)) : "–",
     };
     return el(
@@ -205,7 +205,7 @@ class RunTable {
     setTimeout(() => this.follow(), EVERY);
   }
 
-  /** Draw the rows anew; what had the focus keeps it. */
+  /** Draw the rows again; the focus stays where it was. */
   showAgain() {
     const focused = this.table.contains(document.activeElement) ? document.activeElement : null;
     const line = focused?.closest("tr")?.dataset.run;

@@ -65,7 +65,7 @@ class Embedded {
   }
 }
 
-/** `isRow`: whether the case asked for is the number of a row, or else a case_idx. */
+/** `isRow`: whether the query's case is the number of a row, or else a case_idx. */
 function takes(query, episode, isRow) {
   const kind = episode.eval_phase ? "held-out" : "training";
   return (

@@ -45,7 +45,7 @@ class SweepPage {
     this.rows = new Map();
     this.chart = el("div", { class: "parallel" });
     this.main = el("main", { id: "main" }, this.head(), this.results(), this.parallel(), this.table(), this.fixed());
-    const bar = el("div", { class: "bar" }, el("a", { class: "brand", href: "#main" }, "aitrain"), el("nav", { "aria-label": "Sections" }), themeButton(() => {}));
+    const bar = el("div", { class: "bar" }, brand(), el("nav", { "aria-label": "Sections" }), themeButton(() => {}));
     document.getElementById("app").append(
       el("header", { class: "top" }, bar),
       this.main,

@@ -42,3 +42,5 @@ function themeButton(onchange) {
   show();
   return button;
 }
+
+if (!document.getElementById("app")) applyTheme(storedTheme()); // a page without a bar
