@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ NOT_UPLOADED = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_
 def main(request: ExportRequest) -> int:
     """Export as requested, and print the result; returns the exit code."""
     transformers_logging.set_verbosity_error()
+    warnings.simplefilter("ignore")  # the libraries' advice is for those who call them
     try:
         plan = Export(request, read_model(request.model))
         (_show_plan if request.dry_run else _carry_out)(plan)

@@ -173,6 +173,23 @@ def test_half_precision_is_told_where_it_rounds_the_adapter_away(
     assert "Rounding takes away" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_one_of_two_tied_embeddings_changes_only_that_one(
+    here: Path, small_model: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(small_model)
+    assert base.config.tie_word_embeddings
+    lora = LoraConfig(r=4, target_modules=[target], init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = get_peft_model(base, lora).eval()
+    adapted.save_pretrained(here / "head")
+    assert export(here / "head") == 0
+
+    whole = load(here / "exports" / "head")
+    assert (logits(whole) - logits(adapted)).abs().max() < 1e-4
+    assert not whole.config.tie_word_embeddings
+    assert "UserWarning" not in capsys.readouterr().err
+
+
 # -- refused
 
 
