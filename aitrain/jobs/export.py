@@ -26,7 +26,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact
 from aitrain.runs.export_request import DTYPES, ExportRequest
 from aitrain.runs.json_values import as_object
-from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, read_model, run_options
+from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_base, read_model, run_options
 from aitrain.runs.new_folder import new_folder
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.hub import HubRepository, check_token
@@ -226,7 +226,7 @@ def _write_small_files(plan: Export, place: Path) -> None:
         return
     step = f" after step {reference.step}" if reference.step is not None else ""
     kind = "a LoRA adapter" if plan.request.adapter_only else "one whole model"
-    text = f"{reference.label}: {reference.base}, trained with GRPO by aitrain{step}, as {kind}."
+    text = f"{reference.label}: {public_base(reference.base)}, trained with GRPO by aitrain{step}, as {kind}."
     write_short_card(place, reference.label, reference.base, text)
 
 

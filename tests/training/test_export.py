@@ -259,6 +259,21 @@ def test_a_push_uploads_every_byte_to_a_private_repository(here: Path, run: Path
     assert hub.files == {name: (folder / name).read_bytes() for name in listing(folder)}
 
 
+def test_nothing_that_is_uploaded_tells_where_the_base_is_on_this_machine(here: Path, run: Path, hub: Hub) -> None:
+    write(run, {"config.yaml": f"model: {here}/base\npeft: true\nrl_env: {here}/own.py:Own\noutput_dir: {here}\n"})
+    config = json.loads((run / "model" / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = f"{here}/base"
+    write(run, {"model/adapter_config.json": json.dumps(config)})
+    shutil.copytree(run / "model", here / "lone")
+    for model in (run, here / "lone"):
+        assert export(model, push_to_hub=True, adapter_only=True) == 0
+
+        assert not [name for name, content in hub.files.items() if str(here).encode() in content]
+        assert json.loads(hub.files["adapter_config.json"]) == {**config, "base_model_name_or_path": "base"}
+        assert b"base, trained with GRPO" in hub.files["README.md"]
+    assert f"{here}/base" in (here / "exports" / "lone" / "adapter_config.json").read_text()
+
+
 def test_a_dry_run_shows_the_repository_and_changes_nothing(
     here: Path, run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
