@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-MODULES = ("aitrain.jobs.worker", "aitrain.jobs.dry_run", "torch.distributed.run")
+MODULES = ("aitrain.jobs.worker", "aitrain.jobs.dry_run", "aitrain.jobs.chat", "torch.distributed.run")
 """Modules that run in forked processes; others are started as usual."""
 
 SCRIPT = """\
