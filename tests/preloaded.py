@@ -67,6 +67,7 @@ def serving(folder: Path) -> Iterator[Path]:
 def serve(address: str) -> None:
     """Fork a process for each command."""
     gc.disable()
+    import psutil  # noqa: F401  # a thread of the command imports it: a child forked meanwhile would wait for it forever
     import torch.distributed.run  # noqa: F401
 
     gc.collect()
