@@ -36,12 +36,14 @@ def _cell(file: str) -> str:
 def users_lines(error: BaseException) -> list[str]:
     """The frames of an exception and of its causes that are the user's own code, from the outermost, as text."""
     lines: list[str] = []
-    cause: BaseException | None = error
-    while cause is not None:
+    left: list[BaseException | None] = [error]
+    while left:
+        if (cause := left.pop(0)) is None:
+            continue
         for frame in traceback.extract_tb(cause.__traceback__):
             if _is_users(frame.filename):
                 lines.append(f"{name_cells(frame.filename)}, line {frame.lineno}, in {frame.name}\n    {frame.line}")
-        cause = cause.__cause__
+        left += [*(cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()), cause.__cause__]
     return list(dict.fromkeys(lines))
 
 

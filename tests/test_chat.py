@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
-from aitrain import ConfigError
+from aitrain import ConfigError, TrainConfig
 from aitrain.cli.main import app
 from aitrain.environment.session import Message
+from aitrain.jobs.chat_models import LoadedChat
+from aitrain.jobs.chat_session import ChatSession, Silent
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.engine import Decoding
 from aitrain.rollout.limits import Limits
 from aitrain.rollout.model_chat import AnswerText, ChatStoppedError, ModelChat, ShownEngine
 from aitrain.runs.chat_setup import ChatSetup, chat_options
 from aitrain.runs.run_folder import write_json
+from aitrain.training.policy_loader import LoadedPolicy
 from aitrain.ui.chat_view import ChatView
 from tests.conftest import write
 from tests.rollout.scripted import END, Letters, Scripted
@@ -65,13 +70,34 @@ def test_without_a_chat_template_the_model_continues_the_text() -> None:
 
 
 def test_a_conversation_that_leaves_no_room_is_refused_and_stays_as_it_was() -> None:
-    chat, engine, _ = model_chat(context=10)
+    chat, engine, _ = model_chat(context=20)
+    before: list[Message] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    chat.messages = list(before)
 
-    with pytest.raises(ConfigError, match="leaves no room for an answer"):
+    with pytest.raises(ConfigError, match=r"The conversation has .* leaves no room for an answer"):
         ask(chat, "a question of many letters")
 
-    assert chat.messages == []
+    assert chat.messages == before
     assert engine.requests == []
+
+
+def test_a_question_that_is_too_long_by_itself_is_called_so() -> None:
+    chat, _, _ = model_chat(context=10)
+
+    with pytest.raises(ConfigError, match=r"^The question has 31 tokens.*\nThe model's context has 10\.$"):
+        ask(chat, "a question of many letters")
+
+
+def test_an_answer_that_does_not_reach_its_end_says_why() -> None:
+    chat, _, _ = model_chat("a" * 99, "b" * 99, "c$", context=100)
+
+    ask(chat, "?")
+    assert chat.cut_off == "cut off after 50 tokens: --rl-max-new-tokens allows more"
+    ask(chat, "?")
+    assert chat.cut_off == "cut off after 37 tokens: the context is full"
+    chat.messages = []
+    ask(chat, "?")
+    assert chat.cut_off == ""
 
 
 def test_an_answer_grows_with_its_tokens_until_it_is_stopped() -> None:
@@ -85,6 +111,62 @@ def test_an_answer_grows_with_its_tokens_until_it_is_stopped() -> None:
     with pytest.raises(ChatStoppedError):
         answer.on_tokens([ord("c")])
     assert shown == ["a", "ab", "ab"]
+
+
+# -- two models with weights of their own
+
+
+class Stopping(Silent):
+    """Presses Ctrl-C when the base has answered."""
+
+    def answer(self, name: str, text: str) -> None:
+        if name == "base":
+            signal.raise_signal(signal.SIGINT)
+
+
+def two_models(base: list[str], tuned: list[str], **given: Any) -> tuple[ChatSession, list[Scripted]]:
+    """A session with two scripted models, of which each has its own engine, and these engines."""
+    chats = [model_chat(*base), model_chat(*tuned)]
+    for (chat, _, _), name in zip(chats, ("base", "tuned"), strict=True):
+        chat.name = name
+    loaded = [LoadedChat(chat, cast(LoadedPolicy, None)) for chat, _, _ in chats]
+    return ChatSession(loaded, TrainConfig(), **given), [engine for _, engine, _ in chats]
+
+
+def prompts_of(engine: Scripted) -> list[str]:
+    return ["".join(map(chr, request.prompt_ids)) for request in engine.requests]
+
+
+def test_two_models_are_asked_the_same_with_the_same_seed_and_each_continues_its_own_answers() -> None:
+    session, engines = two_models(["5$", "6$"], ["4$", "5$"], system="add")
+
+    with closing(session):
+        assert session.ask("2+2?", Silent()) == {"base": "5$", "tuned": "4$"}
+        assert session.ask("+1?", Silent()) == {"base": "6$", "tuned": "5$"}
+
+    assert [prompts_of(engine)[1] for engine in engines] == [
+        "s:add$u:2+2?$a:5$u:+1?$a:",
+        "s:add$u:2+2?$a:4$u:+1?$a:",
+    ]
+    base, tuned = ([request.seed for request in engine.requests] for engine in engines)
+    assert base == tuned
+    assert base[0] != base[1]
+
+
+@pytest.mark.parametrize("context", [None, 45])
+def test_a_question_that_one_of_two_models_has_not_answered_is_in_neither_conversation(context: int | None) -> None:
+    session, engines = two_models(["a$", "b$", "c$"], ["a long answer of thirty letters$", "b$", "c$"])
+    session.loaded[1].chat.limits = Limits(1, 50, context=context)
+    with closing(session):
+        session.ask("1?", Silent())
+        before = [list(one.chat.messages) for one in session.loaded]
+        with pytest.raises(ConfigError if context else ChatStoppedError):
+            session.ask("2?", Silent() if context else Stopping())
+
+        assert [one.chat.messages for one in session.loaded] == before
+        session.reset()
+        session.ask("3?", Silent())
+        assert [prompts_of(engine)[-1] for engine in engines] == ["u:3?$a:"] * 2
 
 
 # -- what is shown

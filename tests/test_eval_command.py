@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -226,20 +225,6 @@ def test_models_of_one_name_are_told_apart(evals: Evals, tmp_path: Path) -> None
     assert f"{tmp_path}/a/model " in table
     assert f"{tmp_path}/b c/ü/model " in table
     assert sorted(path.name for path in Path("runs").iterdir()) == ["eval-model", "eval-model-2"]
-
-
-def test_an_eval_with_another_scorer_is_neither_taken_nor_continued(evals: Evals, tmp_path: Path) -> None:
-    file, flags = tmp_path / "my_env.py", {"rl_env": "my_env.py:Sums"}
-    file.write_text("class Sums: pass")
-    (first,) = eval_folders(["tiny"], flags)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    recorded = {"model": {"weights": []}, "file": str(file), "sha256": digest}
-    write_json(RunFolder(first).environment, recorded)
-    assert eval_folders(["tiny"], flags) == [first]
-    file.write_text("class Sums: 'with another scorer'")
-    with pytest.raises(ConfigError, match="other options: the environment's file"):
-        run("tiny", "--rl-env", "my_env.py:Sums", "--resume")
-    assert eval_folders(["tiny"], flags) != [first]
 
 
 def test_results_are_one_table_or_json(evals: Evals) -> None:

@@ -16,12 +16,22 @@ def failure_message(what: str, error: BaseException) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Type and message on one line of at most 300 characters: `ValueError: no such city`."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300].rstrip(": ")
+    first = first_of_group(error)
+    text = " ".join(str(first).split())
+    others = f" (the first error of an {type(error).__name__})" if first is not error else ""
+    return f"{type(first).__name__}: {text}"[:300].rstrip(": ") + others
+
+
+def first_of_group(error: BaseException) -> BaseException:
+    """The first error of an ExceptionGroup, such as that of a TaskGroup, whose own text does not say what failed."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _where(error: BaseException) -> str:
     """The line of the user's code that failed: `at hotel.py, line 12, in score_episode: return 1 / 0`."""
+    error = first_of_group(error)
     if isinstance(error, SyntaxError) and error.filename:
         return f"at {error.filename}, line {error.lineno}: {(error.text or '').strip()}"
     return users_line(traceback.extract_tb(error.__traceback__))
@@ -43,6 +53,7 @@ def is_users_file(filename: str) -> bool:
 
 
 def _remedy(error: BaseException) -> str:
+    error = first_of_group(error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"Install {error.name}, or correct the import."
     if isinstance(error, ImportError) and "no known parent package" in str(error):

@@ -6,6 +6,7 @@ FILE holds the request as JSON. Questions are typed, or come line by line from a
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,11 +15,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.text import Text
+from transformers.utils import logging as transformers_logging
 
 from aitrain.environment.contract import Case
 from aitrain.environment.session import Message
 from aitrain.environment.tool_call_parser import clean
-from aitrain.errors import AitrainError, ConfigError, Interrupted
+from aitrain.errors import AitrainError, ConfigError, Interrupted, RunFailed
 from aitrain.jobs.chat_session import ChatSession, Silent, answers_and_scores, open_session
 from aitrain.jobs.env_terminal import exit_now
 from aitrain.redaction import redact
@@ -39,6 +41,7 @@ Ctrl-C interrupts an answer. After a case, the conversation goes on from its end
 
 def main(request: ChatSetup) -> int:
     """Chat until the input ends; returns the exit code."""
+    transformers_logging.set_verbosity_error()
     try:
         is_typed = sys.stdin.isatty()
         if is_typed:
@@ -53,6 +56,15 @@ def main(request: ChatSetup) -> int:
     except AitrainError as error:
         print(f"aitrain: {escape_controls(redact(str(error)))}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # `aitrain chat runs/sums < questions | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return RunFailed.exit_code
+    except Exception as error:
+        what = " ".join(str(error).split())[:300]
+        print(
+            f"aitrain: The chat failed: {escape_controls(redact(f'{type(error).__name__}: {what}'))}", file=sys.stderr
+        )
+        return RunFailed.exit_code
 
 
 # -- on a terminal
@@ -109,6 +121,9 @@ class TerminalChat:
         view = ChatView(self.console, self.session.titles)
         with _shown(view):
             self.session.ask(question, view)
+            for chat, _ in self.session.loaded:
+                if chat.cut_off:
+                    view.note(chat.name, chat.cut_off, "yellow")
 
     def case(self, wanted: str) -> None:
         """Play a case, and show the scores."""
@@ -187,11 +202,15 @@ def answer_lines(session: ChatSession, case: str | None, as_json: bool) -> int:
     if case is not None:
         answers, scores = answers_and_scores(session.play(session.case(case), Silent()))
         _print_line({"case": case, "answers": answers, "scores": scores}, as_json)
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin, 1):
         question = clean(line).strip()
         if question:
             session.reset()
-            _print_line({"question": question, "answers": session.ask(question, Silent())}, as_json)
+            try:
+                answers = session.ask(question, Silent())
+            except ConfigError as error:
+                raise ConfigError(f"line {number}: {error}") from None
+            _print_line({"question": question, "answers": answers}, as_json)
     return 0
 
 

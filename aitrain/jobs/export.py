@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact
 from aitrain.runs.export_request import DTYPES, ExportRequest
 from aitrain.runs.json_values import as_object
-from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, read_model, run_options
+from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference, public_base, read_model, run_options
 from aitrain.runs.new_folder import new_folder
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.training.hub import HubRepository, check_token
@@ -43,6 +44,7 @@ NOT_UPLOADED = {"optimizer.pt", "scheduler.pt", "trainer_state.json", "training_
 def main(request: ExportRequest) -> int:
     """Export as requested, and print the result; returns the exit code."""
     transformers_logging.set_verbosity_error()
+    warnings.simplefilter("ignore")  # the libraries' advice is for those who call them
     try:
         plan = Export(request, read_model(request.model))
         (_show_plan if request.dry_run else _carry_out)(plan)
@@ -224,7 +226,7 @@ def _write_small_files(plan: Export, place: Path) -> None:
         return
     step = f" after step {reference.step}" if reference.step is not None else ""
     kind = "a LoRA adapter" if plan.request.adapter_only else "one whole model"
-    text = f"{reference.label}: {reference.base}, trained with GRPO by aitrain{step}, as {kind}."
+    text = f"{reference.label}: {public_base(reference.base)}, trained with GRPO by aitrain{step}, as {kind}."
     write_short_card(place, reference.label, reference.base, text)
 
 

@@ -87,6 +87,8 @@ class ModelChat:
     scope: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context in which the engine has the weights of this model, such as a base without the adapter beside it."""
     messages: list[Message] = field(default_factory=list)
+    cut_off: str = ""
+    """Why the last answer to the person ends before its end, and what to do; empty if the model ended it."""
 
     @property
     def prompt(self) -> Prompt:
@@ -106,16 +108,20 @@ class ModelChat:
             ids = self.chat.prompt_ids(self.prompt)
             room = self.limits.room(len(ids), 0)
             if room < 1:
-                raise ConfigError(
-                    f"The conversation has {len(ids)} tokens, which leaves no room for an answer.\n"
-                    "Begin a new one: /reset, or reset() in Python."
-                )
+                what, advice = ("conversation", "Begin a new one: /reset, or reset() in Python.")
+                if not any(message["role"] == "assistant" for message in before):
+                    what, advice = ("question", f"The model's context has {self.limits.context}.")
+                raise ConfigError(f"The {what} has {len(ids)} tokens, which leaves no room for an answer.\n{advice}")
             async with _alone(self.engine) as engine:
                 completion = await engine.generate(GenerationRequest(ids, room, SampleSeed(seed), decoding))
         except BaseException:
             self.messages = before
             raise
         self.messages.append(self.chat.read(completion.ids, ids, (), self.end.eos_ids).message)
+        self.cut_off = ""
+        if completion.finish_reason == "length":
+            advice = "--rl-max-new-tokens allows more" if room == self.limits.turn_tokens else "the context is full"
+            self.cut_off = f"cut off after {len(completion.ids)} tokens: {advice}"
         return self.engine.answer.text
 
     async def play(self, runner: EnvRunner, chat: ChatFormat, limits: Limits, case: Case, seeds: CaseSeeds) -> Episode:

@@ -120,6 +120,13 @@ def run_options(reference: ModelReference) -> dict[str, object]:
     return options
 
 
+def public_base(base: str) -> str:
+    """A base as others may read it: of a folder of this machine only the name; Hub names as they are."""
+    if Path(base).parts[-2:] == ("aitrain", "tiny_model"):
+        return TINY  # the shipped model has another path on each machine
+    return Path(base).name if base.startswith(("/", "~", ".")) else base
+
+
 def weights_stamp(reference: ModelReference) -> list[str]:
     """Names, sizes and times of the files with weights, to see that they have changed; empty for those of the Hub."""
     folders = [folder for folder in (Path(reference.base), reference.adapter) if folder is not None and folder.is_dir()]
@@ -217,8 +224,8 @@ def _base_of(adapter: Path, run: Path | None) -> str:
     recorded = read_object(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(recorded, str) or not recorded:
         raise ConfigError(f"model: {adapter / ADAPTER_CONFIG} does not name its base model (base_model_name_or_path)")
-    if Path(recorded).parts[-2:] == ("aitrain", "tiny_model"):
-        return TINY  # the shipped model has another path on each machine
+    if public_base(recorded) == TINY:
+        return TINY
     beside = adapter / recorded
     if not Path(recorded).is_absolute() and not Path(recorded).exists() and beside.is_dir():
         return str(beside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from huggingface_hub.errors import RepositoryNotFoundError
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.options.train import TrainConfig
+from aitrain.runs.model_reference import ADAPTER_CONFIG, public_base
+from aitrain.runs.run_folder import read_object
 
 RepositoryState = Literal["new", "private", "public", "unknown"]
 """What is at a repository's name; unknown if the Hub cannot be asked."""
@@ -62,24 +65,44 @@ class HubRepository:
     def upload(self, folder: Path, files: Sequence[str] | None = None) -> str:
         """Upload a folder, or some of its files, and make the repository if there is none; returns its URL.
 
+        An adapter whose base is a folder of this machine names it without the folders above it.
+
         Raises:
             RunFailed: the upload failed.
         """
         api = HfApi()
         try:
             repository = api.create_repo(self.full_name(), private=self.is_private, exist_ok=True)
+            public = _public_adapter_config(folder)
             api.upload_folder(
                 repo_id=repository.repo_id,
                 folder_path=folder,
                 commit_message="Trained with aitrain",
                 allow_patterns=files,
+                ignore_patterns=None if public is None else [ADAPTER_CONFIG],
             )
+            if public is not None:
+                api.upload_file(
+                    repo_id=repository.repo_id,
+                    path_or_fileobj=public,
+                    path_in_repo=ADAPTER_CONFIG,
+                    commit_message="Configuration of the adapter",
+                )
         except Exception as error:
             what = " ".join(str(error).split())[:200]
             raise RunFailed(
                 f"The upload to the Hub failed: {type(error).__name__}: {what}\nThe model is saved in {folder}."
             ) from error
         return str(repository)
+
+
+def _public_adapter_config(folder: Path) -> bytes | None:
+    """An adapter's configuration without the place of its base on this machine; None if it has none."""
+    saved = read_object(folder / ADAPTER_CONFIG)
+    base = saved.get("base_model_name_or_path")
+    if not isinstance(base, str) or public_base(base) == base:
+        return None
+    return json.dumps({**saved, "base_model_name_or_path": public_base(base)}, indent=2).encode()
 
 
 def check_token() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import PreTrainedModel
 
 from aitrain.engines.scopes import savable_generation_config
@@ -49,6 +51,23 @@ class LogitCheck:
         return f"{text}\n! Rounding takes away much of what was trained: export with --dtype float32"
 
 
+def merged(model: PeftModel) -> PreTrainedModel:
+    """The base with the adapter added to its weights, which it changes.
+
+    Tied embeddings are separated first if the adapter is on one of them: added to the weights of both, it would change
+    the other one as well.
+    """
+    base = model.get_base_model()
+    ends = [layer for layer in (base.get_input_embeddings(), base.get_output_embeddings()) if layer is not None]
+    if len(ends) == 2 and ends[0].weight is ends[1].weight and any(isinstance(end, BaseTunerLayer) for end in ends):
+        head = ends[1].get_base_layer() if isinstance(ends[1], BaseTunerLayer) else ends[1]
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft warns of tied embeddings, and says that it changes the configuration
+        whole: PreTrainedModel = model.merge_and_unload()
+    return whole
+
+
 def write_whole_model(load: Callable[[], LoadedPolicy], folder: Path, shard_size: str) -> LogitCheck:
     """Load a model, merge its adapter, if there is one, and write weights and tokenizer.
 
@@ -62,7 +81,7 @@ def write_whole_model(load: Callable[[], LoadedPolicy], folder: Path, shard_size
     if isinstance(model, PeftModel):
         with model.disable_adapter():
             effect = _largest(trained - _logits(model, rows))
-        model = model.merge_and_unload()
+        model = merged(model)
     model.config.use_cache = True  # off where a training saved it
     with savable_generation_config(model):
         model.save_pretrained(folder, max_shard_size=shard_size)

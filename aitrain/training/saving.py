@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedModel
 
 from aitrain.engines.scopes import savable_generation_config
 from aitrain.options.train import TrainConfig
 from aitrain.runs.checkpoint import STAGING, publish
 from aitrain.runs.run_folder import RunFolder
+from aitrain.training.merging import merged
 from aitrain.training.model import load_model
 from aitrain.training.trainer import EpisodeTrainer
 
@@ -33,11 +33,9 @@ def merge_adapter(trainer: EpisodeTrainer, folder: RunFolder, config: TrainConfi
     precision. Only one process may call this.
     """
     base = load_model(config.model_copy(update={"quantization": None}), dtype)
-    merged: PreTrainedModel = PeftModel.from_pretrained(
-        base, str(folder.model), use_safetensors=True
-    ).merge_and_unload()
+    whole = merged(PeftModel.from_pretrained(base, str(folder.model), use_safetensors=True))
     partial = folder.path / f"{STAGING}merged"
-    with savable_generation_config(merged):
-        merged.save_pretrained(partial)
+    with savable_generation_config(whole):
+        whole.save_pretrained(partial)
     trainer.processing_class.save_pretrained(partial)
     publish(partial, folder.model / "merged")

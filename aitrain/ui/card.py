@@ -44,12 +44,19 @@ def write_card(folder: RunFolder, place: Path | None = None) -> None:
     picture = draw_curve(folder, rollouts)
     if picture is not None:
         shutil.copyfile(picture, place / PICTURE)
-    config = resolve(TrainConfig, folder.config)
+    options = resolve(TrainConfig, folder.config)
+    base, config = options.model, _without_places(options)
     result = read_object(folder.result)
     found = recorded_table(result.get("scores")) or scores(folder, rollouts)
-    header = _front_matter(place, config.project_name, config.model, list(_eval_results(result, found)))
+    header = _front_matter(place, config.project_name, base, list(_eval_results(result, found)))
     text = "\n\n".join([header, *_sections(folder, place, config, result, found)])
     write_text(place / "README.md", redact(text) + "\n")
+
+
+def _without_places(config: TrainConfig) -> TrainConfig:
+    """The options with the names alone of files and folders that are given by their whole path on this machine."""
+    paths = {name: value for name, value in config.changed().items() if str(value).startswith(("/", "~"))}
+    return config.model_copy(update={name: Path(str(value)).name for name, value in paths.items()})
 
 
 def write_short_card(place: Path, name: str, base: str, text: str) -> None:

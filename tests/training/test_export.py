@@ -173,6 +173,23 @@ def test_half_precision_is_told_where_it_rounds_the_adapter_away(
     assert "Rounding takes away" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_one_of_two_tied_embeddings_changes_only_that_one(
+    here: Path, small_model: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(small_model)
+    assert base.config.tie_word_embeddings
+    lora = LoraConfig(r=4, target_modules=[target], init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = get_peft_model(base, lora).eval()
+    adapted.save_pretrained(here / "head")
+    assert export(here / "head") == 0
+
+    whole = load(here / "exports" / "head")
+    assert (logits(whole) - logits(adapted)).abs().max() < 1e-4
+    assert not whole.config.tie_word_embeddings
+    assert "UserWarning" not in capsys.readouterr().err
+
+
 # -- refused
 
 
@@ -240,6 +257,21 @@ def test_a_push_uploads_every_byte_to_a_private_repository(here: Path, run: Path
     assert hub.private == {"somebody/mine": True}
     folder = here / "exports" / "mine"
     assert hub.files == {name: (folder / name).read_bytes() for name in listing(folder)}
+
+
+def test_nothing_that_is_uploaded_tells_where_the_base_is_on_this_machine(here: Path, run: Path, hub: Hub) -> None:
+    write(run, {"config.yaml": f"model: {here}/base\npeft: true\nrl_env: {here}/own.py:Own\noutput_dir: {here}\n"})
+    config = json.loads((run / "model" / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = f"{here}/base"
+    write(run, {"model/adapter_config.json": json.dumps(config)})
+    shutil.copytree(run / "model", here / "lone")
+    for model in (run, here / "lone"):
+        assert export(model, push_to_hub=True, adapter_only=True) == 0
+
+        assert not [name for name, content in hub.files.items() if str(here).encode() in content]
+        assert json.loads(hub.files["adapter_config.json"]) == {**config, "base_model_name_or_path": "base"}
+        assert b"base, trained with GRPO" in hub.files["README.md"]
+    assert f"{here}/base" in (here / "exports" / "lone" / "adapter_config.json").read_text()
 
 
 def test_a_dry_run_shows_the_repository_and_changes_nothing(
