@@ -88,6 +88,7 @@ def model(small_model: Path) -> LlamaForCausalLM:
 @pytest.fixture
 def watched(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> Watched:
     """A batcher that waits until everybody has come."""
+    monkeypatch.setattr(proxy_batcher, "FIRST_WINDOW", 60.0)
     monkeypatch.setattr(proxy_batcher, "SHORTEST_WINDOW", 60.0)
     return Watched(model)
 
@@ -230,6 +231,7 @@ def test_what_the_models_own_config_sets_counts(watched: Watched) -> None:
 
 
 def test_a_model_with_an_adapter_works_the_same(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy_batcher, "FIRST_WINDOW", 60.0)
     monkeypatch.setattr(proxy_batcher, "SHORTEST_WINDOW", 60.0)
     watched = Watched(get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)))
     watched.assert_as_if_alone([masked(3, max_new_tokens=6), masked(9, max_new_tokens=6)], generations=1)
@@ -673,6 +675,7 @@ class Parrot:
 
 @pytest.fixture
 def parrot(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> tuple[Parrot, Watched]:
+    monkeypatch.setattr(proxy_batcher, "FIRST_WINDOW", 60.0)
     monkeypatch.setattr(proxy_batcher, "SHORTEST_WINDOW", 60.0)
     parrot = Parrot()
     return parrot, Watched(model, engine=parrot)
