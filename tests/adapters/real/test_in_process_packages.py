@@ -204,4 +204,4 @@ def test_the_examples_of_a_page_run(name: str, here: Path, tmp_path: Path, monke
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
     page = ROOT / "docs" / f"adapters-{name}.md"
-    test_docs.test_the_examples_of_a_page_run_as_they_are(page, here)
+    test_docs.test_the_examples_of_a_page_run_as_they_are(page, here, command.parent)
