@@ -216,7 +216,7 @@ class Chat:
         self._session = session
 
     def __call__(self, question: str) -> Answers:
-        """The answers to what you say; the next call goes on from there.
+        """The answers to what you say; the next call continues the conversation.
 
         Raises:
             ConfigError: the conversation leaves no room for an answer.

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from aitrain.cli.completion import run_names
-from aitrain.cli.flags import Flag, with_options
+from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.options.chat import ChatConfig
 from aitrain.options.documentation import help_text
 
@@ -69,7 +69,7 @@ def chat(
     from aitrain.cli.env_process import limit_threads, run_on_terminal  # here, because help needs none of it
     from aitrain.runs.chat_setup import ChatSetup, chat_options
 
-    given = {name: value for name, value in flags.items() if value not in (None, [])}
+    given = given_flags(flags)
     request = ChatSetup(model, chat_options(model, only, given), only, system, case, greedy, seed, as_json)
     config = request.config
     if case is not None:

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from aitrain.cli.completion import run_names
 from aitrain.cli.eval import SHOWN, AskedEvals, run_evals
-from aitrain.cli.flags import Flag, with_options
+from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.cli.pager import page, rendered
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import ConfigError, WorseError
@@ -125,9 +125,7 @@ def compare_models(
 
     if not models:
         raise ConfigError("Name what is compared: aitrain compare RUN, or aitrain compare A B")
-    given: dict[str, object] = {name: value for name, value in flags.items() if value not in (None, [])}
-    given |= {} if cases is None else {"eval_cases": cases}
-    given |= {} if samples is None else {"eval_samples": samples}
+    given = given_flags(flags, eval_cases=cases, eval_samples=samples)
     asked = AskedEvals(models, given, config, "reuse", Verbosity(quiet, verbose, debug))
     comparisons = compare_all(read_scorings(scored_folders(asked)))
     if html is not None:

@@ -62,7 +62,7 @@ def env_play(
         raise ConfigError("--policy script FILE: the policy and its file belong together")
     if as_json and policy == "person":
         raise ConfigError(
-            "--json: there is nobody to show the turns to; add --policy reference, script FILE, or --model"
+            "--json: a person plays in the terminal; add --policy reference, --policy script FILE, or --model"
         )
     options = env_options(env, rl_env_config, keywords) | {"model": tokenizer}
     options |= {"rl_max_turns": max_turns} if max_turns else {}

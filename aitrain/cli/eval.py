@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aitrain.cli.completion import run_names
-from aitrain.cli.flags import Flag, with_options
+from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, ConfigError, EnvironmentFailed, Interrupted
 from aitrain.options.documentation import help_text
@@ -90,9 +90,7 @@ def eval(
     **flags: Flag,
 ) -> int:
     """Score models on the held-out cases of an environment."""
-    given: dict[str, object] = {name: value for name, value in flags.items() if value not in (None, [])}
-    given |= {} if cases is None else {"eval_cases": cases}
-    given |= {} if samples is None else {"eval_samples": samples}
+    given = given_flags(flags, eval_cases=cases, eval_samples=samples)
     asked = AskedEvals(models or [], given, config, "resume" if resume else "new", Verbosity(quiet, verbose, debug))
     folders = list[Path]()
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated
 
 import typer
@@ -17,6 +17,11 @@ BASH = "complete_bash"
 Command = Callable[..., int]
 Flag = str | bool | list[str] | None
 """A flag's value from Typer; None if it is not given."""
+
+
+def given_flags(flags: Mapping[str, Flag], **more: Flag) -> dict[str, Flag]:
+    """The options given on the command line; those of `more` come from flags of other names, and the flags win."""
+    return {name: value for values in (more, flags) for name, value in values.items() if value not in (None, [])}
 
 
 def with_options(job: type[Options], names: Collection[str] | None = None) -> Callable[[Command], Command]:

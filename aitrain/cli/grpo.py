@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aitrain.cli.flags import Flag, with_options
+from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import ConfigError
 from aitrain.options.documentation import help_text
@@ -76,7 +76,7 @@ def grpo(
     verbosity = Verbosity(quiet, verbose, debug)
     if options_only and not dry_run:
         raise ConfigError("--options-only: add --dry-run, or omit it to train")
-    plan = check(resolve(TrainConfig, config, given_flags(flags, resume)))
+    plan = check(resolve(TrainConfig, config, given_flags(flags, resume_from_checkpoint="auto" if resume else None)))
     if dry_run:
         for line in plan_lines(plan):
             typer.echo(line)
@@ -86,12 +86,6 @@ def grpo(
     from aitrain.cli.running import start  # here, because a refused command needs none of it
 
     return start(plan, verbosity)
-
-
-def given_flags(flags: Mapping[str, Flag], resume: bool) -> dict[str, Flag]:
-    """The options given on the command line; `--resume` becomes `resume_from_checkpoint: auto`."""
-    given: dict[str, Flag] = {"resume_from_checkpoint": "auto"} if resume else {}
-    return given | {name: value for name, value in flags.items() if value not in (None, [])}
 
 
 def checked_lines(plan: RunPlan, options_only: bool, debug: bool) -> Iterator[str]:

@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 
 from aitrain.batch import schedule_cases
-from aitrain.cli.flags import Flag, with_options
-from aitrain.cli.grpo import checked_lines, given_flags, plan_lines
+from aitrain.cli.flags import Flag, given_flags, with_options
+from aitrain.cli.grpo import checked_lines, plan_lines
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Failed
 from aitrain.launch.model_shape import read_model_shape
@@ -76,7 +76,7 @@ def plan(
     """Show what a run would do, and what it needs."""
     if measure and options_only:
         raise ConfigError("--measure: trains, so it cannot be combined with --options-only\nLeave one of them out.")
-    wanted = check(resolve(TrainConfig, config, given_flags(flags, resume)))
+    wanted = check(resolve(TrainConfig, config, given_flags(flags, resume_from_checkpoint="auto" if resume else None)))
     for line in (*plan_lines(wanted), *_resource_lines(wanted)):
         typer.echo(line)
     for line in _measured(wanted, measure, debug) if measure else _time_left(wanted):

@@ -59,7 +59,7 @@ def sweep(
     record = plan.resumed() if resume else plan.open_folder()
     with sweep_lock(record.folder):
         if resume:
-            record = plan.resumed()  # nobody else changes it now
+            record = plan.resumed()  # the lock is held: no other process changes it
             write_text(record.folder / SWEEP_YAML, write_yaml(plan.config.written()))  # a next --resume has them, too
         was_stopped = _play(plan, record, parallel, verbosity)
     _show_result(record, as_json)

@@ -119,7 +119,7 @@ class RolloutSession(Session):
         """The rollout's next request; None if it has ended.
 
         Raises:
-            CallFailed: it raised, has asked too many untrained requests, or goes on asking after a limit.
+            CallFailed: it raised, has asked too many untrained requests, or asks again after a limit.
         """
         run = self._run
         assert run is not None

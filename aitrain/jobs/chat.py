@@ -36,7 +36,7 @@ HELP = """\
 /system TEXT  begin a new conversation with this system prompt; without TEXT with none
 /reset        begin a new conversation
 /quit         end, as Ctrl-D does
-Ctrl-C interrupts an answer. After a case, the conversation goes on from its end."""
+Ctrl-C interrupts an answer. After a case, the conversation continues from its end."""
 
 
 def main(request: ChatSetup) -> int:

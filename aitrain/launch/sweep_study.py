@@ -1,6 +1,6 @@
 """What Optuna decides in a sweep: the values of the next trial, and whether a trial is ended early.
 
-Each answer comes from a study in memory that the recorded trials are told to, with a seed of the trial's number. So
+Optuna's study is in memory: for each trial it gets the recorded trials, and a seed derived from the trial's number. So
 Optuna stores nothing, and a sweep that was killed continues as if it had not been.
 """
 

@@ -212,7 +212,7 @@ def compare_all(scorings: Sequence[RecordedScoring]) -> list[Comparison]:
     """Each of the other scorings compared with the first, with p-values that are corrected for their number.
 
     Raises:
-        ConfigError: two of them have no case, no decoding or no score in common, or other score ranges.
+        ConfigError: two of them share no case, no decoding or no score, or have different score ranges.
     """
     comparisons = [_compare(scorings[0], other) for other in scorings[1:]]
     for name in {row.name for comparison in comparisons for row in comparison.rows}:
@@ -227,7 +227,7 @@ def _compare(a: RecordedScoring, b: RecordedScoring) -> Comparison:
         raise ConfigError(f"The score ranges differ: {ranges}\nScore both with the same environment and range.")
     if not decodings:
         kinds = " and ".join(f"{one.label} is {' and '.join(one.decodings) or 'empty'}" for one in (a, b))
-        raise ConfigError(f"The scorings have no decoding in common: {kinds}\nEvaluate one of them with both.")
+        raise ConfigError(f"No decoding was scored in both: {kinds}\nEvaluate one of them with --decoding both.")
     matched = match_cases(*({case: one.key for case, one in scoring.cases.items()} for scoring in (a, b)))
     if not matched:
         raise ConfigError(missing_match(a, b))

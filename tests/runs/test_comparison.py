@@ -88,7 +88,7 @@ def test_sampled_scores_decide_and_greedy_ones_where_nothing_was_sampled(tmp_pat
     (mixed,) = compared(tmp_path, greedy, sampled + greedy)
     assert (mixed.decoding, [row.name for row in mixed.rows]) == ("greedy", ["greedy"])
     assert mixed.notes == ["Only one of them has sampled completions: those are left out"]
-    with pytest.raises(ConfigError, match="no decoding in common: a is sampled and b is greedy"):
+    with pytest.raises(ConfigError, match="No decoding was scored in both: a is sampled and b is greedy"):
         compared(tmp_path, sampled, greedy)
 
 
