@@ -20,6 +20,7 @@ from tests.preloaded import serving
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # threads that wait for each other gain nothing on the small model
+os.environ.pop("CI", None)  # a terminal in CI is not drawn over; tests of what a person sees would find nothing
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -108,6 +108,10 @@ class TerminalChat:
                 self._ask(line)
         except AitrainError as error:
             self._say(str(error), "red")
+        except KeyboardInterrupt:
+            if self.session.stop.is_set:  # the second one during an answer
+                raise
+            self._say("\n(Ctrl-D ends)")  # the answer was complete, and was being printed
 
     def _command(self, line: str) -> None:
         word, _, rest = line[1:].partition(" ")

@@ -226,7 +226,10 @@ def test_a_run_gives_signs_of_life_during_a_long_step_and_is_told_from_a_dead_on
 def test_a_process_that_hangs_ends_all_of_them_and_is_told_of(command: Command) -> None:
     running = command.start("Slow", "--num-processes=2", "--max-steps=2000", "--ddp-timeout=10", "--eval-cases=0")
     command.wait_for_step(2, running)
-    second = read_object(command.folder / "run" / "status.json")["pids"][1]
+    while "pids" not in (status := read_object(command.folder / "run" / "status.json")):  # in the next heartbeat
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.1)
+    second = status["pids"][1]
     os.kill(second, signal.SIGSTOP)
     _, err = running.communicate(timeout=200)
 
