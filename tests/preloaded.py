@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MODULES = (
-    "aitrain.jobs.worker", "aitrain.jobs.dry_run", "aitrain.jobs.export", "aitrain.jobs.chat", "torch.distributed.run",
+    "aitrain", "aitrain.jobs.worker", "aitrain.jobs.dry_run", "aitrain.jobs.export", "aitrain.jobs.chat",
+    "torch.distributed.run", "benchmarks.plain_trl",
 )  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
 
@@ -117,18 +118,20 @@ class ForkingPopen(subprocess.Popen[Any]):
     """`subprocess.Popen` that forks where it would start Python with one of MODULES."""
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        module = args[3] if list(args[:3]) == [sys.executable, "-P", "-m"] else None
-        if module not in MODULES:
+        words = [word for word in args if word != "-P"]
+        if words[:2] != [sys.executable, "-m"] or words[2] not in MODULES:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
-        variables, pipes, is_new_session = rest[5], rest[9:15], rest[20]
+        folder, variables, pipes, is_new_session = rest[4], rest[5], rest[9:15], rest[20]
         self.pid = os.fork()
         if self.pid == 0:
             _forget_interrupted_imports()
             if is_new_session:
                 os.setsid()
+            if folder is not None:
+                os.chdir(folder)
             _become([pipes[0], pipes[3], pipes[5]], variables)
-            _run(*args[3:])
+            _run(*words[2:])
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def gpu_benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.gpu", *arguments]
+def gpu_benchmark(*arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    command = [python, "-P", "-m", "benchmarks.gpu", *arguments]
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
 
@@ -25,8 +25,10 @@ def test_without_a_gpu_it_says_so_in_one_line() -> None:
     assert done.stdout == ""
 
 
-def test_both_sides_do_the_same_work_on_the_cpu() -> None:
-    done = gpu_benchmark("--device=cpu", "--shapes", "tiny", "--weights", "lora", "--pairs=1", "--steps=1")
+def test_both_sides_do_the_same_work_on_the_cpu(preloaded_aitrain: Path) -> None:
+    python = str(preloaded_aitrain / "preloaded-python")
+    tiny = ["--device=cpu", "--shapes", "tiny", "--weights", "lora", "--pairs=1", "--steps=1"]
+    done = gpu_benchmark(*tiny, python=python)
 
     assert done.returncode == 0, done.stderr
     for measure in ("seconds per step", "tokens per second", "peak resident memory, MiB"):
