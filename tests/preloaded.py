@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 MODULES = (
     "aitrain", "aitrain.jobs.worker", "aitrain.jobs.dry_run", "aitrain.jobs.export", "aitrain.jobs.chat",
-    "torch.distributed.run", "benchmarks.plain_trl",
+    "torch.distributed.run", "benchmarks.plain_trl", "tests.training.scripted_run",
 )  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
 
@@ -118,7 +118,7 @@ class ForkingPopen(subprocess.Popen[Any]):
     """`subprocess.Popen` that forks where it would start Python with one of MODULES."""
 
     def _execute_child(self, args: Any, *rest: Any) -> None:
-        words = [word for word in args if word != "-P"]
+        words = [word for word in args if word not in ("-P", "-u")]
         if words[:2] != [sys.executable, "-m"] or words[2] not in MODULES:
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return

@@ -1,4 +1,4 @@
-"""Train with completions that are written down, not sampled: `scripted_run.py MODEL OUT`, alone or under torchrun.
+"""Train with completions that are written down, not sampled: `-m tests.training.scripted_run MODEL OUT`, or torchrun.
 
 Eight completions a step whatever the number of processes, so that the only difference is who computes what.
 """
@@ -152,5 +152,7 @@ def main(model: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    from tests.training import scripted_run  # whose classes are in a module that can be read
+
+    scripted_run.main(sys.argv[1], Path(sys.argv[2]))
     exit_now(0)

@@ -94,12 +94,12 @@ def test_an_adapter_ends_like_that_of_a_plain_trl_script(
 
 
 @pytest.fixture(scope="module")
-def scripted(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scripted(small_model: Path, tmp_path_factory: pytest.TempPathFactory, preloaded_aitrain: Path) -> Path:
     """Models trained on the same scripted completions, by one process and by two, with each loss."""
-    out = tmp_path_factory.mktemp("scripted")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    run(sys.executable, HERE / "scripted_run.py", small_model, out / "one")
-    run(*torchrun, HERE / "scripted_run.py", small_model, out / "two")
+    out, python = tmp_path_factory.mktemp("scripted"), [preloaded_aitrain / "preloaded-python", "-P", "-m"]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    run(*python, "tests.training.scripted_run", small_model, out / "one")
+    run(*python, *torchrun, "tests.training.scripted_run", small_model, out / "two")
     return out
 
 
