@@ -90,7 +90,7 @@ CONFIG = """
 strict = true
 follow_imports = "silent"
 [[tool.mypy.overrides]]
-module = ["torch.*", "transformers.*", "datasets.*", "numpy.*", "pydantic.*", "httpx.*", "rich.*", "typer.*", "psutil.*"]
+module = ["torch.*", "transformers.*", "datasets.*", "numpy.*", "pydantic.*", "httpx.*", "rich.*", "typer.*"]
 follow_imports = "skip"  # no part of an environment's types, and most of the time
 """
 
