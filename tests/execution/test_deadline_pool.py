@@ -859,7 +859,7 @@ def test_an_awaited_call_that_hangs_fails_while_the_loop_goes_on(make_pool: Any,
 
 
 def test_an_async_job_is_awaited_with_its_deadline(make_pool: Any) -> None:
-    pool, cancelled = make_pool(2, timeout=0.2), threading.Event()
+    pool, cancelled = make_pool(2, timeout=1.0), threading.Event()
 
     async def hang() -> None:
         try:
