@@ -30,7 +30,10 @@ MODULES = (
 )  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
 
-PRELOADED = ("aitrain.cli.running", "aitrain.jobs.grpo", "aitrain.training.dry_run", "torch.distributed.run", "psutil")
+PRELOADED = (
+    "aitrain.cli.running", "aitrain.jobs.grpo", "aitrain.training.dry_run", "torch.distributed.run", "psutil",
+    "transformers.models.llama.modeling_llama", "matplotlib.backends.backend_agg", "matplotlib.figure",
+)  # fmt: skip
 
 SCRIPT = """\
 #!{python} -ISE
