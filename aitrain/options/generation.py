@@ -93,6 +93,8 @@ class VLLMOptions(Options):
     """Free the GPU memory of a colocated vLLM while the model trains; costs time."""
     vllm_server_url: ResumeSafe[Address | None] = None
     """Address of a vLLM server of yours, such as http://127.0.0.1:8000; unset: aitrain starts one."""
+    vllm_servers: ResumeSafe[PositiveInt] = 1
+    """vLLM servers that aitrain starts, each with --vllm-server-gpus GPUs."""
     vllm_tensor_parallel_size: ResumeSafe[PositiveInt] = 1
     """GPUs that one vLLM engine is split over."""
     vllm_server_gpus: ResumeSafe[PositiveInt] = 1

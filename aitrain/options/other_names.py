@@ -128,8 +128,6 @@ ADVICE = {name: advice for advice, names in _COMMON_ADVICE.items() for name in n
     "task": "aitrain grpo has one task: leave it out.",
     "params": "Options are not nested: write them without an indent.",
     "backend": "aitrain trains on the machine that it runs on: leave it out.",
-    "distributed_backend": "Several processes always use DDP: leave it out, and set --num-processes;"
-    " for DeepSpeed pass its file to TRL, --trl deepspeed=FILE.",
     "unsloth": "aitrain trains with TRL as it is: leave it out.",
     "padding": "Prompts are always padded on the left, as generation needs: leave it out.",
     "auto_find_batch_size": "A smaller batch would break the groups: set --batch-size.",

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import chain
 
+from aitrain.options.distributed import DistributedOptions
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.loss_types import LossSettings, contradictions, settle
@@ -41,6 +42,7 @@ class TrainConfig(
     CheckpointOptions,
     HubOptions,
     HardwareOptions,
+    DistributedOptions,
     TRLOptions,
 ):
     """The options of one training run. Unknown names and invalid values raise ConfigError."""

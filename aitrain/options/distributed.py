@@ -1,0 +1,40 @@
+"""Options of training in several processes: how the model is distributed, on which machines, and by which launcher."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from aitrain.options.section import Options, ResumeSafe, Rule
+from aitrain.options.value_types import NonNegativeInt, PositiveInt
+
+
+class DistributedOptions(Options):
+    """Several GPUs, several machines."""
+
+    section = "Several GPUs and machines"
+
+    distributed_backend: ResumeSafe[Literal["ddp", "fsdp2", "deepspeed"]] = "ddp"
+    """How several processes hold the model: ddp, each all of it; fsdp2, each a part; deepspeed, ZeRO."""
+    zero_stage: ResumeSafe[Literal[2, 3]] = 2
+    """DeepSpeed's ZeRO stage: 2 shards gradients and optimizer state, 3 the weights as well."""
+    deepspeed_config: ResumeSafe[str | None] = None
+    """A DeepSpeed configuration file, instead of --zero-stage."""
+    allow_pickle: ResumeSafe[bool] = False
+    """Allow DeepSpeed's checkpoints, which are pickles: who can write to them can run code in your runs."""
+    nnodes: ResumeSafe[PositiveInt | None] = None
+    """Machines that train together; unset: one, or those of the SLURM step."""
+    node_rank: ResumeSafe[NonNegativeInt | None] = None
+    """Which of the machines this is, 0 to N-1; unset: that of the SLURM step."""
+    master_addr: ResumeSafe[str | None] = None
+    """Address of machine 0, as the others reach it; unset: that of the SLURM step."""
+    master_port: ResumeSafe[PositiveInt] = 29400
+    """Port on machine 0 where the machines meet."""
+    launcher: ResumeSafe[Literal["local", "ray"]] = "local"
+    """What starts the training processes: this command, or Ray Train on a Ray cluster."""
+    ray_address: ResumeSafe[str | None] = None
+    """Address of the Ray cluster, such as 10.0.0.1:6379 or auto; unset: RAY_ADDRESS, else a cluster on this machine."""
+    max_failures: ResumeSafe[NonNegativeInt] = 3
+    """How often Ray restarts the training from its newest checkpoint after a process or a machine is lost."""
+
+    def rules(self) -> Iterable[Rule]:
+        """Options of one backend or launcher are not given to another one."""
+        return []
