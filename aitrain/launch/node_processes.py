@@ -136,8 +136,8 @@ class LeadingProcesses(LinkedProcesses):
 
     def _note_progress(self, ranks: dict[str, tuple[int, str, float, bool]]) -> None:
         if self.activity is not None:
-            for rank, (count, *part) in ranks.items():
-                write(self.activity.memory, int(rank), Snapshot(count, Part(*part)))
+            for rank, (count, name, allows, moves_files) in ranks.items():
+                write(self.activity.memory, int(rank), Snapshot(count, Part(name, allows, moves_files)))
 
     def _hear_of(self, peer: Peer, event: Event | None) -> None:
         """An event of another machine's rank; its process id means nothing here."""
