@@ -11,8 +11,8 @@ from rich.console import Console
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note
+from aitrain.launch.launcher import launcher_of
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import Processes
 from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines
@@ -69,7 +69,7 @@ def _near(folder: RunFolder) -> RunFolder:
 
 def _run(plan: RunPlan, folder: RunFolder, announce: Announce) -> Failed | Ended:
     try:
-        end = Processes(plan, folder, announce).run()
+        end = launcher_of(plan)(plan, folder, announce).run()
     except BaseException as error:
         _note_end(folder, "stopped" if isinstance(error, KeyboardInterrupt) else "failed", str(error))
         raise

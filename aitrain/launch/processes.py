@@ -29,6 +29,7 @@ from aitrain.launch.local_processes import (
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
 from aitrain.launch.preflight import RunPlan
+from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
 from aitrain.redaction import disable_telemetry, redact_file
@@ -73,8 +74,8 @@ class Processes:
         disable_telemetry(self.plan.config.telemetry)
         with ExitStack() as stack:
             log = stack.enter_context(self.folder.log.open("a", encoding="utf-8"))
-            stack.callback(_mask_logs, self.folder)
-            stack.enter_context(self._signals())
+            stack.callback(mask_logs, self.folder)
+            stack.enter_context(on_stop_signals(self._on_signal))
             self.folder.write_status("running", **sign_of_life())
             self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
             count = self.plan.batch.processes
@@ -160,19 +161,6 @@ class Processes:
 
     # -- ending
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM; no-op outside the main thread, which alone can."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
     def _on_signal(self, *_: object) -> None:
         if self.local is None:
             raise KeyboardInterrupt  # while vLLM is being started
@@ -228,7 +216,7 @@ def process_variables(plan: RunPlan) -> dict[str, str]:
     return {**defaults, **inherited, **gpus}
 
 
-def _mask_logs(folder: RunFolder) -> None:
+def mask_logs(folder: RunFolder) -> None:
     """Mask secrets in the output of vLLM's server and of programs that the workers ran; workers mask their own."""
     for log in folder.path.glob("*.log"):
         redact_file(log)

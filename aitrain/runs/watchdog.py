@@ -78,7 +78,7 @@ class _Process:
     def _moves_files(self, now: Snapshot) -> bool:
         if not now.part.moves_files or self.pid is None:
             return False
-        moved = _bytes_moved(self.pid)
+        moved = bytes_moved(self.pid)
         if moved < self.moved + BYTES:
             return False
         self.moved = moved
@@ -243,7 +243,7 @@ def is_halted(pid: int) -> bool:
         return False
 
 
-def _bytes_moved(pid: int) -> int:
+def bytes_moved(pid: int) -> int:
     """Bytes that a process has read and written so far, including pages of files; 0 if unknown."""
     import psutil
 
