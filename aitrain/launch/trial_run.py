@@ -13,8 +13,8 @@ from pathlib import Path
 
 from aitrain.errors import ConfigError, Interrupted
 from aitrain.events import Announce, Ended, Evaluated, Event, Failed, Note, Phase
-from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.launcher import RunProcesses, launcher_of
+from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.sweep_plan import SweepPlan
 from aitrain.machine import usable_cores
 from aitrain.runs.checkpoint import newest_checkpoint
