@@ -277,10 +277,19 @@ def write_json(path: Path, values: Mapping[str, object], durable: bool = True) -
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, object]]) -> None:
-    """Append JSON lines. Lone surrogates become `?`."""
-    lines = "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records)
+    """Append JSON lines."""
+    append_text(path, json_lines(records))
+
+
+def json_lines(records: Iterable[Mapping[str, object]]) -> str:
+    """One line for each record."""
+    return "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a text file. Lone surrogates become `?`."""
     with path.open("a", encoding="utf-8", errors="replace") as file:
-        file.write(lines)
+        file.write(text)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, object]]:
