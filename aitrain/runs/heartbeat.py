@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from aitrain import activity
 from aitrain.errors import AitrainError, Interrupted
+from aitrain.runs.node_info import NodeInfo
 from aitrain.runs.run_folder import RunFolder
 
 BEAT = 2.0
@@ -30,7 +31,9 @@ class Progress:
     step: int | None = None
     steps: int | None = None
     pids: list[int] = field(default_factory=list)
-    """The training processes, the first one first."""
+    """The training processes of this machine, the first one first."""
+    nodes: list[NodeInfo] | None = None
+    """The machines; none if there is one, and None until that is known."""
     ends_at: float | None = None
     """Estimated time of the last step, in seconds since 1970."""
     score_before: float | None = None
@@ -85,6 +88,7 @@ class Heartbeat:
             known = {"step": progress.step, "steps": progress.steps, "pids": progress.pids or None, **self._activity()}
             known |= {"ends_at": progress.ends_at, "seconds": progress.seconds}
             known |= {"score_before": progress.score_before, "reason": progress.reason}
+            known |= {"nodes": None if progress.nodes is None else [asdict(node) for node in progress.nodes]}
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)
 

@@ -2,7 +2,7 @@
 
 runs/<project-name>/
   config.yaml  environment.json  environment/  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json
-  status.json  system.jsonl  train.log
+  status.json  system.jsonl  system-node1.jsonl  train.log
 """
 
 from __future__ import annotations
@@ -104,8 +104,12 @@ class RunFolder:
 
     @property
     def system(self) -> Path:
-        """The use of CPU, memory and GPUs while the run lasts."""
+        """The use of CPU, memory and GPUs while the run lasts, on the first machine."""
         return self.path / "system.jsonl"
+
+    def system_of(self, node: int) -> Path:
+        """The same of one of several machines."""
+        return self.path / f"system-node{node}.jsonl" if node else self.system
 
     @property
     def log(self) -> Path:
@@ -183,6 +187,7 @@ class RunFolder:
             self.result,
             self.status,
             self.system,
+            *self.path.glob("system-node*.jsonl"),
             *self.rollouts.glob("*.jsonl"),
         ]
         return [path for file in written for path in file.parent.glob(f".{file.name}.????????")]
