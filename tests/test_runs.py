@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from aitrain.cli.runs import runs
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
-from aitrain.runs.node_info import NodeInfo
+from aitrain.runs.node_info import VARIABLE, NodeInfo, as_json
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from aitrain.runs.run_list import TAIL, look, runs_in
 from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord, Trial
@@ -160,7 +161,8 @@ def test_a_run_on_other_machines_is_listed_with_its_host_and_their_number(
 ) -> None:
     nodes = [NodeInfo(rank, f"gpu{rank}", f"10.0.0.{rank}", 8, (11, 12)) for rank in range(4)]
     away = {**sign_of_life(), "host": "gpu0"}
-    with Heartbeat(make(tmp_path, "four", RUNNING), Progress(nodes=nodes)) as heartbeat:
+    monkeypatch.setenv(VARIABLE, json.dumps(as_json(replace(node, pids=()) for node in nodes)))
+    with Heartbeat(make(tmp_path, "four", RUNNING), Progress(pids=[11, 12] * 4)) as heartbeat:
         write_json(heartbeat.folder.status, read_object(heartbeat.folder.status) | away)
         make(tmp_path, "one", RUNNING | away | {"host": "a-host-with-a-long-name", "nodes": []})
         make(tmp_path, "here", RUNNING | sign_of_life())
@@ -169,12 +171,14 @@ def test_a_run_on_other_machines_is_listed_with_its_host_and_their_number(
         assert runs(tmp_path) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert found["four"].nodes == tuple(nodes)
+    assert read_object(heartbeat.folder.status)["pids"] == [11, 12]
     assert lines["run"].endswith("age  host")
     assert lines["four"].endswith("s  gpu0 +3")
     assert lines["one"].endswith("s  a-host-…ong-name")
     assert lines["here"].endswith("s")
     assert lines["silent"].split()[1] == "dead"
     assert max(map(len, lines.values())) <= 80
+
 
 @pytest.mark.parametrize("count", [1, 30])
 def test_every_run_is_one_line_that_fits(count: int, tmp_path: Path) -> None:

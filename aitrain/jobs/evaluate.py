@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 
 from aitrain.engines.scopes import frozen_heap
 from aitrain.environment.contract import scores_groups
@@ -34,7 +34,7 @@ from aitrain.runs.json_values import as_float
 from aitrain.runs.model_reference import read_model, weights_stamp
 from aitrain.runs.rollout_record import RolloutRecord, read_rollouts, row_columns
 from aitrain.runs.run_folder import RunFolder, append_lines, keep_lines, read_object, to_jsonable, write_json
-from aitrain.training.distributed import explain_timeout, note_processes
+from aitrain.training.distributed import explain_timeout
 from aitrain.training.eval_preparation import PreparedEval, prepare_eval
 from aitrain.training.evaluation import EvalPhase, RecordedScores, eval_batches, evaluate
 from aitrain.training.provenance import describe_run
@@ -66,7 +66,7 @@ def _play_and_score(context: RunContext, config: EvalConfig, prepared: PreparedE
     is_main = PartialState().is_main_process
     if is_main:
         _describe(context, config, prepared)
-    note_processes(context.progress)
+    context.progress.pids = gather_object([os.getpid()])
     recorded = _recorded(context.folder, prepared)
     plan, step = replace(prepared.plan, recorded=recorded), prepared.reference.step or 0
     recorder = EvalRecorder(context, prepared, sum(map(len, recorded.values())))

@@ -1,43 +1,54 @@
-"""The machines of a run, as status.json lists them."""
+"""The machines of a run, for status.json."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 
-from aitrain.runs.json_values import as_int, as_text
+from aitrain.runs.json_values import JsonObject, as_int, as_text
+
+VARIABLE = "AITRAIN_NODES"
+"""Environment variable by which the parent of rank 0 passes the machines to it."""
 
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One of several machines that train together."""
+    """A machine of a run."""
 
     rank: int
-    """Number of the machine, 0 for the first one."""
     host: str
     address: str
-    """As the other machines reach it; empty if unknown."""
     gpus: int
-    """Number of GPUs that the training uses on it."""
-    pids: tuple[int, ...]
-    """Its training processes, by their ranks."""
+    pids: tuple[int, ...] = ()
+    """Its training processes, in the order of their ranks."""
 
 
-def _ids(given: object) -> tuple[int, ...]:
-    return tuple(pid for pid in given if isinstance(pid, int)) if isinstance(given, list) else ()
+def as_json(nodes: Iterable[NodeInfo]) -> list[dict[str, object]]:
+    """The machines as status.json holds them."""
+    return [asdict(node) for node in nodes]
 
 
-def read_nodes(status: Mapping[str, object]) -> tuple[NodeInfo, ...]:
-    """The machines in a status.json; none for a run on one machine."""
+def given_nodes(pids: Sequence[int]) -> list[NodeInfo]:
+    """The machines that the parent passed, with the process ids of all ranks; none for a run on one machine."""
+    nodes = [NodeInfo(**given) for given in json.loads(os.environ.get(VARIABLE, "[]"))]
+    each = len(pids) // max(1, len(nodes))
+    return [replace(node, pids=tuple(pids[each * n : each * (n + 1)])) for n, node in enumerate(nodes)]
+
+
+def read_nodes(status: JsonObject) -> tuple[NodeInfo, ...]:
+    """The machines in a status.json, whose values may be damaged; none for a run on one machine."""
     given = status.get("nodes")
     entries = [entry for entry in given if isinstance(entry, dict)] if isinstance(given, list) else []
     return tuple(
         NodeInfo(
-            rank=as_int(entry.get("rank")) or 0,
-            host=as_text(entry.get("host")),
-            address=as_text(entry.get("address")),
-            gpus=as_int(entry.get("gpus")) or 0,
-            pids=_ids(entry.get("pids")),
+            as_int(entry.get("rank")) or 0,
+            as_text(entry.get("host")),
+            as_text(entry.get("address")),
+            as_int(entry.get("gpus")) or 0,
+            tuple(pid for pid in entry.get("pids", ()) if isinstance(pid, int)),
         )
         for entry in entries
+        if isinstance(entry.get("pids", []), list)
     )

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
 
 from aitrain.errors import RunFailed
 from aitrain.options.train import TrainConfig
-from aitrain.runs.heartbeat import Progress
-from aitrain.runs.node_info import NodeInfo
 from aitrain.training.model import Precision
 
 TIMEOUT_MESSAGES = ("timed out waiting", "timeout caused", "watchdog caught collective", "wait timeout")
@@ -57,33 +52,3 @@ def shutdown_group() -> None:
     if state.num_processes > 1:
         state.wait_for_everyone()
         state.destroy_process_group()
-
-
-def note_processes(progress: Progress) -> None:
-    """Note the training processes of the first machine, and the machines if there are several. Every rank must call
-    this."""
-    state, has_gpu = PartialState(), PartialState().device.type != "cpu"
-    own = NodeInfo(0, socket.gethostname(), _own_address(), int(has_gpu), (os.getpid(),))
-    machines: dict[int, list[NodeInfo]] = {}
-    # ranks of a machine are consecutive
-    for first, rank in gather_object([(state.process_index - state.local_process_index, own)]):
-        machines.setdefault(first, []).append(rank)
-    nodes = [
-        replace(
-            ranks[0], rank=number, gpus=sum(r.gpus for r in ranks), pids=tuple(pid for r in ranks for pid in r.pids)
-        )
-        for number, ranks in enumerate(machines.values())
-    ]
-    progress.pids, progress.nodes = list(nodes[0].pids), nodes if len(nodes) > 1 else []
-
-
-def _own_address() -> str:
-    """The address from which this machine reaches the first one; empty if that is a loopback address."""
-    master = os.environ.get("MASTER_ADDR", "")
-    with socket.socket(socket.AF_INET6 if ":" in master else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((master, 9))  # sends nothing
-        except OSError:
-            return ""
-        address = str(probe.getsockname()[0])
-    return "" if address.startswith("127.") or address == "::1" else address

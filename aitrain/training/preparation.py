@@ -3,12 +3,14 @@ loaded."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -31,7 +33,7 @@ from aitrain.training.callbacks import EvalCallback, EvalState, MetricsReporter,
 from aitrain.training.chat_templates import chat_format
 from aitrain.training.dataset import build_dataset, check_chat_template
 from aitrain.training.diagnostics import DiagnosticsCallback, RatioAdvice
-from aitrain.training.distributed import init_processes, note_processes
+from aitrain.training.distributed import init_processes
 from aitrain.training.early_stop import EarlyStop, check_stopping
 from aitrain.training.episode_format import format_of_episodes, tools_shown
 from aitrain.training.evaluation import BATCH, EvalPlan
@@ -243,7 +245,7 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     if context.checkpoint is not None:
         continue_scorings(eval_state, trainer, context.checkpoint, plan)
         trainer.add_callback(RestoreState(context.checkpoint, trainer, eval_state.is_same))
-    note_processes(context.progress)
+    context.progress.pids = gather_object([os.getpid()])
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)
         keep_source(environment, context.folder.environment_source)
