@@ -12,8 +12,8 @@ from rich.console import Console
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note
+from aitrain.launch.launcher import RunProcesses, launcher_of
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import Processes
 from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines
@@ -89,9 +89,9 @@ def _run(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | 
     return end
 
 
-def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None) -> Processes:
+def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None) -> RunProcesses:
     if link is None:
-        return Processes(plan, folder, announce)
+        return launcher_of(plan)(plan, folder, announce)
     from aitrain.cli.node_run import share
     from aitrain.launch.node_processes import LeadingProcesses
 

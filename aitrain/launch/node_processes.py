@@ -7,6 +7,7 @@ events and progress, and end when node 0 says so or is lost.
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import socket
@@ -31,6 +32,8 @@ from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.node_info import NodeInfo
 from aitrain.runs.watchdog import IdleClock, WatchedProcess
 
+KEY_VARIABLE = "VLLM_API_KEY"
+"""Environment variable with the key of a vLLM server."""
 STACKS_SECONDS = 6.0
 """Seconds to wait for another machine's word on whether a rank waits for another one."""
 CAUSE_SECONDS = 5.0
@@ -97,7 +100,8 @@ class LeadingProcesses(LinkedProcesses):
         self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
         port = stack.enter_context(reserved_port(""))
         self.ranks = Ranks(self.plan.processes, 0, self.plan.batch.processes, self.link.own_address, port)
-        self.link.tell("start", port=port, server=self.server, world=self.ranks.world)
+        key = os.environ.get(KEY_VARIABLE) if self.server else None
+        self.link.tell("start", port=port, server=self.server, key=key, world=self.ranks.world)
 
     def _nodes(self) -> list[NodeInfo]:
         own = NodeInfo(0, socket.gethostname(), self.link.own_address, len(self.plan.gpus))
@@ -136,8 +140,8 @@ class LeadingProcesses(LinkedProcesses):
 
     def _note_progress(self, ranks: dict[str, tuple[int, str, float, bool]]) -> None:
         if self.activity is not None:
-            for rank, (count, *part) in ranks.items():
-                write(self.activity.memory, int(rank), Snapshot(count, Part(*part)))
+            for rank, (count, name, allows, moves_files) in ranks.items():
+                write(self.activity.memory, int(rank), Snapshot(count, Part(name, allows, moves_files)))
 
     def _hear_of(self, peer: Peer, event: Event | None) -> None:
         """An event of another machine's rank; its process id means nothing here."""
@@ -197,6 +201,8 @@ class FollowingProcesses(LinkedProcesses):
     """The processes of another machine than node 0."""
 
     shared: SharedFolder = field(kw_only=True)
+    _key: str | None = None
+    """Key of node 0's vLLM server."""
     _begun: queue.Queue[Message | None] = field(default_factory=queue.Queue)
     _watched_ranks: dict[int, WatchedProcess] = field(default_factory=dict)
     _moved: dict[int, int] = field(default_factory=dict)
@@ -229,14 +235,15 @@ class FollowingProcesses(LinkedProcesses):
             raise error
         count, address = self.plan.processes, self.link.peers[0].address
         self.ranks = Ranks(count, count * self.plan.nodes.rank, begun["world"], address, begun["port"])
-        self.server = begun["server"]
+        self.server, self._key = begun["server"], begun["key"]
 
     def _command(self) -> list[str]:
         return worker_command(self.plan, self.folder, self.shared.checkpoint)
 
     def _environment(self) -> dict[str, str]:
         own = {} if self.shared.is_shared else {OWN_FOLDER_VARIABLE: "1"}
-        return {**super()._environment(), **own}
+        key = {KEY_VARIABLE: self._key} if self._key else {}
+        return {**super()._environment(), **own, **key}
 
     @contextmanager
     def _watched(self) -> Iterator[None]:

@@ -92,8 +92,9 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
         check_by_reading(source, config.rl_env_config or {})
     _check_model(config)
     check_packages(config)
-    nodes = find_nodes(config) if config.launcher == "local" else None
-    gpus = training_gpus(config)
+    is_here = config.launcher == "local"  # the GPUs and the memory of other machines are not known
+    nodes = find_nodes(config) if is_here else None
+    gpus = training_gpus(config) if is_here else ()
     processes = count_processes(config, gpus)
     served = visible_gpus()[-config.vllm_server_gpus :] if starts_server(config) else ()
     if starts_server(config):
@@ -111,9 +112,10 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
         checkpoint = _find_checkpoint(config, batch.processes, notes.append)
         if checkpoint is None:
             RunFolder.check_place(config)
-    if nodes is None and (idle := idle_nodes(os.environ)) > 0:
+    if is_here and nodes is None and (idle := idle_nodes(os.environ)) > 0:
         notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
-    notes += check_resources(config, batch, gpus[:processes])
+    if is_here:
+        notes += check_resources(config, batch, gpus[:processes])
     return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes), nodes)
 
 
@@ -217,6 +219,8 @@ def check_packages(config: TrainConfig) -> None:
     needs_vllm = config.vllm_server_url is None or config.vllm_sync == "nccl"  # else the server has its own
     if config.use_vllm and needs_vllm and installed("vllm") is None:
         raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
+    if (config.launcher == "ray" or config.is_env_on_ray) and installed("ray") is None:
+        raise ConfigError('launcher: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
     for tracker in config.log.split(","):
         if tracker != "none" and installed(tracker) is None:
             raise ConfigError(f"log: {tracker} is not installed\nInstall it with: pip install {tracker}")

@@ -32,6 +32,7 @@ from aitrain.launch.model_shape import is_small
 from aitrain.launch.node_token import TOKEN_VARIABLE
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.slurm import FOREIGN_VARIABLES
+from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
 from aitrain.redaction import disable_telemetry, redact_file
@@ -77,7 +78,7 @@ class Processes:
         with ExitStack() as stack:
             log = stack.enter_context(self.log.open("a", encoding="utf-8"))
             stack.callback(self._mask_logs)
-            stack.enter_context(self._signals())
+            stack.enter_context(on_stop_signals(self._on_signal))
             self._prepare(stack)
             stack.enter_context(self._watched())
             stack.enter_context(SystemRecorder(self.system))
@@ -178,22 +179,7 @@ class Processes:
     # -- ending
 
     def _mask_logs(self) -> None:
-        """Mask secrets in the output of vLLM's server and of programs that the workers ran; workers mask their own."""
-        for log in self.folder.path.glob("*.log"):
-            redact_file(log)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM; no-op outside the main thread, which alone can."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        mask_logs(self.folder)
 
     def _on_signal(self, *_: object) -> None:
         if self.local is None:
@@ -249,3 +235,9 @@ def process_variables(plan: RunPlan) -> dict[str, str]:
     }
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.gpus else {}
     return {**defaults, **inherited, **gpus}
+
+
+def mask_logs(folder: RunFolder) -> None:
+    """Mask secrets in the output of vLLM's server and of programs that the workers ran; workers mask their own."""
+    for log in folder.path.glob("*.log"):
+        redact_file(log)

@@ -79,7 +79,7 @@ class WatchedProcess:
         """Whether it has read or written BYTES since this was true for the last time, in a phase that moves files."""
         if not now.part.moves_files or self.pid is None:
             return False
-        moved = _bytes_moved(self.pid)
+        moved = bytes_moved(self.pid)
         if moved < self.moved + BYTES:
             return False
         self.moved = moved
@@ -244,7 +244,7 @@ def is_halted(pid: int) -> bool:
         return False
 
 
-def _bytes_moved(pid: int) -> int:
+def bytes_moved(pid: int) -> int:
     """Bytes that a process has read and written so far, including pages of files; 0 if unknown."""
     import psutil
 

@@ -127,10 +127,8 @@ class Pair:
 
     def left(self) -> list[str]:
         """The processes of machines that are up, when all have had time to end."""
-        deadline = time.monotonic() + 30
-        while (found := [one for machine in self.machines if machine.init.is_running() for one in machine.processes()]) and (
-            time.monotonic() < deadline
-        ):
+        deadline, up = time.monotonic() + 30, [machine for machine in self.machines if machine.init.is_running()]
+        while (found := [process for machine in up for process in machine.processes()]) and time.monotonic() < deadline:
             time.sleep(0.1)
         return found
 
