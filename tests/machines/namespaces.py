@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,7 +80,8 @@ class Machine:
 
     def kill(self) -> None:
         """End the machine with all of its processes, as if it was switched off; its network closes connections."""
-        self.init.kill()
+        with suppress(psutil.NoSuchProcess):
+            self.init.kill()
         self.outer.wait()
 
 
