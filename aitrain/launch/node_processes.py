@@ -20,7 +20,7 @@ from types import TracebackType
 
 from aitrain.activity import Part, SharedMemory, Snapshot, read, write
 from aitrain.errors import AitrainError, Interrupted, RunFailed
-from aitrain.events import Ended, Event, Failed, Note, Started, decode, encode
+from aitrain.events import OWN_FOLDER_VARIABLE, Ended, Event, Failed, Note, Started, decode, encode
 from aitrain.launch.local_processes import Ranks, how_it_ended, reserved_port, worker_command
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.node_link import Message, NodeLink, Peer
@@ -220,7 +220,7 @@ class FollowingProcesses(LinkedProcesses):
     def system(self) -> Path:
         """A file of this machine."""
         assert self.plan.nodes is not None
-        return self.folder.path / f"system-node{self.plan.nodes.rank}.jsonl"
+        return self.folder.system_of(self.plan.nodes.rank)
 
     def _mask_logs(self) -> None:
         redact_file(self.log)
@@ -243,7 +243,7 @@ class FollowingProcesses(LinkedProcesses):
         return worker_command(self.plan, self.folder, self.shared.checkpoint)
 
     def _environment(self) -> dict[str, str]:
-        own = {} if self.shared.is_shared else {"AITRAIN_OWN_FOLDER": "1"}
+        own = {} if self.shared.is_shared else {OWN_FOLDER_VARIABLE: "1"}
         key = {KEY_VARIABLE: self._key} if self._key else {}
         return {**super()._environment(), **own, **key}
 

@@ -2,7 +2,7 @@
 
 runs/<project-name>/
   config.yaml  environment.json  environment/  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json
-  status.json  system.jsonl  train.log
+  status.json  system.jsonl  system-node1.jsonl  train.log
 """
 
 from __future__ import annotations
@@ -104,8 +104,12 @@ class RunFolder:
 
     @property
     def system(self) -> Path:
-        """The use of CPU, memory and GPUs while the run lasts."""
+        """The use of CPU, memory and GPUs while the run lasts, on the first machine."""
         return self.path / "system.jsonl"
+
+    def system_of(self, node: int) -> Path:
+        """The same of one of several machines."""
+        return self.path / f"system-node{node}.jsonl" if node else self.system
 
     @property
     def log(self) -> Path:
@@ -184,6 +188,7 @@ class RunFolder:
             self.result,
             self.status,
             self.system,
+            *self.path.glob("system-node*.jsonl"),
             *self.rollouts.glob("*.jsonl"),
         ]
         return [path for file in written for path in file.parent.glob(f".{file.name}.????????")]
@@ -278,10 +283,19 @@ def write_json(path: Path, values: Mapping[str, object], durable: bool = True) -
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, object]]) -> None:
-    """Append JSON lines. Lone surrogates become `?`."""
-    lines = "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records)
+    """Append JSON lines."""
+    append_text(path, json_lines(records))
+
+
+def json_lines(records: Iterable[Mapping[str, object]]) -> str:
+    """One line for each record."""
+    return "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a text file. Lone surrogates become `?`."""
     with path.open("a", encoding="utf-8", errors="replace") as file:
-        file.write(lines)
+        file.write(text)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, object]]:
