@@ -133,7 +133,7 @@ class LeadingProcesses(LinkedProcesses):
                 self._kill()
             case "waits":
                 self._waits_of.put((message["rank"], bool(message["waits"])))
-            case "bye" if self.last is None:
+            case "bye" if self.last is None and self.lost is None:
                 if not self.stops:
                     self._on_lost(f"{peer.name} ended")
                 self._kill()
@@ -321,7 +321,7 @@ class FollowingProcesses(LinkedProcesses):
         super()._on_exit(rank, code)
 
     def _end(self) -> Failed | Ended:
-        if self.last is None and self.lost is None:
+        if self.last is None and self.lost is None and not self._is_killed:
             self._decided.wait(PATIENCE)  # for the end of rank 0
         elif isinstance(self.last, Failed):
             self.link.wait_for_byes(CAUSE_SECONDS, lambda: self.cause is not None or self._has_heard)
