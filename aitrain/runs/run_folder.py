@@ -149,7 +149,8 @@ class RunFolder:
     def write_config(self, config: TrainConfig) -> None:
         """Write config.yaml, with the folder's name as project name, and its schema.
 
-        Options that the environment may declare are left out until it was asked, unless they are given.
+        Options that the environment may declare are left out until it was asked, unless they are given; and which
+        machine this is, as others use the file as well.
         """
         # here, because commands that only read runs need none of them
         from aitrain.options.environment import DECLARED_OPTIONS
@@ -157,8 +158,8 @@ class RunFolder:
         from aitrain.options.yaml_text import write_yaml
 
         named = config.model_copy(update={"project_name": self.path.name})
-        asked_later = {*DECLARED_OPTIONS.values()} - config.model_fields_set
-        values = {name: value for name, value in named.written().items() if name not in asked_later}
+        left_out = {*DECLARED_OPTIONS.values()} - config.model_fields_set | {"node_rank"}
+        values = {name: value for name, value in named.written().items() if name not in left_out}
         write_json(self.config_schema, json_schema(type(config)))
         header = f"# yaml-language-server: $schema={self.config_schema.name}\n"
         write_text(self.config, header + write_yaml(values))
