@@ -13,6 +13,7 @@ from aitrain.launch.nodes import Nodes, facts, find_folder, gather_nodes, join_n
 from aitrain.launch.preflight import RunPlan
 from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.next_steps import continuing
 
 
 def meet(plan: RunPlan, nodes: Nodes) -> NodeLink:
@@ -61,12 +62,20 @@ def follow(plan: RunPlan, nodes: Nodes, link: NodeLink) -> int:
     _say(nodes, f"connected; the output is that of node 0 ({link.peers[0].address}), the run folder {folder.path}")
     end = FollowingProcesses(plan, folder, lambda event: None, link=link, shared=shared).run()
     if isinstance(end, Failed):
-        error = AitrainError(f"{end.message}\nSee the output of node 0, which has the command to continue.")
+        advice = how_to_continue(plan, folder) or "\nSee the output of node 0, which may have a command to continue."
+        error = AitrainError(f"{end.message}{advice}")
         error.exit_code = end.exit_code
         raise error
     why = f": {escape_controls(end.because)}" if end.because else ""
     _say(nodes, f"{end.status} after step {end.step}{why}")
     return 0 if end.status != "stopped" or end.because else 130
+
+
+def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:
+    """The command that continues a run that failed, as further lines of a message; empty if nothing was saved."""
+    command = continuing(folder)
+    own = "" if plan.config.node_rank is None else ", each with its own --node-rank"
+    return f"\nContinue on all machines{own}:\n  {escape_controls(command)}" if command else ""
 
 
 def _say(nodes: Nodes, text: str) -> None:

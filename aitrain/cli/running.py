@@ -95,7 +95,12 @@ def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeL
     from aitrain.cli.node_run import share
     from aitrain.launch.node_processes import LeadingProcesses
 
-    share(plan, link, folder, announce)
+    try:
+        share(plan, link, folder, announce)
+    except AitrainError:
+        if plan.folder is None:
+            folder.discard()
+        raise
     return LeadingProcesses(plan, folder, announce, link=link)
 
 
@@ -114,7 +119,8 @@ def _failure(plan: RunPlan, end: Failed, folder: RunFolder, began: bool) -> Aitr
         saved = checkpoints_of(folder)
         resume = f"; --resume continues from step {step_of(saved[0])}" if saved else ""
         error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details{resume})",)
-    if began and plan.nodes is not None and (command := continuing(_near(folder))):
-        where = "Continue on every machine, each with its own --node-rank"
-        error.args = (f"{error}\n{where}:\n  {command}",)
+    if began and plan.nodes is not None:
+        from aitrain.cli.node_run import how_to_continue
+
+        error.args = (f"{error}{how_to_continue(plan, _near(folder))}",)
     return error

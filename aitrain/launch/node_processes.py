@@ -20,7 +20,7 @@ from types import TracebackType
 
 from aitrain.activity import Part, SharedMemory, Snapshot, read, write
 from aitrain.errors import AitrainError, Interrupted, RunFailed
-from aitrain.events import Ended, Event, Failed, Note, Started, decode, encode
+from aitrain.events import OWN_FOLDER_VARIABLE, Ended, Event, Failed, Note, Started, decode, encode
 from aitrain.launch.local_processes import Ranks, how_it_ended, reserved_port, worker_command
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.node_link import Message, NodeLink, Peer
@@ -133,7 +133,7 @@ class LeadingProcesses(LinkedProcesses):
                 self._kill()
             case "waits":
                 self._waits_of.put((message["rank"], bool(message["waits"])))
-            case "bye" if self.last is None:
+            case "bye" if self.last is None and self.lost is None:
                 if not self.stops:
                     self._on_lost(f"{peer.name} ended")
                 self._kill()
@@ -201,6 +201,8 @@ class FollowingProcesses(LinkedProcesses):
     """The processes of another machine than node 0."""
 
     shared: SharedFolder = field(kw_only=True)
+    _has_heard: bool = False
+    """Whether node 0 has said that the run failed."""
     _key: str | None = None
     """Key of node 0's vLLM server."""
     _begun: queue.Queue[Message | None] = field(default_factory=queue.Queue)
@@ -218,7 +220,7 @@ class FollowingProcesses(LinkedProcesses):
     def system(self) -> Path:
         """A file of this machine."""
         assert self.plan.nodes is not None
-        return self.folder.path / f"system-node{self.plan.nodes.rank}.jsonl"
+        return self.folder.system_of(self.plan.nodes.rank)
 
     def _mask_logs(self) -> None:
         redact_file(self.log)
@@ -241,7 +243,7 @@ class FollowingProcesses(LinkedProcesses):
         return worker_command(self.plan, self.folder, self.shared.checkpoint)
 
     def _environment(self) -> dict[str, str]:
-        own = {} if self.shared.is_shared else {"AITRAIN_OWN_FOLDER": "1"}
+        own = {} if self.shared.is_shared else {OWN_FOLDER_VARIABLE: "1"}
         key = {KEY_VARIABLE: self._key} if self._key else {}
         return {**super()._environment(), **own, **key}
 
@@ -274,15 +276,12 @@ class FollowingProcesses(LinkedProcesses):
             case "ended":
                 self._remember(Ended(message["status"], message["step"], message["because"]))
             case "failed":
-                text = f"{peer.name}: {message['message']}"
-                self._remember(Failed(text, message["exit_code"], message["status"]))
-                self._begun.put(None)
+                self._hear_failure(peer, message)
             case "stop":
                 self.stops = max(self.stops, 1)
                 if self.local is not None:
                     self.local.send(signal.SIGTERM)
             case "kill":
-                self.stops = max(self.stops, 1)
                 self._kill()
             case "stacks":
                 rank = message["rank"]
@@ -291,7 +290,18 @@ class FollowingProcesses(LinkedProcesses):
             case "bye" if self.last is None:
                 self._on_lost(f"{peer.name} ended")
 
+    def _hear_failure(self, peer: Peer, message: Message) -> None:
+        """Node 0's word on why the run failed explains the errors of the ranks here, unless it was one of these."""
+        assert self.plan.nodes is not None
+        failed = Failed(f"{peer.name}: {message['message']}", message["exit_code"], message["status"])
+        if not message["message"].startswith(f"node {self.plan.nodes.rank} "):
+            self.cause = self.cause or failed
+        self._remember(failed)
+        self._has_heard = True
+        self._begun.put(None)
+
     def _on_lost(self, why: str) -> None:
+        self.link.tell("failed", message=why, exit_code=RunFailed.exit_code)  # node 0 may have been halted only
         super()._on_lost(why)
         self._begun.put(None)
 
@@ -311,10 +321,10 @@ class FollowingProcesses(LinkedProcesses):
         super()._on_exit(rank, code)
 
     def _end(self) -> Failed | Ended:
-        if self.last is None and self.lost is None:
+        if self.last is None and self.lost is None and not self._is_killed:
             self._decided.wait(PATIENCE)  # for the end of rank 0
         elif isinstance(self.last, Failed):
-            self.link.wait_for_byes(CAUSE_SECONDS, lambda: self.cause is not None)
+            self.link.wait_for_byes(CAUSE_SECONDS, lambda: self.cause is not None or self._has_heard)
         if self.last is None and self.lost is not None and not self.stops:
             self.link.tell("crash", message=how_it_ended(self.lost[0], self.ranks.world, self.lost[1]))
         return super()._end()

@@ -15,9 +15,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from aitrain.errors import ConfigError, RunFailed
@@ -27,10 +28,11 @@ from aitrain.launch.node_link import (
     Message,
     NodeLink,
     Peer,
+    WrongTokenError,
     demand_proof,
     prove_to_node_0,
 )
-from aitrain.launch.node_token import read_token, refused_token, shared_token
+from aitrain.launch.node_token import TOKEN_VARIABLE, read_token, refused_token, shared_token
 from aitrain.launch.slurm import given_machines
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE
@@ -41,8 +43,8 @@ PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "deepspeed")
 PER_NODE = {"node_rank", "output_dir", "project_name", "resume_from_checkpoint"}
 """Options that may differ between machines; the others' values of the last three are not used."""
 TRY_EVERY = 0.5
-NO_TOKEN_AFTER = 20.0
-"""Seconds in which the token must be readable, from when node 0 answers."""
+TOKEN_SECONDS = 10.0
+"""Seconds in which the token must be accepted, from when node 0 answers: its file may appear late."""
 SEES_WITHIN = 5.0
 """Seconds for a file to appear on the other machines; network file systems are late."""
 ANSWER_SECONDS = 120.0
@@ -159,7 +161,9 @@ def gather_nodes(nodes: Nodes, own: Message, folder: Path, seconds: float) -> No
     try:
         with shared_token(nodes.place, folder) as token, _listening(nodes) as server:
             arrived: queue.Queue[tuple[Peer, Message]] = queue.Queue()
-            threading.Thread(target=_accept, args=(server, token, arrived), name="node-accept", daemon=True).start()
+            refused: list[str] = []
+            accept = partial(_accept, server, token, arrived.put, refused.append)
+            threading.Thread(target=accept, name="node-accept", daemon=True).start()
             deadline = time.monotonic() + seconds
             while len(met) < nodes.count - 1:
                 try:
@@ -167,7 +171,9 @@ def gather_nodes(nodes: Nodes, own: Message, folder: Path, seconds: float) -> No
                 except queue.Empty:
                     missing = ", ".join(str(rank) for rank in range(1, nodes.count) if rank not in met)
                     why = f"node {missing} did not connect to {nodes.place} within {seconds:.0f} seconds"
-                    raise ConfigError(f"nnodes: {why} (--ddp-timeout)\nStart the same command there.") from None
+                    token = f", with the {TOKEN_VARIABLE} of this machine" if refused else ""
+                    hint = f"Start the same command there{token}."
+                    raise ConfigError(f"nnodes: {why} (--ddp-timeout)\n{hint}") from None
                 _admit(nodes, own, met, peer, hello)
     except ConfigError as error:
         _refuse(met.values(), str(error))
@@ -217,19 +223,28 @@ def _listening(nodes: Nodes) -> Iterator[socket.socket]:
         yield server
 
 
-def _accept(server: socket.socket, token: str, arrived: queue.Queue[tuple[Peer, Message]]) -> None:
+def _accept(
+    server: socket.socket,
+    token: str,
+    arrive: Callable[[tuple[Peer, Message]], None],
+    refuse: Callable[[str], None],
+) -> None:
+    """Accept connections until the server is closed, each in a thread, as it may say nothing."""
+
     def greet(connection: socket.socket) -> None:
-        with suppress(LinkError, OSError):  # not one of ours, or with another token: it tries again or reports it
+        with suppress(OSError), suppress(LinkError):
             peer = Peer(connection)
             try:
                 demand_proof(peer, token)
                 hello = peer.receive(ANSWER_SECONDS)
                 if isinstance(hello.get("facts"), dict):
-                    arrived.put((peer, hello))
-            except LinkError:
-                peer.close()
+                    arrive((peer, hello))
+                    return
+            except WrongTokenError:
+                refuse(peer.address)
+            peer.close()
 
-    with suppress(OSError):  # it was closed: all have come
+    with suppress(OSError):
         while True:
             connection, _ = server.accept()
             threading.Thread(target=greet, args=[connection], name="node-greet", daemon=True).start()
@@ -254,25 +269,24 @@ def join_node_0(nodes: Nodes, own: Message, folder: Path, seconds: float, gpus: 
 
 def _connect(nodes: Nodes, folder: Path, seconds: float) -> Peer:
     deadline, why = time.monotonic() + seconds, ""
-    no_token: float | None = None
+    refused_since: float | None = None
     while time.monotonic() < deadline:
         try:
-            connection = socket.create_connection((nodes.address, nodes.port), timeout=5.0)
+            peer = Peer(socket.create_connection((nodes.address, nodes.port), timeout=5.0))
         except OSError as error:
             why = error.strerror or str(error)
-            time.sleep(TRY_EVERY)
-            continue
-        peer, token = Peer(connection), read_token(nodes.place, folder)
-        peer.host = ""
-        if token is not None:
-            with suppress(LinkError):
-                prove_to_node_0(peer, token)
-                return peer
-        peer.close()
-        no_token = no_token or time.monotonic()
-        if time.monotonic() - no_token > NO_TOKEN_AFTER:
-            raise refused_token(nodes.place, folder)
+        else:
+            if (token := read_token(nodes.place, folder)) is not None:
+                with suppress(LinkError):
+                    prove_to_node_0(peer, token)
+                    return peer
+            peer.close()
+            refused_since = refused_since or time.monotonic()
+            if time.monotonic() - refused_since > TOKEN_SECONDS:
+                break
         time.sleep(TRY_EVERY)
+    if refused_since is not None:
+        raise refused_token(nodes.place, folder)
     raise ConfigError(
         f"master_addr: node 0 does not answer at {nodes.place}: {why}\nStart the command with --node-rank 0 there."
     )

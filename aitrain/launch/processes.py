@@ -92,7 +92,7 @@ class Processes:
             finally:
                 self.local.wait(PATIENCE)
                 self.pids.clear()
-        return self._end()
+            return self._end()
 
     @property
     def log(self) -> Path:
