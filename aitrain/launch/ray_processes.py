@@ -13,9 +13,10 @@ from typing import Any
 from aitrain.activity import Part, Snapshot
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note, Phase, decode
+from aitrain.execution.ray_connection import connected, machines
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import PATIENCE, STOPPING, mask_logs
-from aitrain.launch.ray_cluster import Bundle, connected, describe, machines
+from aitrain.launch.ray_placement import Bundle, describe
 from aitrain.launch.ray_relay import Meeting, RankNews, Requests, RunRelay
 from aitrain.launch.ray_worker import RankJob, run_rank
 from aitrain.launch.stop_signals import on_stop_signals
@@ -61,7 +62,7 @@ class RayProcesses:
             stack.callback(mask_logs, self.folder)
             self.folder.write_status("running", **sign_of_life())
             self.announce(Phase("connecting to Ray"))
-            stack.enter_context(connected(self.plan.config.ray_address))
+            stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
             stack.enter_context(on_stop_signals(self._on_signal))  # after Ray has set its own handlers
             self.relay = self._start_relay()
             bundles = [Bundle("training", self._needs())] * self.plan.batch.processes
