@@ -126,7 +126,9 @@ class EnvRunner:
         if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self._kind == "score_episode":
-            self.given = {"model": NoModel(), "tokenizer": StoredTokenizer.of(tokenizer)}
+            stored = StoredTokenizer.of(tokenizer)
+            self.processes.share(str(stored.file))
+            self.given = {"model": NoModel(), "tokenizer": stored}
 
     @cached_property
     def has_sessions(self) -> bool:

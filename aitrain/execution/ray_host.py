@@ -23,14 +23,19 @@ class EnvHost:
     """
 
     def __init__(self, command: EnvCommand, files: dict[str, bytes], attributes: dict[str, bytes]) -> None:
-        for name, content in files.items():
-            if not os.path.exists(name):
-                Path(name).write_bytes(content)
-        self._files = files
+        self._stored: set[Path] = set()
+        self.store(files)
         self._leases: dict[int, WorkerLease] = {}
         self._lock = threading.Lock()
         self._pool = start_pool(command)
         self._pool.update(attributes)
+
+    def store(self, files: dict[str, bytes]) -> None:
+        """Write files that are not on this machine; they are deleted at the end."""
+        for path in map(Path, files):
+            if not path.exists():
+                self._stored.add(path)
+                path.write_bytes(files[str(path)])
 
     def place(self) -> str:
         """Name of the machine, when the environment is ready."""
@@ -85,7 +90,11 @@ class EnvHost:
 
     def close(self) -> None:
         """End all processes."""
+        for lease in list(self._leases):
+            self.release(lease)
         self._pool.close()
+        for path in self._stored:
+            path.unlink(missing_ok=True)
 
 
 def start_pool(command: EnvCommand) -> ProcessPool:

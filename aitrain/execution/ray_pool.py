@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from traceback import FrameSummary, StackSummary
 from typing import Any
 
@@ -28,6 +28,8 @@ RESOURCE = "environment"
 START_SECONDS = 120.0
 LOOK = 10.0
 """Seconds between two looks for machines without an actor."""
+WAIT = 1.0
+"""Seconds between two looks whether a call has reached its deadline."""
 NO_HOST = Failure("crashed", "crashed: no machine of the Ray cluster runs the environment")
 
 
@@ -51,6 +53,18 @@ class HostHandle:
     def send(self, method: str, *arguments: object) -> Any:
         """Start a call; its reference."""
         return getattr(self.actor, method).remote(*arguments)
+
+    def wait(self, reference: Any, seconds: float) -> bool:
+        """Whether a call ends within these seconds."""
+        import ray
+
+        return bool(ray.wait([reference], timeout=seconds)[0])
+
+    def kill(self) -> None:
+        """End the actor."""
+        import ray
+
+        ray.kill(self.actor)
 
     def result(self, reference: Any, seconds: float | None = None) -> Any:
         """The result of a call that was started."""
@@ -105,6 +119,9 @@ class RayPool:
         """Make a file of this machine readable by the processes on all machines."""
         with open(file, "rb") as opened:
             self._files[file] = opened.read()
+        for host in self._living():
+            with suppress(CallFailed):  # gone: it is replaced, and the other one gets the file
+                host.ask("store", self._files)
 
     def update(self, attributes: dict[str, bytes]) -> None:
         """Set pickled attributes on the environment, for the processes that are leased from now on.
@@ -144,12 +161,10 @@ class RayPool:
 
     def close(self) -> None:
         """End all processes and actors, and leave the cluster."""
-        import ray
-
         for host in self._living():
             with suppress(CallFailed):
                 host.ask("close", seconds=LOOK)
-            ray.kill(host.actor)
+            host.kill()
         self._hosts.clear()
         self._connection.close()
 
@@ -160,7 +175,7 @@ class RayPool:
         """Start an actor on each machine that has none; returns why some cannot be started."""
         self._hosts = {node: host for node, host in self._hosts.items() if not host.is_lost}
         missing = [machine for machine in _for_environments(machines()) if machine.node_id not in self._hosts]
-        started = [HostHandle(self._start_actor(machine), machine) for machine in missing]
+        started = [self._start_host(machine) for machine in missing]
         problems = []
         for host in started:
             try:
@@ -173,14 +188,15 @@ class RayPool:
         self._looked = time.monotonic()
         return problems
 
-    def _start_actor(self, machine: Machine) -> Any:
+    def _start_host(self, machine: Machine) -> HostHandle:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         there = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
         # each call takes a thread, and needs another one to be ended
         remote = ray.remote(num_cpus=0, max_concurrency=2 * self._calls + 4, scheduling_strategy=there)
-        return remote(EnvHost).remote(self._command, self._files, self._attributes)
+        actor = remote(EnvHost).remote(self._command, self._files, self._attributes)
+        return HostHandle(actor, machine)
 
 
 def _for_environments(cluster: list[Machine]) -> list[Machine]:
@@ -196,20 +212,17 @@ class RayLease(Lease):
     number: int
     make: Callable[[object], object]
     failure: Failure | None = None
-    _patience: float = field(default=1.0, repr=False)
 
     def __post_init__(self) -> None:
         super().__init__(self.make)
 
     def exchange(self, message: bytes) -> bytes:
         """See Lease.exchange. At its deadline, a call on a machine that does not answer fails without it."""
-        import ray
-
         if self.failure is not None:
             raise CallFailed(self.failure)
         reference = self.host.send("exchange", self.number, message)
         with on_cancel(self._end, self._stack):
-            while not ray.wait([reference], timeout=self._patience)[0]:
+            while not self.host.wait(reference, WAIT):
                 if self.failure is not None:
                     raise CallFailed(self.failure)
             try:

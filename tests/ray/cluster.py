@@ -104,9 +104,15 @@ class Machines:
         ip("-n", namespace, "link", "set", inner, "up")
         hosts = self.home / f"hosts{number}"
         hosts.write_text(f"127.0.0.1 localhost\n{address} {name}\n")
-        script = f"hostname {name} && mount --bind {hosts} /etc/hosts && exec sleep infinity"
+        own = self.home / f"ray{number}"  # Ray's folder is another one on each machine
+        own.mkdir()
+        Path("/tmp/ray").mkdir(exist_ok=True)
+        mounts = f"mount --bind {hosts} /etc/hosts && mount --bind {own} /tmp/ray"
+        script = f"hostname {name} && {mounts} && exec sleep infinity"
         isolated = ["unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        inits = subprocess.Popen(["ip", "netns", "exec", namespace, *isolated, "sh", "-c", script])
+        inits = subprocess.Popen(
+            ["ip", "netns", "exec", namespace, *isolated, "sh", "-c", script], stderr=subprocess.DEVNULL
+        )
         machine = Machine(name, address, namespace, inits, self.home)
         self.made.append(machine)
         wait_until(lambda: "sleep" in Path(f"/proc/{machine.init}/cmdline").read_text())
