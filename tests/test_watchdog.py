@@ -192,7 +192,7 @@ def test_a_run_that_is_stopped_by_a_signal_and_continued_is_no_false_alarm() -> 
     assert halted.stdout
     halted.stdout.readline()
     dog = Watchdog(0.1, 1, lambda _: Snapshot(7, activity.Part("training")), ignore_stall, {0: halted.pid})
-    watched = [watchdog._Process(0, IdleClock(0.1))]
+    watched = [watchdog.WatchedProcess(0, IdleClock(0.1))]
 
     def become(state: str) -> None:
         while psutil.Process(halted.pid).status() != state:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from aitrain.errors import ConfigError
 from aitrain.events import Announce, Ended, Failed
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import Processes
@@ -19,7 +20,13 @@ class RunProcesses(Protocol):
 
 
 def launcher_of(plan: RunPlan) -> type[RunProcesses]:
-    """The class that runs a plan: that of `--launcher`."""
+    """The class that runs a plan: that of `--launcher`.
+
+    Raises:
+        ConfigError: the plan is for several machines, and this command runs on one.
+    """
+    if plan.nodes is not None:
+        raise ConfigError("nnodes: only aitrain grpo runs on several machines\nOmit --nnodes here.")
     if plan.config.launcher == "ray":
         from aitrain.launch.ray_processes import RayProcesses
 

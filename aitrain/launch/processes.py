@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TextIO
 
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
@@ -28,7 +29,9 @@ from aitrain.launch.local_processes import (
 )
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
+from aitrain.launch.node_token import TOKEN_VARIABLE
 from aitrain.launch.preflight import RunPlan
+from aitrain.launch.slurm import FOREIGN_VARIABLES
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
@@ -73,15 +76,12 @@ class Processes:
         """
         disable_telemetry(self.plan.config.telemetry)
         with ExitStack() as stack:
-            log = stack.enter_context(self.folder.log.open("a", encoding="utf-8"))
-            stack.callback(mask_logs, self.folder)
+            log = stack.enter_context(self.log.open("a", encoding="utf-8"))
+            stack.callback(self._mask_logs)
             stack.enter_context(on_stop_signals(self._on_signal))
-            self.folder.write_status("running", **sign_of_life())
-            self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
-            count = self.plan.batch.processes
-            self.ranks = Ranks(count, world=count, port=stack.enter_context(reserved_port()) if count > 1 else 0)
+            self._prepare(stack)
             stack.enter_context(self._watched())
-            stack.enter_context(SystemRecorder(self.folder.system))
+            stack.enter_context(SystemRecorder(self.system))
             self.local = self._start(log)
             if self.stops:  # another thread asked while vLLM was being started
                 self.local.send(signal.SIGTERM)
@@ -93,6 +93,23 @@ class Processes:
                 self.local.wait(PATIENCE)
                 self.pids.clear()
         return self._end()
+
+    @property
+    def log(self) -> Path:
+        """Where the processes of this machine write what libraries and the environment print."""
+        return self.folder.log
+
+    @property
+    def system(self) -> Path:
+        """Where the use of this machine is recorded."""
+        return self.folder.system
+
+    def _prepare(self, stack: ExitStack) -> None:
+        """Start what the processes need, and decide on their ranks."""
+        self.folder.write_status("running", **sign_of_life())
+        self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
+        count = self.plan.batch.processes
+        self.ranks = Ranks(count, world=count, port=stack.enter_context(reserved_port()) if count > 1 else 0)
 
     def _start(self, log: TextIO) -> LocalProcesses:
         local = LocalProcesses(self._on_exit)
@@ -110,7 +127,7 @@ class Processes:
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
             self.pids[event.rank] = event.pid
-            if self.activity is not None and len(self.pids) == self.plan.batch.processes:
+            if self.activity is not None and len(self.pids) == self.ranks.count:
                 self.activity.unlink()  # all have opened it: no file is left if this process is killed
         elif isinstance(event, (Failed, Ended)):
             self._remember(event)
@@ -149,7 +166,7 @@ class Processes:
         pid = self.pids.get(rank)
         if pid is not None:
             with suppress(OSError):  # the log cannot be written: the run is ended without the stacks
-                return waits_for_another_rank(ask_for_stacks(self.folder.log, rank, pid, seen))
+                return waits_for_another_rank(ask_for_stacks(self.log, rank, pid, seen))
         return False
 
     def _on_stall(self, stall: Stall) -> None:
@@ -160,6 +177,9 @@ class Processes:
             self._kill()
 
     # -- ending
+
+    def _mask_logs(self) -> None:
+        mask_logs(self.folder)
 
     def _on_signal(self, *_: object) -> None:
         if self.local is None:
@@ -198,14 +218,15 @@ class Processes:
             return self.last
         if self.stops:
             return Failed("Stopped.", Interrupted.exit_code)
-        message = f"{how_it_ended(rank, self.ranks.world, code)}\nSee {self.folder.log}"
+        message = f"{how_it_ended(rank, self.ranks.world, code)}\nSee {self.log}"
         return Failed(message, RunFailed.exit_code)
 
 
 def process_variables(plan: RunPlan) -> dict[str, str]:
     """Environment variables of a training process; those of the user win, except for the GPUs, which the plan chose."""
-    share = max(1, usable_cores() // plan.batch.processes)
-    inherited = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    share = max(1, usable_cores() // plan.processes)
+    dropped = {*RANK_VARIABLES, *FOREIGN_VARIABLES, TOKEN_VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
     defaults = {
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
