@@ -117,6 +117,11 @@ def machines() -> list[Machine]:
     ]
 
 
+def has_gpus() -> bool:
+    """Whether a machine of the cluster has GPUs."""
+    return any(machine.total.get("GPU") for machine in machines())
+
+
 def _counts(resources: Mapping[str, float]) -> dict[str, float]:
     """Without the names of machines, and memory in bytes."""
     return {name: count for name, count in resources.items() if ":" not in name and "memory" not in name}

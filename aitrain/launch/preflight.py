@@ -97,14 +97,14 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     nodes = find_nodes(config) if is_here else None
     gpus = training_gpus(config) if is_here else ()
     processes = count_processes(config, gpus)
-    served = visible_gpus()[-count_server_gpus(config) :] if starts_server(config) else ()
-    if starts_server(config):
+    served = visible_gpus()[-count_server_gpus(config) :] if starts_server(config) and is_here else ()
+    if starts_server(config) and config.weight_sync == "adapter":
+        needed_rank(config.lora_r)
+    if starts_server(config) and is_here:
         check_vllm_memory(config, served, engines=config.vllm_servers)
         if config.vllm_listen_address is not None:
             check_listen_address(config.vllm_listen_address)
-        if config.weight_sync == "adapter":
-            needed_rank(config.lora_r)
-    elif config.use_vllm and config.vllm_mode == "colocate":
+    elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
         check_vllm_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
     batch = plan_batch(config, processes * (nodes.count if nodes else 1))
     notes: list[str] = list(remarks(config))

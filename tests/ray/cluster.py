@@ -34,15 +34,15 @@ class Machine:
         children = Path(f"/proc/{self.inits.pid}/task/{self.inits.pid}/children").read_text().split()
         return int(children[0])
 
-    def command(self, *arguments: str) -> list[str]:
-        """The command that runs this there."""
-        return ["nsenter", "-t", str(self.init), "--net", "--uts", "--pid", "--mount", *arguments]
+    def command(self, *arguments: str, cwd: Path) -> list[str]:
+        """The command that runs this there; entering a mount namespace leaves the working directory."""
+        there = ["nsenter", "-t", str(self.init), "--net", "--uts", "--pid", "--mount"]
+        return [*there, "sh", "-c", 'cd "$0" && exec "$@"', str(cwd), *arguments]
 
     def start(self, *arguments: str, cwd: Path) -> subprocess.Popen[str]:
         """Start a command there."""
         return subprocess.Popen(
-            self.command(*arguments),
-            cwd=cwd,
+            self.command(*arguments, cwd=cwd),
             env={**os.environ, **self.variables()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -148,7 +148,7 @@ def wait_until(is_so: object, seconds: float = SECONDS) -> None:
         with suppress(Exception):
             if is_so():  # type: ignore[operator]
                 return
-        time.sleep(0.1)
+        time.sleep(0.02)
     raise AssertionError("it did not happen")
 
 
