@@ -13,15 +13,18 @@ from typing import Any
 from aitrain.activity import Part, Snapshot
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note, Phase, decode
-from aitrain.launch.preflight import RunPlan
+from aitrain.execution.ray_connection import connected, has_gpus, machines
+from aitrain.launch.preflight import RunPlan, starts_server
 from aitrain.launch.processes import PATIENCE, STOPPING, mask_logs
-from aitrain.launch.ray_cluster import Bundle, connected, describe, machines
-from aitrain.launch.ray_relay import Meeting, RankNews, Requests, RunRelay
+from aitrain.launch.ray_placement import Bundle, describe
+from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests, RunRelay
+from aitrain.launch.ray_server import server_needs, server_on_ray
 from aitrain.launch.ray_worker import RankJob, run_rank
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.redaction import disable_telemetry
 from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.node_info import NodeInfo, as_json
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import DUMP_SECONDS, Stall, Watchdog, message
 
@@ -61,12 +64,11 @@ class RayProcesses:
             stack.callback(mask_logs, self.folder)
             self.folder.write_status("running", **sign_of_life())
             self.announce(Phase("connecting to Ray"))
-            stack.enter_context(connected(self.plan.config.ray_address))
+            stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
             stack.enter_context(on_stop_signals(self._on_signal))  # after Ray has set its own handlers
             self.relay = self._start_relay()
-            bundles = [Bundle("training", self._needs())] * self.plan.batch.processes
-            text, fits = describe(bundles, machines())
-            self.announce(Note(text, "info" if fits else "warning"))
+            self._announce_placement()
+            stack.enter_context(server_on_ray(self.plan, self.folder, self.relay, self._is_stopped))
             stack.enter_context(SystemRecorder(self.folder.system))
             watchdog = stack.enter_context(self._watchdog())
             fitting = threading.Thread(target=self._fit, name="ray-train", daemon=True)
@@ -79,8 +81,19 @@ class RayProcesses:
 
     def _needs(self) -> dict[str, float]:
         """What one training process reserves: a GPU, if the cluster has one."""
-        has_gpus = any(machine.total.get("GPU") for machine in machines())
-        return {"CPU": 1.0, "GPU": 1.0} if has_gpus else {"CPU": 1.0}
+        return {"CPU": 1.0, "GPU": 1.0} if has_gpus() else {"CPU": 1.0}
+
+    def _announce_placement(self) -> None:
+        """Say what is placed where before Ray waits for it, as Ray waits silently."""
+        server = [Bundle("vLLM server", server_needs(self.plan))] if starts_server(self.plan.config) else []
+        text, fits = describe([*server, *[Bundle("training", self._needs())] * self.plan.batch.processes], machines())
+        self.announce(Note(text, "info" if fits else "warning"))
+        self.announce(Phase("waiting for the machines of Ray"))
+
+    def _is_stopped(self) -> bool:
+        """Hear what vLLM's machine says while it starts; whether the run was stopped meanwhile."""
+        self._hear_all(0.5)
+        return self.requests.stops > 0
 
     def _start_relay(self) -> Any:
         import ray
@@ -269,5 +282,11 @@ def cause_of(error: BaseException | None) -> str:
 
 def _nodes(meeting: Meeting) -> list[dict[str, object]]:
     """The machines of a run, for status.json."""
-    hosts = list(dict.fromkeys((place.host, place.address) for place in meeting.places))
-    return [{"rank": number, "host": host, "address": address} for number, (host, address) in enumerate(hosts)]
+    ranks: dict[str, list[RankPlace]] = {}
+    for place in meeting.places:
+        ranks.setdefault(place.address, []).append(place)
+    gpus = {address: sum(bool(place.gpus) for place in places) for address, places in ranks.items()}
+    return as_json(
+        NodeInfo(number, places[0].host, address, gpus[address])
+        for number, (address, places) in enumerate(ranks.items())
+    )
