@@ -31,6 +31,7 @@ from aitrain.engines.scopes import replaced
 from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
 from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.non_finite import NonFiniteGuard
+from aitrain.training.sharding import whole
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps
 
 TOKEN_MEANS = {
@@ -107,6 +108,7 @@ class OptimizingTrainer(LogProbTrainer):
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> object:
         """Hook between gradient clipping and the optimizer step."""
         norm = super()._get_grad_norm(model, grad_norm)
+        norm = whole(norm) if isinstance(norm, torch.Tensor) else norm
         self.non_finite.before_step(model, norm, self.state.global_step + 1)
         if self.rows.has_none:
             model.zero_grad(set_to_none=True)  # no momentum and no weight decay without a kept row

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers.trainer_callback import TrainerState
 
+from aitrain.engines.scopes import replaced
 from aitrain.training.optimizing import OptimizingTrainer
 from aitrain.training.policy_rollouts import PolicyRollouts
 
@@ -28,6 +29,13 @@ class ResumableTrainer(OptimizingTrainer):
 
     rollouts: PolicyRollouts
 
+    def _prepare_for_training(self, *arguments: Any, **keywords: Any) -> Any:
+        """Does not shard the model a second time."""
+        if not self.is_fsdp_enabled:
+            return super()._prepare_for_training(*arguments, **keywords)
+        with replaced(self.accelerator, {"prepare": lambda model, optimizer: (model, optimizer)}):
+            return super()._prepare_for_training(*arguments, **keywords)
+
     def save_checkpoint(self) -> None:
         """Save a checkpoint of the last whole step. Every process must call this."""
         self._save_checkpoint(self.model, None)
@@ -36,7 +44,7 @@ class ResumableTrainer(OptimizingTrainer):
         """Load a checkpoint if it is of the last step, after which transformers would train one more; returns whether
         it is. Every process must call this."""
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        if state.global_step < self.args.max_steps or self.is_sharded:
+        if state.global_step < self.args.max_steps or self.is_deepspeed_enabled:
             return False
         self.take_weights(checkpoint)
         self.state = state

@@ -15,12 +15,16 @@ from trl import GRPOConfig
 
 from aitrain.batch import BatchPlan
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.options.fsdp_settings import FSDPSettings
 from aitrain.options.train import TrainConfig
 from aitrain.training.model import Precision
+from aitrain.training.sharding import fsdp_arguments
 
 
-def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
-    """Arguments of GRPOConfig that follow from options, without `--trl`."""
+def grpo_arguments(
+    config: TrainConfig, batch: BatchPlan, precision: Precision, fsdp: FSDPSettings | None = None
+) -> dict[str, object]:
+    """Arguments of GRPOConfig that follow from options, without `--trl`; `fsdp` shards the model."""
     arguments: dict[str, object] = {
         "seed": config.seed,
         "per_device_train_batch_size": batch.micro_batch,
@@ -70,6 +74,8 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
             "vllm_tensor_parallel_size": config.vllm_tensor_parallel_size,
             "vllm_enable_sleep_mode": config.vllm_sleep_mode,
         }
+    if fsdp is not None:
+        arguments |= fsdp_arguments(config, fsdp)
     return arguments
 
 
@@ -117,6 +123,10 @@ class Lengths:
     whole: int | None
 
 
+JOINED = ("fsdp_config", "accelerator_config")
+"""Tables of `--trl` that `sharding.fsdp_arguments` has joined with its own."""
+
+
 def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: Path) -> GRPOConfig:
     """TRL's configuration, with the fields of `--trl`.
 
@@ -124,10 +134,11 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
         ConfigError: a `--trl` field is unknown, is set by an option, has a value that TRL refuses, or would round
             the trained weights or keep the run from resuming.
     """
-    for name in config.trl:
+    given = {name: value for name, value in config.trl.items() if name not in JOINED or name not in arguments}
+    for name in given:
         _refuse_wrong_field(name, arguments)
     try:
-        made = GRPOConfig(output_dir=str(output_dir), **{**arguments, **config.trl})
+        made = GRPOConfig(output_dir=str(output_dir), **{**arguments, **given})
     except Exception as error:
         raise _refused(error) from error
     if made.use_transformers_continuous_batching and (made.bf16 or made.fp16):
