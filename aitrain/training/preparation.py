@@ -77,6 +77,7 @@ from aitrain.training.trl_arguments import (
     grpo_config,
     refuse_sharded,
 )
+from aitrain.training.zero import start_deepspeed
 from aitrain.training.zero_variance import StopOnZeroVariance
 
 
@@ -165,6 +166,8 @@ def training_arguments(context: RunContext, precision: Precision, processes: int
         load_once_per_machine(fsdp)
     arguments = grpo_config(grpo_arguments(config, batch, precision, fsdp), config, context.folder.checkpoints)
     refuse_sharded(arguments, config)
+    if config.zero is not None:
+        start_deepspeed(config, precision.use_cpu)
     check_hub_token(config)
     return arguments, batch
 

@@ -19,6 +19,7 @@ from aitrain.options.fsdp_settings import FSDPSettings
 from aitrain.options.train import TrainConfig
 from aitrain.training.model import Precision
 from aitrain.training.sharding import fsdp_arguments
+from aitrain.training.zero import zero_arguments
 
 
 def grpo_arguments(
@@ -76,6 +77,8 @@ def grpo_arguments(
         }
     if fsdp is not None:
         arguments |= fsdp_arguments(config, fsdp)
+    if config.zero is not None:
+        arguments |= zero_arguments(config)
     return arguments
 
 
