@@ -33,6 +33,7 @@ from aitrain.runs.checkpoint import (
 )
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm.adapter_ranks import needed_rank
+from aitrain.vllm.addresses import check_listen_address
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
 
@@ -49,7 +50,7 @@ class RunPlan:
     """GPUs for training, in the notation of CUDA_VISIBLE_DEVICES; empty on CPU."""
     checkpoint: Path | None
     server_gpus: tuple[str, ...] = ()
-    """GPUs for the vLLM server that the run starts."""
+    """GPUs for the vLLM servers that the run starts."""
     notes: tuple[str, ...] = ()
     """Notes for the user before the run starts."""
 
@@ -85,9 +86,11 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     check_packages(config)
     gpus = training_gpus(config)
     processes = count_processes(config, gpus)
-    served = visible_gpus()[-config.vllm_server_gpus :] if starts_server(config) else ()
+    served = visible_gpus()[-count_server_gpus(config) :] if starts_server(config) else ()
     if starts_server(config):
-        check_vllm_memory(config, served, engines=1)
+        check_vllm_memory(config, served, engines=config.vllm_servers)
+        if config.vllm_listen_address is not None:
+            check_listen_address(config.vllm_listen_address)
         if config.weight_sync == "adapter":
             needed_rank(config.lora_r)
     elif config.use_vllm and config.vllm_mode == "colocate":
@@ -104,8 +107,8 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
 
 
 def starts_server(config: TrainConfig) -> bool:
-    """Whether the run starts a vLLM server."""
-    return config.use_vllm and config.vllm_mode == "server" and config.vllm_server_url is None
+    """Whether the run starts vLLM servers."""
+    return config.starts_vllm_servers
 
 
 def refuse_secrets(config: TrainConfig) -> None:
@@ -217,17 +220,21 @@ def training_gpus(config: TrainConfig) -> tuple[str, ...]:
     Raises:
         ConfigError: no GPU is left for training.
     """
-    gpus = visible_gpus()
-    host = urlsplit(config.vllm_server_url or "").hostname
-    if not gpus or not (starts_server(config) or host in (*LOCAL_HOSTS, socket.gethostname().lower())):
-        return gpus
-    left = gpus[: -config.vllm_server_gpus]
-    if not left:
+    gpus, held = visible_gpus(), count_server_gpus(config)
+    left = gpus[:-held] if held else gpus
+    if gpus and not left:
         raise ConfigError(
-            f"vllm_server_gpus: {len(gpus)} GPUs are visible and the vLLM server holds {config.vllm_server_gpus}:"
-            " none is left to train on"
+            f"vllm_server_gpus: {len(gpus)} GPUs are visible and vLLM servers hold {held}: none is left to train on"
         )
     return left
+
+
+def count_server_gpus(config: TrainConfig) -> int:
+    """Number of GPUs of this machine that vLLM servers hold."""
+    if starts_server(config):
+        return config.vllm_servers * config.vllm_server_gpus
+    here = (*LOCAL_HOSTS, socket.gethostname().lower())
+    return config.vllm_server_gpus * sum(urlsplit(url).hostname in here for url in config.vllm_server_urls)
 
 
 def count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:

@@ -30,6 +30,8 @@ MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
 STAGING = ".saving-"
 """Prefix of folders that are being written."""
+SHARDS = "weights"
+"""Folder of the weights in a sharded checkpoint, which only a run with the same backend reads."""
 OLD, GONE = ".old-", ".gone-"
 """Prefixes of what is being replaced, and of what is being deleted."""
 

@@ -112,7 +112,8 @@ class OptimizingTrainer(LogProbTrainer):
         self.non_finite.before_step(model, norm, self.state.global_step + 1)
         if self.rows.has_none:
             model.zero_grad(set_to_none=True)  # no momentum and no weight decay without a kept row
-        self.updates += norm is None or (math.isfinite(norm) and norm > 0 and self._get_learning_rate() > 0)
+        size = 1.0 if norm is None else float(norm)
+        self.updates += math.isfinite(size) and size > 0 and self._get_learning_rate() > 0
         return norm
 
 
