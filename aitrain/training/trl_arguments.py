@@ -186,7 +186,7 @@ def fit_warmup(arguments: GRPOConfig) -> str | None:
         ConfigError: the learning rate is 0 in every step even without warm-up.
     """
     steps = arguments.max_steps
-    if arguments.deepspeed is not None or any(learning_rates(arguments, steps)):  # DeepSpeed may have its own schedule
+    if any(learning_rates(arguments, steps)):
         return None
     arguments.warmup_steps = 0
     if not any(learning_rates(arguments, steps)):
