@@ -50,7 +50,7 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
             self.in_a_row = 0
             return
         if self.accelerator.scaler is None:
-            model.zero_grad(set_to_none=True)
+            model.zero_grad()
         self.skipped += 1
         self.in_a_row += 1
         is_scaled = self.accelerator.scaler is not None
