@@ -24,11 +24,11 @@ from transformers import trainer as transformers_trainer
 from transformers.trainer_callback import TrainerState
 
 from aitrain.engines.scopes import replaced
+from aitrain.engines.sharded_tensors import gathered
 from aitrain.runs.checkpoint import SHARDS
 from aitrain.training.optimizing import OptimizingTrainer
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.sharded_state import (
-    gathered,
     load_weights,
     own_weights,
     read_optimizer,
@@ -59,7 +59,7 @@ class ResumableTrainer(OptimizingTrainer):
         if _internal_call and self.writes_shards:
             write_shards(weights, Path(folder) / SHARDS)
             return
-        tensors = gathered(weights, self.args.should_save)
+        tensors = gathered(weights.items(), self.args.should_save)
         if self.args.should_save:
             self._save(folder, state_dict=tensors)
 
