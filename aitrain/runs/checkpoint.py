@@ -314,6 +314,24 @@ def _shown(name: str, value: object) -> str:
     return "unset" if value is None else str(without_secrets({name: value})[name])
 
 
+def refuse_other_backend(checkpoint: Path, backend: str) -> None:
+    """Refuse a checkpoint that this backend cannot read: DeepSpeed reads its own only, and sharded weights are for fsdp2.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    needed = str(read_manifest(checkpoint).config.get("distributed_backend", "ddp"))
+    if (checkpoint / SHARDS).is_dir():
+        needed = "fsdp2"
+    elif "deepspeed" not in (needed, backend):
+        return
+    if needed != backend:
+        raise ConfigError(
+            f"resume_from_checkpoint: {checkpoint} was written with --distributed-backend {needed}, and {backend} cannot"
+            f" read it\nContinue with --distributed-backend {needed}."
+        )
+
+
 def refuse_changes(checkpoint: Path, changes: list[str]) -> None:
     """Refuse to resume with these changes; no-op if there are none.
 

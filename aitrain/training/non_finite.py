@@ -8,9 +8,9 @@ import torch
 from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from aitrain.engines.sharded_tensors import own_part
 from aitrain.errors import ConfigError, DivergedError
 from aitrain.training import zero
-from aitrain.training.sharding import own_part
 
 MAX_SKIPPED_IN_A_ROW = 3
 """Consecutive skipped steps after which the run ends."""

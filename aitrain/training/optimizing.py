@@ -28,10 +28,10 @@ import torch
 
 from aitrain import activity
 from aitrain.engines.scopes import replaced
+from aitrain.engines.sharded_tensors import whole
 from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
 from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.non_finite import NonFiniteGuard
-from aitrain.training.sharding import whole
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps
 
 TOKEN_MEANS = {

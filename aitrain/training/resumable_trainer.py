@@ -24,12 +24,12 @@ from transformers import trainer as transformers_trainer
 from transformers.trainer_callback import TrainerState
 
 from aitrain.engines.scopes import replaced
+from aitrain.engines.sharded_tensors import gathered
 from aitrain.runs.checkpoint import SHARDS
 from aitrain.training import zero
 from aitrain.training.optimizing import OptimizingTrainer
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.sharded_state import (
-    gathered,
     load_weights,
     own_weights,
     read_optimizer,
@@ -67,7 +67,7 @@ class ResumableTrainer(OptimizingTrainer):
         if _internal_call and self.writes_shards:
             write_shards(weights, Path(folder) / SHARDS)
             return
-        self._save_gathered(folder, gathered(weights, self.args.should_save))
+        self._save_gathered(folder, gathered(weights.items(), self.args.should_save))
 
     def _save_gathered(self, folder: str, tensors: dict[str, torch.Tensor]) -> None:
         if self.args.should_save:

@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from aitrain.engines.sharded_tensors import gathered, reshard
 from aitrain.runs.checkpoint import SHARDS
-from aitrain.training.sharding import reshard, whole
 
 MOMENTS = "moments"
 OPTIMIZER = "optimizer.pt"
@@ -50,17 +50,6 @@ def saved_weights(model: Any) -> dict[str, torch.Tensor]:
         if not isinstance(model, PeftModel) or tensor.requires_grad:
             tensors.setdefault(id(tensor), (name, tensor))
     return dict(tensors.values())
-
-
-def gathered(tensors: Mapping[str, torch.Tensor], keeps: bool) -> dict[str, torch.Tensor]:
-    """The whole tensors on the CPU, gathered one by one; empty for a process that does not keep them. Every process must
-    call this."""
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        full = whole(tensor)
-        if keeps:
-            found[name] = full.cpu().clone() if full is tensor else full.cpu()
-    return found
 
 
 def load_weights(model: Any, checkpoint: Path) -> None:
@@ -108,7 +97,7 @@ def write_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Path, is_main:
     moments = dict(_moments(state["state"]))
     if shards:
         write_shards(moments, checkpoint / MOMENTS)
-    values = dict.fromkeys(moments) if shards else gathered(moments, is_main)
+    values = dict.fromkeys(moments) if shards else gathered(moments.items(), is_main)
     if is_main:
         written = {
             number: {name: values.get(f"{number}.{name}", value) for name, value in named.items()}

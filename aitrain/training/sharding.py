@@ -1,4 +1,4 @@
-"""FSDP2, by accelerate: its settings, the sharded model, and what a process holds of a tensor.
+"""FSDP2, by accelerate: its settings, and the sharded model.
 
 Inside API of accelerate 1.15, torch 2.13 and transformers 5.17 that it uses (tests/training/test_upstream.py):
 
@@ -8,22 +8,21 @@ Inside API of accelerate 1.15, torch 2.13 and transformers 5.17 that it uses (te
     AcceleratorState                        ignores the plugin on the CPU and in a single process
     fsdp_utils.fsdp2_prepare_model          shards a model without an optimizer, layer by layer
     ACCELERATE_USE_FSDP                     with it, transformers loads weights on the first process of a machine only
-    FSDPModule.reshard()                    frees gathered weights: after a forward pass without gradients the
-                                            parameters of a module are plain tensors, in the type of the computation
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import parse_flag_from_env
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import register_fsdp_forward_method
 
+from aitrain.engines.sharded_tensors import is_sharded
 from aitrain.errors import ConfigError
 from aitrain.options.fsdp_settings import FSDPSettings, fsdp_settings
 from aitrain.options.train import TrainConfig
@@ -33,31 +32,6 @@ if TYPE_CHECKING:
 
 UNSHARDED_DEVICES: tuple[str, ...] = ("cpu",)
 """Types of devices on which accelerate ignores the FSDP plugin, without a word."""
-
-
-# -- tensors
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with the parts of all processes. Every process must call this for a sharded one."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's part of a sharded tensor, which may be empty; another one as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether FSDP2 has sharded the model."""
-    return any(isinstance(module, FSDPModule) for module in model.modules())
-
-
-def reshard(model: torch.nn.Module) -> None:
-    """Free the gathered weights, so that all parameters are the sharded ones that the optimizer changes."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
 
 
 # -- settings
@@ -125,6 +99,9 @@ def shard_now(trainer: EpisodeTrainer) -> None:
     transformers does so when `train` is called. By then held-out cases have been scored, which a model that does not
     fit into one device cannot do.
     """
+    plugin = trainer.accelerator.state.fsdp_plugin
+    if plugin.mixed_precision_policy is not None:  # accelerate adds up the gradients of all processes in half precision
+        plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, reduce_dtype=torch.float32)
     trainer.create_optimizer()
     trainer.model, trainer.optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
     trainer.model_wrapped = trainer.model

@@ -122,8 +122,8 @@ class EpisodeTrainer(ResumableTrainer):
                 callbacks=hooks.callbacks,
                 rollout_func=self.roll_out,
             )
-        if inputs.peft_config is not None and not (self.is_fsdp_enabled or is_deepspeed_zero3_enabled()):
-            keep_adapter_float32(self.model)  # sharded weights must all have one type
+        if inputs.peft_config is not None and not is_deepspeed_zero3_enabled():
+            keep_adapter_float32(self.model)  # DeepSpeed has sharded weights, which must all have one type
         if self.is_fsdp_enabled:
             shard_now(self)
         check_sharded(inputs.runner.config, self.model)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from accelerate.utils import parse_flag_from_env
 from transformers import PreTrainedModel, Trainer, get_scheduler
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
@@ -83,13 +82,13 @@ def grpo_arguments(
 
 
 def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
-    """Refuse sharded weights where one process must write all of them for a vLLM server.
+    """Refuse weights that are sharded by DeepSpeed where one process must write all of them for a vLLM server.
 
     Raises:
         ConfigError: the weights are sharded.
     """
     way, sync = sharding(arguments), config.weight_sync
-    if way and sync in ("adapter", "disk"):
+    if way and way != FSDP and sync in ("adapter", "disk"):
         raise ConfigError(
             f"vllm_sync: with {way} the weights are sharded, so that no process can write all of them for the server"
             f" ({sync})\nUse --vllm-mode colocate, or --vllm-sync nccl with a server of yours, or train without {way}."
@@ -97,11 +96,14 @@ def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
 
 
 def sharding(arguments: GRPOConfig) -> str:
-    """What shards the weights, by `--trl` or accelerate's environment variables; empty if nothing does."""
+    """What shards the weights; empty if nothing does."""
     plugin = arguments.deepspeed_plugin
     if plugin is not None and plugin.zero_stage == 3:
         return "DeepSpeed ZeRO-3"
-    return "FSDP" if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP") else ""
+    return FSDP if arguments.fsdp else ""
+
+
+FSDP = "FSDP2"
 
 
 LONG_COMPLETION = 1024
