@@ -167,6 +167,9 @@ def _become(streams: list[int], variables: dict[str, str] | None) -> None:
 def _run(module: str, *arguments: str) -> NoReturn:
     """Run a module to its end, and exit as Python would."""
     ctypes.CDLL(None).prctl(15, module[-15:].encode())  # its name in /proc/PID/comm
+    if module == "aitrain.jobs.worker" and "SHARD_ON_CPU" in os.environ:
+        sys.path.insert(0, str(Path(__file__).parent / "cpu_sharding"))
+        importlib.import_module("shard_on_cpu")
     sys.argv = [module, *arguments]
     code: object = 0
     try:

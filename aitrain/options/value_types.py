@@ -55,6 +55,12 @@ def read_json_object(value: object) -> object:
     return _writable(value)
 
 
+def _read_json_file(value: object) -> object:
+    """The JSON object of a named file, with or without @; one that is given itself is returned unchanged."""
+    is_name = isinstance(value, str) and not value.startswith(("@", "{"))
+    return read_json_object(f"@{value}" if is_name else value)
+
+
 def _parsed(text: str, where: str) -> object:
     try:
         parsed = json.loads(text)
@@ -174,6 +180,11 @@ JsonObjectOption = Annotated[
     dict[str, object],
     BeforeValidator(read_json_object),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "pattern": r"^(@.|\s*\{)"}]}),
+]
+JsonFile = Annotated[
+    dict[str, object],
+    BeforeValidator(_read_json_file),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "minLength": 1}]}),
 ]
 Table = Annotated[dict[str, object], BeforeValidator(_read_table), WithJsonSchema({"type": ["object", "null"]})]
 Names = Annotated[

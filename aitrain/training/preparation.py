@@ -21,6 +21,7 @@ from aitrain.batch import BatchPlan, plan_batch, schedule_cases
 from aitrain.environment.contract import check_methods, env_kind
 from aitrain.environment.dataset import Cases, Datasets, fingerprint
 from aitrain.environment.tools import Tools
+from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import Limits
@@ -49,12 +50,14 @@ from aitrain.training.model import (
     load_model,
     load_tokenizer,
     lora_config,
+    model_without_weights,
 )
 from aitrain.training.non_finite import check_weights_finite
 from aitrain.training.provenance import describe_run
 from aitrain.training.run_context import RunContext, with_checkpoint_here
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.server_engine import ServedRun, server_engine_factory
+from aitrain.training.sharding import check_can_shard, load_once_per_machine
 from aitrain.training.step_count import note_on_steps
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
@@ -74,6 +77,7 @@ from aitrain.training.trl_arguments import (
     grpo_config,
     refuse_sharded,
 )
+from aitrain.training.zero import start_deepspeed
 from aitrain.training.zero_variance import StopOnZeroVariance
 
 
@@ -158,9 +162,15 @@ def training_arguments(context: RunContext, precision: Precision, processes: int
     check_quantization(config)
     if precision.dtype == torch.bfloat16 and not config.peft:
         context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
-    batch = plan_batch(config, processes)
-    arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
+    batch, fsdp = plan_batch(config, processes), None
+    check_can_shard(config, "cpu" if precision.use_cpu else "cuda")
+    if config.distributed_backend == "fsdp2":
+        fsdp = fsdp_settings(config, model_without_weights(config, precision.dtype).num_parameters())
+        load_once_per_machine(fsdp)
+    arguments = grpo_config(grpo_arguments(config, batch, precision, fsdp), config, context.folder.checkpoints)
     refuse_sharded(arguments, config)
+    if config.zero is not None:
+        start_deepspeed(config, precision.use_cpu)
     check_hub_token(config)
     return arguments, batch
 
