@@ -50,7 +50,7 @@ def serve_environment(config: TrainConfig, tokenizer: object, is_loaded: IsLoade
     environment = construct(config)
     _seed(config.seed)
     opened, config = open_environment(config, tokenizer, environment)
-    description = _described(opened, config, config.model if is_loaded() else None)
+    description = describe(opened, config, config.model if is_loaded() else None)
     runner = start_runner(environment, config)
     runner.notify = say
     runner.offer(NO_MODEL, tokenizer)
@@ -96,7 +96,8 @@ async def _serve(service: EnvService, place: tuple[str, int], say: Say) -> None:
         raise KeyboardInterrupt
 
 
-def _described(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | None) -> EnvDescription:
+def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | None) -> EnvDescription:
+    """What clients are told of an environment; `tokenizer` is the model whose tokenizer was used, if one was."""
     environment = opened.environment
     kind, files, made_from = env_kind(environment), files_of(environment), type(environment)
     facts: dict[str, Any] = {
