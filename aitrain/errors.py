@@ -26,8 +26,8 @@
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
 
-The last fourteen are caught and turned into something that a user sees. A message says what happened, where, and what to
-do next, in at most five lines.
+The last fourteen are caught and turned into something that a user sees. A message says what happened, where, and what
+to do next, in at most five lines.
 """
 
 from __future__ import annotations

@@ -219,8 +219,9 @@ class EnvService:
         """Make a call within its deadline; the first failure of each kind is shown."""
         outcome = await self.runner.pool.call(job, call.timeout)
         episode.hangs = outcome.is_running
-        if outcome.failure is not None:
-            for message in self._failures.first_of_each([(outcome.failure.kind, outcome.failure.message)]):
+        failure: Failure | None = outcome.failure or getattr(outcome.value, "failure", None)
+        if failure is not None:
+            for message in self._failures.first_of_each([(failure.kind, failure.message)]):
                 self.notify(f"A call of case {call.case} failed, it {message}")
         return outcome
 
