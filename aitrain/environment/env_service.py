@@ -49,7 +49,7 @@ class RefusedRequestError(AitrainError):
 
 
 @dataclass(eq=False)
-class ServedEpisode:
+class ClientEpisode:
     """One episode of a client, and its last call."""
 
     client: str
@@ -74,7 +74,7 @@ class EnvService:
     """The environment's files, each with `name` and `text`."""
     notify: Callable[[str], object] = lambda _: None
 
-    _episodes: dict[str, ServedEpisode] = field(default_factory=dict)
+    _episodes: dict[str, ClientEpisode] = field(default_factory=dict)
     _heard: dict[str, float] = field(default_factory=dict)
     _failures: FailureCount = field(default_factory=FailureCount)
     _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -110,7 +110,7 @@ class EnvService:
     # -- calls
 
     @cached_property
-    def _calls(self) -> dict[str, Callable[[ServedEpisode, EnvCall], Awaitable[EnvAnswer]]]:
+    def _calls(self) -> dict[str, Callable[[ClientEpisode, EnvCall], Awaitable[EnvAnswer]]]:
         return {
             "/v1/open": self._open,
             "/v1/respond": self._respond,
@@ -161,7 +161,7 @@ class EnvService:
             if self.runner.pool.abandoned >= ABANDONED_LIMIT:
                 what = f"{self.runner.pool.abandoned} calls hang at {self.runner.pool.last_hang}"
                 raise RefusedRequestError(503, f"{what}: restart with --rl-env-isolation process, which ends them")
-            episode = self._episodes[call.session] = ServedEpisode(client)
+            episode = self._episodes[call.session] = ClientEpisode(client)
         if call.number > episode.number:
             episode.number, episode.last_call = call.number, time.monotonic()
             episode.call = asyncio.ensure_future(self._calls[path](episode, call))
@@ -173,20 +173,20 @@ class EnvService:
             if episode.session is None and episode.call.done():
                 self._episodes.pop(call.session, None)  # it has no further call
 
-    async def _open(self, episode: ServedEpisode, call: EnvCall) -> EnvAnswer:
+    async def _open(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         episode.case = self._case(call)
         job = partial(self.runner.open_session, episode.case, call.seed, call.score_bounds)
         outcome: Outcome[tuple[SessionLike, ResetResult]] = await self._run(episode, job, call)
         episode.session, reset = outcome.value or (None, None)
         return _answered(outcome, reset)
 
-    async def _respond(self, episode: ServedEpisode, call: EnvCall) -> EnvAnswer:
+    async def _respond(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         if episode.session is None or call.turn is None:
             raise RefusedRequestError(400, "respond needs an open session and a turn")
         outcome = await self._run(episode, partial(episode.session.respond, call.turn), call)
         return _answered(outcome, outcome.value)
 
-    async def _score(self, episode: ServedEpisode, call: EnvCall) -> EnvAnswer:
+    async def _score(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         transcript = Transcript(episode.case or self._case(call), call.completion)
         job = partial(self.runner.score_session, episode.session, transcript, call.score_bounds)
         policy = self.runner.policy
@@ -199,7 +199,7 @@ class EnvService:
                 policy.after_calls(watch)
         return _answered(outcome, outcome.value)
 
-    async def _score_group(self, episode: ServedEpisode, call: EnvCall) -> EnvAnswer:
+    async def _score_group(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         group = Group(self._case(call), call.members)
         async with self._one_at_a_time(True):  # they may compare with what earlier groups left on the environment
             outcome = await self._run(episode, group_job(self.runner, group, call.score_bounds), call)
@@ -215,7 +215,7 @@ class EnvService:
             raise RefusedRequestError(400, f"reference {outcome.failure.message}")
         return to_wire(outcome.value)
 
-    async def _run(self, episode: ServedEpisode, job: Callable[[], T], call: EnvCall) -> Outcome[T]:
+    async def _run(self, episode: ClientEpisode, job: Callable[[], T], call: EnvCall) -> Outcome[T]:
         """Make a call within its deadline; the first failure of each kind is shown."""
         outcome = await self.runner.pool.call(job, call.timeout)
         episode.hangs = outcome.is_running
@@ -237,7 +237,7 @@ class EnvService:
 
     async def end_lost(self) -> None:
         """End the sessions of clients that were not heard of, and those without a call for long."""
-        now, lost = time.monotonic(), list[ServedEpisode]()
+        now, lost = time.monotonic(), list[ClientEpisode]()
         for name, episode in list(self._episodes.items()):
             is_running = episode.call is not None and not episode.call.done()
             is_silent = now - self._heard.get(episode.client, 0.0) > CLIENT_SECONDS
@@ -258,7 +258,7 @@ class EnvService:
                 episode.call.cancel()
         await self._end(episodes)
 
-    async def _end(self, episodes: Sequence[ServedEpisode]) -> None:
+    async def _end(self, episodes: Sequence[ClientEpisode]) -> None:
         """Close sessions, except those that hang (a process that hung was ended)."""
         left = [one.session for one in episodes if one.session and (self.runner.processes or not one.hangs)]
         await asyncio.gather(*(self.runner.pool.call(session.close) for session in left))

@@ -50,7 +50,7 @@ def find_env(config: TrainConfig) -> EnvSource:
             "rl_env: no environment is given. Name yours with --rl-env path/to/file.py:Class, or with --rl-env-module"
             f" and --rl-env-class.\nBundled ones to try: {', '.join(bundled_modules())}"
         )
-    if place in ("http", "https") and class_name.startswith("//"):
+    if place in ("http", "https") and class_name.startswith("/"):
         return _adapter_source(SERVED, str(config.rl_env))
     adapter = adapter_named(place)
     if adapter is not None and not _is_own_module(place, class_name):

@@ -111,8 +111,7 @@ class EnvRunner:
 
     @property
     def _threads(self) -> int:
-        default = THREADS if self.processes is None else PROCESSES_PER_CORE * usable_cores()
-        default = CONCURRENT_CALLS if isinstance(self.environment, ServedEnvironment) else default
+        default = _default_threads(self.environment, self.processes is not None)
         return min(self.config.rl_env_workers or default, self.config.rl_env_episodes or default)
 
     def offer(self, model: Any, tokenizer: Any) -> None:
@@ -146,9 +145,9 @@ class EnvRunner:
         return sessions
 
     def open_session(self, case: Case, seed: int, bounds: Bounds | None = None) -> tuple[SessionLike, ResetResult]:
-        """A new session for each attempt: one that was abandoned may still be running. `bounds` are the lowest and the
-        highest score; None: those of the options."""
-        session = self._new_session(case, bounds)
+        """A new session for each attempt: one that was abandoned may still be running. Without `bounds` of scores,
+        those of the options."""
+        session = _new_session(self, case, bounds)
         try:
             reset = session.open(case.arguments(seed))
         except BaseException:
@@ -157,12 +156,6 @@ class EnvRunner:
         if is_abandoned():
             session.close()  # the call has timed out, and its result is discarded
         return session, reset
-
-    def _new_session(self, case: Case, bounds: Bounds | None) -> SessionLike:
-        bounds = bounds or self.config.score_bounds
-        if self.processes is None:
-            return session_for(self.policy.object_for(), bounds, case)
-        return remote_session(self.processes, self.policy.remote_plan, bounds)
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
@@ -212,7 +205,7 @@ class EnvRunner:
         arguments = {**transcript.arguments(), **self.given} if self._kind == "score_episode" else {}
         if session is not None:
             return session.score(arguments)
-        with closing(self._new_session(transcript.case, bounds)) as alone:
+        with closing(_new_session(self, transcript.case, bounds)) as alone:
             return alone.score(arguments)
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
@@ -274,6 +267,19 @@ class EnvRunner:
             self.processes.close()
         if isinstance(stored := self.given.get("tokenizer"), StoredTokenizer):
             stored.file.unlink(missing_ok=True)
+
+
+def _default_threads(environment: object, in_processes: bool) -> int:
+    if isinstance(environment, ServedEnvironment):
+        return CONCURRENT_CALLS
+    return PROCESSES_PER_CORE * usable_cores() if in_processes else THREADS
+
+
+def _new_session(runner: EnvRunner, case: Case, bounds: Bounds | None) -> SessionLike:
+    bounds = bounds or runner.config.score_bounds
+    if runner.processes is None:
+        return session_for(runner.policy.object_for(), bounds, case)
+    return remote_session(runner.processes, runner.policy.remote_plan, bounds)
 
 
 def _show_once(note: str, shown: set[str], notify: Notify) -> None:

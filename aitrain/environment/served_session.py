@@ -138,8 +138,8 @@ class ServedSession:
             try:
                 return server.post(path, encode(call))
             except RefusedCallError as error:
-                what = "lost its episode" if error.status == GONE else "was refused"
-                raise CallFailed(Failure("server", f"{what}: {error}")) from error
+                why = f"{server.url} does not have it any more" if error.status == GONE else str(error)
+                raise CallFailed(Failure("server", f"was refused by its server: {why}")) from error
             except ConnectionError as error:
                 until = until or time.monotonic() + patience
                 if time.monotonic() > until or is_abandoned():

@@ -16,7 +16,6 @@ from aitrain.environment.tools import ToolOffer
 from aitrain.execution.failure import Failure
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
     from pydantic import TypeAdapter
 
 PROTOCOL = 1
@@ -107,7 +106,7 @@ def finite(bound: float) -> float | None:
     return bound if math.isfinite(bound) else None
 
 
-def encode(value: DataclassInstance | JsonObject) -> bytes:
+def encode(value: JsonObject | EnvCall | EnvAnswer) -> bytes:
     """The value as JSON.
 
     Raises:

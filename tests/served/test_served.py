@@ -241,7 +241,7 @@ def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_
             assert failures[0]
             assert "was not answered" in failures[0].message
             assert failures[1]
-            assert "lost its episode" in failures[1].message
+            assert "does not have it any more" in failures[1].message
             end(runner, sessions)
             later = open_sessions(runner, cases[:1], [0])
             respond(runner, later, [AssistantTurn("a")])
