@@ -102,17 +102,12 @@ class EnvRunner:
     @cached_property
     def pool(self) -> DeadlinePool:
         """The threads that make the calls."""
-        return DeadlinePool(self._threads, self.config.rl_env_timeout)
+        return DeadlinePool(_max_calls(self), self.config.rl_env_timeout)
 
     @property
     def running_calls(self) -> int:
         """Number of running calls, without those that wait for a thread."""
-        return min(self._calls, self._threads)
-
-    @property
-    def _threads(self) -> int:
-        default = _default_threads(self.environment, self.processes is not None)
-        return min(self.config.rl_env_workers or default, self.config.rl_env_episodes or default)
+        return min(self._calls, _max_calls(self))
 
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Set the arguments `model` and `tokenizer` of `score_episode`; worker processes get the tokenizer only."""
@@ -269,10 +264,11 @@ class EnvRunner:
             stored.file.unlink(missing_ok=True)
 
 
-def _default_threads(environment: object, in_processes: bool) -> int:
-    if isinstance(environment, ServedEnvironment):
-        return CONCURRENT_CALLS
-    return PROCESSES_PER_CORE * usable_cores() if in_processes else THREADS
+def _max_calls(runner: EnvRunner) -> int:
+    """Calls that are made at the same time."""
+    default = THREADS if runner.processes is None else PROCESSES_PER_CORE * usable_cores()
+    default = CONCURRENT_CALLS if isinstance(runner.environment, ServedEnvironment) else default
+    return min(runner.config.rl_env_workers or default, runner.config.rl_env_episodes or default)
 
 
 def _new_session(runner: EnvRunner, case: Case, bounds: Bounds | None) -> SessionLike:
