@@ -12,6 +12,7 @@ ENV_COMMANDS = {
     "play": "Play episodes: you, a script or a model answer turn by turn.",
     "show": "Show sample cases as the model sees them.",
     "list": "List the environments that can be named with --rl-env.",
+    "serve": "Serve an environment to trainings on other machines.",
     "rescore": "Apply today's scorer to the saved episodes of a run.",
 }
 """The commands with their short help; command `x` is the function `env_x` of `aitrain.cli.env_x`."""

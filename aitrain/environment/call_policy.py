@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.environment.state_analysis import analyze_state
 from aitrain.environment.state_report import StateReport, WriteSite
 from aitrain.environment.state_watch import StateWatch, closes_over, is_small_container, reaches
@@ -107,12 +108,15 @@ class CallPolicy:
     """Whether the decision is final; else the next batch is watched."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.environment, ServedEnvironment):  # its server copies it
+            self.is_serial = self.environment.description.is_serial
         self._choose(self.report)
 
     @cached_property
     def report(self) -> StateReport:
         """The static analysis of the environment."""
-        return analyze_state(self.environment, self.kind)
+        is_served = isinstance(self.environment, ServedEnvironment)
+        return StateReport() if is_served else analyze_state(self.environment, self.kind)
 
     def object_for(self) -> object:
         """The object on which one call or one episode runs."""

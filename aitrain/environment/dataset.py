@@ -53,7 +53,7 @@ class Cases(Sequence[Case]):
         return replace(self, numbers=numbers)
 
 
-def fingerprint(cases: Cases) -> str:
+def fingerprint(cases: Iterable[Case]) -> str:
     """SHA-256 of all rows in order; equal in every process for equal content."""
     digest = hashlib.sha256()
     for case in cases:

@@ -2,56 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from aitrain import activity
-from aitrain.environment.contract import Case, arguments_for
+from aitrain.environment.contract import arguments_for
+from aitrain.environment.episode_group import Group
 from aitrain.environment.row_copies import copy_arguments
 from aitrain.environment.runner import REPEATABLE, EnvRunner
 from aitrain.environment.score_parsing import Bounds, ScoreResult, parse_score, shown
-from aitrain.environment.session import Message, within
+from aitrain.environment.served_environment import ServedEnvironment
+from aitrain.environment.session import within
 from aitrain.execution.async_calls import run_if_async
 from aitrain.execution.deadline_thread import GRACE
 from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.processes import ProcessPool
 from aitrain.execution.task import Outcome
 
 PLACE = "score_group"
-
-
-@dataclass(frozen=True)
-class GroupMember:
-    """One episode of a group, and its own score, None if it failed."""
-
-    completion: str | list[Message]
-    text: str
-    messages: list[Message]
-    result: ScoreResult
-
-
-@dataclass(frozen=True)
-class Group:
-    """The episodes of one case that are compared."""
-
-    case: Case
-    members: Sequence[GroupMember]
-
-    def arguments(self) -> dict[str, Any]:
-        """All arguments for `score_group`; a column with one of our names is not passed."""
-        results = [member.result for member in self.members]
-        return {
-            **self.case.row,
-            "completions": [member.completion for member in self.members],
-            "texts": [member.text for member in self.members],
-            "messages": [member.messages for member in self.members],
-            "scores": [result.score for result in results],
-            "metrics": [result.metrics for result in results],
-            "case_idx": self.case.case_idx,
-            "prompt": self.case.prompt,
-            "case": dict(self.case.row),
-        }
 
 
 @dataclass(frozen=True)
@@ -95,9 +65,7 @@ async def score_groups(runner: EnvRunner, groups: Sequence[Group]) -> list[list[
 
 
 async def _score_group(runner: EnvRunner, group: Group) -> list[ScoreResult]:
-    job = partial(GroupScorer(runner.config.score_bounds, runner.environment).score, group)
-    if runner.processes is not None:
-        job = partial(_score_in_process, runner, group)
+    job = group_job(runner, group, runner.config.score_bounds)
     outcome: Outcome[list[ScoreResult]] = Outcome()
     for _ in range(1 + runner.config.rl_env_retries):
         with activity.own.waiting("waiting for the environment", runner.pool.timeout + GRACE):
@@ -111,9 +79,17 @@ async def _score_group(runner: EnvRunner, group: Group) -> list[ScoreResult]:
     return [_merged(member.result, ScoreResult(None, failure=failure)) for member in group.members]
 
 
-def _score_in_process(runner: EnvRunner, group: Group) -> list[ScoreResult]:
-    assert runner.processes is not None
-    lease = runner.processes.lease(partial(GroupScorer, runner.config.score_bounds))
+def group_job(runner: EnvRunner, group: Group, bounds: Bounds) -> Callable[[], list[ScoreResult]]:
+    """The call that scores a group, where the environment is."""
+    if isinstance(runner.environment, ServedEnvironment):
+        return partial(runner.environment.score, group, bounds)
+    if runner.processes is not None:
+        return partial(_score_in_process, runner.processes, group, bounds)
+    return partial(GroupScorer(bounds, runner.environment).score, group)
+
+
+def _score_in_process(processes: ProcessPool, group: Group, bounds: Bounds) -> list[ScoreResult]:
+    lease = processes.lease(partial(GroupScorer, bounds))
     try:
         results: list[ScoreResult] = lease.call("score", group)
         return results

@@ -69,8 +69,8 @@ def _construct(factory: Callable[..., object], name: str, keywords: Mapping[str,
     check_signature(factory, name, keywords)
     try:
         return factory(**keywords)
-    except ConfigError:
-        raise  # an adapter's, about its settings
+    except (ConfigError, EnvironmentFailed):
+        raise  # an adapter's, about its settings or its server
     except (Exception, SystemExit) as error:
         given = ", ".join(f"{key}=..." for key in keywords)
         raise EnvironmentFailed(failure_message(f"{name}({given}) raised", error)) from error

@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-from aitrain.environment.adapters import ADAPTERS, Adapter, adapter_named
+from aitrain.environment.adapters import ADAPTERS, SERVED, Adapter, adapter_named
 from aitrain.environment.user_modules import module_specs, names_in, parse, top_level
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
@@ -50,6 +50,8 @@ def find_env(config: TrainConfig) -> EnvSource:
             "rl_env: no environment is given. Name yours with --rl-env path/to/file.py:Class, or with --rl-env-module"
             f" and --rl-env-class.\nBundled ones to try: {', '.join(bundled_modules())}"
         )
+    if place in ("http", "https") and class_name.startswith("/"):
+        return _adapter_source(SERVED, str(config.rl_env))
     adapter = adapter_named(place)
     if adapter is not None and not _is_own_module(place, class_name):
         return _adapter_source(adapter, class_name)

@@ -13,7 +13,7 @@ from typing import Any
 
 from aitrain.environment.call_policy import CopyPlan
 from aitrain.environment.score_parsing import Bounds, ScoreResult
-from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session
+from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, SessionLike
 from aitrain.environment.session_kinds import session_for
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.processes import CallPool, Lease
@@ -48,7 +48,7 @@ class RemoteSession:
         self.lease.release()
 
 
-def _session_in_process(plan: CopyPlan | None, bounds: Bounds, environment: Any) -> Session:
+def _session_in_process(plan: CopyPlan | None, bounds: Bounds, environment: Any) -> SessionLike:
     """Make a session in a worker process, which plays several episodes one after another."""
     return session_for(environment if plan is None else plan.copy_of(environment), bounds)
 
@@ -58,12 +58,12 @@ def _session_in_process(plan: CopyPlan | None, bounds: Bounds, environment: Any)
 
 @dataclass(frozen=True)
 class NoModel:
-    """The `model` argument in worker processes; every use raises AttributeError."""
+    """The `model` argument in processes without the model; every use raises AttributeError with the advice."""
+
+    advice: str = "use --rl-env-isolation thread"
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"the model is not in this process, so there is no model.{name}: use --rl-env-isolation thread"
-        )
+        raise AttributeError(f"the model is not in this process, so there is no model.{name}: {self.advice}")
 
 
 @dataclass(frozen=True)

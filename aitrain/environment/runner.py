@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from aitrain import activity
 from aitrain.environment.call_policy import CallPolicy, Notify
 from aitrain.environment.closing import close_environment
 from aitrain.environment.contract import Case, Transcript, env_kind
 from aitrain.environment.remote_session import NoModel, StoredTokenizer, remote_session
-from aitrain.environment.score_parsing import ScoreResult
+from aitrain.environment.score_parsing import Bounds, ScoreResult
 from aitrain.environment.seeds import EpisodeSeeds, current_seeds
-from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult
+from aitrain.environment.served_environment import CONCURRENT_CALLS, ServedEnvironment
+from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult, SessionLike
 from aitrain.environment.session_kinds import session_for
 from aitrain.environment.state_watch import StateWatch
 from aitrain.environment.tools import Tools
@@ -37,15 +38,6 @@ REPEATABLE = ("raised", "timed_out", "crashed", "server")
 """Kinds of failures that are retried; a wrong score would be returned again."""
 
 T = TypeVar("T")
-
-
-class SessionLike(Protocol):
-    """A session, in this process or another one."""
-
-    def open(self, arguments: dict[str, Any]) -> ResetResult: ...
-    def respond(self, turn: AssistantTurn) -> EnvResponse: ...
-    def score(self, arguments: dict[str, Any]) -> ScoreResult: ...
-    def close(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -100,7 +92,8 @@ class EnvRunner:
     def policy(self) -> CallPolicy:
         """How calls run, by what they write; read it after build_dataset, which sets attributes too."""
         by_episode = self._kind != "score_episode" or _has_tools(self.environment)
-        return CallPolicy(self.environment, self._kind, by_episode, self.processes is not None, self.notify)
+        in_processes = self.processes is not None or isinstance(self.environment, ServedEnvironment)
+        return CallPolicy(self.environment, self._kind, by_episode, in_processes, self.notify)
 
     @cached_property
     def _kind(self) -> str:
@@ -109,17 +102,12 @@ class EnvRunner:
     @cached_property
     def pool(self) -> DeadlinePool:
         """The threads that make the calls."""
-        return DeadlinePool(self._threads, self.config.rl_env_timeout)
+        return DeadlinePool(_max_calls(self), self.config.rl_env_timeout)
 
     @property
     def running_calls(self) -> int:
         """Number of running calls, without those that wait for a thread."""
-        return min(self._calls, self._threads)
-
-    @property
-    def _threads(self) -> int:
-        default = THREADS if self.processes is None else PROCESSES_PER_CORE * usable_cores()
-        return min(self.config.env_calls or default, self.config.rl_env_episodes or default)
+        return min(self._calls, _max_calls(self))
 
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Set the arguments `model` and `tokenizer` of `score_episode`; worker processes get the tokenizer only."""
@@ -144,30 +132,27 @@ class EnvRunner:
         sessions = [EnvSession(*each) for each in zip(cases, seeds, sampling or [None] * len(cases), strict=True)]
         self._watch = self.policy.watch() if self.policy.by_episode else None
         if self.has_sessions:
-            opened = await self._repeat(sessions, [partial(self._open, one) for one in sessions], self._kind)
+            opened = await self._repeat(
+                sessions, [partial(self.open_session, one.case, one.seed) for one in sessions], self._kind
+            )
             for one, result in zip(sessions, opened, strict=True):
                 one.session, one.reset = result or (None, ResetResult())
                 _show_once(one.reset.note, self._shown, self.notify)
                 self.on_messages(one, one.reset.messages)
         return sessions
 
-    def _open(self, one: EnvSession) -> tuple[SessionLike, ResetResult]:
-        """A new session for each attempt: one that was abandoned may still be running."""
-        session = self._new_session()
+    def open_session(self, case: Case, seed: int, bounds: Bounds | None = None) -> tuple[SessionLike, ResetResult]:
+        """A new session for each attempt: one that was abandoned may still be running. Without `bounds` of scores,
+        those of the options."""
+        session = _new_session(self, case, bounds)
         try:
-            reset = session.open(one.case.arguments(one.seed))
+            reset = session.open(case.arguments(seed))
         except BaseException:
             session.close()
             raise
         if is_abandoned():
             session.close()  # the call has timed out, and its result is discarded
         return session, reset
-
-    def _new_session(self) -> SessionLike:
-        bounds = self.config.score_bounds
-        if self.processes is None:
-            return session_for(self.policy.object_for(), bounds)
-        return remote_session(self.processes, self.policy.remote_plan, bounds)
 
     async def respond(self, one: EnvSession, turn: AssistantTurn) -> EnvResponse:
         """What the environment does after a turn of the policy; an episode that fails is over."""
@@ -184,7 +169,7 @@ class EnvRunner:
     async def score(self, sessions: Sequence[EnvSession], transcripts: Sequence[Transcript]) -> list[ScoreResult]:
         """The score of each episode, in their order; None for those that failed, here or earlier."""
         alive = [(one, text) for one, text in zip(sessions, transcripts, strict=True) if one.failure is None]
-        jobs = [partial(self._score, one, text) for one, text in alive]
+        jobs = [partial(self.score_session, one.session, text) for one, text in alive]
         place = "score" if self._kind == "start" else self._kind
         scored = await self._score_all([one for one, _ in alive], jobs, place)
         results: dict[EnvSession, ScoreResult] = {}
@@ -210,12 +195,15 @@ class EnvRunner:
             one.failure = None
         return await self._repeat(sessions, jobs, place)
 
-    def _score(self, one: EnvSession, transcript: Transcript) -> ScoreResult:
+    def score_session(
+        self, session: SessionLike | None, transcript: Transcript, bounds: Bounds | None = None
+    ) -> ScoreResult:
+        """The score of an episode; without a session, of one that has no other call."""
         arguments = {**transcript.arguments(), **self.given} if self._kind == "score_episode" else {}
-        if one.session is not None:
-            return one.session.score(arguments)
-        with closing(self._new_session()) as session:
+        if session is not None:
             return session.score(arguments)
+        with closing(_new_session(self, transcript.case, bounds)) as alone:
+            return alone.score(arguments)
 
     async def end(self, sessions: Sequence[EnvSession]) -> None:
         """Close the sessions, also those that failed, except those that still hang (a process that hung was ended)."""
@@ -276,6 +264,20 @@ class EnvRunner:
             self.processes.close()
         if isinstance(stored := self.given.get("tokenizer"), StoredTokenizer):
             stored.file.unlink(missing_ok=True)
+
+
+def _max_calls(runner: EnvRunner) -> int:
+    """Calls that are made at the same time."""
+    default = THREADS if runner.processes is None else PROCESSES_PER_CORE * usable_cores()
+    default = CONCURRENT_CALLS if isinstance(runner.environment, ServedEnvironment) else default
+    return min(runner.config.env_calls or default, runner.config.rl_env_episodes or default)
+
+
+def _new_session(runner: EnvRunner, case: Case, bounds: Bounds | None) -> SessionLike:
+    bounds = bounds or runner.config.score_bounds
+    if runner.processes is None:
+        return session_for(runner.policy.object_for(), bounds, case)
+    return remote_session(runner.processes, runner.policy.remote_plan, bounds)
 
 
 def _show_once(note: str, shown: set[str], notify: Notify) -> None:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from aitrain.environment.contract import MODEL_ARGUMENTS, Prompt, ToolResult, arguments_for, named_by, with_opening
 from aitrain.environment.row_copies import copy_arguments
@@ -86,6 +86,15 @@ class EnvResponse:
     """The start of an episode that began with an untrained conversation."""
     note: str = ""
     """A note for the user, shown once."""
+
+
+class SessionLike(Protocol):
+    """A session, in this process, another one, or on a server."""
+
+    def open(self, arguments: dict[str, Any]) -> ResetResult: ...
+    def respond(self, turn: AssistantTurn) -> EnvResponse: ...
+    def score(self, arguments: dict[str, Any]) -> ScoreResult: ...
+    def close(self) -> None: ...
 
 
 @contextmanager

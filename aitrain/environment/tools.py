@@ -9,6 +9,7 @@ import copy
 import inspect
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -35,6 +36,15 @@ class ToolOutcome(NamedTuple):
     ends_episode: bool = False
 
 
+@dataclass(frozen=True)
+class ToolOffer:
+    """The tools of an environment that runs elsewhere: schemas of those that it runs, and of the others."""
+
+    run: tuple[ToolJson, ...] = ()
+    shown: tuple[ToolJson, ...] = ()
+    of_schemas: bool = True
+
+
 class Tools:
     """The tools of an environment or of one episode; `schemas` are passed to the chat template.
 
@@ -43,10 +53,20 @@ class Tools:
     """
 
     def __init__(self, tools: Iterable[Tool] = (), shown: Iterable[ToolJson] = (), of_schemas: bool = True) -> None:
-        self._tools = {tool.name: tool for tool in tools}
-        self.schemas: list[ToolJson] = [*(tool.schema for tool in self._tools.values()), *shown]
+        self._tools, self._shown = {tool.name: tool for tool in tools}, list(shown)
+        self.schemas: list[ToolJson] = [*(tool.schema for tool in self._tools.values()), *self._shown]
         self.of_schemas = of_schemas
         """Whether get_tools returned only JSON schemas, which string prompts ignore."""
+
+    @property
+    def offer(self) -> ToolOffer:
+        """The tools for a process that does not have the environment."""
+        return ToolOffer(tuple(tool.schema for tool in self._tools.values()), tuple(self._shown), self.of_schemas)
+
+    @classmethod
+    def offered(cls, offer: ToolOffer) -> Tools:
+        """The tools of an environment that runs elsewhere; they cannot be run here."""
+        return cls((_elsewhere(schema) for schema in offer.run), offer.shown, offer.of_schemas)
 
     @property
     def are_only_shown(self) -> bool:
@@ -61,6 +81,8 @@ class Tools:
         Raises:
             EnvironmentFailed: the method raised, or returned what cannot be tools.
         """
+        if isinstance(offered := getattr(owner, "offered_tools", None), cls):
+            return offered
         place = f"{type(owner).__name__}.get_tools"
         found: dict[str, Tool] = {}
         items = _listed(owner, place)
@@ -105,6 +127,10 @@ class Tools:
         if isinstance(result, ToolResult):
             return ToolOutcome(_as_text(result.content), ends_episode=bool(result.done))
         return ToolOutcome(_as_text(result))
+
+
+def _elsewhere(schema: ToolJson) -> Tool:
+    return Tool(function_part(schema)["name"], schema, lambda: None, lambda given: (given, []))
 
 
 def _wrong(problem: str) -> ToolOutcome:

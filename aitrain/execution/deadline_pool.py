@@ -62,15 +62,16 @@ class DeadlinePool:
         self._enqueue([task])
         return task
 
-    async def call(self, job: Callable[[], T]) -> Outcome[T]:
+    async def call(self, job: Callable[[], T], timeout: float | None = None) -> Outcome[T]:
         """The outcome of `job`, awaited on the running event loop; a call whose awaiting task is cancelled is
-        abandoned."""
+        abandoned. `timeout` takes the place of the pool's."""
         loop = asyncio.get_running_loop()
         if self._exchange is None or self._exchange.loop is not loop:
             self._exchange = _LoopExchange(loop, self._enqueue)
         exchange, future = self._exchange, loop.create_future()
         on_done = partial(exchange.deliver, future)
-        task: Task[T] = Task(job, on_done, self.timeout, self._lock, self._deadlines.set_deadline)
+        seconds = self.timeout if timeout is None else timeout
+        task: Task[T] = Task(job, on_done, seconds, self._lock, self._deadlines.set_deadline)
         exchange.send(task, future)
         try:
             outcome: Outcome[T] = await future

@@ -78,6 +78,11 @@ class Task(Generic[T_co]):
             if not self._pauses:
                 self._set_clock(runs=True)
 
+    def add_seconds(self, seconds: float) -> None:
+        """Add time that passed on the clock of another machine while this one was paused."""
+        with self._lock:
+            self._ran += seconds
+
     def _set_clock(self, runs: bool) -> None:
         with self._lock:
             self._ran, self._since = self.ran(), time.perf_counter() if runs else None

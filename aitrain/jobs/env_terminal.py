@@ -112,6 +112,17 @@ def _rescore(request: Request) -> Document:
     return report.to_json()
 
 
+def _serve(request: Request) -> Document:
+    from aitrain.jobs.env_server import serve_environment
+
+    config = resolve(TrainConfig, None, request["options"])
+    tokenizer = LazyTokenizer(config)
+    serve_environment(
+        config, tokenizer, lambda: tokenizer.is_loaded, (request["serve"]["host"], request["serve"]["port"])
+    )
+    return {}
+
+
 def _open(request: Request) -> tuple[TrainConfig, OpenedEnvironment, ModelView]:
     """The options with what the environment requires, the environment with its cases, and a model's view of them."""
     config = resolve(TrainConfig, None, request["options"])
@@ -137,6 +148,11 @@ class LazyTokenizer:
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it was used."""
+        return "_loaded" in self.__dict__
 
     @cached_property
     def _loaded(self) -> PreTrainedTokenizerBase:
@@ -173,7 +189,12 @@ def _close(environment: object) -> None:
         print(f"aitrain: {escape_controls(message)}", file=sys.stderr)
 
 
-COMMANDS: dict[str, Callable[[Request], Document]] = {"play": _play, "show": _show, "rescore": _rescore}
+COMMANDS: dict[str, Callable[[Request], Document]] = {
+    "play": _play,
+    "show": _show,
+    "rescore": _rescore,
+    "serve": _serve,
+}
 
 
 def exit_now(code: int) -> NoReturn:

@@ -33,7 +33,8 @@ class EnvironmentOptions(Options):
     replaces: ClassVar = {"rl_env": ("rl_env_module", "rl_env_class"), "rl_env_module": ("rl_env",)}
 
     rl_env: ResumeSafe[str | None] = None
-    """Environment, as path/to/file.py:Class, package.module:Class, envs.gsm8k, or NAME:ID of an adapter."""
+    """Environment, as path/to/file.py:Class, package.module:Class, envs.gsm8k, NAME:ID of an adapter, or the URL of
+    aitrain env serve; several URLs of one environment with commas."""
     rl_env_module: ResumeSafe[str | None] = None
     """Module of the environment class."""
     rl_env_class: ResumeSafe[str | None] = None
@@ -41,7 +42,8 @@ class EnvironmentOptions(Options):
     rl_env_config: ResumeSafe[JsonObjectOption | None] = None
     """Keyword arguments of the environment's constructor: a JSON object, or @file.json."""
     rl_env_workers: ResumeSafe[EnvWorkers | None] = None
-    """Concurrent calls to the environment; unset: 64 (in processes: 4 for each CPU core); ray:64: in a Ray cluster."""
+    """Concurrent calls to the environment; unset: 64 (in processes: 4 for each CPU core; to servers: 256); ray:64: in a
+    Ray cluster."""
     rl_env_episodes: ResumeSafe[PositiveInt | None] = None
     """Concurrent episodes of the environment in each process; unset: all of a batch."""
     rl_env_isolation: ResumeSafe[Literal["thread", "process"]] = "thread"
@@ -88,5 +90,9 @@ class EnvironmentOptions(Options):
             (
                 self.rl_env_class is not None and named not in ("", self.rl_env_class),
                 f"rl_env: {self.rl_env} and rl_env_class: {self.rl_env_class} name two classes: give one of them",
+            ),
+            (
+                self.rl_env_isolation == "process" and (self.rl_env or "").startswith(("http://", "https://")),
+                "rl_env_isolation: the environment runs where its server is: give the option to aitrain env serve",
             ),
         ]

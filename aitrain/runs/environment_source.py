@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypedDict
 
+from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.redaction import source_without_secrets
 from aitrain.runs.run_folder import write_text
 
@@ -56,11 +57,18 @@ def source_hash(files: Iterable[Path]) -> str | None:
 def keep_source(environment: object, folder: Path) -> None:
     """Write the environment's file, and the other modules of its package, into the folder, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
-    own = getattr(environment, "source_files", None)
-    for one in _read([(file.name, file) for file in own]) if own else source_of(type(environment)):
+    for one in kept_files(environment):
         path = folder / one["name"]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, one["text"], durable=False)
+
+
+def kept_files(environment: object) -> list[SourceFile]:
+    """The files of an environment that are kept; of a served one, those that its server sends."""
+    if isinstance(environment, ServedEnvironment):
+        return [{"name": name, "text": text[:LONGEST_FILE]} for name, text in environment.source()[:MOST_FILES]]
+    own = getattr(environment, "source_files", None)
+    return _read([(file.name, file) for file in own]) if own else source_of(type(environment))
 
 
 def source_of(kind: type) -> list[SourceFile]:

@@ -10,7 +10,8 @@ from typing import TypeAlias
 from accelerate.utils import gather_object
 
 from aitrain.environment.contract import scores_groups
-from aitrain.environment.group_scoring import Group, GroupMember, score_groups
+from aitrain.environment.episode_group import Group, GroupMember
+from aitrain.environment.group_scoring import score_groups
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.rollout.episode import Episode
 from aitrain.training.policy_rollouts import PolicyRollouts

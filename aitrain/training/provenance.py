@@ -11,6 +11,7 @@ import torch
 
 from aitrain.environment.adapters import adapter_named
 from aitrain.environment.requirements import requirements_of
+from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import without_secrets
@@ -24,7 +25,7 @@ def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
     made_from, files = type(environment), files_of(environment)
     adapter = adapter_named((config.rl_env or "").partition(":")[0])
     packages = (*PACKAGES, adapter.package) if adapter and adapter.package else PACKAGES
-    return {
+    facts = {
         "module": made_from.__module__,
         "class": made_from.__qualname__,
         "file": str(files[0]) if files else None,
@@ -38,6 +39,7 @@ def describe_run(config: TrainConfig, environment: object) -> dict[str, Any]:
         "cpus": usable_cores(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
+    return {**facts, **environment.facts} if isinstance(environment, ServedEnvironment) else facts
 
 
 def _version(package: str) -> str | None:

@@ -54,7 +54,7 @@ def play(opened: OpenedEnvironment, config: TrainConfig, view: ModelView, option
     shown = EpisodeView(console, view, options.policy, is_typed=options.policy == "person" and console.is_terminal)
     policy = _policy(opened.environment, case, options, console)
     show_title(console, opened, case, options, view.name)
-    session = session_for(opened.environment, config.score_bounds)
+    session = session_for(opened.environment, config.score_bounds, case)
     try:
         given = {"model": NoModel(), "tokenizer": view.tokenizer}
         episode = Stage(session, shown, config.rl_max_turns, given).play(Play(case, policy, options.seed))

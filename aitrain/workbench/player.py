@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aitrain.environment.contract import Case, Prompt, Transcript
-from aitrain.environment.group_scoring import Group, GroupMember, score_groups
+from aitrain.environment.episode_group import Group, GroupMember
+from aitrain.environment.group_scoring import score_groups
 from aitrain.environment.runner import EnvRunner, EnvSession, start_runner
 from aitrain.environment.score_parsing import ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult

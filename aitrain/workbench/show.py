@@ -116,7 +116,7 @@ def _reference(environment: object, case: Case) -> str:
 
 def _begun(opened: OpenedEnvironment, case: Case) -> ResetResult:
     """The start of an episode of the case."""
-    session = session_for(opened.environment)
+    session = session_for(opened.environment, case=case)
     try:
         return session.open(case.arguments(seed=0))
     except CallFailed as error:

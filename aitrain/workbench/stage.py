@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from aitrain.environment.score_parsing import ScoreResult
-from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult, Session, UntrainedChat
+from aitrain.environment.session import AssistantTurn, EnvResponse, Message, ResetResult, SessionLike, UntrainedChat
 from aitrain.execution.async_calls import run_if_async
 from aitrain.workbench.player import Conversation, Play, as_message
 
@@ -43,7 +43,7 @@ class StagedEpisode:
 class Stage:
     """Plays episodes of one session; `given` are the arguments `model` and `tokenizer` of `score_episode`."""
 
-    session: Session
+    session: SessionLike
     audience: Audience
     max_turns: int
     given: dict[str, object]

@@ -127,6 +127,12 @@ ADAPTERS = {
 }  # fmt: skip
 """All adapters by name."""
 
+SERVED = Adapter(
+    "http", "aitrain.environment.served_environment", "connect",
+    "Environments of aitrain behind `aitrain env serve`.", "//127.0.0.1:8000", by_url=True,
+)  # fmt: skip
+"""What loads an environment that is named by its URL; not one of ADAPTERS, as nothing precedes the URL."""
+
 
 def adapter_named(name: str) -> Adapter | None:
     """The adapter of a name; `_` and `-` are the same."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from aitrain.environment.contract import scores_groups
+from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.execution.user_code import describe_error
 from aitrain.workbench.check import (
@@ -46,9 +47,13 @@ class EnvCheck:
     needs: Needs = "scores"
     is_fast: bool = False
     """Whether it runs before every training."""
+    of_process: bool = False
+    """Whether it looks at the environment's own process, which is elsewhere if a server has the environment."""
 
     def reason_to_skip(self, subject: Subject) -> str:
         """Why the check cannot run on this environment; empty if it can."""
+        if self.of_process and isinstance(subject.environment, ServedEnvironment):
+            return "seen only where the environment runs: check it there"
         if self.needs == "rows":
             return ""
         if subject.model.used:
@@ -81,13 +86,19 @@ class CheckResult:
 CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("dataset", "prompts, roles and case_idx are usable", data_checks.dataset, "rows", is_fast=True),
     # first of those that play: what an environment changes only once would not be seen later
-    EnvCheck("side-effects", "episodes leave their process as it was", side_effects.side_effects),
+    EnvCheck("side-effects", "episodes leave their process as it was", side_effects.side_effects, of_process=True),
     EnvCheck("duplicates", "prompts differ, held-out ones are apart", data_checks.duplicates, "rows", is_fast=True),
     EnvCheck("leaked-answer", "no prompt names its answer", data_checks.leaked_answer, "rows", is_fast=True),
-    EnvCheck("repeatable-dataset", "fresh processes build the same rows", repetition.repeatable_dataset, "rows"),
+    EnvCheck(
+        "repeatable-dataset",
+        "fresh processes build the same rows",
+        repetition.repeatable_dataset,
+        "rows",
+        of_process=True,
+    ),
     EnvCheck("model-use", "the scorer does not generate", outcomes.model_use, "rows", is_fast=True),
     EnvCheck("concurrency", "episodes at the same time are scored alike", episodes.concurrency),
-    EnvCheck("two-ranks", "a second process scores alike", repetition.two_ranks, "reference"),
+    EnvCheck("two-ranks", "a second process scores alike", repetition.two_ranks, "reference", of_process=True),
     EnvCheck("reference", "the reference earns the highest score", calibration.reference, is_fast=True),
     EnvCheck("equivalent-forms", "the reference earns it in other forms", calibration.equivalent, "reply"),
     EnvCheck(
@@ -114,9 +125,11 @@ CHECKS: tuple[EnvCheck, ...] = (
     EnvCheck("score-range", "all scores are numbers in the range", outcomes.score_range, is_fast=True),
     EnvCheck("exceptions", "no reply makes the environment raise", outcomes.exceptions, is_fast=True),
     EnvCheck("group-score", "score_group ranks the reference above nonsense", outcomes.group_score, "groups"),
-    EnvCheck("network", "episodes need no network", side_effects.network),
-    EnvCheck("signals", "episodes work outside of the main thread", side_effects.signals),
-    EnvCheck("pickling", "rows and attributes can be sent to processes", process_needs.pickling, "rows"),
+    EnvCheck("network", "episodes need no network", side_effects.network, of_process=True),
+    EnvCheck("signals", "episodes work outside of the main thread", side_effects.signals, of_process=True),
+    EnvCheck(
+        "pickling", "rows and attributes can be sent to processes", process_needs.pickling, "rows", of_process=True
+    ),
     EnvCheck("latency", "steps wait little for the environment", latency.latency),
 )
 """All checks that need no model and no tokenizer."""

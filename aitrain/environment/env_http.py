@@ -1,0 +1,163 @@
+"""The HTTP server of `aitrain env serve`: one event loop for all connections, which are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from urllib.parse import parse_qsl, urlsplit
+
+from aitrain.environment.env_service import EnvService, RefusedRequestError
+from aitrain.environment.wire_format import ALIVE_SECONDS, CLIENT_HEADER, TOKEN_VARIABLE, encode
+from aitrain.execution.user_code import describe_error
+
+MAX_BODY = 64 << 20
+"""Maximum bytes of a request."""
+LOCAL = ("127.0.0.1", "localhost", "::1")
+END_SECONDS = 5.0
+"""Seconds between two looks for clients that are gone."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    method: str
+    path: str
+    query: dict[str, str]
+    headers: dict[str, str]
+    body: bytes
+
+
+class EnvHttpServer:
+    """Serves one environment until it is stopped."""
+
+    def __init__(self, service: EnvService, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.service, self.host, self.port = service, host, port
+        self.stop = asyncio.Event()
+        self._token = os.environ.get(TOKEN_VARIABLE, "")
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def serve(self, on_ready: Callable[[str], object]) -> None:
+        """Serve until `stop` is set; `on_ready` is called with the URL.
+
+        Raises:
+            OSError: the port is taken, or the address is none of this machine.
+        """
+        server = await asyncio.start_server(self._accept, self.host, self.port, limit=1 << 16, backlog=1024)
+        port = server.sockets[0].getsockname()[1]
+        on_ready(f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{port}")
+        try:
+            while not self.stop.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.stop.wait(), END_SECONDS)
+                await self.service.end_lost()
+        finally:
+            server.close()
+            await self.service.end_all()
+            for connection in self._connections:
+                connection.cancel()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of one connection."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            while (request := await _read(reader, writer)) is not None:
+                await self._answer(request, writer)
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError, ValueError):
+            pass  # the client has gone, or does not speak HTTP
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _answer(self, request: _Request, writer: asyncio.StreamWriter) -> None:
+        try:
+            self._check(request)
+            if request.method == "GET":
+                body = encode(self.service.read(request.path, request.query))
+            else:
+                await self._answer_call(request, writer)
+                return
+        except RefusedRequestError as error:
+            _send(writer, error.status, encode({"error": str(error)}))
+        except Exception as error:
+            _send(writer, HTTPStatus.INTERNAL_SERVER_ERROR, encode({"error": describe_error(error)}))
+        else:
+            _send(writer, HTTPStatus.OK, body)
+        await writer.drain()
+
+    async def _answer_call(self, request: _Request, writer: asyncio.StreamWriter) -> None:
+        """Answer a call; while it waits or runs, send a space now and then, which JSON may begin with: the client sees
+        that this server lives, and proxies keep the connection."""
+        body = json.loads(request.body)
+        if not isinstance(body, dict):
+            raise RefusedRequestError(400, "the body is not a JSON object")
+        client = request.headers.get(CLIENT_HEADER.lower(), "")
+        call = asyncio.ensure_future(self.service.answer(client, request.path, body))
+        done, _ = await asyncio.wait([call], timeout=ALIVE_SECONDS)
+        if done:
+            _send(writer, HTTPStatus.OK, call.result())
+            await writer.drain()
+            return
+        writer.write(_head(HTTPStatus.OK, "Transfer-Encoding: chunked"))
+        while not done:
+            writer.write(b"1\r\n \r\n")
+            await writer.drain()
+            self.service.hear(client)
+            done, _ = await asyncio.wait([call], timeout=ALIVE_SECONDS)
+        result = call.result()
+        writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(result), result))
+        await writer.drain()
+
+    def _check(self, request: _Request) -> None:
+        """Refuse a request without the token, or of a page in a browser.
+
+        Raises:
+            RefusedRequestError: it is refused.
+        """
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        if self._token and not hmac.compare_digest(given, self._token.encode()):
+            raise RefusedRequestError(401, f"the token is wrong or missing ({TOKEN_VARIABLE})")
+        host = urlsplit(f"//{request.headers.get('host', '')}").hostname
+        if not self._token and host not in LOCAL:
+            raise RefusedRequestError(403, f"without {TOKEN_VARIABLE} only clients of 127.0.0.1 are answered")
+        if request.method not in ("GET", "POST"):
+            raise RefusedRequestError(405, "use GET or POST")
+        if request.method == "POST" and not request.headers.get("content-type", "").startswith("application/json"):
+            raise RefusedRequestError(415, "Content-Type must be application/json")
+
+
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Request | None:
+    """The next request of a connection; None if the client has closed it, or sends what is refused unread."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, target, _ = first.split(" ", 2)
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    length = int(headers.get("content-length", "0"))
+    if "transfer-encoding" in headers or not 0 <= length <= MAX_BODY:
+        _send(writer, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, encode({"error": f"send at most {MAX_BODY} bytes at once"}))
+        await writer.drain()
+        return None
+    if headers.get("expect", "").lower() == "100-continue":
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    body = await reader.readexactly(length)
+    parts = urlsplit(target)
+    return _Request(method, parts.path, dict(parse_qsl(parts.query)), headers, body)
+
+
+def _send(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
+    writer.write(_head(status, f"Content-Length: {len(body)}") + body)
+
+
+def _head(status: int, framing: str) -> bytes:
+    reason = HTTPStatus(status).phrase
+    return f"HTTP/1.1 {int(status)} {reason}\r\nContent-Type: application/json\r\n{framing}\r\n\r\n".encode()

@@ -1,0 +1,268 @@
+"""The calls of `aitrain env serve`: one environment, and the episodes that clients play on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, TypeVar
+
+from aitrain.environment.contract import Case, Transcript
+from aitrain.environment.episode_group import Group
+from aitrain.environment.failure_count import ABANDONED_LIMIT, FailureCount
+from aitrain.environment.group_scoring import group_job
+from aitrain.environment.runner import EnvRunner
+from aitrain.environment.session import ResetResult, SessionLike
+from aitrain.environment.wire_format import (
+    CLIENT_SECONDS,
+    EnvAnswer,
+    EnvCall,
+    EnvDescription,
+    JsonObject,
+    decode,
+    encode,
+    to_wire,
+)
+from aitrain.errors import AitrainError
+from aitrain.execution.async_calls import run_if_async
+from aitrain.execution.failure import Failure
+from aitrain.execution.task import Outcome
+
+PAGE_ROWS, PAGE_BYTES = 1000, 4 << 20
+"""Rows of one page of the dataset, and about their bytes."""
+IDLE_SECONDS = 3600.0
+"""Seconds without a call after which a session is ended, also if its client lives."""
+
+T = TypeVar("T")
+
+
+class RefusedRequestError(AitrainError):
+    """A request that the service does not answer; `status` is that of HTTP."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(eq=False)
+class ClientEpisode:
+    """One episode of a client, and its last call."""
+
+    client: str
+    session: SessionLike | None = None
+    case: Case | None = None
+    number: int = -1
+    call: asyncio.Task[EnvAnswer] | None = None
+    hangs: bool = False
+    """Whether its last call was abandoned and is still running."""
+    last_call: float = field(default_factory=time.monotonic)
+
+
+@dataclass(eq=False)
+class EnvService:
+    """Plays the episodes of all clients; `runner` has the environment, its threads and its processes."""
+
+    runner: EnvRunner
+    cases: Sequence[Case]
+    """The cases of both datasets, by their numbers."""
+    description: EnvDescription
+    source: Sequence[Mapping[str, object]] = ()
+    """The environment's files, each with `name` and `text`."""
+    notify: Callable[[str], object] = lambda _: None
+
+    _episodes: dict[str, ClientEpisode] = field(default_factory=dict)
+    _heard: dict[str, float] = field(default_factory=dict)
+    _failures: FailureCount = field(default_factory=FailureCount)
+    _in_order: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    # -- what clients read
+
+    def read(self, path: str, query: dict[str, str]) -> JsonObject:
+        """The answer to a GET request.
+
+        Raises:
+            RefusedRequestError: there is no such path, or no such rows.
+        """
+        if path == "/v1/environment":
+            is_serial = self.runner.policy.is_serial and self.runner.policy.is_known
+            return asdict(replace(self.description, is_serial=is_serial))
+        if path == "/v1/source":
+            return {"files": list(self.source)}
+        if path == "/v1/rows":
+            return self._page(query.get("dataset", "train"), int(query.get("start", "0")))
+        raise RefusedRequestError(404, f"there is no {path}")
+
+    def _page(self, dataset: str, start: int) -> JsonObject:
+        first, end = (0, self.description.train) if dataset == "train" else (self.description.train, len(self.cases))
+        if dataset not in ("train", "held_out") or not 0 <= start <= end - first:
+            raise RefusedRequestError(404, f"there are no rows {dataset} from {start}")
+        rows, size, number = list[object](), 0, first + start
+        while number < end and len(rows) < PAGE_ROWS and size < PAGE_BYTES:
+            rows.append(to_wire(self.cases[number].row))
+            size += len(json.dumps(rows[-1]))
+            number += 1
+        return {"environment": self.description.id, "rows": rows, "next": number - first if number < end else None}
+
+    # -- calls
+
+    @cached_property
+    def _calls(self) -> dict[str, Callable[[ClientEpisode, EnvCall], Awaitable[EnvAnswer]]]:
+        return {
+            "/v1/open": self._open,
+            "/v1/respond": self._respond,
+            "/v1/score": self._score,
+            "/v1/score_group": self._score_group,
+        }
+
+    def hear(self, client: str) -> None:
+        """Note that a client lives."""
+        self._heard[client] = time.monotonic()
+
+    async def answer(self, client: str, path: str, body: JsonObject) -> bytes:
+        """The answer to a POST request, as JSON.
+
+        Raises:
+            RefusedRequestError: the request is wrong.
+        """
+        self.hear(client)
+        if path == "/v1/alive":
+            return b"{}"
+        if path == "/v1/close":
+            episode = self._episodes.pop(str(body.get("session")), None)
+            await self._end([episode] if episode else [])
+            return b"{}"
+        if path == "/v1/reference":
+            return encode({"value": await self._reference(body.get("case_idx"))})
+        if path not in self._calls:
+            raise RefusedRequestError(404, f"there is no {path}")
+        try:
+            call = decode(EnvCall, body)
+        except ValueError as error:
+            raise RefusedRequestError(400, f"the call cannot be read: {error}"[:500]) from error
+        answer = await self._call(client, path, call)
+        try:
+            return encode(answer)
+        except (TypeError, ValueError, RecursionError) as error:
+            return encode(EnvAnswer(failure=Failure("wrong_type", f"said what cannot be written as JSON: {error}")))
+
+    async def _call(self, client: str, path: str, call: EnvCall) -> EnvAnswer:
+        """Make a call of an episode, once: one that is sent again gets the same answer."""
+        if call.environment != self.description.id:
+            what = f"{self.description.name}, {self.description.train} rows"
+            raise RefusedRequestError(409, f"this server now serves another environment ({what})")
+        episode = self._episodes.get(call.session)
+        if episode is None:
+            if call.number or path == "/v1/respond":
+                raise RefusedRequestError(410, "this server does not have the episode: it was restarted, or ended it")
+            if self.runner.pool.abandoned >= ABANDONED_LIMIT:
+                what = f"{self.runner.pool.abandoned} calls hang at {self.runner.pool.last_hang}"
+                raise RefusedRequestError(503, f"{what}: restart with --rl-env-isolation process, which ends them")
+            episode = self._episodes[call.session] = ClientEpisode(client)
+        if call.number > episode.number:
+            episode.number, episode.last_call = call.number, time.monotonic()
+            episode.call = asyncio.ensure_future(self._calls[path](episode, call))
+        elif call.number < episode.number or episode.call is None:
+            raise RefusedRequestError(409, f"call {call.number} of this episode was answered before")
+        try:
+            return await asyncio.shield(episode.call)
+        finally:
+            if episode.session is None and episode.call.done():
+                self._episodes.pop(call.session, None)  # it has no further call
+
+    async def _open(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
+        episode.case = self._case(call)
+        job = partial(self.runner.open_session, episode.case, call.seed, call.score_bounds)
+        outcome: Outcome[tuple[SessionLike, ResetResult]] = await self._run(episode, job, call)
+        episode.session, reset = outcome.value or (None, None)
+        return _answered(outcome, reset)
+
+    async def _respond(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
+        if episode.session is None or call.turn is None:
+            raise RefusedRequestError(400, "respond needs an open session and a turn")
+        outcome = await self._run(episode, partial(episode.session.respond, call.turn), call)
+        return _answered(outcome, outcome.value)
+
+    async def _score(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
+        transcript = Transcript(episode.case or self._case(call), call.completion)
+        job = partial(self.runner.score_session, episode.session, transcript, call.score_bounds)
+        policy = self.runner.policy
+        is_watched = policy.is_serial and not policy.is_known
+        async with self._one_at_a_time(policy.is_serial and episode.session is None):
+            watch = policy.watch() if is_watched else None
+            with watch.recording() if watch is not None else nullcontext():
+                outcome = await self._run(episode, job, call)
+            if watch is not None:
+                policy.after_calls(watch)
+        return _answered(outcome, outcome.value)
+
+    async def _score_group(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
+        group = Group(self._case(call), call.members)
+        async with self._one_at_a_time(True):  # they may compare with what earlier groups left on the environment
+            outcome = await self._run(episode, group_job(self.runner, group, call.score_bounds), call)
+        return _answered(outcome, outcome.value)
+
+    async def _reference(self, case_idx: object) -> object:
+        known = next((case for case in self.cases if to_wire(case.case_idx) == case_idx), None)
+        method = getattr(self.runner.environment, "reference", None)
+        if known is None or method is None:
+            raise RefusedRequestError(404, f"there is no reference for case {case_idx}")
+        outcome = await self.runner.pool.call(lambda: run_if_async(method(known.case_idx)))
+        if outcome.failure is not None:
+            raise RefusedRequestError(400, f"reference {outcome.failure.message}")
+        return to_wire(outcome.value)
+
+    async def _run(self, episode: ClientEpisode, job: Callable[[], T], call: EnvCall) -> Outcome[T]:
+        """Make a call within its deadline; the first failure of each kind is shown."""
+        outcome = await self.runner.pool.call(job, call.timeout)
+        episode.hangs = outcome.is_running
+        failure: Failure | None = outcome.failure or getattr(outcome.value, "failure", None)
+        if failure is not None:
+            for message in self._failures.first_of_each([(failure.kind, failure.message)]):
+                self.notify(f"A call of case {call.case} failed, it {message}")
+        return outcome
+
+    def _one_at_a_time(self, is_serial: bool) -> AbstractAsyncContextManager[Any]:
+        return self._in_order if is_serial else nullcontext()
+
+    def _case(self, call: EnvCall) -> Case:
+        if not 0 <= call.case < len(self.cases):
+            raise RefusedRequestError(400, f"there is no case {call.case}")
+        return self.cases[call.case]
+
+    # -- ends
+
+    async def end_lost(self) -> None:
+        """End the sessions of clients that were not heard of, and those without a call for long."""
+        now, lost = time.monotonic(), list[ClientEpisode]()
+        for name, episode in list(self._episodes.items()):
+            is_running = episode.call is not None and not episode.call.done()
+            is_silent = now - self._heard.get(episode.client, 0.0) > CLIENT_SECONDS
+            if not is_running and (is_silent or now - episode.last_call > IDLE_SECONDS):
+                lost.append(self._episodes.pop(name))
+        for client, heard in list(self._heard.items()):
+            if now - heard > IDLE_SECONDS:
+                del self._heard[client]
+        if lost:
+            self.notify(f"Ended {len(lost)} episodes of clients that are gone.")
+        await self._end(lost)
+
+    async def end_all(self) -> None:
+        """End all sessions; their calls are cancelled."""
+        episodes, self._episodes = list(self._episodes.values()), {}
+        for episode in episodes:
+            if episode.call is not None:
+                episode.call.cancel()
+        await self._end(episodes)
+
+    async def _end(self, episodes: Sequence[ClientEpisode]) -> None:
+        """Close sessions, except those that hang (a process that hung was ended)."""
+        left = [one.session for one in episodes if one.session and (self.runner.processes or not one.hangs)]
+        await asyncio.gather(*(self.runner.pool.call(session.close) for session in left))
+
+
+def _answered(outcome: Outcome[Any], value: object) -> EnvAnswer:
+    return EnvAnswer(None if outcome.failure else value, outcome.failure, outcome.seconds)

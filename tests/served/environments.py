@@ -1,0 +1,176 @@
+"""Environments of each kind; all of them draw random numbers from the episode's seed."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+from aitrain import EnvRequirements, Score, ToolCall, ToolResult
+
+
+class Single:
+    """One answer; its rows hold what JSON does not have, and some rows repeat."""
+
+    def build_dataset(self) -> list[Any]:
+        odd = {"tags": {"a"}, "pair": (1, 2.5), "bad": float("nan")}
+        return [{"prompt": f"{number // 2}?", "case_idx": ("row", number // 2), **odd} for number in range(6)]
+
+    def build_eval_dataset(self) -> list[Any]:
+        return [{"prompt": "held?", "case_idx": ("held", 0), "tags": {"b"}, "pair": (), "bad": 0.0}]
+
+    def score_episode(self, text: str, case_idx: Any, tags: Any, pair: Any, bad: float, case: Any, prompt: str) -> Any:
+        assert isinstance(case_idx, tuple)
+        assert isinstance(tags, set)
+        assert isinstance(pair, tuple)
+        assert case["prompt"] == prompt
+        return {"score": len(text) % 3 / 3, "metrics": {"third": 1 / 3, "unequal": bad != bad}}
+
+    def reference(self, case_idx: Any) -> str:
+        return f"reference of {case_idx[1]}"
+
+
+class WithTools:
+    """Tools before the answer, and scores of whole groups."""
+
+    def build_dataset(self) -> list[Any]:
+        return [{"prompt": [{"role": "user", "content": f"{number}?"}]} for number in range(4)]
+
+    def get_tools(self) -> list[Any]:
+        return [self.add, self.stop]
+
+    def add(self, a: int, b: int = 1) -> int:
+        """Add."""
+        return a + b
+
+    def stop(self) -> ToolResult:
+        """Stop."""
+        return ToolResult("stopped", done=True)
+
+    def score_episode(self, messages: list[Any]) -> float:
+        return len(str(messages)) % 7 / 7
+
+    def score_group(self, scores: list[float | None], texts: list[str], case: Any) -> list[Any]:
+        assert case["prompt"]
+        return [None if score is None else Score(score / 2, {"texts": len(texts)}) for score in scores]
+
+
+class Generator:
+    """Two turns and a random hint."""
+
+    requirements = EnvRequirements(max_turns=3, isolation="thread")
+
+    def __init__(self) -> None:
+        self.hints = 0
+
+    def build_dataset(self) -> list[Any]:
+        return [{"prompt": f"{number}?"} for number in range(4)]
+
+    def episode(self, seed: int, case_idx: int) -> Any:
+        self.hints += 1
+        said = yield None
+        said += yield f"hint {random.Random(seed).random()} {self.hints}"
+        return len(said) % 5 / 5
+
+
+class Speaks:
+    """An object for each episode, which speaks first and takes the calls."""
+
+    def build_dataset(self) -> list[Any]:
+        return [{"word": f"w{number}"} for number in range(4)]
+
+    def start(self, word: str, seed: int) -> Speaking:
+        return Speaking(word, random.Random(seed))
+
+
+class Speaking:
+    def __init__(self, word: str, numbers: random.Random) -> None:
+        self.word, self.numbers, self.turns = word, numbers, 0
+
+    def get_tools(self) -> list[Any]:
+        return [{"name": "move", "description": "Move.", "parameters": {"type": "object", "properties": {}}}]
+
+    async def opening(self) -> str:
+        return f"Say {self.word} {self.numbers.random()}"
+
+    def step(self, reply: str, calls: list[ToolCall]) -> Any:
+        self.turns += 1
+        return f"{len(calls)} calls" if self.turns < 2 else None
+
+    def score(self) -> float:
+        return self.numbers.random()
+
+
+class Loop:
+    """Its own loop, with a conversation that is not trained."""
+
+    def build_dataset(self) -> list[Any]:
+        return [{"prompt": f"{number}?"} for number in range(3)]
+
+    async def rollout(self, case: Any, endpoint: Any) -> float:
+        aside = await endpoint.chat([{"role": "user", "content": "aside"}], trained=False)
+        asked = [{"role": "user", "content": case["prompt"] + aside["content"]}]
+        answer = await endpoint.chat(asked)
+        await endpoint.chat([*asked, answer, {"role": "user", "content": "and?"}])
+        return 0.25
+
+
+class InOrder:
+    """Its scores depend on the order of the calls."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def build_dataset(self) -> list[Any]:
+        return [{"prompt": f"{number}?"} for number in range(8)]
+
+    def score_episode(self, text: str) -> float:
+        self.count = self.count + 1
+        return self.count / 100
+
+
+class Waits:
+    """Waits in each step until it may go on; `began` counts the steps."""
+
+    def __init__(self, rows: int = 8) -> None:
+        self.rows, self.go = rows, threading.Event()
+        self.began, self.closed = threading.Semaphore(0), threading.Semaphore(0)
+        self.go.set()
+
+    def build_dataset(self) -> list[Any]:
+        return [{"prompt": f"{number}?"} for number in range(self.rows)]
+
+    def start(self, case_idx: int) -> Waiting:
+        return Waiting(self)
+
+
+class Waiting:
+    def __init__(self, of: Waits) -> None:
+        self.of = of
+
+    def step(self, reply: str) -> str | None:
+        self.of.began.release()
+        assert self.of.go.wait(30)
+        return None
+
+    def score(self) -> float:
+        return 1.0
+
+    def close(self) -> None:
+        self.of.closed.release()
+
+
+class Fails:
+    """Each row fails in its own way."""
+
+    def build_dataset(self) -> list[Any]:
+        return [{"prompt": what} for what in ("raise", "hang", "text", "range", "model", "fine")]
+
+    def score_episode(self, prompt: str, model: Any) -> Any:
+        if prompt == "raise":
+            raise KeyError("no such city")
+        if prompt == "hang":
+            threading.Event().wait()
+        if prompt == "model":
+            model.generate([1])
+        return {"text": "a text", "range": 2.0, "fine": 1.0}[prompt]

@@ -1,0 +1,75 @@
+"""A server of an environment in a thread of the test, and what plays on it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from aitrain import TrainConfig
+from aitrain.environment.env_http import EnvHttpServer
+from aitrain.environment.env_service import EnvService
+from aitrain.environment.runner import start_runner
+from aitrain.environment.served_environment import ServedEnvironment, connect
+from aitrain.jobs.env_server import NO_MODEL, describe
+from aitrain.workbench.opening import open_environment
+
+
+class Running:
+    """A server that runs; `notes` are what it has said."""
+
+    def __init__(self, environment: Any, port: int = 0, **options: Any) -> None:
+        opened, config = open_environment(TrainConfig(**options), None, environment)
+        self.runner, self.notes = start_runner(environment, config), list[str]()
+        self.runner.offer(NO_MODEL, None)
+        self.service = EnvService(
+            self.runner, opened.all_cases, describe(opened, config, None), [{"name": "a.py", "text": "x = 1"}]
+        )
+        self.service.notify = self.notes.append
+        self.server = EnvHttpServer(self.service, port=port)
+        self.url, self._ready = "", threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
+        def on_ready(url: str) -> None:
+            self.url = url
+            self._ready.set()
+
+        await self.server.serve(on_ready)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def episodes(self) -> int:
+        """Number of sessions."""
+        return len(self.service._episodes)
+
+    def run(self, coroutine: Any) -> Any:
+        """The result of a coroutine in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
+
+    def cut_connections(self) -> None:
+        """Close all connections, as a network that fails."""
+        self.loop.call_soon_threadsafe(lambda: [task.cancel() for task in list(self.server._connections)])
+
+    def close(self) -> None:
+        """Stop the server; its sessions are gone."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.server.stop.set)
+            self._thread.join(10)
+        self.runner.close()
+
+
+@contextmanager
+def served(environment: Any, **options: Any) -> Iterator[ServedEnvironment]:
+    """The environment behind a server."""
+    with closing(Running(environment, **options)) as server, closing(connect(server.url)) as client:
+        yield client

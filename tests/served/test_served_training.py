@@ -1,0 +1,94 @@
+"""A training on `aitrain env serve`, with the commands as a user gives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Run
+
+ENVIRONMENT = """\
+import random
+
+class Guess:
+    def build_dataset(self):
+        return [{"prompt": f"{random.random():.4f}?", "pair": (n, {n})} for n in range(12)]
+
+    def episode(self, seed, pair):
+        assert isinstance(pair, tuple)
+        said = yield None
+        said += yield f" {random.Random(seed).random():.3f} "
+        return {"score": len(set(said)) % 7 / 7, "letters": float(len(said))}
+"""
+OPTIONS = (
+    "--model", "tiny", "--max-steps", "2", "--rl-max-turns", "3", "--rl-max-new-tokens", "6", "--eval-cases", "4",
+)  # fmt: skip
+TOKEN = "a-token-that-nobody-writes-down"
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command, and the URL that it prints."""
+    command = [sys.executable, "-P", "-m", "aitrain", "env", "serve", *arguments, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server, next(line.split()[-1] for line in server.stdout if line.startswith("Train on it"))
+        finally:
+            server.terminate()
+
+
+def episodes(run: Path) -> list[dict[str, Any]]:
+    """The rollout records of a run without their times."""
+    lines = [line for file in sorted((run / "rollouts").iterdir()) for line in file.read_text().splitlines()]
+    return [{**json.loads(line), "seconds": 0} for line in lines]
+
+
+def test_a_training_on_a_server_is_that_on_the_environment_itself(
+    here: Path, aitrain_grpo: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AITRAIN_ENV_TOKEN", TOKEN)
+    (here / "guess.py").write_text(ENVIRONMENT)
+    local = aitrain_grpo(*OPTIONS, "--project-name", "local", "--rl-env", "guess.py")
+    with serving("guess.py", "--host", "127.0.0.1") as (server, url):
+        remote = aitrain_grpo(*OPTIONS, "--project-name", "remote", "--rl-env", url)
+        os.killpg(server.pid, signal.SIGINT)  # as a terminal does
+        assert server.wait(20) == 130
+    assert (local.returncode, remote.returncode) == (0, 0), local.stderr + remote.stderr
+    runs = here / "runs"
+    assert len(episodes(runs / "local")) >= 16
+    assert episodes(runs / "remote") == episodes(runs / "local")
+    weights = [(runs / name / "model" / "model.safetensors").read_bytes() for name in ("local", "remote")]
+    assert weights[0] == weights[1]
+    here_, there = (json.loads((runs / name / "environment.json").read_text()) for name in ("local", "remote"))
+    for fact in ("module", "class", "file", "sha256", "config", "requires"):
+        assert there[fact] == here_[fact], fact
+    assert there["served_by"] == [url]
+    assert (runs / "remote" / "environment" / "guess.py").read_text() == ENVIRONMENT
+    for folder, _, names in os.walk(runs):
+        assert not any(TOKEN.encode() in Path(folder, name).read_bytes() for name in names)
+
+
+def test_a_server_of_an_environment_that_cannot_listen_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AITRAIN_ENV_TOKEN", raising=False)
+    (here / "guess.py").write_text(ENVIRONMENT)
+    with serving("guess.py") as (server, url):
+        port = url.rpartition(":")[2]
+        command = [sys.executable, "-P", "-m", "aitrain", "env", "serve", "guess.py"]
+        taken = subprocess.run([*command, "--port", port], capture_output=True, text=True, check=False)
+        server.terminate()
+        assert server.wait(20) == 0
+    assert taken.returncode == 2
+    assert f"--port {port}: " in taken.stderr
+    open_to_all = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, check=False)
+    assert open_to_all.returncode == 2
+    assert "Set AITRAIN_ENV_TOKEN" in open_to_all.stderr
