@@ -1,0 +1,459 @@
+"""Simulates a training step of a fleet: weight sync, rollout on servers and environments, optimization.
+
+A discrete-event simulation of what aitrain does. A step begins with the weights for the engines; then all episodes are
+played, each with its turns: a completion, and a call of its environment; then the policy is trained. Servers decode all
+of their sequences at the same time, slower the more there are. Calls of environments wait for a free worker.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from aitrain.runs.metrics_line import MetricsLine, read_metrics
+from aitrain.runs.rollout_record import RolloutRecord, read_rollouts
+from aitrain.runs.run_folder import RunFolder
+
+
+SEQUENCE_SHARE = 0.01
+"""What each sequence is assumed to add to a decoding step of a server, where it was not measured."""
+
+
+@dataclass(frozen=True)
+class SimulatedTurn:
+    """A completion of this number of tokens, and the seconds of the environment's call after it."""
+
+    tokens: int
+    env_seconds: float
+
+
+SimulatedEpisode = tuple[SimulatedTurn, ...]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The parts of a fleet, and how fast each of them is."""
+
+    processes: int = 1
+    """Training processes, each with its share of the episodes."""
+    servers: int | None = None
+    """vLLM servers; None: each training process generates by itself, in rounds, as without `--use-vllm`."""
+    token_seconds: float = 0.0
+    """A decoding step, apart from its sequences."""
+    sequence_seconds: float = 0.0
+    """What each sequence adds to a decoding step."""
+    sequences: int = 256
+    """Sequences that a server decodes at the same time."""
+    env_workers: int = 64
+    """Calls of the environment at the same time, for each training process."""
+    turn_seconds: float = 0.0
+    """The rollout's own time for a turn: what is left of a measured rollout beside completions and calls."""
+    train_seconds: float = 0.0
+    """Training on one sampled token, on one process."""
+    fixed_seconds: float = 0.0
+    """Training in a step, apart from its tokens."""
+    sync_bytes: float = 0.0
+    """Size of the weights that the servers get before each rollout."""
+    write_speed: float = math.inf
+    """Bytes per second at which the weights are written, once."""
+    read_speed: float = math.inf
+    """Bytes per second at which a server loads them; the servers do so at the same time."""
+    link_speed: float = math.inf
+    """Bytes per second at which they can be read by all servers together, and at which gradients are exchanged."""
+    gradient_bytes: float = 0.0
+    """Size of the gradients that the processes exchange in a step."""
+
+    @property
+    def sync_seconds(self) -> float:
+        """From the end of the training to weights in all servers."""
+        servers = self.servers or 0
+        if not servers:
+            return 0.0
+        reading = max(self.sync_bytes / self.read_speed, servers * self.sync_bytes / self.link_speed)
+        return self.sync_bytes / self.write_speed + reading
+
+    def decoding_seconds(self, sequences: int) -> float:
+        """A decoding step of that many sequences."""
+        return max(1e-9, self.token_seconds + self.sequence_seconds * sequences)
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """Seconds of a step and of its parts, which follow each other, and what was busy meanwhile."""
+
+    sync: float
+    rollout: float
+    train: float
+    generate: float
+    """Seconds of the rollout in which an episode waited for a completion."""
+    environment: float
+    """Seconds of the rollout in which an episode waited for its environment."""
+    tokens: int
+    server_use: float
+    """Share of the step in which a server decodes, over all of them."""
+    worker_use: float
+    """Share of the step in which a worker of the environment is in a call, over all of them."""
+    trainer_use: float
+    """Share of the step in which the training processes train."""
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return self.sync + self.rollout + self.train
+
+
+def simulate_step(fleet: Fleet, episodes: Sequence[SimulatedEpisode]) -> SimulatedStep:
+    """One step of these episodes."""
+    if fleet.servers is None:
+        shares = [_InRounds(fleet).play(part) for part in _parts(episodes, fleet.processes)]
+        slowest = max(shares, key=lambda rollout: rollout.seconds)
+        rollout = replace(
+            slowest,
+            decoding=sum(share.decoding for share in shares),
+            in_calls=sum(share.in_calls for share in shares),
+        )
+    else:
+        rollout = _FreeRunning(fleet).play(episodes)
+    most_tokens = max(map(_tokens, _parts(episodes, fleet.processes)))
+    exchange = 2 * (fleet.processes - 1) / fleet.processes * fleet.gradient_bytes / fleet.link_speed
+    train = fleet.fixed_seconds + fleet.train_seconds * most_tokens + exchange
+    whole = max(fleet.sync_seconds + rollout.seconds + train, 1e-12)
+    return SimulatedStep(
+        sync=fleet.sync_seconds,
+        rollout=rollout.seconds,
+        train=train,
+        generate=rollout.generate,
+        environment=rollout.environment,
+        tokens=_tokens(episodes),
+        server_use=rollout.decoding / (whole * (fleet.servers or fleet.processes)),
+        worker_use=rollout.in_calls / (whole * fleet.env_workers * fleet.processes),
+        trainer_use=train / whole,
+    )
+
+
+DOUBLED: Mapping[str, Callable[[Fleet], Fleet]] = {
+    "servers": lambda fleet: replace(fleet, servers=2 * (fleet.servers or 1)),
+    "environment workers": lambda fleet: replace(fleet, env_workers=2 * fleet.env_workers),
+    "training processes": lambda fleet: replace(
+        fleet, processes=2 * fleet.processes, env_workers=max(1, fleet.env_workers // 2)
+    ),
+    "weight sync": lambda fleet: replace(
+        fleet,
+        write_speed=2 * fleet.write_speed, read_speed=2 * fleet.read_speed, link_speed=2 * fleet.link_speed,
+    ),
+    "decoding speed": lambda fleet: replace(
+        fleet, token_seconds=fleet.token_seconds / 2, sequence_seconds=fleet.sequence_seconds / 2
+    ),
+}  # fmt: skip
+"""Each resource, and the fleet with twice as much of it."""
+
+
+def saturation(fleet: Fleet, episodes: Sequence[SimulatedEpisode]) -> dict[str, float]:
+    """How many times faster a step is with twice as much of a resource, the most useful first: it saturates first."""
+    seconds = simulate_step(fleet, episodes).seconds
+    names = [name for name in DOUBLED if name != "servers" or fleet.servers is not None]
+    gains = {name: seconds / simulate_step(DOUBLED[name](fleet), episodes).seconds for name in names}
+    return dict(sorted(gains.items(), key=lambda gain: -gain[1]))
+
+
+def _parts(episodes: Sequence[SimulatedEpisode], processes: int) -> list[Sequence[SimulatedEpisode]]:
+    size = math.ceil(len(episodes) / processes)
+    return [episodes[rank * size : (rank + 1) * size] for rank in range(processes)]
+
+
+def _tokens(episodes: Iterable[SimulatedEpisode]) -> int:
+    return sum(turn.tokens for episode in episodes for turn in episode)
+
+
+# -- rollouts
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    seconds: float
+    generate: float
+    environment: float
+    decoding: float
+    """Seconds of decoding, over all engines."""
+    in_calls: float
+    """Seconds of calls, over all workers."""
+
+
+class _InRounds:
+    """One process: all live episodes get a completion together, then their environments are called."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+
+    def play(self, episodes: Sequence[SimulatedEpisode]) -> _Rollout:
+        generate = environment = in_calls = own = 0.0
+        for number in range(max(map(len, episodes), default=0)):
+            live = [episode[number] for episode in episodes if len(episode) > number]
+            # every row of a batch is generated until the longest one ends
+            generate += max(turn.tokens for turn in live) * self.fleet.decoding_seconds(len(live))
+            calls = [turn.env_seconds for turn in live]
+            environment += _makespan(calls, self.fleet.env_workers)
+            in_calls += sum(calls)
+            own += len(live) * self.fleet.turn_seconds
+        return _Rollout(generate + environment + own, generate, environment, generate, in_calls)
+
+
+def _makespan(calls: Sequence[float], workers: int) -> float:
+    free = [0.0] * min(workers, len(calls))
+    for seconds in calls:
+        heapq.heapreplace(free, free[0] + seconds)
+    return max(free, default=0.0)
+
+
+@dataclass
+class _Server:
+    """Decodes its sequences at the same time. `done` counts the decoding steps; a sequence ends at a number of them."""
+
+    number: int
+    fleet: Fleet
+    done: float = 0.0
+    since: float = 0.0
+    busy: float = 0.0
+    changes: int = 0
+    """Number of the last change of its batch; an end that was predicted before is void."""
+    ends: list[tuple[float, int]] = field(default_factory=list)
+    """Of each sequence that is decoded: the decoding step that ends it, and the episode."""
+    queue: deque[tuple[int, int]] = field(default_factory=deque)
+    """Episodes that wait for room, with their tokens."""
+    in_flight: int = 0
+    """Tokens of all its requests."""
+
+    def advance(self, now: float) -> None:
+        """Decode until now."""
+        if self.ends:
+            self.done += (now - self.since) / self.fleet.decoding_seconds(len(self.ends))
+            self.busy += now - self.since
+        self.since = now
+
+    def admit(self) -> float | None:
+        """Fill the batch from the queue; returns when the next sequence ends, None if there is none."""
+        while self.queue and len(self.ends) < self.fleet.sequences:
+            episode, tokens = self.queue.popleft()
+            heapq.heappush(self.ends, (self.done + tokens, episode))
+        self.changes += 1
+        if not self.ends:
+            return None
+        left = max(0.0, self.ends[0][0] - self.done)
+        return self.since + left * self.fleet.decoding_seconds(len(self.ends))
+
+
+class _Share:
+    """Seconds in which at least one episode is in a part of the rollout."""
+
+    def __init__(self) -> None:
+        self.inside, self.since, self.seconds = 0, 0.0, 0.0
+
+    def change(self, now: float, by: int) -> None:
+        if not self.inside:
+            self.since = now
+        self.inside += by
+        if not self.inside:
+            self.seconds += now - self.since
+
+
+class _FreeRunning:
+    """Servers: each episode asks for its next completion as soon as its environment has answered, and keeps its server."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.servers = [_Server(number, fleet) for number in range(fleet.servers or 1)]
+        self.free_workers = fleet.env_workers * fleet.processes
+        self.calls: deque[int] = deque()
+        self.events: list[tuple[float, int, str, int, int]] = []
+        self.generate, self.environment = _Share(), _Share()
+        self.now = self.in_calls = 0.0
+        self.numbers = iter(range(1 << 62))
+
+    def play(self, episodes: Sequence[SimulatedEpisode]) -> _Rollout:
+        self.episodes, self.turn = episodes, [0] * len(episodes)
+        self.server_of: dict[int, _Server] = {}
+        for episode in range(len(episodes)):
+            self._request(episode)
+        while self.events:
+            self.now, _, what, which, change = heapq.heappop(self.events)
+            if what == "answered":
+                self._answered(which)
+            elif self.servers[which].changes == change:
+                self._completed(self.servers[which])
+        decoding = sum(server.busy for server in self.servers)
+        return _Rollout(self.now, self.generate.seconds, self.environment.seconds, decoding, self.in_calls)
+
+    def _request(self, episode: int) -> None:
+        """Ask the episode's server, at first the one with the fewest tokens in flight."""
+        tokens = self.episodes[episode][self.turn[episode]].tokens
+        if episode not in self.server_of:
+            self.server_of[episode] = min(self.servers, key=lambda server: (server.in_flight, server.number))
+        server = self.server_of[episode]
+        self.generate.change(self.now, +1)
+        server.advance(self.now)
+        server.in_flight += tokens
+        server.queue.append((episode, tokens))
+        self._predict(server)
+
+    def _predict(self, server: _Server) -> None:
+        end = server.admit()
+        if end is not None:
+            heapq.heappush(self.events, (end, next(self.numbers), "completed", server.number, server.changes))
+
+    def _completed(self, server: _Server) -> None:
+        server.advance(self.now)
+        _, episode = heapq.heappop(server.ends)
+        server.in_flight -= self.episodes[episode][self.turn[episode]].tokens
+        self._predict(server)
+        self.environment.change(self.now, +1)
+        self.generate.change(self.now, -1)
+        self.calls.append(episode)
+        self._call()
+
+    def _call(self) -> None:
+        while self.calls and self.free_workers:
+            episode = self.calls.popleft()
+            seconds = self.episodes[episode][self.turn[episode]].env_seconds
+            self.free_workers -= 1
+            self.in_calls += seconds
+            end = self.now + seconds + self.fleet.turn_seconds
+            heapq.heappush(self.events, (end, next(self.numbers), "answered", episode, 0))
+
+    def _answered(self, episode: int) -> None:
+        self.free_workers += 1
+        self._call()
+        self.turn[episode] += 1
+        if self.turn[episode] < len(self.episodes[episode]):
+            self._request(episode)
+        self.environment.change(self.now, -1)
+
+
+# -- measured distributions
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """What a run measured: its groups of episodes by step, and the seconds of the parts of its steps."""
+
+    groups: Mapping[tuple[int, int], Sequence[SimulatedEpisode]]
+    lines: Sequence[MetricsLine]
+    processes: int = 1
+
+    @classmethod
+    def read(cls, folder: Path, skipped: int = 1) -> MeasuredRun:
+        """From rollouts and metrics.jsonl; without the first steps, which are slow.
+
+        Raises:
+            ValueError: it has no steps that were timed.
+        """
+        run = RunFolder(folder)
+        lines = [line for line in read_metrics(run.metrics) if line.values.get("time/step") and line.step > skipped]
+        groups: dict[tuple[int, int], list[SimulatedEpisode]] = {}
+        for file in sorted(run.rollouts.glob("*.jsonl")):
+            for record in read_rollouts(file):
+                if not record.eval_phase and record.step > skipped and record.turns:
+                    groups.setdefault((record.step, record.group or 0), []).append(simulated(record))
+        if not lines or not groups:
+            raise ValueError(f"{folder} has no timed steps after step {skipped}")
+        return cls(groups, lines, len(list(run.rollouts.glob("*.jsonl"))))
+
+    def episodes_of(self, step: int) -> Sequence[SimulatedEpisode]:
+        """The episodes of process 0 in a step, which is the one that the metrics have the seconds of."""
+        episodes = [episode for key in sorted(self.groups) if key[0] == step for episode in self.groups[key]]
+        return _parts(episodes, self.processes)[0]
+
+    def draw(self, groups: int, seed: int = 0) -> list[SimulatedEpisode]:
+        """Episodes of whole groups, drawn from all of them: those of a group are alike."""
+        chosen = random.Random(seed).choices([self.groups[key] for key in sorted(self.groups)], k=groups)
+        return [episode for group in chosen for episode in group]
+
+    def mean(self, name: str) -> float:
+        """Mean over the timed steps."""
+        values = [value for line in self.lines if (value := line.values.get(name)) is not None]
+        return sum(values) / len(values) if values else 0.0
+
+    @property
+    def rollout_seconds(self) -> float:
+        """Mean seconds of a rollout."""
+        return self.mean("time/step") - self.mean("time/optimize")
+
+
+def simulated(record: RolloutRecord) -> SimulatedEpisode:
+    """The episode of a rollout record, which has the seconds of all calls of the environment together."""
+    each = (record.seconds or 0.0) / len(record.turns)
+    return tuple(SimulatedTurn(turn.tokens or 0, each) for turn in record.turns)
+
+
+def calibrate(runs: Sequence[MeasuredRun], fleet: Fleet) -> Fleet:
+    """A fleet that generates in rounds, as fast as these runs did.
+
+    Runs with different numbers of episodes tell what each sequence adds; with one run, all is attributed to what is fixed.
+    """
+    token, sequence = _line(list(_decoding(runs)))
+    training = [
+        (1.0, float(_tokens(run.episodes_of(line.step))), line.values.get("time/optimize") or 0.0)
+        for run in runs
+        for line in run.lines
+    ]
+    fixed, train = _line(training)
+    own, turns = 0.0, 0
+    for run in runs:
+        rest = run.rollout_seconds - run.mean("time/generate") - run.mean("time/environment")
+        own += max(0.0, rest) * len(run.lines)
+        turns += sum(len(episode) for line in run.lines for episode in run.episodes_of(line.step))
+    return replace(
+        fleet,
+        token_seconds=token, sequence_seconds=sequence, fixed_seconds=fixed, train_seconds=train,
+        turn_seconds=own / max(1, turns),
+    )  # fmt: skip
+
+
+def calibrate_servers(run: MeasuredRun, fleet: Fleet) -> Fleet:
+    """A fleet of servers that decode as fast as those of the run, whose number the fleet has.
+
+    One run cannot tell what each sequence adds to a decoding step; a hundredth of the step is assumed.
+    """
+    steps = [run.episodes_of(line.step) * run.processes for line in run.lines]
+    slow, fast = 10.0, 1e-7
+
+    def with_speed(seconds: float) -> Fleet:
+        return replace(fleet, token_seconds=seconds, sequence_seconds=seconds * SEQUENCE_SHARE)
+
+    while slow > 1.01 * fast:
+        middle = math.sqrt(slow * fast)
+        rollout = sum(simulate_step(with_speed(middle), episodes).rollout for episodes in steps) / len(steps)
+        slow, fast = (middle, fast) if rollout > run.rollout_seconds else (slow, middle)
+    tokens = sum(_tokens(run.episodes_of(line.step)) for line in run.lines) / len(run.lines)
+    return replace(with_speed(fast), train_seconds=run.mean("time/optimize") / max(1.0, tokens))
+
+
+def _decoding(runs: Iterable[MeasuredRun]) -> Iterator[tuple[float, float, float]]:
+    """Of each timed step: its decoding steps, their sequences added up, and the seconds."""
+    for run in runs:
+        for line in run.lines:
+            episodes = run.episodes_of(line.step)
+            steps = sequences = 0.0
+            for number in range(max(map(len, episodes), default=0)):
+                live = [episode[number].tokens for episode in episodes if len(episode) > number]
+                steps += max(live)
+                sequences += max(live) * len(live)
+            yield steps, sequences, line.values.get("time/generate") or 0.0
+
+
+def _line(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Least squares of z = a x + b y with a and b not negative; b is 0 where the rows cannot tell them apart."""
+    xx, xy, yy = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
+    xz, yz = (sum(row[i] * row[2] for row in rows) for i in (0, 1))
+    determinant = xx * yy - xy * xy
+    if determinant > 1e-3 * xx * yy:
+        a, b = (yy * xz - xy * yz) / determinant, (xx * yz - xy * xz) / determinant
+        if a >= 0 and b >= 0:
+            return a, b
+        if a < 0:
+            return 0.0, yz / yy
+    return (xz / xx if xx else 0.0), 0.0
