@@ -136,28 +136,27 @@ def simulate_step(fleet: Fleet, episodes: Sequence[SimulatedEpisode]) -> Simulat
     )
 
 
-DOUBLED: Mapping[str, Callable[[Fleet], Fleet]] = {
-    "servers": lambda fleet: replace(fleet, servers=2 * (fleet.servers or 1)),
-    "environment workers": lambda fleet: replace(fleet, env_workers=2 * fleet.env_workers),
-    "training processes": lambda fleet: replace(
+CHANGES: Mapping[str, Callable[[Fleet], Fleet]] = {
+    "twice the servers": lambda fleet: replace(fleet, servers=2 * (fleet.servers or 1)),
+    "half the decoding latency": lambda fleet: replace(fleet, token_seconds=fleet.token_seconds / 2),
+    "twice the environment workers": lambda fleet: replace(fleet, env_workers=2 * fleet.env_workers),
+    "twice the training processes": lambda fleet: replace(
         fleet, processes=2 * fleet.processes, env_workers=max(1, fleet.env_workers // 2)
     ),
-    "weight sync": lambda fleet: replace(
+    "twice the sync speed": lambda fleet: replace(
         fleet,
         write_speed=2 * fleet.write_speed, read_speed=2 * fleet.read_speed, link_speed=2 * fleet.link_speed,
     ),
-    "decoding speed": lambda fleet: replace(
-        fleet, token_seconds=fleet.token_seconds / 2, sequence_seconds=fleet.sequence_seconds / 2
-    ),
 }  # fmt: skip
-"""Each resource, and the fleet with twice as much of it."""
+"""What may saturate, and the fleet with more of it. Latency is that of a decoding step apart from its sequences: what the
+longest episode waits for, and more servers do not change."""
 
 
 def saturation(fleet: Fleet, episodes: Sequence[SimulatedEpisode]) -> dict[str, float]:
-    """How many times faster a step is with twice as much of a resource, the most useful first: it saturates first."""
+    """How many times faster a step is after each change, the most useful first: what it changes saturates first."""
     seconds = simulate_step(fleet, episodes).seconds
-    names = [name for name in DOUBLED if name != "servers" or fleet.servers is not None]
-    gains = {name: seconds / simulate_step(DOUBLED[name](fleet), episodes).seconds for name in names}
+    names = [name for name in CHANGES if name != "twice the servers" or fleet.servers is not None]
+    gains = {name: seconds / simulate_step(CHANGES[name](fleet), episodes).seconds for name in names}
     return dict(sorted(gains.items(), key=lambda gain: -gain[1]))
 
 
@@ -364,8 +363,15 @@ class MeasuredRun:
 
     def episodes_of(self, step: int) -> Sequence[SimulatedEpisode]:
         """The episodes of process 0 in a step, which is the one that the metrics have the seconds of."""
-        episodes = [episode for key in sorted(self.groups) if key[0] == step for episode in self.groups[key]]
-        return _parts(episodes, self.processes)[0]
+        return _parts(self._all_of(step), self.processes)[0]
+
+    @property
+    def steps(self) -> list[list[SimulatedEpisode]]:
+        """The episodes of all processes, of each timed step."""
+        return [self._all_of(line.step) for line in self.lines]
+
+    def _all_of(self, step: int) -> list[SimulatedEpisode]:
+        return [episode for key in sorted(self.groups) if key[0] == step for episode in self.groups[key]]
 
     def draw(self, groups: int, seed: int = 0) -> list[SimulatedEpisode]:
         """Episodes of whole groups, drawn from all of them: those of a group are alike."""
@@ -374,8 +380,18 @@ class MeasuredRun:
 
     def mean(self, name: str) -> float:
         """Mean over the timed steps."""
-        values = [value for line in self.lines if (value := line.values.get(name)) is not None]
+        values = self.each(name)
         return sum(values) / len(values) if values else 0.0
+
+    def each(self, name: str) -> list[float]:
+        """A metric of each timed step that has it."""
+        return [value for line in self.lines if (value := line.values.get(name)) is not None]
+
+    @property
+    def rollouts(self) -> list[float]:
+        """Seconds of each rollout."""
+        pairs = zip(self.each("time/step"), self.each("time/optimize"), strict=True)
+        return [step - optimizing for step, optimizing in pairs]
 
     @property
     def rollout_seconds(self) -> float:
@@ -418,7 +434,6 @@ def calibrate_servers(run: MeasuredRun, fleet: Fleet) -> Fleet:
 
     One run cannot tell what each sequence adds to a decoding step; a hundredth of the step is assumed.
     """
-    steps = [run.episodes_of(line.step) * run.processes for line in run.lines]
     slow, fast = 10.0, 1e-7
 
     def with_speed(seconds: float) -> Fleet:
@@ -426,7 +441,7 @@ def calibrate_servers(run: MeasuredRun, fleet: Fleet) -> Fleet:
 
     while slow > 1.01 * fast:
         middle = math.sqrt(slow * fast)
-        rollout = sum(simulate_step(with_speed(middle), episodes).rollout for episodes in steps) / len(steps)
+        rollout = sum(simulate_step(with_speed(middle), episodes).rollout for episodes in run.steps) / len(run.steps)
         slow, fast = (middle, fast) if rollout > run.rollout_seconds else (slow, middle)
     tokens = sum(_tokens(run.episodes_of(line.step)) for line in run.lines) / len(run.lines)
     return replace(with_speed(fast), train_seconds=run.mean("time/optimize") / max(1.0, tokens))
@@ -446,7 +461,14 @@ def _decoding(runs: Iterable[MeasuredRun]) -> Iterator[tuple[float, float, float
 
 
 def _line(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Least squares of z = a x + b y with a and b not negative; b is 0 where the rows cannot tell them apart."""
+    """Fit z = a x + b y with a and b not negative, without the quarter of the rows that is furthest off: steps in which
+    the machine did something else. b is 0 where the rows cannot tell them apart."""
+    a, b = _least_squares(rows)
+    nearest = sorted(rows, key=lambda row: abs(row[2] - a * row[0] - b * row[1]))[: math.ceil(0.75 * len(rows))]
+    return _least_squares(nearest)
+
+
+def _least_squares(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     xx, xy, yy = (sum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     xz, yz = (sum(row[i] * row[2] for row in rows) for i in (0, 1))
     determinant = xx * yy - xy * xy
