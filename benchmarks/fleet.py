@@ -1,7 +1,8 @@
 """Simulates fleets of training processes, servers and environments, and shows what saturates first.
 
 `python -m benchmarks.fleet` checks the simulation against trainings on this machine, and exits 1 when a bound is not
-met: two runs of one process calibrate it; it predicts runs with fewer workers of the environment, and with two processes.
+met: two runs of one process calibrate it; it predicts a run with fewer workers of the environment, and one with two
+processes.
 
 `python -m benchmarks.fleet RUN` reads a run's rollouts and metrics instead, and shows a step of it on other fleets:
 `--processes 1,2,4`, `--servers 1,2,4` (if it had a vLLM server), `--workers 64,256`, `--groups 8,64` for other batches.
@@ -23,14 +24,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.fleet_simulation import (
-    Fleet,
-    MeasuredRun,
-    calibrate,
-    calibrate_servers,
-    saturation,
-    simulate_step,
-)
+from benchmarks.fleet_simulation import Fleet, saturation, simulate_step
+from benchmarks.measured_run import MeasuredRun, calibrate, calibrate_servers
 from benchmarks.measuring import ROOT, options, positive, run, script
 from benchmarks.overhead import SURROUNDINGS
 

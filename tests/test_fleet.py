@@ -11,17 +11,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fleet as command
-from benchmarks.fleet_simulation import (
-    Fleet,
-    MeasuredRun,
-    SimulatedEpisode,
-    SimulatedTurn,
-    calibrate,
-    calibrate_servers,
-    saturation,
-    simulate_step,
-)
+from benchmarks.fleet_simulation import Fleet, SimulatedEpisode, SimulatedTurn, saturation, simulate_step
 from benchmarks.free_running import ANSWER_TOKENS, Slow, Times, all_alike, mostly_fast
+from benchmarks.measured_run import MeasuredRun, calibrate, calibrate_servers
 
 ONE_TURN = (SimulatedTurn(100, 0.0),)
 
