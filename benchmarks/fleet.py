@@ -107,12 +107,17 @@ def numbers(text: str) -> list[int]:
 
 def trained(folder: Path, setup: Setup, steps: int) -> MeasuredRun:
     """Train, and read what was measured."""
-    name = f"{setup.prompts}-{setup.processes}-{setup.workers}"
+    config = write_config(folder, f"{setup.prompts}-{setup.processes}-{setup.workers}", setup.settings, steps)
+    run([script("aitrain"), "grpo", "--config", str(config), "--quiet"])
+    return MeasuredRun.read(folder / config.stem)
+
+
+def write_config(folder: Path, name: str, settings: Mapping[str, Any], steps: int) -> Path:
+    """The options of a run of this name, with one step before those that are timed."""
     config = folder / f"{name}.yaml"
     named = {"project_name": name, "output_dir": str(folder), "max_steps": steps + 1, "logging_steps": 1}
-    config.write_text(json.dumps({**setup.settings, **named}), encoding="utf-8")
-    run([script("aitrain"), "grpo", "--config", str(config), "--quiet"])
-    return MeasuredRun.read(folder / name)
+    config.write_text(json.dumps({**settings, **named}), encoding="utf-8")
+    return config
 
 
 def show_check(fleet: Fleet, workload: MeasuredRun, runs: Mapping[str, tuple[Setup, MeasuredRun]]) -> bool:
