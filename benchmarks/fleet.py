@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.fleet_simulation import Fleet, saturation, simulate_step
+from benchmarks.fleet_simulation import Fleet, parts_of, saturation, simulate_step
 from benchmarks.measured_run import MeasuredRun, calibrate, calibrate_servers
 from benchmarks.measuring import ROOT, options, positive, run, script
 from benchmarks.overhead import SURROUNDINGS
@@ -123,14 +123,16 @@ def write_config(folder: Path, name: str, settings: Mapping[str, Any], steps: in
 def show_check(fleet: Fleet, workload: MeasuredRun, runs: Mapping[str, tuple[Setup, MeasuredRun]]) -> bool:
     """Print simulated beside measured medians; returns whether all rollouts are within the bound.
 
-    The simulated steps have the episodes of `workload`, whose cases and seeds the other runs had as well. Training is
-    computing, whose time changes with all else that a machine does, so whole steps have no bound.
+    The simulated steps have the episodes of `workload`, whose cases and seeds the other runs had as well. A run measures
+    the rollout of its process 0. Whole steps have no bound: the time of training changes with all else that a machine does.
     """
     print(f"{'seconds, median of the steps':44} {'simulated':>10} {'measured':>10}  simulated / measured")
     worst = 0.0
     for name, (setup, measured) in runs.items():
-        steps = [simulate_step(setup.on(fleet), episodes) for episodes in workload.steps]
-        rollout, step = median(step.rollout for step in steps), median(step.seconds for step in steps)
+        step = median(simulate_step(setup.on(fleet), episodes).seconds for episodes in workload.steps)
+        alone = replace(setup.on(fleet), processes=1)
+        own = [parts_of(episodes, setup.processes)[0] for episodes in workload.steps]
+        rollout = median(simulate_step(alone, episodes).rollout for episodes in own)
         worst = max(worst, abs(rollout / median(measured.rollouts) - 1))
         for part, ours, theirs in (
             ("rollout", rollout, median(measured.rollouts)),
