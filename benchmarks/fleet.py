@@ -123,8 +123,9 @@ def write_config(folder: Path, name: str, settings: Mapping[str, Any], steps: in
 def show_check(fleet: Fleet, workload: MeasuredRun, runs: Mapping[str, tuple[Setup, MeasuredRun]]) -> bool:
     """Print simulated beside measured medians; returns whether all rollouts are within the bound.
 
-    The simulated steps have the episodes of `workload`, whose cases and seeds the other runs had as well. A run measures
-    the rollout of its process 0. Whole steps have no bound: the time of training changes with all else that a machine does.
+    The simulated steps have the episodes of `workload`, whose cases and seeds the other runs had as well. A run
+    measures the rollout of its process 0. Whole steps have no bound: the time of training depends on what else the
+    machine does.
     """
     print(f"{'seconds, median of the steps':44} {'simulated':>10} {'measured':>10}  simulated / measured")
     worst = 0.0
