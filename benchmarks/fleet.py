@@ -149,8 +149,12 @@ def show_check(fleet: Fleet, workload: MeasuredRun, runs: Mapping[str, tuple[Set
 
 def show_run(wanted: argparse.Namespace) -> int:
     """Print a step of the run on each of the fleets."""
-    measured = MeasuredRun.read(wanted.run)
-    fleet, groups = fleet_of(wanted.run, measured)
+    try:
+        measured = MeasuredRun.read(wanted.run)
+        fleet, groups = fleet_of(wanted.run, measured)
+    except (OSError, ValueError) as why:
+        print(f"{wanted.run} cannot be simulated: {why}", file=sys.stderr)
+        return 2
     print(f"measured: {measured.mean('time/step'):.2f} s a step, {measured.rollout_seconds:.2f} s of it the rollout\n")
     print(f"{'processes':>9} {'servers':>7} {'workers':>7} {'groups':>6} {'sync':>7} {'rollout':>8} {'train':>7} "
           f"{'step':>8}  {'servers':>7} {'workers':>7} {'trainers':>8}  most useful")  # fmt: skip
@@ -169,7 +173,9 @@ def show_run(wanted: argparse.Namespace) -> int:
 def fleet_of(folder: Path, measured: MeasuredRun) -> tuple[Fleet, int]:
     """The fleet that the run had, calibrated, and its groups in a step."""
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    fleet = Fleet(processes=measured.processes, env_workers=config.get("rl_env_workers") or 64)
+    usual = 4 * (os.cpu_count() or 1) if config.get("rl_env_isolation") == "process" else 64
+    workers = int(str(config.get("rl_env_workers") or usual).rpartition(":")[2])  # `ray:64` is possible
+    fleet = Fleet(processes=measured.processes, env_workers=workers)
     groups = max(1, len(measured.groups) // len({step for step, _ in measured.groups}))
     if not (config.get("use_vllm") and config.get("vllm_mode") == "server"):
         return calibrate([measured], fleet), groups
