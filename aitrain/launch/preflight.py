@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.locator import EnvSource, check_by_reading, find_env
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
+from aitrain.launch.nodes import Nodes, find_nodes
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_check import check_resources, check_vllm_memory
+from aitrain.launch.slurm import idle_nodes
 from aitrain.options.loss_types import remarks
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_effects import check_trl_effects
@@ -52,6 +54,13 @@ class RunPlan:
     """GPUs for the vLLM server that the run starts."""
     notes: tuple[str, ...] = ()
     """Notes for the user before the run starts."""
+    nodes: Nodes | None = None
+    """The machines of the run, and which of them this is; None for one machine."""
+
+    @property
+    def processes(self) -> int:
+        """Number of training processes on this machine; all machines have the same."""
+        return self.batch.processes // (self.nodes.count if self.nodes else 1)
 
     @property
     def folder(self) -> RunFolder | None:
@@ -83,6 +92,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
         check_by_reading(source, config.rl_env_config or {})
     _check_model(config)
     check_packages(config)
+    nodes = find_nodes(config) if config.launcher == "local" else None
     gpus = training_gpus(config)
     processes = count_processes(config, gpus)
     served = visible_gpus()[-config.vllm_server_gpus :] if starts_server(config) else ()
@@ -92,15 +102,19 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
             needed_rank(config.lora_r)
     elif config.use_vllm and config.vllm_mode == "colocate":
         check_vllm_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
-    batch = plan_batch(config, processes)
+    batch = plan_batch(config, processes * (nodes.count if nodes else 1))
     notes: list[str] = list(remarks(config))
     if note := note_on_truncation(config):
         notes.append(note)
-    checkpoint = _find_checkpoint(config, processes, notes.append)
-    if checkpoint is None:
-        RunFolder.check_place(config)
+    checkpoint = None
+    if nodes is None or nodes.rank == 0:  # which decides for the others
+        checkpoint = _find_checkpoint(config, batch.processes, notes.append)
+        if checkpoint is None:
+            RunFolder.check_place(config)
+    if nodes is None and (idle := idle_nodes(os.environ)) > 0:
+        notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
     notes += check_resources(config, batch, gpus[:processes])
-    return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes))
+    return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes), nodes)
 
 
 def starts_server(config: TrainConfig) -> bool:

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from aitrain import activity
 from aitrain.errors import AitrainError, Interrupted
+from aitrain.runs.node_info import given_nodes
 from aitrain.runs.run_folder import RunFolder
 
 BEAT = 2.0
@@ -83,6 +84,7 @@ class Heartbeat:
         if self.is_writer:
             progress = self.progress
             known = {"step": progress.step, "steps": progress.steps, "pids": progress.pids or None, **self._activity()}
+            known |= {"nodes": given_nodes(progress.pids) if progress.pids else None}
             known |= {"ends_at": progress.ends_at, "seconds": progress.seconds}
             known |= {"score_before": progress.score_before, "reason": progress.reason}
             with suppress(OSError):

@@ -28,7 +28,7 @@ class StopRequest:
 
     raises_on_second: bool = False
     """Whether a second request interrupts at once, as in a notebook; a worker may get one signal twice, from its parent
-    and from torchrun."""
+    and from a batch system."""
     requested: bool = False
     reason: str | None = None
     """Set if the run itself requested the stop."""
