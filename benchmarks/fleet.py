@@ -24,13 +24,15 @@ from typing import Any
 
 import yaml
 
-from benchmarks.fleet_simulation import Fleet, parts_of, saturation, simulate_step
+from benchmarks.fleet_simulation import Fleet, parts_of, saturation, simulate_step, simulate_steps
 from benchmarks.measured_run import MeasuredRun, calibrate, calibrate_servers
 from benchmarks.measuring import ROOT, options, positive, run, script
 from benchmarks.overhead import SURROUNDINGS
 
 OFF = 0.25
 """How far a simulated rollout may be from the measured one."""
+DRAWN = 128
+"""Groups that are drawn for a fleet, in one step or several: the mean of few groups would depend on which."""
 GENERATIONS = 4
 SETTINGS: dict[str, Any] = {
     "model": "tiny",
@@ -159,9 +161,9 @@ def show_run(wanted: argparse.Namespace) -> int:
     print(f"{'processes':>9} {'servers':>7} {'workers':>7} {'groups':>6} {'sync':>7} {'rollout':>8} {'train':>7} "
           f"{'step':>8}  {'servers':>7} {'workers':>7} {'trainers':>8}  most useful")  # fmt: skip
     for other, many in fleets(fleet, groups, wanted):
-        episodes = measured.draw(many)
-        step = simulate_step(other, episodes)
-        name, gain = next(iter(saturation(other, episodes).items()))
+        steps = [measured.draw(many, seed) for seed in range(max(1, DRAWN // many))]
+        step = simulate_steps(other, steps)
+        name, gain = next(iter(saturation(other, steps).items()))
         print(
             f"{other.processes:9} {other.servers or '-':>7} {other.env_workers:7} {many:6} {step.sync:7.2f} "
             f"{step.rollout:8.2f} {step.train:7.2f} {step.seconds:8.2f}  {step.server_use:7.0%} {step.worker_use:7.0%} "

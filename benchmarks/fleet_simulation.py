@@ -11,7 +11,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SimulatedStep:
     """Seconds of the rollout in which an episode waited for a completion."""
     environment: float
     """Seconds of the rollout in which an episode waited for its environment."""
-    tokens: int
+    tokens: float
     server_use: float
     """Share of the step in which a server decodes, over all of them."""
     worker_use: float
@@ -126,6 +126,12 @@ def simulate_step(fleet: Fleet, episodes: Sequence[SimulatedEpisode]) -> Simulat
     )
 
 
+def simulate_steps(fleet: Fleet, steps: Sequence[Sequence[SimulatedEpisode]]) -> SimulatedStep:
+    """The mean of several steps, each with its episodes."""
+    done = [astuple(simulate_step(fleet, episodes)) for episodes in steps]
+    return SimulatedStep(*(sum(values) / len(done) for values in zip(*done, strict=True)))
+
+
 CHANGES: Mapping[str, Callable[[Fleet], Fleet]] = {
     "twice the servers": lambda fleet: replace(fleet, servers=2 * (fleet.servers or 1)),
     "half the decoding latency": lambda fleet: replace(fleet, token_seconds=fleet.token_seconds / 2),
@@ -142,11 +148,11 @@ CHANGES: Mapping[str, Callable[[Fleet], Fleet]] = {
 the longest episode waits for, and more servers do not change."""
 
 
-def saturation(fleet: Fleet, episodes: Sequence[SimulatedEpisode]) -> dict[str, float]:
+def saturation(fleet: Fleet, steps: Sequence[Sequence[SimulatedEpisode]]) -> dict[str, float]:
     """How many times faster a step is after each change, the most useful first: what it changes saturates first."""
-    seconds = simulate_step(fleet, episodes).seconds
+    seconds = simulate_steps(fleet, steps).seconds
     names = [name for name in CHANGES if name != "twice the servers" or fleet.servers is not None]
-    gains = {name: seconds / simulate_step(CHANGES[name](fleet), episodes).seconds for name in names}
+    gains = {name: seconds / simulate_steps(CHANGES[name](fleet), steps).seconds for name in names}
     return dict(sorted(gains.items(), key=lambda gain: -gain[1]))
 
 

@@ -97,15 +97,17 @@ def simulated(record: RolloutRecord) -> SimulatedEpisode:
 def calibrate(runs: Sequence[MeasuredRun], fleet: Fleet) -> Fleet:
     """A fleet that generates in rounds, as fast as these runs did.
 
-    Runs with different numbers of episodes tell what each sequence adds; with one run, all is counted as fixed.
+    Runs with different numbers of episodes tell what each sequence adds to a decoding step, and what training takes
+    apart from its tokens. With one run, a decoding step takes as long with any number of sequences, and training is
+    proportional to the tokens.
     """
-    token, sequence = _line(list(_decoding(runs)))
     training = [
-        (1.0, float(tokens_of(run.episodes_of(line.step))), line.values.get("time/optimize") or 0.0)
+        (float(tokens_of(run.episodes_of(line.step))), 1.0, line.values.get("time/optimize") or 0.0)
         for run in runs
         for line in run.lines
     ]
-    fixed, train = _line(training)
+    fit = _line if len(runs) > 1 else _proportional
+    (token, sequence), (train, fixed) = fit(list(_decoding(runs))), fit(training)
     own, turns = 0.0, 0
     for run in runs:
         rest = run.rollout_seconds - run.mean("time/generate") - run.mean("time/environment")
@@ -147,6 +149,11 @@ def _decoding(runs: Iterable[MeasuredRun]) -> Iterator[tuple[float, float, float
                 steps += max(live)
                 sequences += max(live) * len(live)
             yield steps, sequences, line.values.get("time/generate") or 0.0
+
+
+def _proportional(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """z = a x."""
+    return sum(row[2] for row in rows) / max(1e-12, sum(row[0] for row in rows)), 0.0
 
 
 def _line(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from aitrain.runs.run_folder import read_lines
+from aitrain.runs.metrics_line import read_metrics
 from benchmarks.fleet import CALIBRATION, Setup, show_check, trained, write_config
 from benchmarks.fleet_simulation import Fleet
 from benchmarks.measured_run import MeasuredRun, calibrate
@@ -36,7 +36,7 @@ LINK_SECONDS = 10.0
 """Seconds for which the connections are measured."""
 STEP_SECONDS = 1.0
 """A step of that many seconds is short for a training on 64 machines."""
-EVENT = {"step": 100, "values": {f"metric/{number}": 0.123456789 for number in range(20)}}
+EVENT: dict[str, Any] = {"step": 100, "values": {f"metric/{number}": 0.123456789 for number in range(20)}}
 """What each machine tells node 0 in a step, about 700 bytes."""
 OVERHEAD = 0.005
 """Bound: CPU seconds of node 0's connections in a step."""
@@ -96,7 +96,7 @@ def watched_bytes(machine: Machine, metrics: Path) -> Iterator[dict[int, int]]:
 
     def watch() -> None:
         while not is_over.wait(0.05):
-            steps = [int(line["step"]) for line in read_lines(metrics)] if metrics.exists() else []
+            steps = [line.step for line in read_metrics(metrics)] if metrics.exists() else []
             if steps and steps[-1] not in moved:
                 moved[steps[-1]] = machine.bytes_moved()
 

@@ -189,7 +189,7 @@ def paper_table() -> str:
         episodes = reasoning(plan.episodes)
         fleet = plan.fleet(Hardware(), MEAN_TOKENS / 2)
         step = simulate_step(fleet, episodes)
-        name, gain = next(iter(saturation(fleet, episodes).items()))
+        name, gain = next(iter(saturation(fleet, [episodes]).items()))
         useful = f"{name}: {gain:.2f} times faster"
         adapter = " (`--peft`)" if plan.sync == "adapter" else ""
         seconds = " | ".join(f"{part:.0f} s" for part in (step.sync, step.rollout, step.train, step.seconds))

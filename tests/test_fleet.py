@@ -129,7 +129,7 @@ def test_free_running_episodes_take_what_a_real_server_took_when_rounds_tell_its
 def test_what_saturates_first_is_what_shortens_the_step_most_when_there_is_more_of_it(fleet: Fleet, first: str) -> None:
     played = [(SimulatedTurn(100, 0.05 if first == "twice the environment workers" else 0.0),)] * 16
 
-    gains = saturation(fleet, played)
+    gains = saturation(fleet, [played])
 
     assert next(iter(gains)) == first
     assert gains[first] > 1.5
@@ -180,6 +180,16 @@ def test_runs_of_two_sizes_tell_the_speed_of_a_fleet_that_generates_in_rounds(tm
     assert found.sequence_seconds == pytest.approx(0.003, rel=0.02)
     assert found.train_seconds == pytest.approx(0.001, rel=0.02)
     assert found.fixed_seconds == pytest.approx(0.5, rel=0.02)
+
+
+def test_with_one_run_training_takes_as_long_as_there_are_tokens(tmp_path: Path) -> None:
+    fleet = Fleet(token_seconds=0.02, train_seconds=0.001, env_workers=8)
+    run = MeasuredRun.read(write_run(tmp_path / "run", fleet, [even(16, seed) for seed in range(4)]))
+
+    found = calibrate([run], Fleet())
+
+    assert (found.token_seconds, found.train_seconds) == (pytest.approx(0.02), pytest.approx(0.001))
+    assert (found.sequence_seconds, found.fixed_seconds) == (0, 0)
 
 
 def test_a_run_tells_the_speed_of_its_servers(tmp_path: Path) -> None:
