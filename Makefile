@@ -28,6 +28,8 @@ bench: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.in_episode_generation
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.multi_turn_learning
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.fleet
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scale
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.episodes
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.evaluation
 	$(BIN)/python -m benchmarks.memory --pairs 1
@@ -55,6 +57,7 @@ bench-vllm: .venv-vllm/.installed
 
 docs: install
 	$(BIN)/python -c "from aitrain.options import documentation, train; open('docs/options.md', 'w').write(documentation.options_page(train.TrainConfig))"
+	$(BIN)/python docs/write_scaling_tables.py
 	if command -v dot > /dev/null; then $(BIN)/python docs/draw_data_flow.py; fi
 
 tiny-model: install

@@ -1,0 +1,226 @@
+"""Writes the tables of scaling.md: what fits where, as `aitrain plan` estimates it, and the simulated plan on paper."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from aitrain.batch import plan_batch  # noqa: E402
+from aitrain.launch.model_shape import Linear, ModelShape  # noqa: E402
+from aitrain.launch.resource_estimate import DeviceMemory, estimate_disk, estimate_memory  # noqa: E402
+from aitrain.options.train import TrainConfig  # noqa: E402
+from benchmarks.fleet_simulation import (  # noqa: E402
+    Fleet,
+    SimulatedEpisode,
+    SimulatedTurn,
+    saturation,
+    simulate_step,
+)
+
+PAGE = ROOT / "docs" / "scaling.md"
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The sizes of a dense model, as its config.json has them."""
+
+    name: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    is_tied: bool = False
+    vocabulary: int = 151_936
+    head_dim: int = 128
+
+    @property
+    def shape(self) -> ModelShape:
+        """As it would be read from the headers of the model's files."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        sides = {
+            "q_proj": (self.hidden, query), "k_proj": (self.hidden, key), "v_proj": (self.hidden, key),
+            "o_proj": (query, self.hidden), "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate), "down_proj": (self.intermediate, self.hidden),
+        }  # fmt: skip
+        linears = tuple(Linear(name, a + b, a * b) for name, (a, b) in sides.items()) * self.layers
+        embeddings = self.vocabulary * self.hidden * (1 if self.is_tied else 2)
+        weights = sum(linear.weights for linear in linears) + embeddings + 2 * self.layers * self.hidden
+        sizes = (self.layers, self.hidden, self.intermediate, self.heads, self.kv_heads, self.head_dim, self.vocabulary)
+        return ModelShape(weights, *sizes, linears=linears)
+
+
+MODELS = (
+    Dense("Qwen3-0.6B", 1024, 3072, 28, 16, 8, is_tied=True),
+    Dense("Qwen3-1.7B", 2048, 6144, 28, 16, 8, is_tied=True),
+    Dense("Qwen3-4B", 2560, 9728, 36, 32, 8, is_tied=True),
+    Dense("Qwen3-8B", 4096, 12288, 36, 32, 8),
+    Dense("Qwen3-14B", 5120, 17408, 40, 40, 8),
+    Dense("Qwen3-32B", 5120, 25600, 64, 64, 8),
+    Dense("Qwen2.5-72B", 8192, 29568, 80, 64, 8, vocabulary=152_064),
+)
+"""Known sizes, as the models themselves need not be on this machine."""
+
+
+# -- what fits where
+
+WAYS: dict[str, tuple[int, dict[str, Any]]] = {
+    "`--peft`": (1, {"peft": True}),
+    "all weights": (1, {}),
+    "8 GPUs": (8, {"distributed_backend": "fsdp2"}),
+    "16 GPUs": (16, {"distributed_backend": "fsdp2"}),
+    "64 GPUs": (64, {"distributed_backend": "fsdp2"}),
+}
+"""Heads of the columns, with the number of training processes and the options."""
+GENERATION = {"use_vllm": True, "vllm_mode": "server", "rl_max_prompt_length": 1024, "rl_max_new_tokens": 4096}
+LARGEST = 180
+"""GiB of the largest GPU there is."""
+
+
+def fits_table() -> str:
+    """Memory that each training GPU needs, and sizes of a checkpoint and of a weight sync."""
+    lines = [
+        "| model | " + " | ".join(WAYS) + " | checkpoint | weights in bf16 |",
+        "|---" * (len(WAYS) + 3) + "|",
+    ]
+    for model in MODELS:
+        cells = [memory_cell(model.shape, *way) for way in WAYS.values()]
+        config = TrainConfig(**GENERATION, max_steps=1, save_total_limit=1, save_strategy="steps")
+        disk = estimate_disk(model.shape, config, plan_batch(config, 1))
+        checkpoint, weights = disk.checkpoints / 2, 2 * model.shape.weights  # one is kept, one is being written
+        lines.append(f"| {model.name} | " + " | ".join([*cells, gib(checkpoint), gib(weights)]) + " |")
+    return "\n".join(lines)
+
+
+def memory_cell(shape: ModelShape, processes: int, changed: dict[str, Any]) -> str:
+    """GiB of each GPU; a dash where no GPU has as much."""
+    config = TrainConfig(**GENERATION, **changed, batch_size=1, rl_prompts_per_step=8 * processes)
+    need = estimate_memory(shape, config, plan_batch(config, processes), DeviceMemory("GPU")).peak
+    return gib(need) if need <= LARGEST * GIB else "-"
+
+
+def gib(size: float) -> str:
+    """Whole GiB; one decimal below ten."""
+    return f"{size / GIB:.0f}" if size >= 9.95 * GIB else f"{size / GIB:.1f}"
+
+
+# -- the plan on paper
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What is assumed of a GPU and of what connects them: an H100, with the shares of its peak that are usual."""
+
+    bandwidth: float = 3.35e12 * 0.6
+    """Bytes of memory per second in decoding."""
+    training: float = 989e12 * 0.35
+    """Operations per second in training."""
+    decoding: float = 989e12 * 0.5
+    """Operations per second of a decoding step with many sequences."""
+    overhead: float = 0.004
+    """Seconds of a decoding step beside reading weights: launches, sampling, scheduling."""
+    files: float = 0.82e9
+    """Bytes per second of a sync by files: prime-rl measured 83 s for 68 GB with one writer."""
+
+
+@dataclass(frozen=True)
+class PaperPlan:
+    """A training on paper: GPUs for training, servers with their GPUs, episodes of a step."""
+
+    model: Dense
+    trainers: int
+    servers: int
+    gpus_each: int
+    episodes: int
+    sync: str = "files"
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return self.trainers + self.servers * self.gpus_each
+
+    def fleet(self, hardware: Hardware, length: float) -> Fleet:
+        """The fleet, for episodes of this mean length."""
+        shape = self.model.shape
+        weights, share = shape.weights, self.gpus_each
+        cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * 2 * length  # of a sequence that is half done
+        size = {"files": 2 * weights, "adapter": 4 * 16 * sum(one.sides for one in shape.linears)}[self.sync]
+        return Fleet(
+            processes=self.trainers,
+            servers=self.servers,
+            token_seconds=hardware.overhead + 2 * weights / (hardware.bandwidth * share),
+            sequence_seconds=(cache / hardware.bandwidth + 2 * weights / hardware.decoding) / share,
+            sequences=256,
+            env_workers=64,
+            # forward and backward with recomputed activations: 8 operations a weight and token
+            train_seconds=8 * weights / hardware.training,
+            sync_bytes=size,
+            write_speed=hardware.files,
+        )
+
+
+PLANS = (
+    PaperPlan(MODELS[3], 1, 1, 1, 128, "adapter"),
+    PaperPlan(MODELS[3], 4, 4, 1, 512),
+    PaperPlan(MODELS[3], 32, 32, 1, 2048),
+    PaperPlan(MODELS[5], 32, 8, 4, 1024),
+    PaperPlan(MODELS[5], 128, 32, 4, 4096),
+    PaperPlan(MODELS[5], 512, 128, 4, 8192),
+)
+MEAN_TOKENS, LONGEST_TOKENS = 2000, 8192
+
+
+def paper_table() -> str:
+    """Simulated steps of the plans."""
+    lines = [
+        "| model | GPUs: training + servers | episodes | sync | rollout | training | step "
+        "| GPUs busy: training, servers | most useful |",
+        "|---" * 9 + "|",
+    ]
+    for plan in PLANS:
+        episodes = reasoning(plan.episodes)
+        fleet = plan.fleet(Hardware(), MEAN_TOKENS / 2)
+        step = simulate_step(fleet, episodes)
+        name, gain = next(iter(saturation(fleet, [episodes]).items()))
+        useful = f"{name}: {gain:.2f} times faster"
+        adapter = " (`--peft`)" if plan.sync == "adapter" else ""
+        seconds = " | ".join(f"{part:.0f} s" for part in (step.sync, step.rollout, step.train, step.seconds))
+        lines.append(
+            f"| {plan.model.name}{adapter} | {plan.gpus}: {plan.trainers} + {plan.servers} x {plan.gpus_each} "
+            f"| {plan.episodes} | {seconds} | {step.trainer_use:.0%}, {step.server_use:.0%} | {useful} |"
+        )
+    return "\n".join(lines)
+
+
+def reasoning(episodes: int) -> Sequence[SimulatedEpisode]:
+    """Answers of one turn with a long tail, of which each is checked in a tenth of a second."""
+    chance = random.Random(0)
+    lengths = (min(LONGEST_TOKENS, int(chance.lognormvariate(7.2, 0.9))) for _ in range(episodes))
+    return [(SimulatedTurn(max(16, length), 0.1),) for length in lengths]
+
+
+# -- the page
+
+TABLES = {"fits": fits_table, "paper": paper_table}
+
+
+def with_tables(page: str) -> str:
+    """The page with the present tables, each between its two comments."""
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name}: make docs -->\n", f"\n<!-- end of {name} -->"
+        before, rest = page.split(begin)
+        _, after = rest.split(end)
+        page = before + begin + table() + end + after
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
