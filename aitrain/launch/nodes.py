@@ -220,7 +220,11 @@ def _listening(nodes: Nodes) -> Iterator[socket.socket]:
             "Choose another with --master-port, on all machines."
         ) from None
     with server:
-        yield server
+        try:
+            yield server
+        finally:
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts; closing alone does not
 
 
 def _accept(
@@ -232,17 +236,18 @@ def _accept(
     """Accept connections until the server is closed, each in a thread, as it may say nothing."""
 
     def greet(connection: socket.socket) -> None:
-        with suppress(OSError), suppress(LinkError):
-            peer = Peer(connection)
-            try:
-                demand_proof(peer, token)
-                hello = peer.receive(ANSWER_SECONDS)
-                if isinstance(hello.get("facts"), dict):
-                    arrive((peer, hello))
-                    return
-            except WrongTokenError:
-                refuse(peer.address)
-            peer.close()
+        peer = Peer(connection)
+        try:
+            demand_proof(peer, token)
+            hello = peer.receive(ANSWER_SECONDS)
+            if isinstance(hello.get("facts"), dict):
+                arrive((peer, hello))
+                return
+        except WrongTokenError:
+            refuse(peer.address)
+        except LinkError:
+            pass  # not a command of ours, or it has no token yet and tries again
+        peer.close()
 
     with suppress(OSError):
         while True:
