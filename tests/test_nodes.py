@@ -206,6 +206,14 @@ def test_another_module_of_the_environments_package_is_another_environment(tmp_p
     assert "the environment's code" in difference(before, facts(TrainConfig(), tmp_path / "env.py", 1))
 
 
+def test_another_local_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    config = TrainConfig(model=str(tmp_path))
+    before = facts(config, None, 1)
+    (tmp_path / "config.json").write_text("[]")
+    assert "the model's files" in difference(before, facts(config, None, 1))
+
+
 def test_secrets_of_the_environment_are_not_sent() -> None:
     config = TrainConfig(rl_env_config={"api_key": "very-secret"})
     assert "very-secret" not in str(facts(config, None, 1))

@@ -42,6 +42,8 @@ PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "deepspeed")
 """Packages whose versions must be equal."""
 PER_NODE = {"node_rank", "output_dir", "project_name", "resume_from_checkpoint"}
 """Options that may differ between machines; the others' values of the last three are not used."""
+SMALL_FILE = 1 << 20
+"""Bytes below which a file of a model is compared by its content: configurations, not weights."""
 TRY_EVERY = 0.5
 TOKEN_SECONDS = 10.0
 """Seconds in which the token must be accepted, from when node 0 answers: its file may appear late."""
@@ -105,6 +107,7 @@ def facts(config: TrainConfig, env_file: Path | None, processes: int) -> Message
     return {
         "versions": versions,
         "environment": {"the environment's code": _source_hash(env_file)},
+        "model": {"the model's files": _model_hash(Path(config.model).expanduser())},
         "processes": {"number of training processes": processes},
         "options": without_secrets(json.loads(json.dumps(options, default=str))),
     }
@@ -145,6 +148,17 @@ def _source_hash(file: Path | None) -> str | None:
     total = hashlib.sha256()
     for each in files:
         total.update(each.relative_to(file.parent).as_posix().encode() + b"\0" + each.read_bytes() + b"\0")
+    return total.hexdigest()[:12]
+
+
+def _model_hash(folder: Path) -> str | None:
+    """Of a local model: names and sizes of its files, and the content of the small ones."""
+    if not folder.is_dir():
+        return None
+    total = hashlib.sha256()
+    for file in sorted(file for file in folder.iterdir() if file.is_file()):
+        size = file.stat().st_size
+        total.update(f"{file.name} {size}\0".encode() + (file.read_bytes() if size < SMALL_FILE else b""))
     return total.hexdigest()[:12]
 
 
