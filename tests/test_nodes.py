@@ -325,9 +325,14 @@ def test_a_second_machine_of_a_rank_is_refused_and_one_that_was_restarted_is_not
     last.result().close()
 
 
-def test_a_port_that_is_in_use_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="master_port: port"):
-        gather_nodes(of(0, taken.getsockname()[1]), FACTS, tmp_path, 1.0)
+def test_a_second_run_on_the_port_is_refused_and_leaves_the_token_of_the_first(tmp_path: Path, port: int) -> None:
+    gathering = beside(lambda: gather_nodes(of(0, port), FACTS, tmp_path, 20.0))
+    while read_token(of(0, port).place, tmp_path) is None:
+        time.sleep(0.01)
+    with pytest.raises(ConfigError, match=f"master_port: port {port} cannot be used"):
+        gather_nodes(of(0, port), FACTS, tmp_path, 1.0)
+    join_node_0(of(1, port), FACTS, tmp_path, 20.0).close()
+    gathering.result().close()
 
 
 def test_a_node_0_that_does_not_answer_is_named(tmp_path: Path, port: int) -> None:
@@ -406,6 +411,21 @@ def test_a_machine_that_said_that_it_ends_is_not_lost(links: tuple[NodeLink, Nod
     time.sleep(0.05)
     assert links[0].peers[0].has_ended
     assert lost == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_message_that_cannot_be_handled_ends_the_run_instead_of_being_the_last_one_heard(
+    links: tuple[NodeLink, NodeLink],
+) -> None:
+    lost: Future[str] = Future()
+
+    def fail(*_: object) -> None:
+        raise KeyError("rank")
+
+    links[0].on_message, links[0].on_lost = fail, lost.set_result
+    links[0].start()
+    links[1].tell("waits")
+    assert "sent a message that cannot be handled: KeyError('rank')" in lost.result(10)
 
 
 def test_silence_is_noticed_before_a_collective_operation_times_out() -> None:

@@ -204,4 +204,8 @@ class NodeLink:
                 return
             if message.get("kind") == "bye":
                 peer.has_ended = True
-            self.on_message(peer, message)
+            try:
+                self.on_message(peer, message)
+            except Exception as error:  # without this thread nothing would be heard of the machine
+                self.on_lost(f"{peer.name} sent a message that cannot be handled: {error!r}")
+                raise

@@ -173,7 +173,7 @@ def gather_nodes(nodes: Nodes, own: Message, folder: Path, seconds: float) -> No
     """
     met: dict[int, Peer] = {}
     try:
-        with shared_token(nodes.place, folder) as token, _listening(nodes) as server:
+        with _listening(nodes) as server, shared_token(nodes.place, folder) as token:
             arrived: queue.Queue[tuple[Peer, Message]] = queue.Queue()
             refused: list[str] = []
             accept = partial(_accept, server, token, arrived.put, refused.append)
