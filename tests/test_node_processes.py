@@ -21,13 +21,15 @@ from aitrain import TrainConfig
 from aitrain.activity import Part, Snapshot, read
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
+from aitrain.launch import nodes
 from aitrain.launch.local_processes import reserved_port
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_processes import FollowingProcesses, LeadingProcesses
 from aitrain.launch.nodes import Nodes, SharedFolder, gather_nodes, join_node_0
 from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.runs.watchdog import IdleClock, WatchedProcess
 
-WAIT = "trap 'kill $!; exit 0' TERM; sleep 60 & wait"
+WAIT = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
 END = Ended("finished", 3)
 
 
@@ -66,8 +68,8 @@ class Machines:
 
     def _plan(self, rank: int) -> Any:
         batch, config = SimpleNamespace(processes=2), TrainConfig(model="tiny", stall_timeout=60.0)
-        nodes = Nodes(2, rank, "127.0.0.1", 1)
-        return SimpleNamespace(config=config, batch=batch, processes=1, gpus=(), checkpoint=None, nodes=nodes)
+        place = Nodes(2, rank, "127.0.0.1", 1)
+        return SimpleNamespace(config=config, batch=batch, processes=1, gpus=(), checkpoint=None, nodes=place)
 
     def run(self, first: str, second: str, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Run both to their ends, with these scripts."""
@@ -101,7 +103,8 @@ class Machines:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
+    monkeypatch.setattr(nodes, "TRY_EVERY", 0.01)
     with reserved_port() as port:
         joined: list[NodeLink] = []
         join = threading.Thread(
@@ -176,6 +179,21 @@ def test_a_rank_that_is_killed_ends_both_at_once_and_is_named(node: int, machine
     assert other.startswith(machines.links[1 - node].peers[0].name)
 
 
+def test_a_machine_that_hears_of_a_failure_before_its_ranks_are_started_ends_them(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Following._start
+
+    def start_late(self: Following, log: Any) -> Any:
+        while self.last is None or not self._is_killed:
+            time.sleep(0.005)
+        return start(self, log)
+
+    monkeypatch.setattr(Following, "_start", start_late)
+    machines.run("kill -KILL $$", WAIT)
+    assert "Rank 0 of 2 ended without an error message: SIGKILL" in machines.messages()[1]
+
+
 def test_what_a_rank_says_of_a_lost_connection_gives_way_to_the_machine_that_was_lost(machines: Machines) -> None:
     def lose() -> None:
         machines.both_run()
@@ -184,6 +202,24 @@ def test_what_a_rank_says_of_a_lost_connection_gives_way_to_the_machine_that_was
     reset = Failed("Connection reset by peer", 1)
     machines.run(f"sleep 0.1; {says(reset)}; exit 1", WAIT, lose)
     assert machines.messages()[0] == f"{machines.links[0].peers[0].name} is gone"
+
+
+def test_a_rank_that_others_waited_for_is_named_with_its_machine(machines: Machines) -> None:
+    late = Failed("Rank 0 timed out after 20 seconds waiting for another rank (--ddp-timeout).\nSee the log.", 1)
+    watched = WatchedProcess(1, IdleClock(1.0), Snapshot(7, Part("training, generating")))
+    watched.idle.seconds = 24.0
+
+    def hang() -> None:
+        machines.both_run()
+        assert machines.first.watchdog is not None
+        machines.first.watchdog.watched = [WatchedProcess(0, IdleClock(1.0)), watched]
+
+    machines.run(f"sleep 0.3; {says(late)}; exit 1", WAIT, hang)
+    where = machines.links[0].peers[0].name
+    assert machines.messages()[0] == (
+        "Rank 0 timed out after 20 seconds waiting for another rank (--ddp-timeout): rank 1 on"
+        f" {where} made no progress for 24 seconds (training, generating).\nSee the log."
+    )
 
 
 def test_a_machine_that_is_silent_ends_the_run(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +234,7 @@ def test_a_machine_that_is_silent_ends_the_run(machines: Machines, monkeypatch: 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_stop_on_one_machine_reaches_the_ranks_of_all(node: int, machines: Machines) -> None:
     stopped = Ended("stopped", 2)
-    scripts = (f"trap {shlex.quote(says(stopped) + '; kill $!; exit 0')} TERM; sleep 60 & wait", WAIT)
+    scripts = (f"trap {shlex.quote(says(stopped) + '; exit 0')} TERM; while :; do sleep 0.05; done", WAIT)
 
     def stop() -> None:
         machines.both_run()
@@ -218,7 +254,7 @@ def test_a_second_stop_kills_the_ranks_of_all_machines(node: int, machines: Mach
         processes.stop()
         processes.stop()
 
-    machines.run(*["trap '' TERM; sleep 60"] * 2, stop_twice)
+    machines.run(*["trap '' TERM; while :; do sleep 0.05; done"] * 2, stop_twice)
     for end in machines.ends:
         assert isinstance(end, Failed)
         assert end.exit_code == 130
@@ -246,6 +282,7 @@ def test_progress_of_the_other_machine_is_seen_on_node_0(machines: Machines) -> 
             time.sleep(0.005)
         assert read(machines.first.activity.memory, 1).part.name == "training"
         machines.first.stop()
+        machines.first.stop()
 
     machines.run(WAIT, WAIT, look)
 
@@ -272,8 +309,8 @@ def test_node_0_asks_the_other_machine_for_the_stacks_of_its_ranks(machines: Mac
 
 def test_status_json_lists_the_machines(machines: Machines) -> None:
     machines.run(says(END), "true")
-    nodes = read_object(machines.folder.status)["nodes"]
-    assert [(node["rank"], node["address"], node["gpus"]) for node in nodes] == [
+    listed = read_object(machines.folder.status)["nodes"]
+    assert [(node["rank"], node["address"], node["gpus"]) for node in listed] == [
         (0, "127.0.0.1", 0),
         (1, "127.0.0.1", 0),
     ]
