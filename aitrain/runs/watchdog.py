@@ -146,7 +146,7 @@ class Watchdog:
         return all(process.is_stalled(self.timeout) for process in watched)
 
     def waited_for(self, rank: int) -> WatchedProcess | None:
-        """The process that a rank waited for in vain: of the others the one that is idle for longest, if that is clear."""
+        """The process that a rank waited for in vain: of the others the one idle for longest, if that is clear."""
         others = sorted((each for each in self.watched if each.rank != rank), key=lambda each: -each.idle.seconds)
         is_clear = len(others) == 1 or (len(others) > 1 and others[0].idle.seconds > others[1].idle.seconds + MARGIN)
         return others[0] if is_clear else None
