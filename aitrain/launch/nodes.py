@@ -42,6 +42,8 @@ PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "deepspeed")
 """Packages whose versions must be equal."""
 PER_NODE = {"node_rank", "output_dir", "project_name", "resume_from_checkpoint"}
 """Options that may differ between machines; the others' values of the last three are not used."""
+SMALL_FILE = 1 << 20
+"""Bytes below which a file of a model is compared by its content: configurations, not weights."""
 TRY_EVERY = 0.5
 TOKEN_SECONDS = 10.0
 """Seconds in which the token must be accepted, from when node 0 answers: its file may appear late."""
@@ -105,6 +107,7 @@ def facts(config: TrainConfig, env_file: Path | None, processes: int) -> Message
     return {
         "versions": versions,
         "environment": {"the environment's code": _source_hash(env_file)},
+        "model": {"the model's files": _model_hash(Path(config.model).expanduser())},
         "processes": {"number of training processes": processes},
         "options": without_secrets(json.loads(json.dumps(options, default=str))),
     }
@@ -148,6 +151,17 @@ def _source_hash(file: Path | None) -> str | None:
     return total.hexdigest()[:12]
 
 
+def _model_hash(folder: Path) -> str | None:
+    """Of a local model: names and sizes of its files, and the content of the small ones."""
+    if not folder.is_dir():
+        return None
+    total = hashlib.sha256()
+    for file in sorted(file for file in folder.iterdir() if file.is_file()):
+        size = file.stat().st_size
+        total.update(f"{file.name} {size}\0".encode() + (file.read_bytes() if size < SMALL_FILE else b""))
+    return total.hexdigest()[:12]
+
+
 # -- meeting
 
 
@@ -159,7 +173,7 @@ def gather_nodes(nodes: Nodes, own: Message, folder: Path, seconds: float) -> No
     """
     met: dict[int, Peer] = {}
     try:
-        with shared_token(nodes.place, folder) as token, _listening(nodes) as server:
+        with _listening(nodes) as server, shared_token(nodes.place, folder) as token:
             arrived: queue.Queue[tuple[Peer, Message]] = queue.Queue()
             refused: list[str] = []
             accept = partial(_accept, server, token, arrived.put, refused.append)
@@ -220,7 +234,11 @@ def _listening(nodes: Nodes) -> Iterator[socket.socket]:
             "Choose another with --master-port, on all machines."
         ) from None
     with server:
-        yield server
+        try:
+            yield server
+        finally:
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts; closing alone does not
 
 
 def _accept(
@@ -232,17 +250,18 @@ def _accept(
     """Accept connections until the server is closed, each in a thread, as it may say nothing."""
 
     def greet(connection: socket.socket) -> None:
-        with suppress(OSError), suppress(LinkError):
-            peer = Peer(connection)
-            try:
-                demand_proof(peer, token)
-                hello = peer.receive(ANSWER_SECONDS)
-                if isinstance(hello.get("facts"), dict):
-                    arrive((peer, hello))
-                    return
-            except WrongTokenError:
-                refuse(peer.address)
-            peer.close()
+        peer = Peer(connection)
+        try:
+            demand_proof(peer, token)
+            hello = peer.receive(ANSWER_SECONDS)
+            if isinstance(hello.get("facts"), dict):
+                arrive((peer, hello))
+                return
+        except WrongTokenError:
+            refuse(peer.address)
+        except LinkError:
+            pass  # not a command of ours, or it has no token yet and tries again
+        peer.close()
 
     with suppress(OSError):
         while True:
