@@ -40,7 +40,7 @@ def cannot_make_machines() -> str:
 
 
 @dataclass
-class Machine:
+class NamespaceMachine:
     """One machine. `mounts`: files and folders that are others here than their path says."""
 
     name: str
@@ -114,7 +114,7 @@ class Command:
 class Pair:
     """Two machines, and the folder in which all commands start."""
 
-    machines: tuple[Machine, Machine]
+    machines: tuple[NamespaceMachine, NamespaceMachine]
     folder: Path
 
     def start(self, node: int, *flags: str, **variables: str) -> Command:
@@ -139,7 +139,7 @@ class Pair:
 
 
 @contextmanager
-def two_machines(folder: Path, first: Machine, second: Machine) -> Iterator[Pair]:
+def two_machines(folder: Path, first: NamespaceMachine, second: NamespaceMachine) -> Iterator[Pair]:
     """Start two machines with a cable between them, and end them."""
     pair = Pair((first, second), folder)
     try:
