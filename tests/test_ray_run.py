@@ -24,6 +24,7 @@ from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests, Run
 from aitrain.launch.ray_worker import RankJob, RankNumbers, RankProcess
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
+from tests.ray_standin import started
 
 
 def place(rank: int, **changes: str) -> RankPlace:
@@ -122,6 +123,7 @@ class Command:
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPlan:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("aitrain.launch.preflight.check_packages", lambda _: None)  # also without Ray
     return check(TrainConfig(model="tiny", rl_env="envs.arithmetic", launcher="ray", num_processes=2))
 
 
@@ -298,6 +300,20 @@ def test_an_error_of_ray_is_told_without_its_traceback() -> None:
     error = RuntimeError("The actor died.\n\tclass_name: RayTrainWorker\nThe node has died.")
     vars(died)["worker_failures"] = {1: error}
     assert cause_of(died) == "Rank 1 was lost: The actor died. The node has died"
+
+
+def test_ray_train_gets_the_number_of_processes_and_of_restarts_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"launcher": "ray", "num_processes": 2, "max_failures": 7, "ray_address": "10.0.0.1:6379"}
+    seen = started(TrainConfig(model="tiny", rl_env="envs.arithmetic", **options))  # type: ignore[arg-type]
+    settings = seen["settings"]
+    assert seen["address"] == "10.0.0.1:6379"
+    assert settings["scaling_config"].num_workers == 2
+    assert settings["scaling_config"].resources_per_worker == {"CPU": 1.0}
+    assert settings["run_config"].failure_config.max_failures == 7
+    assert not (tmp_path / "run" / ".ray").exists()
 
 
 # -- placement

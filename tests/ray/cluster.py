@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
-SECONDS = 300.0
+SECONDS = 900.0
 """How long a test waits for what must happen; Ray starts slowly on a busy machine."""
 
 
