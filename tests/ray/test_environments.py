@@ -36,7 +36,8 @@ def test_calls_run_on_all_machines_with_the_deadlines_and_failures_of_local_proc
     command = [
         str(BIN / "aitrain"), "grpo", "--model", "tiny", "--rl-env", "task.py:Env", "--rl-prompts-per-step", "4",
         "--rl-num-generations", "4", "--batch-size", "16", "--rl-max-new-tokens", "8", "--max-steps", "2",
-        "--rl-env-timeout", "2", "--rl-max-failed", "1", "--eval-cases", "0", "--rl-kl-coef", "0", "--no-rl-check", "--save-strategy", "no",
+        "--rl-env-timeout", "2", "--rl-max-failed", "1", "--eval-cases", "0", "--rl-kl-coef", "0", "--no-rl-check",
+        "--save-strategy", "no",
     ]  # fmt: skip
     with machines(tmp_path / "home") as network:
         first, second = network.add(), network.add()
