@@ -274,9 +274,11 @@ def cause_of(error: BaseException | None) -> str:
     failures = getattr(error, "worker_failures", None) or {}
     rank, cause = next(iter(failures.items()), (None, error))
     cause = getattr(cause, "controller_failure", cause)
-    cause = getattr(cause, "_base_exc", cause)
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip() and ":" not in line.strip().split(" ")[0]]
-    text = " ".join(lines)[:300].rstrip(".") or type(cause).__name__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if any(line.startswith("Traceback") for line in lines):
+        lines = lines[-1:]
+    fields = (line for line in lines if not line.split(" ")[0].endswith(":"))  # such as `class_name: RayTrainWorker`
+    text = " ".join(fields)[:300].rstrip(".") or type(cause).__name__
     return text if rank is None else f"Rank {rank} was lost: {text}"
 
 
