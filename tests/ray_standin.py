@@ -32,7 +32,7 @@ def started(config: TrainConfig) -> dict[str, Any]:
 
     train = SimpleNamespace(FailureConfig=SimpleNamespace, RunConfig=SimpleNamespace, ScalingConfig=SimpleNamespace)
     modules = {
-        "ray": SimpleNamespace(train=train),
+        "ray": SimpleNamespace(train=train, get_runtime_context=lambda: SimpleNamespace(gcs_address="10.0.0.1:6379")),
         "ray.train": train,
         "ray.train.v2.api.data_parallel_trainer": SimpleNamespace(DataParallelTrainer=trainer),
     }

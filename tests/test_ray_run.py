@@ -22,6 +22,7 @@ from aitrain.launch.ray_placement import Bundle, describe
 from aitrain.launch.ray_processes import RayProcesses, cause_of
 from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests, RunRelay
 from aitrain.launch.ray_worker import RankJob, RankNumbers, RankProcess
+from aitrain.notebook import _for_one_process
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
 from tests.ray_standin import started
@@ -356,6 +357,12 @@ def test_ray_needs_the_number_of_processes(tmp_path: Path) -> None:
 def test_options_of_ray_are_refused_without_it(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="launcher"):
         TrainConfig(rl_env="envs.arithmetic", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"launcher": "ray", "num_processes": 1}, {"rl_env_workers": "ray:4"}])
+def test_training_in_python_is_not_on_ray(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="runs on this machine"):
+        _for_one_process(TrainConfig(rl_env="envs.arithmetic", **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", ["ray:0", "ray", "ray:x", "0", -1, True])

@@ -223,7 +223,8 @@ def check_packages(config: TrainConfig) -> None:
     if config.use_vllm and needs_vllm and installed("vllm") is None:
         raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
     if (config.launcher == "ray" or config.is_env_on_ray) and installed("ray") is None:
-        raise ConfigError('launcher: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
+        option = "launcher" if config.launcher == "ray" else "rl_env_workers"
+        raise ConfigError(f'{option}: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
     for tracker in config.log.split(","):
         if tracker != "none" and installed(tracker) is None:
             raise ConfigError(f"log: {tracker} is not installed\nInstall it with: pip install {tracker}")
