@@ -106,7 +106,7 @@ def rollouts(runner: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any
     from aitrain.engines.batching import BatchingEngine, BatchRow
     from aitrain.engines.sampling import CompletionBatch
     from aitrain.engines.server import VLLMServerEngine
-    from aitrain.engines.server_weights import ServerWeights
+    from aitrain.engines.server_fleet import ServerFleet
     from aitrain.environment.contract import Case
     from aitrain.rollout.chat_format import ChatFormat, format_for_episodes
     from aitrain.rollout.clock import RolloutClock
@@ -120,7 +120,7 @@ def rollouts(runner: Any, url: str) -> tuple[Callable[[], Any], Callable[[], Any
     tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
     end = EndOfTurn([tokenizer.eos_token_id])
     no_sync: Any = None
-    server = VLLMServerEngine(ServerWeights(VLLMClient(url), no_sync), "policy-base", end, context=1024)
+    server = VLLMServerEngine(ServerFleet.of([VLLMClient(url)], no_sync), "policy-base", end, context=1024)
 
     class InRounds(BatchingEngine):
         """All episodes get their next completion at the same time."""

@@ -96,7 +96,7 @@ def served(case: Case, policy: Any, folder: Path) -> Iterator[Any]:
     from accelerate import PartialState
 
     from aitrain.engines.server import VLLMServerEngine
-    from aitrain.engines.server_weights import ServerWeights
+    from aitrain.engines.server_fleet import ServerFleet
     from aitrain.engines.weight_sync import AdapterSync, DiskSync, roomy_folder
     from aitrain.rollout.limits import EndOfTurn
     from aitrain.training.model import model_path
@@ -115,7 +115,7 @@ def served(case: Case, policy: Any, folder: Path) -> Iterator[Any]:
     )
     with VLLMServer.start(plan, lambda _: None) as server:
         PartialState(cpu=True)
-        engine = VLLMServerEngine(ServerWeights(VLLMClient(server.url), sync), MODEL_NAME, EndOfTurn([]))
+        engine = VLLMServerEngine(ServerFleet.of([VLLMClient(server.url)], sync), MODEL_NAME, EndOfTurn([]))
         try:
             yield engine
         finally:
@@ -129,7 +129,7 @@ def hand_over(policy: Any, *ways: Any) -> list[tuple[float, float]]:
     now = said_next(policy)
     took = []
     for way in ways:
-        LOOP.run(way.load_weights(way.weights.loads))
+        LOOP.run(way.load_weights(way.fleet.loads))
         took.append((way.last_bytes / 2**20, way.last_seconds))
     for way in ways:
         check(way, before, now)

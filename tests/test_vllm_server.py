@@ -27,6 +27,7 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm import server_process as vllm_server
+from aitrain.vllm.addresses import LOOPBACK
 from aitrain.vllm.server_process import MODEL_NAME, ServerConfig, VLLMServer
 
 FAKE = """
@@ -249,8 +250,8 @@ def test_what_is_raised_while_it_starts_ends_it(
 def remembered(monkeypatch: pytest.MonkeyPatch) -> list[VLLMServer]:
     """The servers that are made from now on."""
     servers: list[VLLMServer] = []
-    begin = VLLMServer._begin
-    monkeypatch.setattr(VLLMServer, "_begin", lambda server: (servers.append(server), begin(server))[1])
+    launch = VLLMServer._launch
+    monkeypatch.setattr(VLLMServer, "_launch", lambda server: (servers.append(server), launch(server))[1])
     return servers
 
 
@@ -280,8 +281,8 @@ def stranger() -> Iterator[int]:
 def test_a_port_that_somebody_took_meanwhile_is_left_to_them(
     stranger: int, plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ports = iter([stranger, vllm_server._free_port()])
-    monkeypatch.setattr(vllm_server, "_free_port", lambda: next(ports))
+    ports = iter([stranger, vllm_server._free_port(LOOPBACK)])
+    monkeypatch.setattr(vllm_server, "_free_port", lambda _: next(ports))
     with VLLMServer.start(plan("healthy"), silent) as server:
         assert server.port != stranger
         assert server.poll() is None
@@ -290,7 +291,7 @@ def test_a_port_that_somebody_took_meanwhile_is_left_to_them(
 def test_when_every_port_is_taken_that_is_said(
     stranger: int, plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_server, "_free_port", lambda: stranger)
+    monkeypatch.setattr(vllm_server, "_free_port", lambda _: stranger)
     with pytest.raises(RunFailed, match=f"listens on port {stranger}"):
         VLLMServer.start(plan("healthy"), silent)
 
@@ -379,22 +380,22 @@ def test_a_run_starts_its_server_again_so_often_and_says_how_it_is(
     plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, told, folder = remembered(monkeypatch), list[str](), RunFolder(here)
-    monkeypatch.setattr(managed_server_module, "_server_plan", lambda *_: plan("healthy"))
+    monkeypatch.setattr(managed_server_module, "server_plans", lambda *_: [plan("healthy")])
 
     def announce(event: Event) -> None:
         if isinstance(event, Note):
             told.append(event.text)
 
     with managed_server(run_plan(vllm_max_restarts=1), folder, announce) as url:
-        assert folder.read_server() == {"state": "running", "restarts": 0, "why": ""}
+        assert folder.read_server() == written_states(url, "running", 0)
         os.kill(server_pid(servers[0]), signal.SIGKILL)
-        wait_until(lambda: folder.read_server() == {"state": "running", "restarts": 1, "why": ""})
+        wait_until(lambda: folder.read_server() == written_states(url, "running", 1))
         assert urllib.request.urlopen(f"{url}/health").status == 200
         os.kill(server_pid(servers[0]), signal.SIGKILL)
-        wait_until(lambda: folder.read_server()["state"] == "ended")
+        wait_until(lambda: folder.read_server()["why"])
 
     why = "vLLM's server ended (signal 9), and is not restarted again (--vllm-max-restarts)."
-    assert folder.read_server() == {"state": "ended", "restarts": 1, "why": why}
+    assert folder.read_server() == written_states(url, "ended", 1, why)
     assert told == ["vLLM's server ended (signal 9): restart 1 of 1.", why]
     assert folder.log.read_text().splitlines() == told
     with managed_server(preflight.check(TrainConfig(model="tiny"), True), folder, announce) as url:
@@ -402,21 +403,26 @@ def test_a_run_starts_its_server_again_so_often_and_says_how_it_is(
         assert folder.read_server() == {}  # a resumed run without one
 
 
+def written_states(url: object, state: str, restarts: int, why: str = "") -> dict[str, object]:
+    """The content of vllm-server.json for one server."""
+    return {"why": why, "servers": {url: {"state": state, "restarts": restarts, "why": why}}}
+
+
 def test_a_server_that_cannot_be_started_again_is_given_up_with_the_reason(
     plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers, folder = remembered(monkeypatch), RunFolder(here)
-    monkeypatch.setattr(managed_server_module, "_server_plan", lambda *_: plan("healthy"))
+    monkeypatch.setattr(managed_server_module, "server_plans", lambda *_: [plan("healthy")])
     with managed_server(run_plan(), folder, lambda event: None):
         servers[0].plan = plan("dies:OSError: no/such is not a local folder and is not a valid model identifier")
         os.kill(server_pid(servers[0]), signal.SIGKILL)
-        wait_until(lambda: folder.read_server()["state"] == "ended")
+        wait_until(lambda: folder.read_server()["why"])
         assert folder.read_server()["why"].startswith("vLLM did not start: OSError: no/such is not a local folder")
 
 
 def test_a_server_gets_the_share_of_memory_that_was_said(run_plan: Callable[..., RunPlan], here: Path) -> None:
     shares = [
-        managed_server_module._server_plan(run_plan(**options), RunFolder(here)).memory
+        managed_server_module.server_plans(run_plan(**options), RunFolder(here))[0].memory
         for options in ({}, {"vllm_gpu_memory_utilization": 0.4})
     ]
     assert shares == [0.9, 0.4]

@@ -39,6 +39,11 @@ class CompletionRequest:
     has_logprobs: bool = True
     """Whether log-probabilities are returned at all."""
 
+    @property
+    def max_total_tokens(self) -> int:
+        """Tokens of the prompts, and the most that are sampled."""
+        return sum(len(prompt) + self.max_tokens for prompt in self.prompts)
+
     def body(self, model: str, cache_salt: str, eos_ids: Sequence[int]) -> dict[str, Any]:
         """Fields of the request, including all for which the server would use the model's generation_config.json.
 

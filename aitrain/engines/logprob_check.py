@@ -77,7 +77,7 @@ class LogprobCheck:
         if self._last is None:
             await self._compare_models(engine)
             self._last = await self._first_probe(engine)
-        if not self._follows or engine.weights.loads - self._last.loads >= EVERY:
+        if not self._follows or engine.fleet.loads - self._last.loads >= EVERY:
             await self._compare_movement(engine, self._last)
 
     # -- the first time
@@ -107,7 +107,7 @@ class LogprobCheck:
     async def _first_probe(self, engine: VLLMServerEngine) -> Probe:
         """The probe that the next one is compared with: of the base if the server has it, so that the adapter of a
         resumed run is checked at once; else of the present weights."""
-        if not isinstance(engine.weights.sync, AdapterSync):
+        if not isinstance(engine.fleet.sync, AdapterSync):
             return await self._probe(engine, self._logprobs())
         return await self._probe(engine, self._logprobs(self.model.disable_adapter()), of_base=True)
 
@@ -141,7 +141,7 @@ class LogprobCheck:
         served = {(number, token): value for number, tokens in enumerate(likeliest) for token, value in tokens.items()}
         own = _at(logprobs, served)
         self._noise = min(self._noise, max(_rms(_differences(own, served)), LEAST_NOISE))
-        return Probe(own, served, engine.weights.loads)
+        return Probe(own, served, engine.fleet.loads)
 
     @torch.no_grad()
     def _logprobs(self, variant: AbstractContextManager[Any] | None = None) -> torch.Tensor:
@@ -175,12 +175,12 @@ def _rms(values: torch.Tensor) -> float:
 
 
 def _advice(engine: VLLMServerEngine) -> str:
-    if isinstance(engine.weights.sync, AdapterSync):
+    if isinstance(engine.fleet.sync, AdapterSync):
         return "Only the adapter is synced: restart the server with the same base model as the run (--model)."
     return "Check that the server reads the same files as the trainer, and that no other run syncs weights to it."
 
 
 def _advice_for_stale_weights(engine: VLLMServerEngine) -> str:
-    if isinstance(engine.weights.sync, AdapterSync):
+    if isinstance(engine.fleet.sync, AdapterSync):
         return "It loads the adapter and does not use it: try --vllm-sync disk, which syncs all weights."
     return "It reloads the files and keeps its old weights: restart it, or use --vllm-mode colocate."

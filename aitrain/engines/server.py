@@ -1,6 +1,7 @@
-"""The engine of a stock vLLM server: token ids in; token ids and log-probabilities out.
+"""The engine of stock vLLM servers: token ids in; token ids and log-probabilities out.
 
-Each rank sends its own requests. Rank 0 loads the policy's weights as files: an adapter alone, or all weights.
+Each rank sends its own requests, to one server or to several. Rank 0 loads the policy's weights as files: an adapter
+alone, or all weights.
 
 What this uses of vLLM 0.31 (tests/training/test_served.py runs against it):
 
@@ -17,16 +18,17 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from accelerate.utils import gather_object
 
 from aitrain import activity
-from aitrain.engines.completion_request import CompletionRequest, first_token_logprobs, room, split_batch
+from aitrain.engines.completion_request import CompletionRequest, Places, first_token_logprobs, room, split_batch
 from aitrain.engines.sampling import CompletionBatch, Sampling
+from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.server_weights import ServerWeights
 from aitrain.engines.weight_sync import WeightVersion
 from aitrain.errors import RunFailed, ServerFailed, ServerGoneError, ServerRefusedError
@@ -35,6 +37,8 @@ from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding, GenerationRequest, Leave
 from aitrain.rollout.episode import run_all
 from aitrain.rollout.limits import EndOfTurn
+
+T = TypeVar("T")
 
 CURRENT_SECONDS = 1.0
 """How long a check of the server's weights stays valid for `generate`: no server restarts faster."""
@@ -48,11 +52,11 @@ SALT = uuid.uuid4().hex
 
 @dataclass
 class VLLMServerEngine:
-    """A vLLM server as an engine; requests are independent of each other."""
+    """vLLM servers as an engine; requests are independent of each other."""
 
-    weights: ServerWeights
+    fleet: ServerFleet
     base_model: str
-    """The server's name for the model that it was started with."""
+    """The servers' name for the model that they were started with."""
     end: EndOfTurn
     sampling: Sampling = field(default_factory=Sampling)
     """How `generate` samples."""
@@ -61,7 +65,8 @@ class VLLMServerEngine:
     is_main_process: bool = True
     """Whether this process loads the weights."""
     check: Callable[[VLLMServerEngine], Awaitable[None]] | None = None
-    """Called after each load of weights, by the process that loads them."""
+    """Called after each load of weights for each server that lives, with an engine of this server alone, by the process
+    that loads them."""
     clock: RolloutClock = field(default_factory=RolloutClock)
     has_logprobs: bool = True
     """Whether `generate` returns log-probabilities, which only a training needs."""
@@ -70,19 +75,29 @@ class VLLMServerEngine:
     last_bytes: int = field(default=0, init=False)
     last_seconds: float = field(default=0.0, init=False)
     """Size and duration of the last load of weights by this process."""
+    _restarts_elsewhere: int = field(default=0, init=False)
+    """Restarts that another rank has noticed, and this one has not."""
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(allow_open_files() // 2), init=False)
     """For requests, each of which is an open file. One that waits for its slot has not checked the weights yet, as the
     server may restart meanwhile."""
 
     @property
     def url(self) -> str:
-        """The server's address."""
-        return self.weights.client.url
+        """The server's address; of several, all with commas."""
+        return self.fleet.urls
 
     @property
     def restarts(self) -> int:
-        """Number of times that the server had lost the policy's weights."""
-        return self.weights.restarts
+        """Number of times that a server had lost the policy's weights."""
+        return self.fleet.restarts + self._restarts_elsewhere
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Size and duration of the last load of weights by this process, restarts, and of several servers those that
+        live."""
+        several = {"vllm/servers": len(self.fleet.live)} if len(self.fleet.servers) > 1 else {}
+        synced = {"sync/bytes": self.last_bytes, "sync/seconds": self.last_seconds}
+        return {**synced, "vllm/restarts": self.restarts, **several}
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion.
@@ -96,38 +111,47 @@ class VLLMServerEngine:
         one = CompletionRequest([request.prompt_ids], sampling, max_tokens, seed, has_logprobs=self.has_logprobs)
         with self.clock.running("generate"):
             async with self._slots:
-                (completion,) = await self.weights.request(lambda: self._complete(one), CURRENT_SECONDS)
+                (completion,) = await self.fleet.request(
+                    lambda server: self._complete(server, one), one.max_total_tokens, CURRENT_SECONDS, request.index
+                )
         return completion
 
     @asynccontextmanager
     async def batch(self, episodes: int) -> AsyncIterator[Leave]:
-        """Context of episodes that are played together; no-op, as requests are independent of each other."""
-        with activity.own.waiting("generating", 0.0):
+        """Context of episodes that are played together: each stays on its server. Requests are independent of each
+        other."""
+        with activity.own.waiting("generating", 0.0), self.fleet.episodes():
             yield lambda: None
 
     async def generate_batch(self, batch: CompletionBatch) -> list[Completion]:
-        """One completion for each prompt, all with the same weights. If the server restarts meanwhile, all are sampled
-        again, as keeping the finished ones would favor short completions.
+        """One completion for each prompt, all with the same weights. If a server restarts meanwhile, all of its share
+        are sampled again, as keeping the finished ones would favor short completions.
 
         Raises:
             RunFailed: as for `generate`.
         """
-        requests = split_batch(batch, self.context)
-
-        async def complete(request: CompletionRequest) -> list[Completion]:
-            async with self._slots:
-                return await self._complete(request)
-
-        async def attempt() -> list[Completion]:
-            parts = await run_all(complete(request) for _, request in requests)
-            if not await self.weights.are_loaded():
-                raise ServerGoneError("it was restarted during the request")
-            completions: dict[int, Completion] = {}
-            for (places, _), part in zip(requests, parts, strict=True):
+        requests, count = split_batch(batch, self.context), max(1, len(self.fleet.live))
+        shares = [share for number in range(count) if (share := requests[number::count])]
+        completions: dict[int, Completion] = {}
+        for share, parts in zip(shares, await run_all(map(self._complete_share, shares)), strict=True):
+            for (places, _), part in zip(share, parts, strict=True):
                 completions.update(zip(places, part, strict=True))
-            return [completions[place] for place in range(len(batch.prompts))]
+        return [completions[place] for place in range(len(batch.prompts))]
 
-        return await self.weights.request(attempt)
+    async def _complete_share(self, share: Sequence[tuple[Places, CompletionRequest]]) -> list[list[Completion]]:
+        """The completions of requests that go to the same server."""
+
+        async def attempt(server: ServerWeights) -> list[list[Completion]]:
+            async def complete(request: CompletionRequest) -> list[Completion]:
+                async with self._slots:
+                    return await self._complete(server, request)
+
+            parts = await run_all(complete(request) for _, request in share)
+            if not await server.are_loaded():
+                raise ServerGoneError("it was restarted during the request")
+            return parts
+
+        return await self.fleet.request(attempt, sum(request.max_total_tokens for _, request in share))
 
     async def complete(self, batch: CompletionBatch) -> list[list[int]]:
         """Token ids of one completion for each prompt.
@@ -146,29 +170,29 @@ class VLLMServerEngine:
         """
         request = CompletionRequest(contexts, Sampling(), max_tokens=1, top_logprobs=TOP_LOGPROBS)
 
-        async def attempt() -> list[dict[int, float]]:
-            return first_token_logprobs(await self._post(request, of_base))
+        async def attempt(server: ServerWeights) -> list[dict[int, float]]:
+            return first_token_logprobs(await self._post(server, request, of_base))
 
-        return await self.weights.request(attempt)
+        return await self.fleet.request(attempt)
 
-    async def _complete(self, request: CompletionRequest) -> list[Completion]:
+    async def _complete(self, server: ServerWeights, request: CompletionRequest) -> list[Completion]:
         version = self.weight_version or 0
-        sampled = request.completions(await self._post(request), self.url)
+        sampled = request.completions(await self._post(server, request), server.client.url)
         activity.tick()
         return [
             Completion(ids, logprobs, "stop" if self.end.is_reached(ids) else "length", version)
             for ids, logprobs in sampled
         ]
 
-    async def _post(self, request: CompletionRequest, of_base: bool = False) -> dict[str, Any]:
+    async def _post(self, server: ServerWeights, request: CompletionRequest, of_base: bool = False) -> dict[str, Any]:
         """The server's response; ServerGoneError if it has lost the policy, whose adapter it then refuses."""
-        weights = self.weights
-        model = self.base_model if of_base or weights.policy is None else weights.policy
-        body = request.body(model, f"{SALT}-{weights.version}", self.end.eos_ids)
+        policy = self.fleet.policy
+        model = self.base_model if of_base or policy is None else policy
+        body = request.body(model, f"{SALT}-{self.fleet.version}", self.end.eos_ids)
         try:
-            response: dict[str, Any] = await weights.client.post("/v1/completions", body)
+            response: dict[str, Any] = await server.client.post("/v1/completions", body)
         except ServerRefusedError as refused:
-            if not await weights.are_loaded():
+            if not await server.are_loaded():
                 raise ServerGoneError("it was restarted and has forgotten the policy") from refused
             raise
         return response
@@ -184,15 +208,36 @@ class VLLMServerEngine:
         """
         if self.weight_version == version:
             return
-        new, start = WeightVersion(version, self.weights.loads + 1), time.monotonic()
+        new, start = WeightVersion(version, self.fleet.loads + 1), time.monotonic()
         with activity.own.doing("weight sync"), self.failing_together():
             if self.is_main_process:
-                self.last_bytes = self.weights.sync.write(new)
-                await self.weights.load(new)
-                if self.check is not None:
-                    await self.check(self)
+                self.last_bytes = self.fleet.sync.write(new)
+                await self.settled(self.fleet.load(new))
+                await self.settled(self._check_servers())
                 self.last_seconds = time.monotonic() - start
-        self.weights.version, self.weight_version = new, version
+        if not self.is_main_process:
+            self.fleet.note_loaded(new)
+        self.weight_version = version
+
+    async def _check_servers(self) -> None:
+        if self.check is None:
+            return
+        if len(self.fleet.servers) == 1:
+            await self.check(self)
+            return
+        for server in self.fleet.live:
+            try:
+                await self.check(replace(self, fleet=ServerFleet([server], restart_timeout=0.0)))
+            except RunFailed:
+                if server.is_live:
+                    raise
+
+    async def settled(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which sends requests; afterwards no server is being loaded with weights."""
+        try:
+            return await work
+        finally:
+            await self.fleet.settle()
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
@@ -207,12 +252,11 @@ class VLLMServerEngine:
         except RunFailed as error:
             failure = error
         outcomes = gather_object([(self.restarts, None if failure is None else str(failure))])
-        self.weights.restarts = max(restarts for restarts, _ in outcomes)
+        self._restarts_elsewhere = max(restarts for restarts, _ in outcomes) - self.fleet.restarts
         for _, message in outcomes:
             if message is not None:
                 raise ServerFailed(message) from failure
 
     async def close(self) -> None:
         """Remove files of weights, and close connections."""
-        self.weights.sync.close()
-        await self.weights.client.close()
+        await self.fleet.close()

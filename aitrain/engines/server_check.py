@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from aitrain.engines.weight_sync import LOADED, weight_version_of
 from aitrain.errors import ConfigError, RunFailed, ServerGoneError, ServerRefusedError, ServerTimeoutError
 from aitrain.rollout.event_loop import EventLoop
 from aitrain.vllm.adapter_ranks import RANKS, served_rank
+from aitrain.vllm.addresses import KEY_VARIABLE
 from aitrain.vllm.client import VLLMClient
 from aitrain.vllm.server_process import UNCHUNKED
 
@@ -61,6 +63,11 @@ class ServerModel:
     is_on_cpu: bool = False
     """False also if unknown."""
 
+    @property
+    def description(self) -> str:
+        """Its name, and the device."""
+        return f"{self.name} on {'a CPU' if self.is_on_cpu else 'GPUs'}"
+
 
 def check_server(url: str, needs: ServerNeeds) -> ServerModel:
     """Check that a server can be trained with; returns its model.
@@ -70,6 +77,22 @@ def check_server(url: str, needs: ServerNeeds) -> ServerModel:
     """
     with closing(EventLoop()) as loop:
         return loop.run(_check(VLLMClient(url, deadline=CHECK_SECONDS), needs))
+
+
+def check_servers(urls: Sequence[str], needs: ServerNeeds) -> ServerModel:
+    """Check that servers can be trained with together; returns their model, with the smallest context of all.
+
+    Raises:
+        ConfigError: as for `check_server`; or they differ in their model's name or device.
+    """
+    models = [check_server(url, needs) for url in urls]
+    for url, model in zip(urls, models, strict=True):
+        if (model.name, model.is_on_cpu) != (models[0].name, models[0].is_on_cpu):
+            raise ConfigError(
+                f"The vLLM servers at {urls[0]} and {url} differ: {models[0].description}, and {model.description}.\n"
+                f"Start both with: {needs.command}"
+            )
+    return min(models, key=lambda model: model.context)
 
 
 async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
@@ -84,6 +107,8 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
         lack = f"did not answer within {CHECK_SECONDS:.0f} seconds"
     except (RunFailed, KeyError, TypeError) as error:
         lack = f"does not answer like a vLLM server ({type(error).__name__}: {error})"
+        if isinstance(error, ServerRefusedError) and error.status == 401:
+            lack = f"needs a key, and does not take that of {KEY_VARIABLE} in the environment"
     finally:
         await client.close()
     if lack:

@@ -218,7 +218,7 @@ class DiskSync(_Files):
     async def has_version(self, client: VLLMClient, version: WeightVersion) -> bool:
         """Whether these weights were the last that were loaded."""
         loaded = await weight_version_of(client)
-        if loaded.startswith(LOADED) and loaded != self._name(version):
+        if loaded.startswith(LOADED) and not loaded.startswith(self._run_name):
             raise _shared(client)
         return loaded == self._name(version)
 
@@ -227,7 +227,11 @@ class DiskSync(_Files):
 
     def _name(self, version: WeightVersion) -> str:
         """The server's weight version: the run and the version."""
-        return f"{LOADED}{uuid.uuid5(uuid.NAMESPACE_URL, str(self.folder)).hex[:12]}-{version}"
+        return f"{self._run_name}{version}"
+
+    @property
+    def _run_name(self) -> str:
+        return f"{LOADED}{uuid.uuid5(uuid.NAMESPACE_URL, str(self.folder)).hex[:12]}-"
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from aitrain.environment.score_parsing import Bounds, ScoreResult
 from aitrain.environment.session import AssistantTurn, EnvResponse, ResetResult, Session
 from aitrain.environment.session_kinds import session_for
 from aitrain.execution.failure import CallFailed
-from aitrain.execution.processes import ProcessPool, WorkerLease
+from aitrain.execution.processes import CallPool, Lease
 
 
-def remote_session(processes: ProcessPool, plan: CopyPlan | None, bounds: Bounds) -> RemoteSession:
+def remote_session(processes: CallPool, plan: CopyPlan | None, bounds: Bounds) -> RemoteSession:
     """A session in its own process, on a copy of the environment if there is a `plan`."""
     return RemoteSession(processes.lease(partial(_session_in_process, plan, bounds)))
 
@@ -28,7 +28,7 @@ def remote_session(processes: ProcessPool, plan: CopyPlan | None, bounds: Bounds
 class RemoteSession:
     """A session in another process."""
 
-    lease: WorkerLease
+    lease: Lease
 
     def open(self, arguments: dict[str, Any]) -> ResetResult:
         reset: ResetResult = self.lease.call("open", arguments)

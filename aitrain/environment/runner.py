@@ -25,7 +25,7 @@ from aitrain.errors import EnvironmentFailed
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.deadline_thread import GRACE
 from aitrain.execution.failure import Failure
-from aitrain.execution.processes import ProcessPool
+from aitrain.execution.processes import CallPool, ProcessPool
 from aitrain.execution.task import Outcome, is_abandoned
 from aitrain.machine import usable_cores
 from aitrain.options.train import TrainConfig
@@ -79,7 +79,7 @@ class EnvRunner:
 
     environment: Any
     config: TrainConfig
-    processes: ProcessPool | None = None
+    processes: CallPool | None = None
     given: dict[str, Any] = field(default_factory=dict)
     """The arguments `model` and `tokenizer` of `score_episode`, see `offer`."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -126,7 +126,9 @@ class EnvRunner:
         if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self._kind == "score_episode":
-            self.given = {"model": NoModel(), "tokenizer": StoredTokenizer.of(tokenizer)}
+            stored = StoredTokenizer.of(tokenizer)
+            self.processes.share(str(stored.file))
+            self.given = {"model": NoModel(), "tokenizer": stored}
 
     @cached_property
     def has_sessions(self) -> bool:
@@ -293,5 +295,5 @@ def _has_tools(environment: object) -> bool:
 
 def start_runner(environment: Any, config: TrainConfig, close: Sequence[int] = ()) -> EnvRunner:
     """Make the runner of an environment; worker processes are forked from here, and close these file descriptors."""
-    is_isolated = config.rl_env_isolation == "process"
+    is_isolated = config.rl_env_isolation == "process" or config.is_env_on_ray
     return EnvRunner(environment, config, ProcessPool.start(environment, close) if is_isolated else None)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from io import FileIO
 from traceback import StackSummary
-from typing import Any
+from typing import Any, Protocol
 
 from aitrain.execution import fork_server
 from aitrain.execution.failure import CallFailed, Failure
@@ -27,6 +27,16 @@ from aitrain.execution.task import on_cancel, paused
 from aitrain.machine import allow_open_files
 
 SERVER_GONE = Failure("crashed", "crashed: the process that starts environment processes is gone")
+
+
+class CallPool(Protocol):
+    """Processes for the user's code, each used by one lease at a time."""
+
+    def update(self, attributes: dict[str, bytes]) -> None: ...
+    def share(self, file: str) -> None: ...
+    def lease(self, make: Callable[[object], object]) -> Lease: ...
+    def lease_idle(self, make: Callable[[object], object]) -> Sequence[Lease]: ...
+    def close(self) -> None: ...
 
 
 class ProcessPool:
@@ -68,8 +78,11 @@ class ProcessPool:
         if isinstance(failure, Failure):
             raise CallFailed(failure)
 
-    def lease(self, make: Callable[[object], object]) -> WorkerLease:
-        """Lease a process, in which the first call makes `make(environment)`.
+    def share(self, file: str) -> None:
+        """No-op, as the processes are on this machine; see RayPool.share."""
+
+    def lease(self, make: Callable[[object], object] | None) -> WorkerLease:
+        """Lease a process, in which the first call makes `make(environment)`; None if requests have it.
 
         Raises:
             CallFailed: no process can be started.
@@ -79,7 +92,7 @@ class ProcessPool:
                 self._ask("reap", self._lost.pop())
         return WorkerLease(self, self._free_worker() or self._spawn(), make)
 
-    def lease_idle(self, make: Callable[[object], object]) -> list[WorkerLease]:
+    def lease_idle(self, make: Callable[[object], object] | None) -> list[WorkerLease]:
         """Lease every process that runs and is not leased; none is started."""
         free, self._free = self._free, []
         return [WorkerLease(self, worker, make) for worker in free]
@@ -163,20 +176,12 @@ class ProcessPool:
         return result
 
 
-class WorkerLease:
+class Lease:
     """Exclusive use of one worker process, which holds one object made from the environment; not thread-safe."""
 
-    def __init__(self, pool: ProcessPool, worker: _Worker, make: Callable[[object], object]) -> None:
-        self._pool, self._worker = pool, worker
-        self._make: Callable[[object], object] | None = make
-        self._lock = threading.Lock()  # a call may end while the deadline thread ends it
-        self._is_calling = self._is_released = False
-        self._failure: Failure | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id of the worker."""
-        return self._worker.pid
+    def __init__(self, make: Callable[[object], object] | None) -> None:
+        self._make = make
+        self._is_released = False
 
     def call(self, method: str, *arguments: object) -> Any:
         """Call a method of the object; inside a task, it is ended at the task's deadline.
@@ -187,37 +192,64 @@ class WorkerLease:
         if self._is_released:
             raise RuntimeError("this lease was released")
         request: Request = (self._make, method, arguments)
-        message = pickled(request, "was given")
-        with self._lock:
-            if self._failure is not None:
-                raise CallFailed(self._failure)
-            self._is_calling = True
-        with on_cancel(self._end, self._stack):
-            answer = self._worker.messages.receive()[0] if self._worker.messages.send(message) else None
-        with self._lock:
-            self._is_calling = False
-        value, failure = self._read(answer)
+        answer = self.exchange(pickled(request, "was given"))
+        try:
+            value, failure = pickle.loads(answer)
+        except Exception as error:
+            why = f"returned what cannot be passed between processes: {error!r}"[:300]
+            value, failure = None, Failure("wrong_type", why)
         if failure is not None:
             raise CallFailed(failure)
         self._make = None
         return value
 
+    def exchange(self, message: bytes) -> bytes:
+        """Send a pickled Request; returns the pickled Answer.
+
+        Raises:
+            CallFailed: the process hung or crashed.
+        """
+        raise NotImplementedError
+
     def release(self) -> None:
         """Return the process to the pool; its object is dropped, and a broken process is ended."""
+        raise NotImplementedError
+
+
+class WorkerLease(Lease):
+    """Use of a worker process on this machine."""
+
+    def __init__(self, pool: ProcessPool, worker: _Worker, make: Callable[[object], object] | None) -> None:
+        super().__init__(make)
+        self._pool, self._worker = pool, worker
+        self._lock = threading.Lock()  # a call may end while the deadline thread ends it
+        self._is_calling = False
+        self._failure: Failure | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._worker.pid
+
+    def exchange(self, message: bytes) -> bytes:
+        with self._lock:
+            if self._failure is not None:
+                raise CallFailed(self._failure)
+            self._is_calling = True
+        with on_cancel(self.end, self.stack):
+            answer = self._worker.messages.receive()[0] if self._worker.messages.send(message) else None
+        with self._lock:
+            self._is_calling = False
+        if answer is None or self._failure is not None:
+            self._failure = self._failure or self._crashed()
+            raise CallFailed(self._failure)
+        return answer
+
+    def release(self) -> None:
         with self._lock:
             was_released, self._is_released = self._is_released, True
         if not was_released:
             self._pool.take_back(self._worker, self._is_calling or self._failure is not None)
-
-    def _read(self, answer: bytes | None) -> tuple[object, Failure | None]:
-        if answer is None or self._failure is not None:
-            self._failure = self._failure or self._crashed()
-            return None, self._failure
-        try:
-            value, failure = pickle.loads(answer)
-        except Exception as error:
-            return None, Failure("wrong_type", f"returned what cannot be passed between processes: {error!r}"[:300])
-        return value, failure
 
     def _crashed(self) -> Failure:
         try:
@@ -225,15 +257,15 @@ class WorkerLease:
         except CallFailed as error:
             return error.failure
 
-    def _end(self, failure: Failure) -> None:
-        """End the call; runs in the deadline thread."""
+    def end(self, failure: Failure) -> None:
+        """End the call, which then fails with `failure`; for the deadline thread."""
         with self._lock:
             if self._is_calling:
                 self._failure = failure
                 self._crashed()
 
-    def _stack(self) -> StackSummary:
-        """The stack of the user's code in the process; its id is still valid, as only `_end` waits for the process."""
+    def stack(self) -> StackSummary:
+        """The stack of the user's code in the process; its id is still valid, as only `end` waits for the process."""
         with self._lock:
             if not self._is_calling:
                 return StackSummary()

@@ -35,6 +35,8 @@ from aitrain.environment.requirements import with_requirements
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Note, Started, encode
+from aitrain.execution.processes import CallPool
+from aitrain.jobs.fork_host import env_command
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
@@ -155,7 +157,22 @@ def load_runner(config: TrainConfig, channel: EventChannel) -> EnvRunner:
     config, note = with_requirements(config, environment)
     if note:
         channel(Note(note, "info"))
+    if config.is_env_on_ray:
+        return EnvRunner(environment, config, start_on_ray(config))
     return start_runner(environment, config, close=[channel.stream.fileno()])
+
+
+def start_on_ray(config: TrainConfig) -> CallPool:
+    """Start the environment on the machines of a Ray cluster.
+
+    Raises:
+        ConfigError: there is no cluster.
+        EnvironmentFailed: it cannot be loaded there.
+    """
+    from aitrain.execution.ray_pool import RayPool
+
+    activity.own.enter("starting the environment on Ray", moves_files=True)
+    return RayPool.start(env_command(config), config.env_calls or 1, config.ray_address)
 
 
 def _own_watchdog(folder: RunFolder, config: TrainConfig) -> Watchdog:

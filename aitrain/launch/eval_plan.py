@@ -13,6 +13,7 @@ from aitrain.launch.preflight import (
     RunPlan,
     check_packages,
     count_processes,
+    count_server_gpus,
     refuse_secrets,
     starts_server,
     training_gpus,
@@ -53,9 +54,9 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
             "num_processes: vLLM plays an eval from one process\n"
             "Leave the option out; --vllm-tensor-parallel-size divides a model over GPUs."
         )
-    server_gpus = visible_gpus()[-config.vllm_server_gpus :] if starts_server(config) else ()
+    server_gpus = visible_gpus()[-count_server_gpus(config) :] if starts_server(config) else ()
     if starts_server(config):
-        check_vllm_memory(served, server_gpus, engines=1)
+        check_vllm_memory(served, server_gpus, engines=config.vllm_servers)
     kept = gpus[: config.vllm_tensor_parallel_size if config.use_vllm else processes]
     return RunPlan(served, source, BatchPlan(processes, 1, 1, 1), kept, None, server_gpus)
 

@@ -1,10 +1,12 @@
-"""The vLLM server of one run: started for it, restarted when it dies, ended with it."""
+"""The vLLM servers of one run: started for it, restarted when they die, ended with it."""
 
 from __future__ import annotations
 
+import os
+import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from aitrain.errors import RunFailed
@@ -12,47 +14,91 @@ from aitrain.events import Announce, Note, Phase
 from aitrain.launch.preflight import RunPlan, starts_server
 from aitrain.packages import PACKAGE
 from aitrain.runs.run_folder import RunFolder, write_json
-from aitrain.vllm.server_process import ServerConfig, VLLMServer
+from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK
+from aitrain.vllm.server_process import ServerConfig, VLLMServer, stop_all
 
 LOOK = 0.5
-"""Seconds between two checks whether the server lives."""
+"""Seconds between two checks whether a server lives."""
 
 
 @contextmanager
 def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iterator[str | None]:
-    """Run the vLLM server of a plan, and yield its address; None if the run starts no server.
+    """Run the vLLM servers of a plan, and yield their addresses, with commas; None if the run starts none. Servers that
+    other machines reach have a key, in the environment variable VLLM_API_KEY of this process and its children.
 
     Raises:
-        RunFailed: the server cannot be started.
+        RunFailed: a server cannot be started.
     """
     folder.server.unlink(missing_ok=True)  # of a run that is resumed
     if not starts_server(plan.config):
         yield None
         return
-    with (
-        VLLMServer.start(_server_plan(plan, folder), lambda text: announce(Phase(text))) as server,
-        _Restarter(server, plan.config.vllm_max_restarts, announce, folder).watching(),
-    ):
-        yield server.url
+    plans = server_plans(plan, folder)
+    if plans[0].host != LOOPBACK:
+        os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(32))
+    many = f"{len(plans)} servers: " if len(plans) > 1 else ""
+    with ExitStack() as stack:
+        servers = VLLMServer.start_all(plans, lambda text: announce(Phase(f"{many}{text}")))
+        stack.callback(stop_all, servers)
+        states = _ServerStates(servers, announce, folder)
+        for server in servers:
+            stack.enter_context(_Restarter(server, plan.config.vllm_max_restarts, states).watching())
+        yield ",".join(server.url for server in servers)
 
 
-def _server_plan(plan: RunPlan, folder: RunFolder) -> ServerConfig:
-    config = plan.config
+def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
+    """The configurations of the run's servers, each with its share of the GPUs."""
+    config, count = plan.config, plan.config.vllm_servers
     context = config.model_max_length  # before the dataset is built, only the options are known; None: the model's
     if config.rl_max_prompt_length is not None and config.rl_max_episode_tokens is not None:
         context = config.rl_max_prompt_length + config.rl_max_episode_tokens
-    return ServerConfig(
-        model=str(PACKAGE / "tiny_model") if config.model == "tiny" else config.model,
-        log=folder.path / "vllm-server.log",
-        gpus=plan.server_gpus,
-        tensor_parallel=config.vllm_tensor_parallel_size,
-        context=context,
-        lora_rank=config.lora_r if config.weight_sync == "adapter" else None,
-        memory=config.vllm_memory,
-        dtype="float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype,
-        trust_remote_code=config.trust_remote_code,
-        seed=config.seed,
-    )
+    is_far = (config.nnodes or 1) > 1
+    return [
+        ServerConfig(
+            model=str(PACKAGE / "tiny_model") if config.model == "tiny" else config.model,
+            log=folder.path / ("vllm-server.log" if count == 1 else f"vllm-server-{number}.log"),
+            gpus=plan.server_gpus[number * config.vllm_server_gpus :][: config.vllm_server_gpus],
+            tensor_parallel=config.vllm_tensor_parallel_size,
+            context=context,
+            lora_rank=config.lora_r if config.weight_sync == "adapter" else None,
+            memory=config.vllm_memory,
+            dtype="float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype,
+            trust_remote_code=config.trust_remote_code,
+            seed=config.seed,
+            host=config.vllm_listen_address or (config.master_addr if is_far else None) or LOOPBACK,
+        )
+        for number in range(count)
+    ]
+
+
+class _ServerStates:
+    """What is known of each server of a run, in vllm-server.json."""
+
+    def __init__(self, servers: list[VLLMServer], announce: Announce, folder: RunFolder) -> None:
+        self.servers, self.announce, self.folder = servers, announce, folder
+        self.lock = threading.Lock()
+        self.states = {server.url: {"state": "running", "restarts": 0, "why": ""} for server in servers}
+        self._write()
+
+    def name(self, server: VLLMServer) -> str:
+        return "vLLM's server" if len(self.servers) == 1 else f"The vLLM server at {server.url}"
+
+    def say(self, text: str) -> None:
+        """Show a text on the screen, and write it to train.log."""
+        self.announce(Note(text))
+        with self.folder.log.open("a", encoding="utf-8") as log:
+            log.write(f"{text}\n")
+
+    def note(self, server: VLLMServer, state: str, restarts: int, why: str = "") -> None:
+        """Write a server's state; once all have ended, with the reason, so that the training processes stop waiting."""
+        with self.lock:
+            self.states[server.url] = {"state": state, "restarts": restarts, "why": why}
+            self._write()
+
+    def _write(self) -> None:
+        reasons = [state["why"] for state in self.states.values()]
+        written = {"why": "\n".join(map(str, reasons[-2:])) if all(reasons) else "", "servers": self.states}
+        write_json(self.folder.server, written, durable=False)
 
 
 @dataclass
@@ -61,14 +107,12 @@ class _Restarter:
 
     server: VLLMServer
     restarts: int
-    announce: Announce
-    folder: RunFolder
+    states: _ServerStates
     over: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch the server in a thread."""
-        self._note("running", 0)
         thread = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
         thread.start()
         try:
@@ -78,35 +122,26 @@ class _Restarter:
             thread.join()
 
     def _watch(self) -> None:
+        server, states = self.server, self.states
         for restart in range(1, self.restarts + 1):
             code = self._wait_for_death()
             if code is None:
                 return
-            self._say(f"vLLM's server ended ({_how(code)}): restart {restart} of {self.restarts}.")
-            self._note("starting", restart)
+            states.say(f"{states.name(server)} ended ({_how(code)}): restart {restart} of {self.restarts}.")
+            states.note(server, "starting", restart)
             try:
-                self.server.restart()
+                server.restart()
             except RunFailed as error:
                 self._give_up(str(error), restart)
                 return
-            self._note("running", restart)
+            states.note(server, "running", restart)
         if (code := self._wait_for_death()) is not None:
-            why = f"vLLM's server ended ({_how(code)}), and is not restarted again (--vllm-max-restarts)."
+            why = f"{states.name(server)} ended ({_how(code)}), and is not restarted again (--vllm-max-restarts)."
             self._give_up(why, self.restarts)
 
     def _give_up(self, why: str, restarts: int) -> None:
-        """Write the reason to vllm-server.json, so that the training processes stop waiting for the server."""
-        self._say(why)
-        self._note("ended", restarts, why)
-
-    def _say(self, text: str) -> None:
-        """Show a text on the screen, and write it to train.log."""
-        self.announce(Note(text))
-        with self.folder.log.open("a", encoding="utf-8") as log:
-            log.write(f"{text}\n")
-
-    def _note(self, state: str, restarts: int, why: str = "") -> None:
-        write_json(self.folder.server, {"state": state, "restarts": restarts, "why": why}, durable=False)
+        self.states.say(why)
+        self.states.note(self.server, "ended", restarts, why)
 
     def _wait_for_death(self) -> int | None:
         """The server's exit code, or None if the run ends first."""

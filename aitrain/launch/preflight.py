@@ -35,6 +35,7 @@ from aitrain.runs.checkpoint import (
 )
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm.adapter_ranks import needed_rank
+from aitrain.vllm.addresses import check_listen_address
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0")  # recognised in addresses; nothing listens there
 
@@ -51,7 +52,7 @@ class RunPlan:
     """GPUs for training, in the notation of CUDA_VISIBLE_DEVICES; empty on CPU."""
     checkpoint: Path | None
     server_gpus: tuple[str, ...] = ()
-    """GPUs for the vLLM server that the run starts."""
+    """GPUs for the vLLM servers that the run starts."""
     notes: tuple[str, ...] = ()
     """Notes for the user before the run starts."""
     nodes: Nodes | None = None
@@ -96,12 +97,14 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     nodes = find_nodes(config) if is_here else None
     gpus = training_gpus(config) if is_here else ()
     processes = count_processes(config, gpus)
-    served = visible_gpus()[-config.vllm_server_gpus :] if starts_server(config) else ()
-    if starts_server(config):
-        check_vllm_memory(config, served, engines=1)
-        if config.weight_sync == "adapter":
-            needed_rank(config.lora_r)
-    elif config.use_vllm and config.vllm_mode == "colocate":
+    served = visible_gpus()[-count_server_gpus(config) :] if starts_server(config) and is_here else ()
+    if starts_server(config) and config.weight_sync == "adapter":
+        needed_rank(config.lora_r)
+    if starts_server(config) and is_here:
+        check_vllm_memory(config, served, engines=config.vllm_servers)
+        if config.vllm_listen_address is not None:
+            check_listen_address(config.vllm_listen_address)
+    elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
         check_vllm_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
     batch = plan_batch(config, processes * (nodes.count if nodes else 1))
     notes: list[str] = list(remarks(config))
@@ -120,8 +123,8 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
 
 
 def starts_server(config: TrainConfig) -> bool:
-    """Whether the run starts a vLLM server."""
-    return config.use_vllm and config.vllm_mode == "server" and config.vllm_server_url is None
+    """Whether the run starts vLLM servers."""
+    return config.starts_vllm_servers
 
 
 def refuse_secrets(config: TrainConfig) -> None:
@@ -220,7 +223,8 @@ def check_packages(config: TrainConfig) -> None:
     if config.use_vllm and needs_vllm and installed("vllm") is None:
         raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
     if (config.launcher == "ray" or config.is_env_on_ray) and installed("ray") is None:
-        raise ConfigError('launcher: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
+        option = "launcher" if config.launcher == "ray" else "rl_env_workers"
+        raise ConfigError(f'{option}: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
     for tracker in config.log.split(","):
         if tracker != "none" and installed(tracker) is None:
             raise ConfigError(f"log: {tracker} is not installed\nInstall it with: pip install {tracker}")
@@ -235,17 +239,21 @@ def training_gpus(config: TrainConfig) -> tuple[str, ...]:
     Raises:
         ConfigError: no GPU is left for training.
     """
-    gpus = visible_gpus()
-    host = urlsplit(config.vllm_server_url or "").hostname
-    if not gpus or not (starts_server(config) or host in (*LOCAL_HOSTS, socket.gethostname().lower())):
-        return gpus
-    left = gpus[: -config.vllm_server_gpus]
-    if not left:
+    gpus, held = visible_gpus(), count_server_gpus(config)
+    left = gpus[:-held] if held else gpus
+    if gpus and not left:
         raise ConfigError(
-            f"vllm_server_gpus: {len(gpus)} GPUs are visible and the vLLM server holds {config.vllm_server_gpus}:"
-            " none is left to train on"
+            f"vllm_server_gpus: {len(gpus)} GPUs are visible and vLLM servers hold {held}: none is left to train on"
         )
     return left
+
+
+def count_server_gpus(config: TrainConfig) -> int:
+    """Number of GPUs of this machine that vLLM servers hold."""
+    if starts_server(config):
+        return config.vllm_servers * config.vllm_server_gpus
+    here = (*LOCAL_HOSTS, socket.gethostname().lower())
+    return config.vllm_server_gpus * sum(urlsplit(url).hostname in here for url in config.vllm_server_urls)
 
 
 def count_processes(config: TrainConfig, gpus: tuple[str, ...]) -> int:

@@ -13,15 +13,18 @@ from typing import Any
 from aitrain.activity import Part, Snapshot
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note, Phase, decode
-from aitrain.launch.preflight import RunPlan
+from aitrain.execution.ray_connection import connected, has_gpus, machines
+from aitrain.launch.preflight import RunPlan, starts_server
 from aitrain.launch.processes import PATIENCE, STOPPING, mask_logs
-from aitrain.launch.ray_cluster import Bundle, connected, describe, machines
-from aitrain.launch.ray_relay import Meeting, RankNews, Requests, RunRelay
+from aitrain.launch.ray_placement import Bundle, describe
+from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests, RunRelay
+from aitrain.launch.ray_server import server_needs, server_on_ray
 from aitrain.launch.ray_worker import RankJob, run_rank
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.redaction import disable_telemetry
 from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.node_info import NodeInfo, as_json
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import DUMP_SECONDS, Stall, Watchdog, message
 
@@ -61,12 +64,11 @@ class RayProcesses:
             stack.callback(mask_logs, self.folder)
             self.folder.write_status("running", **sign_of_life())
             self.announce(Phase("connecting to Ray"))
-            stack.enter_context(connected(self.plan.config.ray_address))
+            stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
             stack.enter_context(on_stop_signals(self._on_signal))  # after Ray has set its own handlers
             self.relay = self._start_relay()
-            bundles = [Bundle("training", self._needs())] * self.plan.batch.processes
-            text, fits = describe(bundles, machines())
-            self.announce(Note(text, "info" if fits else "warning"))
+            self._announce_placement()
+            stack.enter_context(server_on_ray(self.plan, self.folder, self.relay, self._is_stopped))
             stack.enter_context(SystemRecorder(self.folder.system))
             watchdog = stack.enter_context(self._watchdog())
             fitting = threading.Thread(target=self._fit, name="ray-train", daemon=True)
@@ -79,8 +81,19 @@ class RayProcesses:
 
     def _needs(self) -> dict[str, float]:
         """What one training process reserves: a GPU, if the cluster has one."""
-        has_gpus = any(machine.total.get("GPU") for machine in machines())
-        return {"CPU": 1.0, "GPU": 1.0} if has_gpus else {"CPU": 1.0}
+        return {"CPU": 1.0, "GPU": 1.0} if has_gpus() else {"CPU": 1.0}
+
+    def _announce_placement(self) -> None:
+        """Say what is placed where before Ray waits for it, as Ray waits silently."""
+        server = [Bundle("vLLM server", server_needs(self.plan))] if starts_server(self.plan.config) else []
+        text, fits = describe([*server, *[Bundle("training", self._needs())] * self.plan.batch.processes], machines())
+        self.announce(Note(text, "info" if fits else "warning"))
+        self.announce(Phase("waiting for the machines of Ray"))
+
+    def _is_stopped(self) -> bool:
+        """Hear what vLLM's machine says while it starts; whether the run was stopped meanwhile."""
+        self._hear_all(0.5)
+        return self.requests.stops > 0
 
     def _start_relay(self) -> Any:
         import ray
@@ -93,6 +106,7 @@ class RayProcesses:
 
     def _fit(self) -> None:
         """Run Ray Train until the run has ended; runs in a thread, as it blocks."""
+        import ray
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -101,7 +115,8 @@ class RayProcesses:
         nonce = f"{place.name}/{os.urandom(8).hex()}"
         (self.folder.path / nonce).touch()
         folder = RunFolder(self.folder.path.absolute())
-        variables = {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]} if "OMP_NUM_THREADS" in os.environ else {}
+        variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # for environments on Ray
+        variables |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
         job = RankJob(replace(self.plan, source=None), folder, os.getcwd(), nonce, self.relay, variables)
         needs = self._needs()
         trainer = DataParallelTrainer(
@@ -127,15 +142,20 @@ class RayProcesses:
 
     def _listen(self, fitting: threading.Thread) -> None:
         """Hear what the ranks say, until the run has ended."""
+        from ray.exceptions import RayError
+
         looked = time.monotonic()
-        while fitting.is_alive():
-            self._hear_all(0.5)
-            if self.requests.stops and self.meeting is None:
-                return  # nothing runs yet
-            if time.monotonic() - looked > LOOK:
-                self._look_for_lost_machines()
-                looked = time.monotonic()
-        self._hear_all(0.0)
+        try:
+            while fitting.is_alive():
+                self._hear_all(0.5)
+                if self.requests.stops and self.meeting is None:
+                    return  # nothing runs yet
+                if time.monotonic() - looked > LOOK:
+                    self._look_for_lost_machines()
+                    looked = time.monotonic()
+            self._hear_all(0.0)
+        except RayError as error:
+            self._failure = RunFailed(f"The Ray cluster is gone: {cause_of(error)}")
 
     def _hear_all(self, seconds: float) -> None:
         import ray
@@ -169,6 +189,7 @@ class RayProcesses:
         if news.waits is not None:
             self._waits[news.rank] = news.waits
         if news.exit:
+            self._seen.clear()  # waiting for the next start is no stall
             self.lost = f"{news.exit}{self._place_of(news.rank)}"
         for event in map(decode, news.lines):
             if isinstance(event, (Failed, Ended)):
@@ -192,6 +213,7 @@ class RayProcesses:
         if gone and not self.lost:
             place = next(iter(gone.values()))
             ranks = " and ".join(str(other.rank) for other in self.meeting.places if other.address == place.address)
+            self._seen.clear()
             self.lost = f"Machine {place.host} ({place.address}) is gone, with rank {ranks}"
             self.announce(Note(f"{self.lost}. Ray starts all ranks again as soon as it has the machines for them."))
 
@@ -240,7 +262,8 @@ class RayProcesses:
 
     def _ask(self, **requests: int) -> None:
         self.requests = replace(self.requests, **requests)
-        self.relay.ask.remote(self.requests)
+        if self.relay is not None:
+            self.relay.ask.remote(self.requests)
 
     def _end(self) -> Failed | Ended:
         """How the run ended. Where a rank was lost, the others failed because of that."""
@@ -261,13 +284,21 @@ def cause_of(error: BaseException | None) -> str:
     failures = getattr(error, "worker_failures", None) or {}
     rank, cause = next(iter(failures.items()), (None, error))
     cause = getattr(cause, "controller_failure", cause)
-    cause = getattr(cause, "_base_exc", cause)
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip() and ":" not in line.strip().split(" ")[0]]
-    text = " ".join(lines)[:300].rstrip(".") or type(cause).__name__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if any(line.startswith("Traceback") for line in lines):
+        lines = lines[-1:]
+    fields = (line for line in lines if not line.split(" ")[0].endswith(":"))  # such as `class_name: RayTrainWorker`
+    text = " ".join(fields)[:300].rstrip(".") or type(cause).__name__
     return text if rank is None else f"Rank {rank} was lost: {text}"
 
 
 def _nodes(meeting: Meeting) -> list[dict[str, object]]:
     """The machines of a run, for status.json."""
-    hosts = list(dict.fromkeys((place.host, place.address) for place in meeting.places))
-    return [{"rank": number, "host": host, "address": address} for number, (host, address) in enumerate(hosts)]
+    ranks: dict[str, list[RankPlace]] = {}
+    for place in meeting.places:
+        ranks.setdefault(place.address, []).append(place)
+    gpus = {address: sum(bool(place.gpus) for place in places) for address, places in ranks.items()}
+    return as_json(
+        NodeInfo(number, places[0].host, address, gpus[address])
+        for number, (address, places) in enumerate(ranks.items())
+    )

@@ -6,6 +6,7 @@ A plain class, so that it runs in tests without Ray.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aitrain.activity import Snapshot
@@ -42,6 +43,8 @@ class Meeting:
     checkpoint: str | None
     problem: str = ""
     """Why the ranks must not start."""
+    server: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Environment variables with the address of the run's own vLLM server, and its key."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class RunRelay:
     checkpoint: str | None
     """Where the first start continues from."""
     requests: Requests = field(default_factory=Requests)
+    server: Mapping[str, str] = field(default_factory=dict, repr=False)
     _present: dict[str, dict[int, RankPlace]] = field(default_factory=dict)
     _met: dict[str, asyncio.Future[Meeting]] = field(default_factory=dict)
     _news: list[Meeting | RankNews] = field(default_factory=list)
@@ -110,7 +114,7 @@ class RunRelay:
                 checkpoint = checkpoint if newest is None else str(newest)
             except Exception as error:
                 problem = str(to_aitrain_error(error))
-        return Meeting(places, checkpoint, problem)
+        return Meeting(places, checkpoint, problem, self.server)
 
     def _say(self, news: Meeting | RankNews) -> None:
         self._news.append(news)
@@ -127,6 +131,10 @@ class RunRelay:
         self._has_news.clear()
         news, self._news = self._news, []
         return news
+
+    async def serve(self, variables: Mapping[str, str]) -> None:
+        """Set the variables by which training processes reach vLLM."""
+        self.server = variables
 
     async def ask(self, requests: Requests) -> None:
         """Set what the command wants of the ranks."""

@@ -75,6 +75,7 @@ def run_rank(config: dict[str, RankJob]) -> None:
     import ray.util
     from ray.train.collective import broadcast_from_rank_zero
 
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the number of reserved CPUs
     job, context = config["job"], ray.train.get_context()
     numbers = RankNumbers(
         context.get_world_rank(), context.get_world_size(), context.get_local_rank(), context.get_local_world_size()
@@ -156,9 +157,9 @@ class RankProcess:
     @property
     def log(self) -> Path:
         """The log of this machine's ranks: train.log where rank 0 is."""
-        place = self.meeting.places[self.numbers.rank]
-        is_first = place.address == self.meeting.places[0].address
-        return self.job.folder.log if is_first else self.job.folder.path / f"train.{place.host}.log"
+        addresses = list(dict.fromkeys(place.address for place in self.meeting.places))
+        node = addresses.index(self.meeting.places[self.numbers.rank].address)
+        return self.job.folder.path / f"train-node{node}.log" if node else self.job.folder.log
 
     def _command(self) -> list[str]:
         checkpoint = self.meeting.checkpoint
@@ -179,6 +180,7 @@ class RankProcess:
             **{name: str(interface) for name in names},
             **variables,
             **self.job.variables,
+            **self.meeting.server,
             **rank_variables(meet, numbers.rank),
             ACTIVITY_VARIABLE: str(memory.path),
         }

@@ -23,9 +23,9 @@ def not_checked(plan: RunPlan, *, with_environment: bool = True) -> Iterator[str
     if plan.batch.processes > 1:
         yield f"the {plan.batch.processes} training processes and their connections"
     if config.use_vllm:
-        yield (
-            f"the vLLM server at {config.vllm_server_url}" if config.vllm_server_url else "vLLM, which was not started"
-        )
+        urls = config.vllm_server_urls
+        servers = f"the vLLM server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
+        yield servers if urls else "vLLM, which was not started"
     if config.quantization is not None:
         yield f"the quantization of the weights ({config.quantization})"
     if config.push_to_hub:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from aitrain.options.section import Options, ResumeSafe, Rule
 from aitrain.options.value_types import (
-    Address,
+    Addresses,
     Fraction,
     NonNegativeInt,
     Penalty,
@@ -91,14 +91,18 @@ class VLLMOptions(Options):
     """Fraction of each GPU's memory that vLLM takes; unset: 0.3 beside the model, 0.9 as a server."""
     vllm_sleep_mode: ResumeSafe[bool] = False
     """Free the GPU memory of a colocated vLLM while the model trains; costs time."""
-    vllm_server_url: ResumeSafe[Address | None] = None
-    """Address of a vLLM server of yours, such as http://127.0.0.1:8000; unset: aitrain starts one."""
+    vllm_server_url: ResumeSafe[Addresses | None] = None
+    """Address of a vLLM server of yours, such as http://127.0.0.1:8000, or of several, with commas; unset: aitrain
+    starts one."""
     vllm_servers: ResumeSafe[PositiveInt] = 1
     """vLLM servers that aitrain starts, each with --vllm-server-gpus GPUs."""
+    vllm_listen_address: ResumeSafe[str | None] = None
+    """Address of this machine at which its vLLM servers listen, for training on other machines; unset: --master-addr
+    with several machines, else 127.0.0.1. The key is VLLM_API_KEY."""
     vllm_tensor_parallel_size: ResumeSafe[PositiveInt] = 1
     """GPUs that one vLLM engine is split over."""
     vllm_server_gpus: ResumeSafe[PositiveInt] = 1
-    """GPUs of this machine, the last ones, that a vLLM server on it uses: training leaves them alone."""
+    """GPUs of this machine, the last ones, that each vLLM server on it uses: training leaves them alone."""
     vllm_sync: ResumeSafe[Literal["auto", "adapter", "disk", "nccl"]] = "auto"
     """How a server gets the weights: the LoRA adapter alone, all weights as files (disk), or TRL's NCCL."""
     vllm_max_restarts: ResumeSafe[NonNegativeInt] = 3
@@ -109,10 +113,30 @@ class VLLMOptions(Options):
         """The fraction of each GPU's memory that vLLM takes."""
         return self.vllm_gpu_memory_utilization or (0.9 if self.vllm_mode == "server" else 0.3)
 
+    @property
+    def vllm_server_urls(self) -> list[str]:
+        """The addresses of --vllm-server-url."""
+        return [] if self.vllm_server_url is None else self.vllm_server_url.split(",")
+
+    @property
+    def starts_vllm_servers(self) -> bool:
+        """Whether aitrain starts vLLM servers."""
+        return self.use_vllm and self.vllm_mode == "server" and self.vllm_server_url is None
+
     def rules(self) -> Iterable[Rule]:
-        """An address needs a server, and NCCL an address."""
+        """An address needs a server, and NCCL one address; servers of aitrain are for runs that start some."""
         has_url = self.vllm_server_url is not None
+        of_ours = self.changed_flags("vllm_servers", "vllm_listen_address")
         return [
+            (
+                bool(of_ours) and not self.starts_vllm_servers,
+                f"{', '.join(of_ours)}: for vLLM servers that aitrain starts, with --use-vllm --vllm-mode server and"
+                " without --vllm-server-url",
+            ),
+            (
+                self.vllm_sync == "nccl" and len(self.vllm_server_urls) > 1,
+                "vllm_sync: nccl takes one server\nGive --vllm-server-url one address, or use --vllm-sync disk.",
+            ),
             (
                 has_url and not (self.use_vllm and self.vllm_mode == "server"),
                 "vllm_server_url: a server is used with --use-vllm and --vllm-mode server only\n"

@@ -110,11 +110,15 @@ def _read_texts(value: object) -> object:
     return list(value)
 
 
-def _read_address(value: str) -> str:
-    """The address without `/v1`: TRL appends its own paths."""
-    if not re.fullmatch(r"https?://[^/\s]\S*", value):
-        raise ValueError(f"must be an address like http://127.0.0.1:8000, not {value}")
-    return value.rstrip("/").removesuffix("/v1")
+def _read_addresses(value: str) -> str:
+    """The addresses without `/v1`: clients append their own paths."""
+    addresses = [one.strip().rstrip("/").removesuffix("/v1") for one in value.split(",")]
+    wrong = next((one for one in addresses if not re.fullmatch(r"https?://[^/\s]\S*", one)), None)
+    if wrong is not None:
+        raise ValueError(f"must be an address like http://127.0.0.1:8000, not {wrong}")
+    if twice := next((one for one in addresses if addresses.count(one) > 1), None):
+        raise ValueError(f"has {twice} twice")
+    return ",".join(addresses)
 
 
 RAY_WORKERS = "ray:"
@@ -215,8 +219,19 @@ ScoreRange = Annotated[
         }
     ),
 ]
-Address = Annotated[
-    str, AfterValidator(_read_address), WithJsonSchema({"type": "string", "pattern": r"^https?://[^/\s]\S*$"})
+_ADDRESS = r"https?://[^/\s,][^\s,]*"
+Addresses = Annotated[
+    str,
+    BeforeValidator(_read_names),
+    AfterValidator(_read_addresses),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": rf"^{_ADDRESS}( *, *{_ADDRESS})*$"},
+                {"type": "array", "items": {"type": "string", "pattern": f"^{_ADDRESS}$"}, "minItems": 1},
+            ]
+        }
+    ),
 ]
 
 

@@ -42,6 +42,8 @@ class Progress:
     """Seconds without progress after which the run counts as stalled."""
     seconds: float | None = None
     """Duration of an eval's episodes so far, over all starts."""
+    vllm_servers: dict[str, str] | None = None
+    """With several vLLM servers: live or gone, by address."""
 
 
 class Heartbeat:
@@ -84,7 +86,7 @@ class Heartbeat:
         if self.is_writer:
             progress = self.progress
             known = {"step": progress.step, "steps": progress.steps, **self._activity(), **self._processes()}
-            known |= {"ends_at": progress.ends_at, "seconds": progress.seconds}
+            known |= {"ends_at": progress.ends_at, "seconds": progress.seconds, "vllm_servers": progress.vllm_servers}
             known |= {"score_before": progress.score_before, "reason": progress.reason}
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)

@@ -14,8 +14,8 @@ from aitrain.engines.hf import HFEngine
 from aitrain.engines.local_vllm import LocalModel, LocalVLLMEngine
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.server_check import ServerNeeds, check_server
-from aitrain.engines.server_weights import ServerWeights
+from aitrain.engines.server_check import ServerNeeds, check_servers
+from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, WeightVersion
 from aitrain.options.evaluate import EvalConfig
 from aitrain.rollout.event_loop import EventLoop
@@ -113,13 +113,13 @@ class SavedAdapter(AdapterSync):
 
 
 def _server_engine(model: EvalModel) -> VLLMServerEngine:
-    url, adapter, policy = str(model.config.vllm_server_url), model.reference.adapter, model.policy
+    urls, adapter, policy = model.config.vllm_server_urls, model.reference.adapter, model.policy
     rank = adapter_rank(adapter) or None
     needs = ServerNeeds(model_path(model.reference.base), model.longest or 0, rank, trains=False)
-    base = check_server(url, needs)
-    sync = SavedAdapter(adapter or Path(model_path(model.reference.base)))
-    weights = ServerWeights(VLLMClient(url), sync, give_up_reason=model.give_up_reason)
-    engine = VLLMServerEngine(weights, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
+    base = check_servers(urls, needs)
+    fleet = ServerFleet.of(map(VLLMClient, urls), SavedAdapter(adapter or Path(model_path(model.reference.base))))
+    fleet.give_up_reason = model.give_up_reason
+    engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
     if adapter is None:
-        engine.weight_version = model.step  # the server's own weights: nothing is loaded
+        engine.weight_version = model.step  # the servers' own weights: nothing is loaded
     return engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -62,10 +62,11 @@ class PolicyRollouts:
 
         if self.server is not None:
             self.loop.run(self.server.load_weights(self.weight_version()))
-        elif isinstance(self.rollout.engine, BatchingEngine):
+            with self.server.failing_together():
+                return self.loop.run(self.server.settled(self.rollout.play(cases, seeds, sampling_seeds, decoding)))
+        if isinstance(self.rollout.engine, BatchingEngine):
             self.rollout.engine.load_weights(self.weight_version())
-        with nullcontext() if self.server is None else self.server.failing_together():
-            return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
+        return self.loop.run(self.rollout.play(cases, seeds, sampling_seeds, decoding))
 
     def sampling_seed(self, *names: object) -> int:
         """Seed of an episode's completions, derived from the run's seed and these names; equal on all ranks."""

@@ -124,7 +124,7 @@ def prepare(context: RunContext, check_cases: Callable[[Cases], object] = lambda
     model = load_model(context.config, precision.dtype)
     check_weights_finite(model, context.config.model)
     inputs, parts = fit_to_model(context, prepared, model)
-    served = ServedRun(context.config, context.folder, lambda: context.stop.requested, context.note)
+    served = ServedRun(context.config, context.folder, lambda: context.stop.requested, context.note, context.progress)
     inputs = replace(inputs, serve=server_engine_factory(served, inputs.limits.context))
     return _assemble(context, inputs, parts, precision)
 

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
-from aitrain.engines.server_weights import ServerWeights
+from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_servers
+from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.limits import EndOfTurn
+from aitrain.runs.heartbeat import Progress
 from aitrain.runs.run_folder import RunFolder
 from aitrain.training.model import model_path
+from aitrain.vllm.addresses import is_here
 from aitrain.vllm.client import VLLMClient
 
 if TYPE_CHECKING:
@@ -32,6 +34,16 @@ class ServedRun:
     """Returns whether the run was asked to stop, which ends the wait for a server."""
     notify: Callable[[str], None]
     """Shows a note to the user."""
+    progress: Progress
+
+    @property
+    def urls(self) -> list[str]:
+        """The addresses of its servers."""
+        return self.config.vllm_server_urls
+
+    def note_servers(self, states: dict[str, str]) -> None:
+        """Set what status.json says about the servers."""
+        self.progress.vllm_servers = states
 
     def give_up_reason(self) -> str:
         """The reason to stop waiting for a server that is gone; empty to continue."""
@@ -54,28 +66,30 @@ def server_engine_factory(
     if sync not in ("adapter", "disk"):
         return None
     needs = ServerNeeds(model_path(config.model), context or 0, config.lora_r if sync == "adapter" else None)
-    base = check_server(str(config.vllm_server_url), needs)
+    base, count = check_servers(config.vllm_server_urls, needs), len(config.vllm_server_urls)
     what = "the LoRA adapter alone" if sync == "adapter" else "all weights, as files"
-    run.notify(f"vLLM's server gets {what} after each step (--vllm-sync {sync}).")
+    who = "vLLM's server gets" if count == 1 else f"{count} vLLM servers get"
+    run.notify(f"{who} {what} after each step (--vllm-sync {sync}).")
     return partial(_make_engine, run, base)
 
 
 def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end: EndOfTurn) -> VLLMServerEngine:
     """The engine with the trainer's own sampling, which gets the trainer's weights."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    model, accelerator, urls = trainer.accelerator.unwrap_model(trainer.model), trainer.accelerator, run.urls
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    folder = roomy_folder(run.folder.path, size)
+    folder = roomy_folder(run.folder.path, size) if all(map(is_here, urls)) else run.folder.path / "sync"
     by_adapter = run.config.weight_sync == "adapter"
     sync: WeightSync = AdapterSync(model, folder) if by_adapter else DiskSync(model, folder, renews=base.is_on_cpu)
-    client = VLLMClient(str(run.config.vllm_server_url))
+    first = accelerator.process_index % len(urls)  # ranks prefer different servers
+    fleet = ServerFleet.of(map(VLLMClient, urls[first:] + urls[:first]), sync)
+    fleet.give_up_reason = run.give_up_reason
+    if accelerator.is_main_process:
+        fleet.notify, fleet.on_change = run.notify, run.note_servers
     # a quantized base differs from the server's by rounding: a difference is only noted
-    check = LogprobCheck.of(model, trainer.processing_class, run.notify if run.config.quantization else None)
-    return VLLMServerEngine(
-        ServerWeights(client, sync, give_up_reason=run.give_up_reason),
-        base.name,
-        end,
-        trainer.sampling,
-        base.context,
-        trainer.accelerator.is_main_process,
-        check.compare,
-    )
+    notify = run.notify if run.config.quantization else None
+    checks = {url: LogprobCheck.of(model, trainer.processing_class, notify) for url in urls}
+
+    async def check(engine: VLLMServerEngine) -> None:
+        await checks[engine.url].compare(engine)
+
+    return VLLMServerEngine(fleet, base.name, end, trainer.sampling, base.context, accelerator.is_main_process, check)

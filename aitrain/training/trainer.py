@@ -191,14 +191,13 @@ class EpisodeTrainer(ResumableTrainer):
         return [episode.result.score for episode in self._batch.episodes]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with times, the number of skipped steps, and size and duration of weight syncs to a vLLM server."""
+        """Log with times, the number of skipped steps, and the metrics of vLLM servers."""
         server = self.rollouts.server
         logs = logs | {"skipped_steps": self.non_finite.skipped}
         if self.watch.steps:
             logs |= self.watch.take(self.rollouts.take_sampled_tokens())
         if server is not None and "train_runtime" not in logs:
-            synced = {"sync/bytes": server.last_bytes, "sync/seconds": server.last_seconds}
-            logs |= synced | {"vllm/restarts": server.restarts}
+            logs |= server.metrics
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from aitrain.errors import ServerGoneError, ServerRefusedError, ServerTimeoutError
+from aitrain.vllm.addresses import key_header
 from aitrain.vllm.connections import ReusedConnections
 
 CONNECT_SECONDS = 10.0
@@ -22,6 +23,7 @@ class VLLMClient:
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(deadline, connect=CONNECT_SECONDS),
             trust_env=False,  # no proxy
+            headers=key_header(),
             transport=transport or ReusedConnections(),
         )
 
@@ -43,10 +45,10 @@ class VLLMClient:
         """
         return await self._call("POST", path, json=body)
 
-    async def is_up(self) -> bool:
-        """Whether the server is healthy."""
+    async def is_up(self, seconds: float = HEALTH_SECONDS) -> bool:
+        """Whether the server says within these seconds that it is healthy."""
         try:
-            response = await self._http.get(f"{self.url}/health", timeout=HEALTH_SECONDS)
+            response = await self._http.get(f"{self.url}/health", timeout=seconds)
         except httpx.HTTPError:
             return False
         return response.status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from functools import cached_property
 from ssl import SSLContext
 
@@ -11,6 +12,13 @@ import httpx
 
 IDLE_SECONDS = 2.0
 """For which an idle connection is kept; uvicorn, on which vLLM's server runs, closes one after 5 seconds."""
+
+_SILENCE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
+KEEPALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _SILENCE.items() if hasattr(socket, name)),
+]
+"""Options of Linux's sockets that break a connection to a machine that is cut off, after 30 seconds of silence."""
 
 BROKEN = (httpcore.NetworkError, httpcore.ProtocolError)
 
@@ -77,7 +85,9 @@ class ReusedConnections(httpx.AsyncBaseTransport):
     def _connect(self, url: httpx.URL) -> httpcore.AsyncHTTPConnection:
         origin = httpcore.Origin(url.raw_scheme, url.raw_host, url.port or (443 if url.scheme == "https" else 80))
         ssl_context = self._ssl_context if url.scheme == "https" else None
-        return httpcore.AsyncHTTPConnection(origin, ssl_context, keepalive_expiry=IDLE_SECONDS)
+        return httpcore.AsyncHTTPConnection(
+            origin, ssl_context, keepalive_expiry=IDLE_SECONDS, socket_options=KEEPALIVE
+        )
 
     @cached_property
     def _ssl_context(self) -> SSLContext:

@@ -1,19 +1,19 @@
 """Starts a vLLM server for one run, checks its health, and stops it with all its processes.
 
-It listens on 127.0.0.1 only. supervisor.py, a separate process, starts it and stops it even if aitrain is killed.
+It listens on 127.0.0.1, or with a key where training on other machines reaches it. supervisor.py, a separate process,
+starts it and stops it even if aitrain is killed.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import re
 import secrets
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING
 
 from aitrain.errors import RunFailed
 from aitrain.vllm.adapter_ranks import needed_rank
+from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK, bound_address, key_header
+from aitrain.vllm.start_failure import PortTakenError, not_in_time, why_it_ended
 
 if TYPE_CHECKING:
     import psutil
@@ -31,7 +33,8 @@ MODEL_NAME = "policy-base"
 PROGRAM = (sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server")
 """Not the `vllm` command, which some builds lack. -P prevents that a folder named `vllm` hides the library."""
 SUPERVISOR = (sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")))
-HOST = "127.0.0.1"
+GUARD = "--middleware=aitrain.vllm.key_guard.KeyGuard"
+"""Requires the key on all paths."""
 UNCHUNKED = "--no-enable-chunked-prefill"
 """On the CPU, vLLM 0.31 ends with an error when a prompt with a seed is processed in two parts."""
 EXTENSION = "--worker-extension-cls=aitrain.engines.tied_head.WorkerExtension"
@@ -74,6 +77,8 @@ class ServerConfig:
     """Seed of requests without a seed."""
     timeout: float = 600.0
     """Seconds within which it must be healthy."""
+    host: str = LOOPBACK
+    """Where clients reach it; elsewhere than on this machine they need the key of VLLM_API_KEY."""
     program: tuple[str, ...] = PROGRAM
     """Command, without the arguments."""
 
@@ -88,7 +93,7 @@ class ServerConfig:
             f"--model={self.model}",
             "--served-model-name",
             *names,
-            f"--host={HOST}",
+            f"--host={bound_address(self.host)}",
             f"--port={port}",
             f"--dtype={self.dtype}",
             f"--seed={self.seed}",
@@ -102,10 +107,11 @@ class ServerConfig:
             *([] if self.context is None else [f"--max-model-len={self.context}"]),
             *([] if self.sequences is None else [f"--max-num-seqs={self.sequences}"]),
             *lora,
+            *([] if self.host == LOOPBACK else [GUARD]),
         ]
 
     def environment(self) -> dict[str, str]:
-        """Environment variables of the server; without VLLM_API_KEY, which would require a key from us.
+        """Environment variables of the server; on 127.0.0.1 without VLLM_API_KEY, the key that it would require.
 
         Compilation is disabled on CPU: the first request for log-probabilities would take up to 13 s.
         """
@@ -117,12 +123,10 @@ class ServerConfig:
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         }
-        given = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
+        given = dict(os.environ)
+        if self.host == LOOPBACK:
+            given.pop(KEY_VARIABLE, None)
         return {**defaults, **on_cpu, **given, **ours}
-
-
-class _PortTaken(RunFailed):
-    """Another process took the port before vLLM did."""
 
 
 @dataclass
@@ -136,10 +140,16 @@ class VLLMServer:
     _name: str = field(default_factory=lambda: f"server-{secrets.token_hex(8)}")
     """Marks the processes of this server; also a served name, which distinguishes it from another one on the port."""
 
+    _launched: float = field(default=0.0, init=False)
+    """Time of the last start."""
+    _log_start: int = field(default=0, init=False)
+    """Where the output of the last start begins in the log."""
+
     @property
     def url(self) -> str:
         """Base URL; the same after a restart."""
-        return f"http://{HOST}:{self.port}"
+        host = self.plan.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @classmethod
     def start(cls, plan: ServerConfig, notify: Callable[[str], None], port: int | None = None) -> VLLMServer:
@@ -149,16 +159,27 @@ class VLLMServer:
         Raises:
             RunFailed: it exited, or was not healthy in time; the message has the cause from the log.
         """
-        for attempt in range(PORT_ATTEMPTS):
-            server = cls(plan, notify, port or _free_port())
-            try:
-                server._begin()
-            except _PortTaken:
-                if port is not None or attempt == PORT_ATTEMPTS - 1:
-                    raise
-            else:
-                return server
-        raise AssertionError("unreachable")
+        return cls.start_all([plan], notify, port)[0]
+
+    @classmethod
+    def start_all(
+        cls, plans: Sequence[ServerConfig], notify: Callable[[str], None], port: int | None = None
+    ) -> list[VLLMServer]:
+        """Start servers at the same time, and wait until all are healthy.
+
+        Raises:
+            RunFailed: as for `start`.
+        """
+        servers = [cls(plan, notify, port or _free_port(plan.host)) for plan in plans]
+        try:
+            for server in servers:
+                server._launch()
+            for server in servers:
+                server._finish_start(1 if port else PORT_ATTEMPTS)
+        except BaseException:
+            stop_all(servers)
+            raise
+        return servers
 
     def restart(self) -> None:
         """Stop what is left of it and start it at the same address. Adapters must be loaded again.
@@ -167,7 +188,12 @@ class VLLMServer:
             RunFailed: as for `start`.
         """
         self.stop()
-        self._begin()
+        self._launch()
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            self.stop()
+            raise
 
     def poll(self) -> int | None:
         """Exit code, negative for a signal; None while it runs."""
@@ -176,14 +202,19 @@ class VLLMServer:
         code = self._supervisor.poll()
         return code if code is None or code <= 128 else 128 - code
 
+    def ask_to_end(self) -> None:
+        """Ask it to end, without waiting. No-op if it is stopped."""
+        pipe = None if self._supervisor is None else self._supervisor.stdin
+        if pipe is not None and not pipe.closed:
+            with suppress(BrokenPipeError), pipe:  # it has exited already
+                pipe.write(b"end")  # closing is not enough: a forked process may hold the pipe, too
+
     def stop(self) -> None:
         """Stop it and all its processes. No-op if it is stopped."""
+        self.ask_to_end()
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is None:
             return
-        assert supervisor.stdin is not None
-        with suppress(BrokenPipeError), supervisor.stdin:  # it has exited already
-            supervisor.stdin.write(b"end")  # closing is not enough: a forked process may hold the pipe, too
         try:
             supervisor.wait(STOP_SECONDS + SUPERVISOR_STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -202,10 +233,11 @@ class VLLMServer:
 
     # -- starting
 
-    def _begin(self) -> None:
+    def _launch(self) -> None:
         command = [*self.plan.program, *self.plan.arguments(self.port, *self.plan.names(self._name))]
+        self._launched = time.monotonic()
         with self.plan.log.open("ab") as log:
-            log_start = log.tell()
+            self._log_start = log.tell()
             self._supervisor = subprocess.Popen(
                 [*SUPERVISOR, str(STOP_SECONDS), *command],
                 bufsize=0,
@@ -215,35 +247,42 @@ class VLLMServer:
                 env={**self.plan.environment(), ENVIRONMENT_MARK: self._name},
                 start_new_session=True,
             )
-        try:
-            self._wait_until_healthy(log_start)
-        except BaseException:
-            self.stop()
-            raise
 
-    def _wait_until_healthy(self, log_start: int) -> None:
-        began, notified = time.monotonic(), -1
+    def _finish_start(self, attempts: int) -> None:
+        """Wait until it is healthy; if another process took its port, start it on another one."""
+        for attempt in range(attempts):
+            try:
+                self._wait_until_healthy()
+            except PortTakenError:
+                if attempt == attempts - 1:
+                    raise
+                self.stop()
+                self.port = _free_port(self.plan.host)
+                self._launch()
+            else:
+                return
+
+    def _wait_until_healthy(self) -> None:
+        notified = -1
         while not self._is_healthy():
-            seconds = int(time.monotonic() - began)
+            seconds = int(time.monotonic() - self._launched)
             if seconds > notified:
                 notified = seconds
                 self.notify(f"starting vLLM, {seconds} s")
             code = self.poll()
             if code is not None:
-                raise _why_it_ended(self, code, log_start)
-            if time.monotonic() - began > self.plan.timeout:
-                raise _not_in_time(self, log_start)
+                raise why_it_ended(self.plan, self.port, code, self._log_start)
+            if time.monotonic() - self._launched > self.plan.timeout:
+                raise not_in_time(self.plan, self._log_start)
             time.sleep(POLL_SECONDS)
 
     def _is_healthy(self) -> bool:
         """Whether this server, and not another one on the port, answers."""
         import httpx
 
-        key = self.plan.environment().get("VLLM_API_KEY")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
             with httpx.Client(
-                base_url=self.url, headers=headers, timeout=HTTP_TIMEOUT, trust_env=False, verify=False
+                base_url=self.url, headers=key_header(), timeout=HTTP_TIMEOUT, trust_env=False, verify=False
             ) as client:
                 if not client.get("/health").is_success:
                     return False
@@ -252,6 +291,14 @@ class VLLMServer:
                 ]
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return False
+
+
+def stop_all(servers: Sequence[VLLMServer]) -> None:
+    """Stop servers at the same time."""
+    for server in servers:
+        server.ask_to_end()
+    for server in servers:
+        server.stop()
 
 
 def _end_marked(name: str, patience: float) -> None:
@@ -277,104 +324,13 @@ def _is_marked(process: psutil.Process, name: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
+    address = bound_address(host)
     for port in random.SystemRandom().sample(PORTS, 100):
-        with socket.socket() as attempt:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as attempt:
             try:
-                attempt.bind((HOST, port))
+                attempt.bind((address, port))
             except OSError:
                 continue
             return port
     raise RunFailed(f"No port between {PORTS[0]} and {PORTS[-1]} is free for vLLM's server.")
-
-
-# -- why it did not start
-
-PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^]]*\]\s*)?")
-"""Prefix of vLLM's log lines: process, level, time, location."""
-PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
-ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|ExitCode)\b.*|.*\berror: .+")
-CONSEQUENCE = re.compile("Engine core initialization failed|See root cause above|WorkerProc initialization failed")
-
-CAUSES = [
-    (
-        r"No available memory for the cache blocks",
-        "Give vLLM more memory with --vllm-gpu-memory-utilization (it had {memory}), or more GPUs.",
-    ),
-    (
-        r"KV cache is needed|larger than the maximum number of tokens",
-        "Lower --model-max-length, or give vLLM more memory with --vllm-gpu-memory-utilization (it had {memory}).",
-    ),
-    (r"greater than the derived max_model_len", "Lower --model-max-length: the model itself allows no more."),
-    (r"less than requested memory for kv", "Lower VLLM_CPU_KVCACHE_SPACE (GiB) in the environment."),
-    (
-        r"less than desired GPU memory utilization",
-        "Lower --vllm-gpu-memory-utilization (it is {memory}), or stop other processes on the GPU.",
-    ),
-    (
-        r"out of memory|OutOfMemoryError|Cannot allocate memory|MemoryError",
-        "Lower --vllm-gpu-memory-utilization (it is {memory}) or --model-max-length, or use a smaller model.",
-    ),
-    (r"Cannot access gated repo|Access to model .* is restricted", "Ask for access on the Hub, then: hf auth login"),
-    (
-        r"is not a valid model identifier|Repository Not Found|Can't load the configuration|couldn't connect to"
-        r"|LocalEntryNotFound|OfflineModeIsEnabled|outgoing traffic has been disabled|Invalid repository ID"
-        r"|Repo id must be in the form",
-        "Give --model a folder, or a Hub name that this machine can reach; for a private one: hf auth login",
-    ),
-    (
-        r"not supported for now|has no vLLM implementation|[Hh]ead.?(size|dim).*support|support.*[Hh]ead.?(size|dim)"
-        r"|No valid attention backend|Unsupported (model|quantization)",
-        "vLLM cannot run this model here. Omit --use-vllm to generate with transformers.",
-    ),
-    (r"must be divisible by tensor parallel", "Choose another number of GPUs for vLLM."),
-    (
-        r"No module named|ImportError|cannot open shared object|undefined symbol|driver version is insufficient"
-        r"|no kernel image|Failed to infer device type|NVIDIA driver on your system is too old",
-        'vLLM does not fit this machine. Reinstall it: pip install "aitrain[vllm]"',
-    ),
-]
-"""Patterns in the log, the likelier cause first, and advice."""
-
-
-def _why_it_ended(server: VLLMServer, code: int, log_start: int) -> RunFailed:
-    plan, lines = server.plan, _meaningful_lines(server.plan.log, log_start)
-    if any(PORT_TAKEN.search(line) for line in lines):
-        return _PortTaken(f"vLLM did not start: another process listens on port {server.port}.\nSee {plan.log}")
-    for pattern, advice in CAUSES:
-        found = [line for line in lines if re.search(pattern, line)]
-        if found:
-            cause = next((line for line in found if ERROR.match(line)), found[0])
-            return RunFailed(
-                f"vLLM did not start: {_short(cause)}\n{advice.format(memory=plan.memory)}\nSee {plan.log}"
-            )
-    how = "was killed (out of memory?)" if code == -9 else f"exit code {code}"
-    return RunFailed("\n".join([f"vLLM did not start: {how}", *map(_short, _last_errors(lines)), f"See {plan.log}"]))
-
-
-def _not_in_time(server: VLLMServer, log_start: int) -> RunFailed:
-    last = [_short(line) for line in _meaningful_lines(server.plan.log, log_start)[-2:]]
-    first = (
-        f"vLLM was not ready after {server.plan.timeout:.0f} s. It was at:"
-        if last
-        else f"vLLM was not ready after {server.plan.timeout:.0f} s."
-    )
-    return RunFailed("\n".join([first, *last, f"See {server.plan.log}"]))
-
-
-def _meaningful_lines(log: Path, start: int) -> list[str]:
-    """Log lines of this start without prefixes, from the last megabyte."""
-    with log.open("rb") as file:
-        file.seek(max(start, log.stat().st_size - 1_000_000))
-        lines = file.read().decode("utf-8", "replace").splitlines()
-    return [text for line in lines if len(text := PREFIX.sub("", line).strip()) > 3]
-
-
-def _last_errors(lines: list[str]) -> list[str]:
-    """The last error that is not a consequence of another one, else the last lines."""
-    errors = [line for line in lines if ERROR.match(line) and not CONSEQUENCE.search(line)]
-    return errors[-1:] or lines[-3:]
-
-
-def _short(line: str) -> str:
-    return line if len(line) <= 200 else line[:197] + "..."

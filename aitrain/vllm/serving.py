@@ -12,7 +12,8 @@ from aitrain.runs.json_values import as_int, as_object
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.run_folder import read_object
 from aitrain.vllm.adapter_ranks import needed_rank
-from aitrain.vllm.server_process import HOST, PROGRAM, UNCHUNKED, ServerConfig
+from aitrain.vllm.addresses import LOOPBACK
+from aitrain.vllm.server_process import PROGRAM, UNCHUNKED, ServerConfig
 
 CHAT_TEMPLATE = "chat_template.jinja"
 
@@ -40,7 +41,7 @@ class ServedModel(ServerConfig):
         return [
             f"--model={self.model}",
             f"--served-model-name={names[0]}",
-            f"--host={HOST}",
+            f"--host={LOOPBACK}",
             f"--port={port}",
             f"--dtype={self.dtype}",
             f"--max-model-len={self.context or 'auto'}",

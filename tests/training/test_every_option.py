@@ -53,6 +53,7 @@ from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 from aitrain.training.warm_up import LongestShapes
 from tests.environments.vowels import Vowels
+from tests.ray_standin import on_ray
 
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
 Observe = Callable[[TrainConfig], object]
@@ -373,6 +374,7 @@ VLLM = {**ENV, "use_vllm": True}
 SERVER = {**VLLM, "vllm_mode": "server"}
 ADAPTER = {**SERVER, "peft": True}
 LORA = {"peft": True}
+RAY = {**ENV, "launcher": "ray", "num_processes": 2}
 
 EFFECTS = {
     "model": seen(weights, "tiny"),
@@ -474,6 +476,9 @@ EFFECTS = {
     "disable_gradient_checkpointing": seen(arguments, True),
     "warm_up": seen(warmed_up, False),
     "ddp_timeout": seen(arguments, 60),
+    "launcher": seen(on_ray, "ray", **ENV, num_processes=2),
+    "ray_address": seen(on_ray, "10.0.0.1:6379", **RAY),
+    "max_failures": seen(on_ray, 7, **RAY),
     "trl": seen(trl_config, {"delta": 2.0}),
 }
 """By option: a value that is not its default, and where its effect is seen."""

@@ -28,14 +28,14 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain.engines import completion_request, server_check, server_weights, tied_head, weight_sync
+from aitrain.engines import completion_request, server_check, server_fleet, tied_head, weight_sync
 from aitrain.engines import server as server_engine
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_server
-from aitrain.engines.server_weights import ServerWeights
+from aitrain.engines.server_fleet import ServerFleet
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightVersion, roomy_folder
 from aitrain.environment.seeds import SampleSeed
 from aitrain.errors import ConfigError, RunFailed, ServerFailed
@@ -216,17 +216,18 @@ class Fake:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    monkeypatch.setattr(server_weights, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.05)
     server = Fake()
     yield server
     server.stop()
 
 
 def by(server: Fake, sync: Any = None, is_main_process: bool = True, **settings: Any) -> VLLMServerEngine:
-    """An engine that calls a server without a network; `settings` are those of the engine and of its ServerWeights."""
-    waiting = {name: settings.pop(name) for name in ("restart_timeout", "give_up_reason") if name in settings}
-    weights = ServerWeights(VLLMClient(server.url, transport=server.transport), sync, **waiting)
-    return VLLMServerEngine(weights, "base", EndOfTurn([END]), is_main_process=is_main_process, **settings)
+    """An engine that calls a server without a network; `settings` are those of the engine and of its fleet."""
+    fleet = ServerFleet.of([VLLMClient(server.url, transport=server.transport)], sync)
+    for name in settings.keys() & {"restart_timeout", "give_up_reason"}:
+        setattr(fleet, name, settings.pop(name))
+    return VLLMServerEngine(fleet, "base", EndOfTurn([END]), is_main_process=is_main_process, **settings)
 
 
 def answers(
@@ -271,7 +272,8 @@ def test_no_more_requests_are_sent_at_the_same_time_than_half_of_the_files_that_
 
 
 def is_current(engine: VLLMServerEngine) -> bool:
-    return engine.weights.version is not None and run(engine.weights.are_loaded())
+    (server,) = engine.fleet.servers
+    return server.version is not None and run(server.are_loaded())
 
 
 @pytest.fixture(params=[AdapterSync, DiskSync])
@@ -526,10 +528,10 @@ def test_weights_are_loaded_once_for_a_step_and_again_when_they_have_changed(fak
     engine = by(fake, sync)
     for _ in range(3):
         load(engine, 4)
-    assert str(engine.weights.version) == "step-4-load-1"
+    assert str(engine.fleet.version) == "step-4-load-1"
     engine.weight_version = None
     load(engine, 4)
-    assert str(engine.weights.version) == "step-4-load-2"
+    assert str(engine.fleet.version) == "step-4-load-2"
     assert is_current(engine)
     assert engine.restarts == 0
 
@@ -556,7 +558,7 @@ def test_another_process_may_have_loaded_the_adapter_already(fake: Fake, tmp_pat
     sync = AdapterSync(adapted(), tmp_path / "sync")
     engine = by(fake, sync)
     load(engine, 1)
-    run(sync.load(engine.weights.client, WeightVersion(1, 1)))
+    run(sync.load(engine.fleet.servers[0].client, WeightVersion(1, 1)))
 
 
 def test_two_runs_do_not_share_a_server(fake: Fake, sync: Any, tmp_path: Path) -> None:
@@ -827,8 +829,8 @@ def prompts() -> list[list[int]]:
 
 
 def engine_of(real: Vllm, sync: Any) -> VLLMServerEngine:
-    weights = ServerWeights(VLLMClient(real.url), sync, restart_timeout=180.0)
-    return VLLMServerEngine(weights, "base", EndOfTurn([END]), context=2048)
+    fleet = ServerFleet.of([VLLMClient(real.url)], sync)
+    return VLLMServerEngine(fleet, "base", EndOfTurn([END]), context=2048)
 
 
 def sampled(engine: VLLMServerEngine, sampling: Sampling, max_tokens: int = 40) -> list[Completion]:
@@ -984,7 +986,7 @@ def test_the_real_server_reads_all_weights_from_disk(real: Vllm, model: PeftMode
             assert difference(engine, model, 0.7) < 1e-3
             assert greedy(engine) == greedy_of(model) != greedy_of(plain)
     finally:  # as the other tests want it
-        engine.weights.sync = DiskSync(plain, tmp_path / "plain")
+        engine.fleet.servers[0].sync = DiskSync(plain, tmp_path / "plain")
         load(engine, 203)
     assert greedy(engine) == greedy_of(plain)
 

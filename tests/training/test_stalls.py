@@ -21,7 +21,7 @@ from aitrain.activity import SLOT, Activity
 from aitrain.engines import colocated
 from aitrain.engines.hf import HFEngine
 from aitrain.engines.server import VLLMServerEngine
-from aitrain.engines.server_weights import ServerWeights
+from aitrain.engines.server_fleet import ServerFleet
 from aitrain.jobs import grpo
 from aitrain.rollout.limits import EndOfTurn
 from aitrain.runs import watchdog
@@ -193,7 +193,7 @@ def test_a_server_that_accepts_the_weights_and_never_answers(monkeypatch: pytest
         monkeypatch.setattr(activity, "own", own)
         client = VLLMClient(f"http://127.0.0.1:{silent.getsockname()[1]}", deadline=30.0)
         sync: Any = SimpleNamespace(write=lambda version: 0, unload=lambda client: client.post("/unload", {}))
-        engine = VLLMServerEngine(ServerWeights(client, sync), "model", EndOfTurn([0]))
+        engine = VLLMServerEngine(ServerFleet.of([client], sync), "model", EndOfTurn([0]))
         threading.Thread(target=lambda: asyncio.run(engine.load_weights(0)), daemon=True).start()
         stalls: list[Any] = []
 

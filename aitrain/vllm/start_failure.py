@@ -1,0 +1,104 @@
+"""Why a vLLM server did not start, from its log."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aitrain.errors import RunFailed
+
+if TYPE_CHECKING:
+    from aitrain.vllm.server_process import ServerConfig
+
+PREFIX = re.compile(r"^(\([^)]*pid=\d+\)\s*)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^]]*\]\s*)?")
+"""Prefix of vLLM's log lines: process, level, time, location."""
+PORT_TAKEN = re.compile("address already in use", re.IGNORECASE)
+ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|ExitCode)\b.*|.*\berror: .+")
+CONSEQUENCE = re.compile("Engine core initialization failed|See root cause above|WorkerProc initialization failed")
+
+CAUSES = [
+    (
+        r"No available memory for the cache blocks",
+        "Give vLLM more memory with --vllm-gpu-memory-utilization (it had {memory}), or more GPUs.",
+    ),
+    (
+        r"KV cache is needed|larger than the maximum number of tokens",
+        "Lower --model-max-length, or give vLLM more memory with --vllm-gpu-memory-utilization (it had {memory}).",
+    ),
+    (r"greater than the derived max_model_len", "Lower --model-max-length: the model itself allows no more."),
+    (r"less than requested memory for kv", "Lower VLLM_CPU_KVCACHE_SPACE (GiB) in the environment."),
+    (
+        r"less than desired GPU memory utilization",
+        "Lower --vllm-gpu-memory-utilization (it is {memory}), or stop other processes on the GPU.",
+    ),
+    (
+        r"out of memory|OutOfMemoryError|Cannot allocate memory|MemoryError",
+        "Lower --vllm-gpu-memory-utilization (it is {memory}) or --model-max-length, or use a smaller model.",
+    ),
+    (r"Cannot access gated repo|Access to model .* is restricted", "Ask for access on the Hub, then: hf auth login"),
+    (
+        r"is not a valid model identifier|Repository Not Found|Can't load the configuration|couldn't connect to"
+        r"|LocalEntryNotFound|OfflineModeIsEnabled|outgoing traffic has been disabled|Invalid repository ID"
+        r"|Repo id must be in the form",
+        "Give --model a folder, or a Hub name that this machine can reach; for a private one: hf auth login",
+    ),
+    (
+        r"not supported for now|has no vLLM implementation|[Hh]ead.?(size|dim).*support|support.*[Hh]ead.?(size|dim)"
+        r"|No valid attention backend|Unsupported (model|quantization)",
+        "vLLM cannot run this model here. Omit --use-vllm to generate with transformers.",
+    ),
+    (r"must be divisible by tensor parallel", "Choose another number of GPUs for vLLM."),
+    (
+        r"No module named|ImportError|cannot open shared object|undefined symbol|driver version is insufficient"
+        r"|no kernel image|Failed to infer device type|NVIDIA driver on your system is too old",
+        'vLLM does not fit this machine. Reinstall it: pip install "aitrain[vllm]"',
+    ),
+]
+"""Patterns in the log, the likelier cause first, and advice."""
+
+
+class PortTakenError(RunFailed):
+    """Another process took the port before vLLM did."""
+
+
+def why_it_ended(plan: ServerConfig, port: int, code: int, log_start: int) -> RunFailed:
+    """The error for a server that has exited with this code, with the cause from its log; PortTakenError if that was
+    the port."""
+    lines = _meaningful_lines(plan.log, log_start)
+    if any(PORT_TAKEN.search(line) for line in lines):
+        return PortTakenError(f"vLLM did not start: another process listens on port {port}.\nSee {plan.log}")
+    for pattern, advice in CAUSES:
+        found = [line for line in lines if re.search(pattern, line)]
+        if found:
+            cause = next((line for line in found if ERROR.match(line)), found[0])
+            return RunFailed(
+                f"vLLM did not start: {_short(cause)}\n{advice.format(memory=plan.memory)}\nSee {plan.log}"
+            )
+    how = "was killed (out of memory?)" if code == -9 else f"exit code {code}"
+    return RunFailed("\n".join([f"vLLM did not start: {how}", *map(_short, _last_errors(lines)), f"See {plan.log}"]))
+
+
+def not_in_time(plan: ServerConfig, log_start: int) -> RunFailed:
+    """The error for a server that was not healthy in time, with the last lines of its log."""
+    last = [_short(line) for line in _meaningful_lines(plan.log, log_start)[-2:]]
+    first = f"vLLM was not ready after {plan.timeout:.0f} s.{' It was at:' if last else ''}"
+    return RunFailed("\n".join([first, *last, f"See {plan.log}"]))
+
+
+def _meaningful_lines(log: Path, start: int) -> list[str]:
+    """Log lines of this start without prefixes, from the last megabyte."""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - 1_000_000))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    return [text for line in lines if len(text := PREFIX.sub("", line).strip()) > 3]
+
+
+def _last_errors(lines: list[str]) -> list[str]:
+    """The last error that is not a consequence of another one, else the last lines."""
+    errors = [line for line in lines if ERROR.match(line) and not CONSEQUENCE.search(line)]
+    return errors[-1:] or lines[-3:]
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= 200 else line[:197] + "..."

@@ -1,0 +1,230 @@
+"""Environments in a Ray cluster, with a stand-in for Ray: the actors are objects here, whose methods run in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aitrain.execution import ray_pool
+from aitrain.execution.deadline_pool import DeadlinePool
+from aitrain.execution.failure import CallFailed, Failure
+from aitrain.execution.ray_connection import Machine
+from aitrain.execution.ray_host import EnvHost
+from aitrain.execution.ray_pool import HostHandle, RayPool
+from aitrain.execution.task import Outcome
+from aitrain.jobs.fork_host import env_command
+from aitrain.options.train import TrainConfig
+
+SOURCE = '''
+import os, socket, time
+
+class Env:
+    """An environment whose calls do what tests need."""
+
+    def __init__(self):
+        self.word = "loaded"
+
+    def build_dataset(self, tokenizer):
+        return [{"prompt": "a"}]
+
+    def score_episode(self, completion):
+        return 1.0
+
+    def say(self):
+        return self.word, os.getpid()
+
+    def hang(self):
+        time.sleep(1000)
+
+    def leave(self):
+        os._exit(3)
+
+    def fail(self):
+        raise ValueError("no")
+
+    def read(self, name):
+        return open(name).read()
+'''
+
+
+itself = copy.copy
+"""Makes the object of a lease; of a module that is imported at once in a new process."""
+
+
+class StandInHandle(HostHandle):
+    """A host without Ray: its calls run in threads of this process."""
+
+    threads = ThreadPoolExecutor(16)
+
+    def send(self, method: str, *arguments: object) -> Any:
+        if self.is_lost:
+            failed: Future[Any] = Future()
+            failed.set_exception(CallFailed(Failure("crashed", "crashed: it is gone")))
+            return failed
+        return self.threads.submit(getattr(self.actor, method), *arguments)
+
+    def result(self, reference: Any, seconds: float | None = None) -> Any:
+        return reference.result(seconds)
+
+    def kill(self) -> None:
+        self.is_lost = True
+
+    def wait(self, reference: Any, seconds: float) -> bool:
+        try:
+            reference.exception(seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+class StandInPool(RayPool):
+    def _start_host(self, machine: Machine) -> HostHandle:
+        return StandInHandle(EnvHost(self._command, self._files, self._attributes), machine)
+
+
+def cluster(*names: str) -> list[Machine]:
+    return [Machine(name, f"10.0.0.{n}", name, {"CPU": 4.0}, {"CPU": 4.0}) for n, name in enumerate(names)]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("task")
+        (folder / "task.py").write_text(SOURCE)
+        patch.chdir(folder)
+        patch.setattr(ray_pool, "machines", lambda: cluster("one", "two"))
+        patch.setattr(ray_pool, "WAIT", 0.05)
+        pool = StandInPool(env_command(TrainConfig(rl_env="task.py:Env")), 4, ExitStack())
+        assert pool._start_missing() == []
+        yield pool
+        pool.close()
+
+
+@pytest.fixture
+def pool(shared: RayPool) -> Iterator[RayPool]:
+    """Two machines, and no leases of earlier tests."""
+    yield shared
+    for host in shared._hosts.values():
+        host.leases, host.is_lost = 0, False
+
+
+def called(job: Callable[[], Any], timeout: float = 60.0) -> Outcome[Any]:
+    """The outcome of a call, as an episode makes it."""
+    calls = DeadlinePool(2, timeout)
+    try:
+        return asyncio.run(calls.call(job))
+    finally:
+        calls.close()
+
+
+def test_leases_go_to_the_machine_with_the_fewest_and_each_has_a_process(pool: RayPool) -> None:
+    leases = [pool.lease(itself) for _ in range(4)]
+    assert sorted(lease.host.machine.host for lease in leases) == ["one", "one", "two", "two"]
+    said = [lease.call("say") for lease in leases]
+    assert len({pid for _, pid in said}) == 4
+    assert {word for word, _ in said} == {"loaded"}
+
+
+def test_a_released_process_is_used_again(pool: RayPool) -> None:
+    first, other = pool.lease(itself), pool.lease(itself)
+    pids = {lease.host: lease.call("say")[1] for lease in (first, other)}
+    first.release()
+    other.release()
+    again = pool.lease(itself)
+    assert again.call("say")[1] == pids[again.host]
+
+
+def test_attributes_that_build_dataset_sets_reach_all_machines_and_later_ones(
+    pool: RayPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.update({"word": pickle.dumps("set")})
+    monkeypatch.setattr(ray_pool, "machines", lambda: cluster("one", "two", "three"))
+    assert pool._start_missing() == []
+    leases = [pool.lease(itself) for _ in range(3)]
+    assert {lease.host.machine.host: lease.call("say")[0] for lease in leases} == dict.fromkeys(
+        ["one", "two", "three"], "set"
+    )
+    pool._hosts.pop("three").ask("close")
+    pool.update({"word": pickle.dumps("loaded")})
+
+
+def test_a_call_that_hangs_ends_at_its_deadline_with_the_users_line_and_its_process_is_replaced(pool: RayPool) -> None:
+    lease = pool.lease(itself)
+    outcome = called(lambda: lease.call("hang"), timeout=0.3)
+    assert outcome.failure is not None
+    assert outcome.failure.kind == "timed_out"
+    assert "task.py" in outcome.failure.message
+    assert "time.sleep(1000)" in outcome.failure.message
+    assert not outcome.is_running
+    lease.release()
+    assert [pool.lease(itself).call("say")[0] for _ in range(2)] == ["loaded", "loaded"]
+
+
+def test_a_crash_and_an_exception_are_failures_of_their_kinds(pool: RayPool) -> None:
+    with pytest.raises(CallFailed, match="exited with code 3") as crash:
+        pool.lease(itself).call("leave")
+    assert crash.value.failure.kind == "crashed"
+    with pytest.raises(CallFailed, match="raised: ValueError: no") as raised:
+        pool.lease(itself).call("fail")
+    assert raised.value.failure.kind == "raised"
+
+
+def test_calls_of_a_lost_machine_fail_and_later_ones_go_elsewhere(pool: RayPool) -> None:
+    lease = pool.lease(itself)
+    lease.call("say")
+    lease.host.is_lost = True
+    with pytest.raises(CallFailed, match="is gone"):
+        lease.call("say")
+    others = [pool.lease(itself) for _ in range(3)]
+    assert {other.host.machine.host for other in others} == {"one", "two"} - {lease.host.machine.host}
+
+
+def test_a_machine_that_does_not_answer_at_the_deadline_fails_the_call(
+    pool: RayPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = pool.lease(itself)
+    silent = threading.Event()
+    monkeypatch.setattr(lease.host, "send", lambda method, *_: StandInHandle.threads.submit(silent.wait))
+    monkeypatch.setattr(lease.host, "ask", lambda *_, **__: [])
+    outcome = called(lambda: lease.call("say"), timeout=0.2)
+    silent.set()
+    assert outcome.failure is not None
+    assert outcome.failure.kind == "timed_out"
+    assert not outcome.is_running
+
+
+def test_a_file_is_written_on_machines_that_do_not_have_it_and_deleted_at_the_end(
+    pool: RayPool, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokenizer"
+    file.write_text("words")
+    pool.share(str(file))
+    file.unlink()  # as on another machine
+    host = pool._start_host(cluster("three")[0])
+    assert file.read_text() == "words"
+    host.ask("close")
+    assert not file.exists()
+
+
+def test_an_environment_that_cannot_be_loaded_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray_pool, "machines", lambda: cluster("one"))
+    pool = StandInPool(env_command(TrainConfig(rl_env="task.py:Env")), 1, ExitStack())
+    with pytest.raises(CallFailed, match=r"cannot be loaded on .*task\.py"):
+        pool._start_host(cluster("one")[0])
+
+
+def test_machines_with_the_resource_environment_are_the_only_ones_that_run_it() -> None:
+    first, other = cluster("one", "two")
+    marked = Machine("cpu", "10.0.0.9", "cpu", {"environment": 1.0}, {})
+    assert ray_pool._for_environments([first, marked, other]) == [marked]
+    assert ray_pool._for_environments([first, other]) == [first, other]
