@@ -52,6 +52,7 @@ from aitrain.training.run_context import RunContext, StopRequest
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 from aitrain.training.warm_up import LongestShapes
+from aitrain.vllm.addresses import KEY_VARIABLE
 from tests.environments.vowels import Vowels
 
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
@@ -207,16 +208,16 @@ def server(config: TrainConfig) -> object:
         patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
         patch.setattr(preflight, "check_packages", lambda _: None)
         started: list[object] = []
-        patch.setattr(
-            managed_server.VLLMServer, "start", lambda plan, _: started.append(str(plan)) or nullcontext(HERE)
-        )
+        patch.setenv(KEY_VARIABLE, "a key")
+        patch.setattr(managed_server.VLLMServer, "start_all", lambda plans, _: started.append(str(plans)) or [HERE])
+        patch.setattr(managed_server, "_ServerStates", lambda *_: None)
         watch = SimpleNamespace(watching=nullcontext)
         patch.setattr(managed_server, "_Restarter", lambda server, restarts, *_: started.append(restarts) or watch)
         with managed_server.managed_server(preflight.check(config), RunFolder(Path("run")), lambda _: None):
             return started
 
 
-HERE = SimpleNamespace(url="http://127.0.0.1:1")
+HERE = SimpleNamespace(url="http://127.0.0.1:1", ask_to_end=lambda: None, stop=lambda: None)
 
 
 class _Begun(Exception):
@@ -437,6 +438,8 @@ EFFECTS = {
     "vllm_gpu_memory_utilization": seen(arguments, 0.5, **VLLM),
     "vllm_sleep_mode": seen(arguments, True, **VLLM),
     "vllm_server_url": seen(server, "http://127.0.0.1:1", **SERVER),
+    "vllm_servers": seen(server, 2, **SERVER),
+    "vllm_listen_address": seen(server, "localhost", **SERVER),
     "vllm_tensor_parallel_size": seen(arguments, 2, **VLLM),
     "vllm_server_gpus": seen(plan, 2, **SERVER),
     "vllm_sync": seen(server, "disk", **ADAPTER),
