@@ -37,4 +37,14 @@ class DistributedOptions(Options):
 
     def rules(self) -> Iterable[Rule]:
         """Options of one backend or launcher are not given to another one."""
-        return []
+        is_on_ray = self.launcher == "ray"
+        return [
+            (
+                is_on_ray and not (self.nnodes in (None, 1) and self.node_rank is None and self.master_addr is None),
+                "launcher: ray chooses the machines itself: leave out --nnodes, --node-rank and --master-addr",
+            ),
+            (
+                not is_on_ray and self.max_failures != DistributedOptions.model_fields["max_failures"].default,
+                "max_failures: only Ray restarts a training: add --launcher ray",
+            ),
+        ]

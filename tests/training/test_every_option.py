@@ -189,17 +189,21 @@ def plan(config: TrainConfig) -> object:
 
 
 def workers(config: TrainConfig) -> object:
-    """The command and the variables of the training processes, of a run that goes on from a checkpoint."""
+    """The command, the variables and the number of the training processes, of a run that goes on from a checkpoint."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF})
         patch.setattr(processes, "managed_server", lambda *_: nullcontext())
-        started: list[tuple[list[str], dict[str, str]]] = []
-        patch.setattr(Processes, "_start", lambda self, log: started.append((self._command(), self._environment())))
+        started: list[tuple[list[str], dict[str, str], int]] = []
+        patch.setattr(
+            Processes,
+            "_start",
+            lambda self, _: started.append((self._command(), self._environment(), self.ranks.count)),
+        )
         made = replace(preflight.check(config), checkpoint=Path("checkpoint-3"))
         Path("run").mkdir(exist_ok=True)
         with pytest.raises(AttributeError):  # there is no process to listen to
             Processes(made, RunFolder(Path("run")), lambda _: None).run()
-    return [(command, {**given, activity.VARIABLE: ""}) for command, given in started]
+    return [(command, {**given, activity.VARIABLE: ""}, count) for command, given, count in started]
 
 
 def server(config: TrainConfig) -> object:
@@ -465,6 +469,10 @@ EFFECTS = {
     "repo_id": seen(uploaded, "some/thing"),
     "hub_private": seen(uploaded, False),
     "num_processes": seen(workers, 3, **ENV),
+    "nnodes": seen(plan, 2, node_rank=0, master_addr="a", **ENV),
+    "node_rank": seen(plan, 1, nnodes=2, master_addr="a", **ENV),
+    "master_addr": seen(plan, "a", nnodes=2, node_rank=0, **ENV),
+    "master_port": seen(plan, 29401, nnodes=2, node_rank=0, master_addr="a", **ENV),
     "mixed_precision": seen(precision, "bf16"),
     "disable_gradient_checkpointing": seen(arguments, True),
     "warm_up": seen(warmed_up, False),
