@@ -475,6 +475,7 @@ EFFECTS = {
     "master_port": seen(plan, 29401, nnodes=2, node_rank=0, master_addr="a", **ENV),
     "mixed_precision": seen(precision, "bf16"),
     "disable_gradient_checkpointing": seen(arguments, True),
+    "distributed_backend": seen(arguments, "fsdp2", model="tiny"),
     "warm_up": seen(warmed_up, False),
     "ddp_timeout": seen(arguments, 60),
     "trl": seen(trl_config, {"delta": 2.0}),
