@@ -37,6 +37,7 @@ from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.ranks import largest_over_ranks
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.scopes import replaced
+from aitrain.engines.sharded_tensors import whole
 from aitrain.engines.tied_head import renew_tied_head
 from aitrain.rollout.clock import RolloutClock
 from aitrain.rollout.engine import Completion, Decoding
@@ -107,8 +108,8 @@ class ColocatedGeneration(VLLMGeneration):  # type: ignore[misc]  # TRL has no t
         """All weights; with LoRA, the sum of base and adapter. TRL would merge and unmerge the adapter in the base,
         which changes a bfloat16 base by 2 percent in a hundred syncs."""
         model = self.accelerator.unwrap_model(self.model)
-        if isinstance(model, PeftModel) and not _is_sharded(self):
-            yield from merged_weights(model)
+        if self._dist.is_fsdp or (isinstance(model, PeftModel) and not _is_sharded(self)):
+            yield from ((name, whole(weight)) for name, weight in merged_weights(model))
         else:
             yield from super()._iter_named_params()
 

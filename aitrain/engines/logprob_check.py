@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server import VLLMServerEngine
+from aitrain.engines.shared_forward import SharedForward
 from aitrain.engines.weight_sync import AdapterSync
 from aitrain.errors import RunFailed
 
@@ -52,7 +51,7 @@ class LogprobCheck:
     """Compares a server with the trainer's model after loads of weights: at the first load, whether both have the same
     model; later, whether the server's log-probabilities change with the policy's."""
 
-    model: Any
+    forward: SharedForward
     prompts: list[list[int]]
     notify: Callable[[str], None] | None = None
     """Gets the message about a server that does not have the same model; None: the run ends with it."""
@@ -64,9 +63,12 @@ class LogprobCheck:
     _follows: bool = field(default=False, init=False)
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any, notify: Callable[[str], None] | None = None) -> LogprobCheck:
+    def of(
+        cls, model: Any | SharedForward, tokenizer: Any, notify: Callable[[str], None] | None = None
+    ) -> LogprobCheck:
         """A check with a few short prompts."""
-        return cls(model, [tokenizer(text)["input_ids"] for text in TEXTS], notify)
+        forward = model if isinstance(model, SharedForward) else SharedForward(model)
+        return cls(forward, [tokenizer(text)["input_ids"] for text in TEXTS], notify)
 
     async def compare(self, engine: VLLMServerEngine) -> None:
         """Compare server and model after a load, if a comparison is due.
@@ -109,7 +111,7 @@ class LogprobCheck:
         resumed run is checked at once; else of the present weights."""
         if not isinstance(engine.fleet.sync, AdapterSync):
             return await self._probe(engine, self._logprobs())
-        return await self._probe(engine, self._logprobs(self.model.disable_adapter()), of_base=True)
+        return await self._probe(engine, self._logprobs(with_adapter=False), of_base=True)
 
     # -- later
 
@@ -143,17 +145,9 @@ class LogprobCheck:
         self._noise = min(self._noise, max(_rms(_differences(own, served)), LEAST_NOISE))
         return Probe(own, served, engine.fleet.loads)
 
-    @torch.no_grad()
-    def _logprobs(self, variant: AbstractContextManager[Any] | None = None) -> torch.Tensor:
+    def _logprobs(self, with_adapter: bool = True) -> torch.Tensor:
         """The model's log-probabilities for the completions, without dropout, shape (positions, vocabulary)."""
-        was_training = self.model.training
-        self.model.eval()
-        ids = pad_sequence([torch.tensor(row) for row in self._rows], batch_first=True).to(self.model.device)
-        try:
-            with variant or nullcontext():
-                logits = self.model(ids).logits  # causal attention: padding on the right has no effect
-        finally:
-            self.model.train(was_training)
+        logits = self.forward.logits(self._rows, with_adapter)
         answers = [
             each[len(prompt) - 1 : len(row) - 1]
             for prompt, row, each in zip(self.prompts, self._rows, logits, strict=True)

@@ -36,10 +36,15 @@ SHORTEST_WINDOW, FIRST_WINDOW = 0.01, 0.05
 
 
 def offer_model(
-    runner: EnvRunner, model: PreTrainedModel, tokenizer: Any, engine: Completer | None = None
+    runner: EnvRunner,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    engine: Completer | None = None,
+    refusal: str = "",
 ) -> Callable[[], AbstractAsyncContextManager[None]]:
-    """Give a runner's environment the model, whose calls are batched; returns the context in which it may score."""
-    proxy = ProxyBatcher(model, tokenizer.pad_token_id, engine)
+    """Give a runner's environment the model, whose calls are batched; returns the context in which it may score.
+    `refusal` says why the model itself cannot be called."""
+    proxy = ProxyBatcher(model, tokenizer.pad_token_id, engine, refusal)
     runner.around, runner.on_call_end = torch.no_grad, proxy.on_call_end
     runner.offer(proxy.policy, tokenizer)
 
@@ -55,10 +60,13 @@ def offer_model(
 class ProxyBatcher:
     """Runs the calls of a `ModelProxy`, those with the same settings in one batch."""
 
-    def __init__(self, model: PreTrainedModel, pad_token_id: int, engine: Completer | None = None) -> None:
-        """`engine` generates for the calls whose settings it supports; None: the model generates for all."""
+    def __init__(
+        self, model: PreTrainedModel, pad_token_id: int, engine: Completer | None = None, refusal: str = ""
+    ) -> None:
+        """`engine` generates for the calls whose settings it supports; None: the model generates for all, unless
+        there is a refusal."""
         self.policy = ModelProxy(self.call_model, model)
-        self._model, self._pad, self._engine = model, pad_token_id, engine
+        self._model, self._pad, self._engine, self._refusal = model, pad_token_id, engine, refusal
         self._thread = threading.get_ident()
         self._session: _Session | None = None
         self._idle_since = 0.0
@@ -204,7 +212,13 @@ class ProxyBatcher:
         return settings.results(requests, generated, settings.lengths(generated))
 
     def _run(self, method: str, args: tuple[object, ...], kwargs: dict[str, object], calls: list[_Call]) -> Any:
-        """Call the model, without dropout and gradients; rows of calls with a seed are sampled with it."""
+        """Call the model, without dropout and gradients; rows of calls with a seed are sampled with it.
+
+        Raises:
+            RuntimeError: the model cannot be called.
+        """
+        if self._refusal:
+            raise RuntimeError(self._refusal)
         is_seeded = any(call.seed is not None for call in calls)
         sampling = seeded_rows(self._model, functools.partial(_seeds, calls)) if is_seeded else nullcontext()
         with evaluation_mode(self._model), sampling:

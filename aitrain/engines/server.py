@@ -19,7 +19,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -67,6 +67,8 @@ class VLLMServerEngine:
     check: Callable[[VLLMServerEngine], Awaitable[None]] | None = None
     """Called after each load of weights for each server that lives, with an engine of this server alone, by the process
     that loads them."""
+    together: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Context of all ranks around a load of weights, in which `check` may use a model that is sharded."""
     clock: RolloutClock = field(default_factory=RolloutClock)
     has_logprobs: bool = True
     """Whether `generate` returns log-probabilities, which only a training needs."""
@@ -209,9 +211,9 @@ class VLLMServerEngine:
         if self.weight_version == version:
             return
         new, start = WeightVersion(version, self.fleet.loads + 1), time.monotonic()
-        with activity.own.doing("weight sync"), self.failing_together():
+        with activity.own.doing("weight sync"), self.failing_together(), self.together():
+            self.last_bytes = self.fleet.sync.write(new)
             if self.is_main_process:
-                self.last_bytes = self.fleet.sync.write(new)
                 await self.settled(self.fleet.load(new))
                 await self.settled(self._check_servers())
                 self.last_seconds = time.monotonic() - start

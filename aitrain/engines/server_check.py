@@ -7,6 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from aitrain.engines import tied_head
 from aitrain.engines.weight_sync import LOADED, weight_version_of
 from aitrain.errors import ConfigError, RunFailed, ServerGoneError, ServerRefusedError, ServerTimeoutError
@@ -62,6 +64,8 @@ class ServerModel:
     context: int
     is_on_cpu: bool = False
     """False also if unknown."""
+    dtype: torch.dtype | None = None
+    """Type of its weights; None if unknown."""
 
     @property
     def description(self) -> str:
@@ -100,6 +104,7 @@ async def _check(client: VLLMClient, needs: ServerNeeds) -> ServerModel:
         details = await _details(client)
         needs = replace(needs, is_on_cpu=_is_on_cpu(details))
         base = await _base(client, needs)
+        base = base and replace(base, dtype=_dtype(details))
         lack = await _lack(client, base, needs) or _lack_in(details, needs)
     except ServerGoneError as gone:
         lack = f"cannot be used ({gone})"
@@ -164,6 +169,14 @@ async def _details(client: VLLMClient) -> dict[str, Any]:
 
 def _is_on_cpu(details: dict[str, Any]) -> bool:
     return bool((details.get("device_config") or {}).get("device") == "cpu")
+
+
+def _dtype(details: dict[str, Any]) -> torch.dtype | None:
+    """Type of the weights; None if unknown, or if they are quantized."""
+    model = details.get("model_config") or {}
+    name = str(model.get("dtype")).removeprefix("torch.")
+    dtype = getattr(torch, name, None) if model.get("quantization") is None else None
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def _lack_in(details: dict[str, Any], needs: ServerNeeds) -> str:

@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.scopes import savable_generation_config
+from aitrain.engines.sharded_tensors import gathered, reshard
 from aitrain.errors import RunFailed, ServerRefusedError
 from aitrain.vllm.client import VLLMClient
 
@@ -57,7 +58,8 @@ class WeightSync(Protocol):
     """How weights get to the server."""
 
     def write(self, version: WeightVersion) -> int:
-        """Write the policy's weights to files, from one process; returns their size in bytes."""
+        """Write the policy's weights to files, from one process; returns their size in bytes. Every process must call
+        this, as the parts of sharded weights are gathered."""
 
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
         """Make the server use the weights that were written. Several processes may call this at the same time."""
@@ -83,9 +85,11 @@ class WeightSync(Protocol):
 class _Files:
     """The run's folder with the last weights that were written; removed when the process ends."""
 
-    def __init__(self, model: Any, folder: Path) -> None:
+    def __init__(self, model: Any, folder: Path, writes: bool = True) -> None:
         self.model = model
         self.folder = folder.absolute()
+        self.writes = writes
+        """Whether this process writes the files."""
         self._removal: Callable[[], object] | None = None
 
     def close(self) -> None:
@@ -140,9 +144,12 @@ class AdapterSync(_Files):
 
     def write(self, version: WeightVersion) -> int:
         """Write adapter_model.safetensors and adapter_config.json; returns their size in bytes."""
+        reshard(self.model)
+        weights = gathered(get_peft_model_state_dict(self.model, save_embedding_layers=False).items(), self.writes)
+        if not self.writes:
+            return 0
         with self._writing(version) as folder:
-            weights = get_peft_model_state_dict(self.model, save_embedding_layers=False)
-            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+            tensors = {name: tensor.contiguous() for name, tensor in weights.items()}
             save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
             self.model.peft_config[self.model.active_adapter].save_pretrained(str(folder))
         return self._size(version)
@@ -185,8 +192,10 @@ class AdapterSync(_Files):
 class DiskSync(_Files):
     """Syncs all weights, to a server in its development mode, which replaces its own."""
 
-    def __init__(self, model: Any, folder: Path, dtype: torch.dtype | None = None, renews: bool = False) -> None:
-        super().__init__(model, folder)
+    def __init__(
+        self, model: Any, folder: Path, dtype: torch.dtype | None = None, renews: bool = False, writes: bool = True
+    ) -> None:
+        super().__init__(model, folder, writes)
         self._renews = renews
         """Whether the server is on the CPU and its output layer must be repacked: see tied_head.py."""
         self._dtype = dtype
@@ -194,14 +203,13 @@ class DiskSync(_Files):
 
     def write(self, version: WeightVersion) -> int:
         """Write the files of `save_pretrained`, with a merged adapter; returns their size in bytes."""
+        weights = gathered(merged_weights(self.model), self.writes, self._dtype)
+        if not self.writes:
+            return 0
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
         with self._writing(version) as folder, _no_progress_bar(), savable_generation_config(base):
-            base.save_pretrained(folder, state_dict=self._weights())
+            base.save_pretrained(folder, state_dict=weights)
         return self._size(version)
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        pairs = merged_weights(self.model)
-        return {name: weight.detach().to(dtype=self._dtype or weight.dtype) for name, weight in pairs}
 
     async def load(self, client: VLLMClient, version: WeightVersion) -> None:
         """Have the server read the files and set its weight version."""

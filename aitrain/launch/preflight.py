@@ -32,6 +32,7 @@ from aitrain.runs.checkpoint import (
     newest_checkpoint,
     read_manifest,
     refuse_changes,
+    refuse_other_backend,
 )
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm.adapter_ranks import needed_rank
@@ -107,6 +108,10 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
         check_vllm_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
     batch = plan_batch(config, processes * (nodes.count if nodes else 1))
+    if config.distributed_backend == "fsdp2" and batch.processes == 1:
+        raise ConfigError(
+            "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
+        )
     notes: list[str] = list(remarks(config))
     if note := note_on_truncation(config):
         notes.append(note)
@@ -313,6 +318,7 @@ def _find_checkpoint(config: TrainConfig, processes: int, notify: Callable[[str]
         except CheckpointDamagedError as damage:
             advice = "Use --resume for the newest complete one."
             raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}") from None
+    refuse_other_backend(path, config.distributed_backend)
     if not config.resume_anyway:
         refuse_changes(path, changed_options(read_manifest(path), config, processes))
     return path.resolve()

@@ -5,6 +5,7 @@ from itertools import chain
 
 from aitrain.options.distributed import DistributedOptions
 from aitrain.options.environment import EnvironmentOptions
+from aitrain.options.fsdp_settings import fsdp_rules
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.loss_types import LossSettings, contradictions, settle
 from aitrain.options.model import LoRAOptions, ModelOptions
@@ -75,7 +76,12 @@ class TrainConfig(
     def rules(self) -> Iterable[Rule]:
         """Rules between sections."""
         return chain(
-            self._weight_rules(), self._vllm_rules(), self._best_rules(), self._ray_rules(), contradictions(self)
+            self._weight_rules(),
+            self._vllm_rules(),
+            self._best_rules(),
+            self._ray_rules(),
+            fsdp_rules(self),
+            contradictions(self),
         )
 
     def _weight_rules(self) -> list[Rule]:
@@ -138,7 +144,7 @@ class TrainConfig(
                 for name in ("save_best", "until", "patience")
             ),
             (
-                self.save_best and not self.trl.keys().isdisjoint({"deepspeed", "fsdp"}),
-                "save_best: the best weights cannot be restored under DeepSpeed or FSDP\nLeave it out.",
+                self.save_best and self.distributed_backend == "deepspeed",
+                "save_best: the best weights cannot be restored under DeepSpeed\nLeave it out, or use fsdp2.",
             ),
         ]

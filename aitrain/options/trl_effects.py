@@ -44,6 +44,8 @@ def _without_effect(config: TrainConfig) -> Iterator[tuple[str, str]]:
     for name in [name for name, value in config.trl.items() if value is not None and value is not False]:
         if name.startswith("vllm_") and not config.use_vllm:
             yield name, "add --use-vllm, or leave it out"
+        if name == "fsdp_config" and config.distributed_backend != "fsdp2":
+            yield name, "add --distributed-backend fsdp2, or leave it out"
         if name in OF_GENERATE and config.use_vllm:
             yield name, "it is for transformers, and here vLLM generates: leave it out"
         if name in OF_NCCL and config.weight_sync != "nccl":

@@ -30,6 +30,8 @@ MANIFEST = "manifest.json"
 PREFIX = "checkpoint-"
 STAGING = ".saving-"
 """Prefix of folders that are being written."""
+SHARDS = "weights"
+"""Folder of the weights in a sharded checkpoint, which only a run with the same backend reads."""
 OLD, GONE = ".old-", ".gone-"
 """Prefixes of what is being replaced, and of what is being deleted."""
 
@@ -310,6 +312,24 @@ def _flat(config: Mapping[str, object]) -> dict[str, object]:
 
 def _shown(name: str, value: object) -> str:
     return "unset" if value is None else str(without_secrets({name: value})[name])
+
+
+def refuse_other_backend(checkpoint: Path, backend: str) -> None:
+    """Refuse a checkpoint that this backend cannot read: DeepSpeed reads its own only, fsdp2 alone reads sharded ones.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    needed = str(read_manifest(checkpoint).config.get("distributed_backend", "ddp"))
+    if (checkpoint / SHARDS).is_dir():
+        needed = "fsdp2"
+    elif "deepspeed" not in (needed, backend):
+        return
+    if needed != backend:
+        raise ConfigError(
+            f"resume_from_checkpoint: {checkpoint} was written with --distributed-backend {needed}, and {backend}"
+            f" cannot read it\nContinue with --distributed-backend {needed}."
+        )
 
 
 def refuse_changes(checkpoint: Path, changes: list[str]) -> None:

@@ -17,6 +17,7 @@ import yaml
 
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.yaml_text import read_yaml
+from aitrain.runs.checkpoint import SHARDS
 from aitrain.runs.json_values import as_int
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
 
@@ -154,6 +155,11 @@ def _folder(given: str, path: Path) -> ModelReference:
         return _weights(given, path)
     if (path / "config.yaml").is_file() or (path / "status.json").is_file():
         return _run(given, path)
+    if (path / SHARDS).is_dir():
+        raise ConfigError(
+            f"model: {given} is a sharded checkpoint, which only a run with --distributed-backend fsdp2 reads\n"
+            "Give the run folder: its model/ is whole. Resume the run to get one of a later step."
+        )
     near = next((place for place in (path / "model", path / "merged") if place.is_dir()), None)
     raise ConfigError(
         f"model: {given} is neither a run nor a model folder: it has no config.yaml and no config.json\n"

@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from aitrain.engines.sharded_tensors import own_part
 from aitrain.errors import ConfigError, DivergedError
 
 MAX_SKIPPED_IN_A_ROW = 3
@@ -91,8 +92,10 @@ class NonFiniteGuard(TrainerCallback):  # type: ignore[misc]
 
 
 def all_finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Whether all values of all tensors are finite, as a scalar on the device; allocates no copies of them."""
-    extremes = [torch.stack(torch.aminmax(tensor.detach())).float() for tensor in tensors if tensor.numel()]
+    """Whether all values of all tensors are finite, as a scalar on the device; of a sharded tensor, those of this
+    process's part. Allocates no copies of them."""
+    parts = (own_part(tensor.detach()) for tensor in tensors)
+    extremes = [torch.stack(torch.aminmax(part)).float() for part in parts if part.numel()]
     found = [torch.isfinite(pair).all().to(device) for pair in extremes]
     return torch.stack(found).all() if found else torch.ones((), dtype=torch.bool, device=device)
 

@@ -28,6 +28,7 @@ import torch
 
 from aitrain import activity
 from aitrain.engines.scopes import replaced
+from aitrain.engines.sharded_tensors import whole
 from aitrain.training.kept_rows import KEPT, KeptRows, MicroBatch, Pieces
 from aitrain.training.logprobs import LogProbTrainer
 from aitrain.training.non_finite import NonFiniteGuard
@@ -107,10 +108,12 @@ class OptimizingTrainer(LogProbTrainer):
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: object = None) -> object:
         """Hook between gradient clipping and the optimizer step."""
         norm = super()._get_grad_norm(model, grad_norm)
+        norm = whole(norm) if isinstance(norm, torch.Tensor) else norm
         self.non_finite.before_step(model, norm, self.state.global_step + 1)
         if self.rows.has_none:
             model.zero_grad(set_to_none=True)  # no momentum and no weight decay without a kept row
-        self.updates += norm is None or (math.isfinite(norm) and norm > 0 and self._get_learning_rate() > 0)
+        size = 1.0 if norm is None else float(norm)
+        self.updates += math.isfinite(size) and size > 0 and self._get_learning_rate() > 0
         return norm
 
 

@@ -55,6 +55,7 @@ from aitrain.training.provenance import describe_run
 from aitrain.training.run_context import RunContext, with_checkpoint_here
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.server_engine import ServedRun, server_engine_factory
+from aitrain.training.sharding import check_can_shard, load_once_per_machine
 from aitrain.training.step_count import note_on_steps
 from aitrain.training.tracking import Tracking
 from aitrain.training.trainer import EpisodeTrainer, TrainerHooks, TrainerInputs
@@ -121,6 +122,7 @@ def prepare(context: RunContext, check_cases: Callable[[Cases], object] = lambda
     check_cases(prepared.built[0])
     context.stop.check()
     context.enter(f"loading {context.config.model}")
+    load_once_per_machine(prepared.arguments)
     model = load_model(context.config, precision.dtype)
     check_weights_finite(model, context.config.model)
     inputs, parts = fit_to_model(context, prepared, model)
@@ -159,6 +161,7 @@ def training_arguments(context: RunContext, precision: Precision, processes: int
     if precision.dtype == torch.bfloat16 and not config.peft:
         context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
     batch = plan_batch(config, processes)
+    check_can_shard(config, "cpu" if precision.use_cpu else "cuda")
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
     refuse_sharded(arguments, config)
     check_hub_token(config)

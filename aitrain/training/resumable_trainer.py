@@ -6,7 +6,10 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
                                                             a batch that is used for longer than one step
     GRPOTrainer._metrics["train"]                           saved and restored: what has not been logged yet; likewise
                                                             ._tr_loss, ._total_loss_scalar, ._globalstep_last_logged
-    Trainer._load_from_checkpoint(checkpoint)               called, for the weights alone
+    Trainer._load_from_checkpoint(checkpoint)               called, for the weights alone; overridden under FSDP2, as
+                                                            are .save_model, ._save_optimizer_and_scheduler,
+                                                            ._load_optimizer_and_scheduler and ._prepare_for_training
+    transformers.trainer.save_fsdp_model, .save_fsdp_optimizer, .load_fsdp_optimizer    replaced meanwhile
     Trainer.train(resume_from_checkpoint)                   not called for a checkpoint of the last step: it trains one
                                                             step more
 """
@@ -17,16 +20,74 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import trainer as transformers_trainer
 from transformers.trainer_callback import TrainerState
 
+from aitrain.engines.scopes import replaced
+from aitrain.engines.sharded_tensors import gathered
+from aitrain.runs.checkpoint import SHARDS
 from aitrain.training.optimizing import OptimizingTrainer
 from aitrain.training.policy_rollouts import PolicyRollouts
+from aitrain.training.sharded_state import (
+    load_weights,
+    own_weights,
+    read_optimizer,
+    write_optimizer,
+    write_shards,
+)
 
 
 class ResumableTrainer(OptimizingTrainer):
     """Saves and restores the state that transformers does not save, and loads weights from checkpoints."""
 
     rollouts: PolicyRollouts
+
+    def _prepare_for_training(self, *arguments: Any, **keywords: Any) -> Any:
+        """Does not shard the model a second time."""
+        if not self.is_fsdp_enabled:
+            return super()._prepare_for_training(*arguments, **keywords)
+        with replaced(self.accelerator, {"prepare": lambda model, optimizer: (model, optimizer)}):
+            return super()._prepare_for_training(*arguments, **keywords)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the weights, gathered; into a sharded checkpoint each process writes its part. Every process must call
+        this."""
+        if not self.is_fsdp_enabled:
+            super().save_model(output_dir, _internal_call)
+            return
+        weights, folder = own_weights(self.model), str(output_dir or self.args.output_dir)
+        if _internal_call and self.writes_shards:
+            write_shards(weights, Path(folder) / SHARDS)
+            return
+        tensors = gathered(weights.items(), self.args.should_save)
+        if self.args.should_save:
+            self._save(folder, state_dict=tensors)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        def write(*_: object) -> None:
+            write_optimizer(self.optimizer, Path(output_dir), self.args.should_save, self.writes_shards)
+
+        ours = {"save_fsdp_model": lambda *_, **__: None, "save_fsdp_optimizer": write}
+        with replaced(transformers_trainer, ours):
+            super()._save_optimizer_and_scheduler(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        def read(*_: object, **__: object) -> None:
+            read_optimizer(self.optimizer, Path(str(checkpoint)))
+
+        with replaced(transformers_trainer, {"load_fsdp_optimizer": read}):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if self.is_fsdp_enabled:
+            load_weights(self.model, Path(resume_from_checkpoint))
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    @property
+    def writes_shards(self) -> bool:
+        """Whether each process writes its part of a checkpoint."""
+        return bool(self.is_fsdp_enabled and "SHARDED" in str(self.accelerator.state.fsdp_plugin.state_dict_type))
 
     def save_checkpoint(self) -> None:
         """Save a checkpoint of the last whole step. Every process must call this."""
@@ -36,7 +97,7 @@ class ResumableTrainer(OptimizingTrainer):
         """Load a checkpoint if it is of the last step, after which transformers would train one more; returns whether
         it is. Every process must call this."""
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        if state.global_step < self.args.max_steps or self.is_sharded:
+        if state.global_step < self.args.max_steps or self.is_deepspeed_enabled:
             return False
         self.take_weights(checkpoint)
         self.state = state

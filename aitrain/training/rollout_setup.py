@@ -39,6 +39,13 @@ if TYPE_CHECKING:
     from aitrain.training.trainer import EpisodeTrainer, TrainerInputs
 
 
+OF_ALL_PROCESSES = (
+    "the model is sharded over all processes (--distributed-backend), and only one of them has called it: use"
+    " --use-vllm --vllm-mode server, which answers model.generate"
+)
+"""Why an environment cannot call a sharded model: the others would not take part."""
+
+
 def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollouts:
     """Rollouts with the trainer's weights, by transformers or vLLM."""
     end = EndOfTurn(trainer.eos_token_ids, trainer.sampling.stop_strings(inputs.tokenizer))
@@ -49,7 +56,8 @@ def make_rollouts(trainer: EpisodeTrainer, inputs: TrainerInputs) -> PolicyRollo
     completer: Completer | None = None
     if isinstance(engine, VLLMServerEngine) or (isinstance(engine, ColocatedEngine) and not engine.is_shared):
         completer = engine
-    scoring = offer_model(runner, policy, inputs.tokenizer, completer)
+    refusal = OF_ALL_PROCESSES if trainer.is_sharded and trainer.accelerator.num_processes > 1 else ""
+    scoring = offer_model(runner, policy, inputs.tokenizer, completer, refusal)
     return PolicyRollouts(
         Rollout(runner, engine, inputs.chat, inputs.limits, end, scoring, clock),
         trainer.accelerator,

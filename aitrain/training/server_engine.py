@@ -11,6 +11,8 @@ from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_servers
 from aitrain.engines.server_fleet import ServerFleet
+from aitrain.engines.sharded_tensors import is_sharded
+from aitrain.engines.shared_forward import SharedForward
 from aitrain.engines.weight_sync import AdapterSync, DiskSync, WeightSync, roomy_folder
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.limits import EndOfTurn
@@ -78,18 +80,25 @@ def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end
     model, accelerator, urls = trainer.accelerator.unwrap_model(trainer.model), trainer.accelerator, run.urls
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     folder = roomy_folder(run.folder.path, size) if all(map(is_here, urls)) else run.folder.path / "sync"
-    by_adapter = run.config.weight_sync == "adapter"
-    sync: WeightSync = AdapterSync(model, folder) if by_adapter else DiskSync(model, folder, renews=base.is_on_cpu)
+    writes = accelerator.is_main_process
+    sync: WeightSync = DiskSync(model, folder, base.dtype, base.is_on_cpu, writes)
+    if run.config.weight_sync == "adapter":
+        sync = AdapterSync(model, folder, writes)
+    forward = SharedForward(model, writes, is_sharded(model))
     first = accelerator.process_index % len(urls)  # ranks prefer different servers
     fleet = ServerFleet.of(map(VLLMClient, urls[first:] + urls[:first]), sync)
     fleet.give_up_reason = run.give_up_reason
     if accelerator.is_main_process:
         fleet.notify, fleet.on_change = run.notify, run.note_servers
+        if len(urls) > 1:
+            run.note_servers(dict.fromkeys(urls, "live"))
     # a quantized base differs from the server's by rounding: a difference is only noted
     notify = run.notify if run.config.quantization else None
-    checks = {url: LogprobCheck.of(model, trainer.processing_class, notify) for url in urls}
+    checks = {url: LogprobCheck.of(forward, trainer.processing_class, notify) for url in urls}
 
     async def check(engine: VLLMServerEngine) -> None:
         await checks[engine.url].compare(engine)
 
-    return VLLMServerEngine(fleet, base.name, end, trainer.sampling, base.context, accelerator.is_main_process, check)
+    engine = VLLMServerEngine(fleet, base.name, end, trainer.sampling, base.context, writes, check)
+    engine.together = forward.led_by_main
+    return engine

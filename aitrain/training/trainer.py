@@ -7,6 +7,7 @@ depends on the inside of TRL 1.16 (tests/training/test_upstream.py):
     GRPOTrainer(rollout_func=)                              one episode for each prompt, repeats included; env_mask
                                                             becomes tool_mask, the tokens that are in the loss
     trl.trainer.grpo_trainer.VLLMGeneration                 replaced while TRL starts vLLM
+    trl.trainer.grpo_trainer.prepare_fsdp(model, accelerator)   replaced while TRL makes the reference model
     GRPOTrainer.use_vllm                                    read: whether completions have log-probabilities
     GRPOTrainer._generate(prompts)                          overridden: which episodes its metrics count as cut off;
                                                             it appends to ._metrics["train"], lengths included
@@ -58,6 +59,7 @@ from aitrain.training.model import keep_adapter_float32
 from aitrain.training.non_finite import NonFiniteGuard
 from aitrain.training.resumable_trainer import ResumableTrainer
 from aitrain.training.rollout_setup import make_rollouts
+from aitrain.training.sharding import check_sharded, prepare_reference, shard_now
 from aitrain.training.stopwatch import Stopwatch
 from aitrain.training.training_batch import TrainingBatch
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
@@ -103,8 +105,11 @@ class EpisodeTrainer(ResumableTrainer):
     def __init__(self, inputs: TrainerInputs, hooks: TrainerHooks) -> None:
         self.cases, self.schedule, self.hooks = inputs.cases, inputs.schedule, hooks
         self.sampling = Sampling.of(inputs.runner.config)
-        generation = {"VLLMGeneration": partial(ColocatedGeneration, run_seed=inputs.arguments.seed)}
-        with warnings.catch_warnings(), replaced(grpo_trainer, generation):
+        ours = {
+            "VLLMGeneration": partial(ColocatedGeneration, run_seed=inputs.arguments.seed),
+            "prepare_fsdp": prepare_reference,
+        }
+        with warnings.catch_warnings(), replaced(grpo_trainer, ours):
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
             super().__init__(
                 model=inputs.model,
@@ -116,8 +121,11 @@ class EpisodeTrainer(ResumableTrainer):
                 callbacks=hooks.callbacks,
                 rollout_func=self.roll_out,
             )
-        if inputs.peft_config is not None and not (self.is_fsdp_enabled or is_deepspeed_zero3_enabled()):
-            keep_adapter_float32(self.model)  # sharded weights must all have one type
+        if inputs.peft_config is not None and not is_deepspeed_zero3_enabled():
+            keep_adapter_float32(self.model)  # DeepSpeed has sharded weights, which must all have one type
+        if self.is_fsdp_enabled:
+            shard_now(self)
+        check_sharded(inputs.runner.config, self.model)
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False
@@ -129,7 +137,7 @@ class EpisodeTrainer(ResumableTrainer):
         for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
             self.add_callback(callback)
         self.context = inputs.limits.context
-        self.aligns_rows = self.is_sharded or self.depends_on_left_padding()
+        self.aligns_rows = self.is_deepspeed_enabled or self.depends_on_left_padding()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """`inputs`: one row of `case_numbers` for each completion of this process, groups side by side."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from accelerate.utils import parse_flag_from_env
 from transformers import PreTrainedModel, Trainer, get_scheduler
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
@@ -16,7 +15,8 @@ from trl import GRPOConfig
 from aitrain.batch import BatchPlan
 from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
-from aitrain.training.model import Precision
+from aitrain.training.model import Precision, model_without_weights
+from aitrain.training.sharding import fsdp_arguments
 
 
 def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
@@ -70,17 +70,19 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
             "vllm_tensor_parallel_size": config.vllm_tensor_parallel_size,
             "vllm_enable_sleep_mode": config.vllm_sleep_mode,
         }
+    if config.distributed_backend == "fsdp2":
+        arguments |= fsdp_arguments(config, model_without_weights(config, precision.dtype).num_parameters())
     return arguments
 
 
 def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
-    """Refuse sharded weights where one process must write all of them for a vLLM server.
+    """Refuse weights that are sharded by DeepSpeed where one process must write all of them for a vLLM server.
 
     Raises:
         ConfigError: the weights are sharded.
     """
     way, sync = sharding(arguments), config.weight_sync
-    if way and sync in ("adapter", "disk"):
+    if way and way != FSDP and sync in ("adapter", "disk"):
         raise ConfigError(
             f"vllm_sync: with {way} the weights are sharded, so that no process can write all of them for the server"
             f" ({sync})\nUse --vllm-mode colocate, or --vllm-sync nccl with a server of yours, or train without {way}."
@@ -88,11 +90,14 @@ def refuse_sharded(arguments: GRPOConfig, config: TrainConfig) -> None:
 
 
 def sharding(arguments: GRPOConfig) -> str:
-    """What shards the weights, by `--trl` or accelerate's environment variables; empty if nothing does."""
+    """What shards the weights; empty if nothing does."""
     plugin = arguments.deepspeed_plugin
     if plugin is not None and plugin.zero_stage == 3:
         return "DeepSpeed ZeRO-3"
-    return "FSDP" if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP") else ""
+    return FSDP if arguments.fsdp else ""
+
+
+FSDP = "FSDP2"
 
 
 LONG_COMPLETION = 1024
@@ -117,6 +122,10 @@ class Lengths:
     whole: int | None
 
 
+JOINED = ("fsdp_config", "accelerator_config")
+"""Tables of `--trl` that `sharding.fsdp_arguments` has joined with its own."""
+
+
 def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: Path) -> GRPOConfig:
     """TRL's configuration, with the fields of `--trl`.
 
@@ -124,10 +133,11 @@ def grpo_config(arguments: dict[str, object], config: TrainConfig, output_dir: P
         ConfigError: a `--trl` field is unknown, is set by an option, has a value that TRL refuses, or would round
             the trained weights or keep the run from resuming.
     """
-    for name in config.trl:
+    given = {name: value for name, value in config.trl.items() if name not in JOINED or name not in arguments}
+    for name in given:
         _refuse_wrong_field(name, arguments)
     try:
-        made = GRPOConfig(output_dir=str(output_dir), **{**arguments, **config.trl})
+        made = GRPOConfig(output_dir=str(output_dir), **{**arguments, **given})
     except Exception as error:
         raise _refused(error) from error
     if made.use_transformers_continuous_batching and (made.bf16 or made.fp16):

@@ -48,9 +48,8 @@ def longest_shapes(inputs: TrainerInputs) -> LongestShapes:
 
 
 def can_warm_up(trainer: EpisodeTrainer) -> bool:
-    """Whether to warm up: on GPUs, without DeepSpeed (its backward pass makes the step) and FSDP (not sharded yet)."""
-    is_sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
-    return trainer.accelerator.device.type == "cuda" and not is_sharded
+    """Whether to warm up: on GPUs, without DeepSpeed, whose backward pass makes the step."""
+    return trainer.accelerator.device.type == "cuda" and not trainer.is_deepspeed_enabled
 
 
 @contextmanager

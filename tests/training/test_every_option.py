@@ -52,6 +52,7 @@ from aitrain.training.run_context import RunContext, StopRequest
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 from aitrain.training.warm_up import LongestShapes
+from aitrain.vllm.addresses import KEY_VARIABLE
 from tests.environments.vowels import Vowels
 from tests.ray_standin import on_ray
 
@@ -212,16 +213,16 @@ def server(config: TrainConfig) -> object:
         patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
         patch.setattr(preflight, "check_packages", lambda _: None)
         started: list[object] = []
-        patch.setattr(
-            managed_server.VLLMServer, "start", lambda plan, _: started.append(str(plan)) or nullcontext(HERE)
-        )
+        patch.setenv(KEY_VARIABLE, "a key")
+        patch.setattr(managed_server.VLLMServer, "start_all", lambda plans, _: started.append(str(plans)) or [HERE])
+        patch.setattr(managed_server, "_ServerStates", lambda *_: None)
         watch = SimpleNamespace(watching=nullcontext)
         patch.setattr(managed_server, "_Restarter", lambda server, restarts, *_: started.append(restarts) or watch)
         with managed_server.managed_server(preflight.check(config), RunFolder(Path("run")), lambda _: None):
             return started
 
 
-HERE = SimpleNamespace(url="http://127.0.0.1:1")
+HERE = SimpleNamespace(url="http://127.0.0.1:1", ask_to_end=lambda: None, stop=lambda: None)
 
 
 class _Begun(Exception):
@@ -443,6 +444,8 @@ EFFECTS = {
     "vllm_gpu_memory_utilization": seen(arguments, 0.5, **VLLM),
     "vllm_sleep_mode": seen(arguments, True, **VLLM),
     "vllm_server_url": seen(server, "http://127.0.0.1:1", **SERVER),
+    "vllm_servers": seen(server, 2, **SERVER),
+    "vllm_listen_address": seen(server, "localhost", **SERVER),
     "vllm_tensor_parallel_size": seen(arguments, 2, **VLLM),
     "vllm_server_gpus": seen(plan, 2, **SERVER),
     "vllm_sync": seen(server, "disk", **ADAPTER),
@@ -474,6 +477,7 @@ EFFECTS = {
     "master_port": seen(plan, 29401, nnodes=2, node_rank=0, master_addr="a", **ENV),
     "mixed_precision": seen(precision, "bf16"),
     "disable_gradient_checkpointing": seen(arguments, True),
+    "distributed_backend": seen(arguments, "fsdp2", model="tiny"),
     "warm_up": seen(warmed_up, False),
     "ddp_timeout": seen(arguments, 60),
     "launcher": seen(on_ray, "ray", **ENV, num_processes=2),

@@ -1,0 +1,75 @@
+"""How FSDP2 shards a model, by its size, and what it cannot shard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aitrain.options.section import Rule
+
+if TYPE_CHECKING:
+    from aitrain.options.train import TrainConfig
+
+LARGE = 8_000_000_000
+"""Weights above which one process neither loads a copy of its own nor gathers whole checkpoints."""
+SMALL = 1_000_000_000
+"""Weights below which gathered layers are kept from the forward to the backward pass."""
+
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
+"""Optimizers that FSDP2 can shard: their state has one number, or several, for each weight."""
+SETTINGS = ("reshard_after_forward", "cpu_ram_efficient_loading", "state_dict_type", "transformer_layer_cls_to_wrap")
+"""Keys of `--trl fsdp_config` that may be set."""
+
+
+@dataclass(frozen=True)
+class FSDPSettings:
+    """The settings of accelerate's FSDP plugin that depend on the size of the model."""
+
+    reshard_after_forward: bool
+    """Free the gathered weights of a layer after its forward pass, and gather them once more for the backward pass."""
+    cpu_ram_efficient_loading: bool
+    """Only the first process of a machine reads the weights, and sends each process its part."""
+    sharded_checkpoints: bool
+    """Each process writes its part of a checkpoint; else the first one gathers and writes all of it."""
+
+    def __str__(self) -> str:
+        loaded = "read once per machine" if self.cpu_ram_efficient_loading else "read by each process"
+        gathered = "twice" if self.reshard_after_forward else "once"
+        saved = "by all processes, each its part" if self.sharded_checkpoints else "whole, by the first process"
+        return f"weights {loaded}, each layer gathered {gathered} a pass, checkpoints written {saved}"
+
+
+def fsdp_settings(config: TrainConfig, weights: int) -> FSDPSettings:
+    """The settings for a model with this number of weights; `--trl fsdp_config` overrides them."""
+    chosen = FSDPSettings(
+        reshard_after_forward=weights >= SMALL,
+        cpu_ram_efficient_loading=weights >= SMALL,
+        sharded_checkpoints=weights > LARGE and not config.peft,
+    )
+    given = config.trl_table("fsdp_config")
+    state = str(given.get("state_dict_type", "")).upper()
+    return FSDPSettings(
+        bool(given.get("reshard_after_forward", chosen.reshard_after_forward)),
+        bool(given.get("cpu_ram_efficient_loading", chosen.cpu_ram_efficient_loading)),
+        state == "SHARDED_STATE_DICT" if state else chosen.sharded_checkpoints,
+    )
+
+
+def fsdp_rules(config: TrainConfig) -> list[Rule]:
+    """Options that FSDP2 does not go together with."""
+    is_used, given = config.distributed_backend == "fsdp2", config.trl_table("fsdp_config")
+    unknown = next((key for key in given if key not in SETTINGS), "")
+    return [
+        (
+            is_used and config.quantization is not None,
+            "quantization: quantized weights cannot be sharded with fsdp2\nLeave one of the two out.",
+        ),
+        (
+            is_used and config.optimizer not in OPTIMIZERS,
+            f"optimizer: the state of {config.optimizer} cannot be sharded with fsdp2\nUse {', '.join(OPTIMIZERS)}.",
+        ),
+        (
+            is_used and bool(unknown),
+            f"--trl fsdp_config: {unknown} is not for you to set\nWhat may be set is {', '.join(SETTINGS)}.",
+        ),
+    ]
