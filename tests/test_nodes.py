@@ -17,6 +17,7 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.errors import RunFailed
 from aitrain.launch import node_link, nodes
+from aitrain.launch.launcher import launcher_of
 from aitrain.launch.local_processes import reserved_port
 from aitrain.launch.node_link import NodeLink, Peer, WrongTokenError, prove_to_node_0
 from aitrain.launch.node_token import TOKEN_VARIABLE, read_token
@@ -172,6 +173,12 @@ def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoin
         check(first)
     plan = check(second)
     assert (plan.batch.processes, plan.processes, plan.nodes) == (6, 2, Nodes(3, 1, "a", 29400))
+
+
+def test_a_sweep_and_a_measured_plan_are_refused_on_several_machines(here: Path) -> None:
+    config = TrainConfig(model="tiny", rl_env="envs.arithmetic", nnodes=2, node_rank=0, master_addr="a")
+    with pytest.raises(ConfigError, match="nnodes: only aitrain grpo runs on several machines"):
+        launcher_of(check(config))
 
 
 def test_config_yaml_does_not_say_which_machine_wrote_it(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class ScriptedProcesses:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedProcesses]:
-    monkeypatch.setattr(trial_run, "Processes", ScriptedProcesses)
+    monkeypatch.setattr(trial_run, "launcher_of", lambda _: ScriptedProcesses)
     monkeypatch.setattr(ScriptedProcesses, "plans", [])
     return ScriptedProcesses
 
