@@ -47,6 +47,10 @@ def train_here(config: TrainConfig, environment: object = None) -> Result:
     _silence_tqdm()
     with errors_in_python():
         plan = check(_for_one_process(config), has_environment=environment is not None)
+        if plan.nodes is not None:
+            raise ConfigError(
+                "nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of several machines."
+            )
         folder = plan.open_folder()
         try:
             return _run(plan, folder, environment)

@@ -36,6 +36,7 @@ from aitrain.launch.nodes import (
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import process_variables
 from aitrain.launch.slurm import expand, given_machines, idle_nodes
+from aitrain.notebook import train_here
 from aitrain.runs.run_folder import RunFolder
 
 FACTS = {"versions": {"trl": "1.0"}, "options": {"lr": 1.0}}
@@ -175,10 +176,13 @@ def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoin
     assert (plan.batch.processes, plan.processes, plan.nodes) == (6, 2, Nodes(3, 1, "a", 29400))
 
 
-def test_a_sweep_and_a_measured_plan_are_refused_on_several_machines(here: Path) -> None:
+def test_a_sweep_a_measured_plan_and_a_notebook_are_refused_on_several_machines(here: Path) -> None:
     config = TrainConfig(model="tiny", rl_env="envs.arithmetic", nnodes=2, node_rank=0, master_addr="a")
     with pytest.raises(ConfigError, match="nnodes: only aitrain grpo runs on several machines"):
         launcher_of(check(config))
+    with pytest.raises(ConfigError, match="nnodes: aitrain.train runs on this machine"):
+        train_here(config)
+    assert list(here.iterdir()) == []
 
 
 def test_config_yaml_does_not_say_which_machine_wrote_it(tmp_path: Path) -> None:
