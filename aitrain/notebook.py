@@ -49,7 +49,7 @@ def train_here(config: TrainConfig, environment: object = None) -> Result:
         plan = check(_for_one_process(config), has_environment=environment is not None)
         if plan.nodes is not None:
             raise ConfigError(
-                "nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of several machines."
+                "nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of them."
             )
         folder = plan.open_folder()
         try:

@@ -180,7 +180,7 @@ def test_a_sweep_a_measured_plan_and_a_notebook_are_refused_on_several_machines(
     config = TrainConfig(model="tiny", rl_env="envs.arithmetic", nnodes=2, node_rank=0, master_addr="a")
     with pytest.raises(ConfigError, match="nnodes: only aitrain grpo runs on several machines"):
         launcher_of(check(config))
-    with pytest.raises(ConfigError, match="nnodes: aitrain.train runs on this machine"):
+    with pytest.raises(ConfigError, match=r"nnodes: aitrain\.train runs on this machine"):
         train_here(config)
     assert list(here.iterdir()) == []
 
