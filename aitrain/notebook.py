@@ -48,9 +48,7 @@ def train_here(config: TrainConfig, environment: object = None) -> Result:
     with errors_in_python():
         plan = check(_for_one_process(config), has_environment=environment is not None)
         if plan.nodes is not None:
-            raise ConfigError(
-                "nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of them."
-            )
+            raise ConfigError("nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of them.")
         folder = plan.open_folder()
         try:
             return _run(plan, folder, environment)
