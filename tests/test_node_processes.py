@@ -25,7 +25,8 @@ from aitrain.launch import node_processes, nodes
 from aitrain.launch.local_processes import reserved_port
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_processes import FollowingProcesses, LeadingProcesses
-from aitrain.launch.nodes import Nodes, SharedFolder, gather_nodes, join_node_0
+from aitrain.launch.nodes import SharedFolder, gather_nodes, join_node_0
+from aitrain.launch.slurm import Nodes
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import IdleClock, WatchedProcess
 

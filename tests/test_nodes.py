@@ -22,11 +22,9 @@ from aitrain.launch.local_processes import reserved_port
 from aitrain.launch.node_link import NodeLink, Peer, WrongTokenError, prove_to_node_0
 from aitrain.launch.node_token import TOKEN_VARIABLE, read_token
 from aitrain.launch.nodes import (
-    Nodes,
     difference,
     facts,
     find_folder,
-    find_nodes,
     gather_nodes,
     interface_variables,
     join_node_0,
@@ -35,7 +33,7 @@ from aitrain.launch.nodes import (
 )
 from aitrain.launch.preflight import check
 from aitrain.launch.processes import process_variables
-from aitrain.launch.slurm import expand, given_machines, idle_nodes
+from aitrain.launch.slurm import Nodes, expand, find_nodes, given_machines, idle_nodes
 from aitrain.notebook import train_here
 from aitrain.runs.run_folder import RunFolder
 

@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.locator import EnvSource, check_by_reading, find_env
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
-from aitrain.launch.nodes import Nodes, find_nodes
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_check import check_resources, check_vllm_memory
-from aitrain.launch.slurm import idle_nodes
+from aitrain.launch.slurm import Nodes, find_nodes, idle_nodes
 from aitrain.options.loss_types import remarks
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_effects import check_trl_effects
