@@ -106,6 +106,7 @@ class RayProcesses:
 
     def _fit(self) -> None:
         """Run Ray Train until the run has ended; runs in a thread, as it blocks."""
+        import ray
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -114,7 +115,8 @@ class RayProcesses:
         nonce = f"{place.name}/{os.urandom(8).hex()}"
         (self.folder.path / nonce).touch()
         folder = RunFolder(self.folder.path.absolute())
-        variables = {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]} if "OMP_NUM_THREADS" in os.environ else {}
+        variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # for environments on Ray
+        variables |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
         job = RankJob(replace(self.plan, source=None), folder, os.getcwd(), nonce, self.relay, variables)
         needs = self._needs()
         trainer = DataParallelTrainer(
@@ -140,15 +142,20 @@ class RayProcesses:
 
     def _listen(self, fitting: threading.Thread) -> None:
         """Hear what the ranks say, until the run has ended."""
+        from ray.exceptions import RayError
+
         looked = time.monotonic()
-        while fitting.is_alive():
-            self._hear_all(0.5)
-            if self.requests.stops and self.meeting is None:
-                return  # nothing runs yet
-            if time.monotonic() - looked > LOOK:
-                self._look_for_lost_machines()
-                looked = time.monotonic()
-        self._hear_all(0.0)
+        try:
+            while fitting.is_alive():
+                self._hear_all(0.5)
+                if self.requests.stops and self.meeting is None:
+                    return  # nothing runs yet
+                if time.monotonic() - looked > LOOK:
+                    self._look_for_lost_machines()
+                    looked = time.monotonic()
+            self._hear_all(0.0)
+        except RayError as error:
+            self._failure = RunFailed(f"The Ray cluster is gone: {cause_of(error)}")
 
     def _hear_all(self, seconds: float) -> None:
         import ray
@@ -182,6 +189,7 @@ class RayProcesses:
         if news.waits is not None:
             self._waits[news.rank] = news.waits
         if news.exit:
+            self._seen.clear()  # waiting for the next start is no stall
             self.lost = f"{news.exit}{self._place_of(news.rank)}"
         for event in map(decode, news.lines):
             if isinstance(event, (Failed, Ended)):
@@ -205,6 +213,7 @@ class RayProcesses:
         if gone and not self.lost:
             place = next(iter(gone.values()))
             ranks = " and ".join(str(other.rank) for other in self.meeting.places if other.address == place.address)
+            self._seen.clear()
             self.lost = f"Machine {place.host} ({place.address}) is gone, with rank {ranks}"
             self.announce(Note(f"{self.lost}. Ray starts all ranks again as soon as it has the machines for them."))
 
@@ -253,7 +262,8 @@ class RayProcesses:
 
     def _ask(self, **requests: int) -> None:
         self.requests = replace(self.requests, **requests)
-        self.relay.ask.remote(self.requests)
+        if self.relay is not None:
+            self.relay.ask.remote(self.requests)
 
     def _end(self) -> Failed | Ended:
         """How the run ended. Where a rank was lost, the others failed because of that."""
@@ -274,9 +284,11 @@ def cause_of(error: BaseException | None) -> str:
     failures = getattr(error, "worker_failures", None) or {}
     rank, cause = next(iter(failures.items()), (None, error))
     cause = getattr(cause, "controller_failure", cause)
-    cause = getattr(cause, "_base_exc", cause)
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip() and ":" not in line.strip().split(" ")[0]]
-    text = " ".join(lines)[:300].rstrip(".") or type(cause).__name__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if any(line.startswith("Traceback") for line in lines):
+        lines = lines[-1:]
+    fields = (line for line in lines if not line.split(" ")[0].endswith(":"))  # such as `class_name: RayTrainWorker`
+    text = " ".join(fields)[:300].rstrip(".") or type(cause).__name__
     return text if rank is None else f"Rank {rank} was lost: {text}"
 
 

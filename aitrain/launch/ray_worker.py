@@ -75,6 +75,7 @@ def run_rank(config: dict[str, RankJob]) -> None:
     import ray.util
     from ray.train.collective import broadcast_from_rank_zero
 
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the number of reserved CPUs
     job, context = config["job"], ray.train.get_context()
     numbers = RankNumbers(
         context.get_world_rank(), context.get_world_size(), context.get_local_rank(), context.get_local_world_size()

@@ -90,6 +90,8 @@ def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end
     fleet.give_up_reason = run.give_up_reason
     if accelerator.is_main_process:
         fleet.notify, fleet.on_change = run.notify, run.note_servers
+        if len(urls) > 1:
+            run.note_servers(dict.fromkeys(urls, "live"))
     # a quantized base differs from the server's by rounding: a difference is only noted
     notify = run.notify if run.config.quantization else None
     checks = {url: LogprobCheck.of(forward, trainer.processing_class, notify) for url in urls}

@@ -1,4 +1,4 @@
-"""Train with scripted completions under DDP or FSDP2: `sharded_run.py MODEL OUT BACKEND JOB...`, one process of a group.
+"""Train with scripted completions: `sharded_run.py MODEL OUT BACKEND JOB...`, one process of a group.
 
 All runs of a backend share a process, as importing torch and TRL takes longer than the runs.
 """
@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +66,30 @@ class Caller(ScriptedTalk):
 JOBS: dict[str, dict[str, Any]] = {
     "talk": {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2},
     "adapter": ADAPTER,
-    "one-copy": {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2, "trl": ONE_COPY},
+    "one-copy": {
+        "environment": Unscored,
+        "rl_kl_coef": 0.1,
+        "gradient_accumulation": 2,
+        "eval_cases": 2,
+        "trl": ONE_COPY,
+    },
     "shards": {"gradient_accumulation": 2, "trl": SHARDED},
-    "bf16": {"mixed_precision": "bf16", "rl_kl_coef": 0.1, "dtype": "bfloat16", **ADAPTER},
+    "half": {"mixed_precision": "bf16", "dtype": "bfloat16", **ADAPTER},
     "caller": {"environment": Caller},
-    "best": {"environment": ScriptedTalk, "save_best": True, "eval_cases": 2, "eval_strategy": "steps", "eval_steps": 2},
+    "best": {
+        "environment": ScriptedTalk,
+        "save_best": True,
+        "eval_cases": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+    },
 }
 """Options of the runs, beside OPTIONS."""
 
 OPTIONS: dict[str, Any] = {
-    "batch_size": 8 // int(os.environ["WORLD_SIZE"]), "gradient_accumulation": 1, "rl_num_generations": 4, "max_steps": 4, "lr": 1e-3,
-    "rl_kl_coef": 0.0, "eval_cases": 0, "rl_max_new_tokens": 8, "save_strategy": "steps", "save_steps": 2,
-    "save_total_limit": 3,
+    "batch_size": 8 // int(os.environ["WORLD_SIZE"]), "gradient_accumulation": 1, "rl_num_generations": 4,
+    "max_steps": 4, "lr": 1e-3, "rl_kl_coef": 0.0, "eval_cases": 0, "rl_max_new_tokens": 8, "save_strategy": "steps",
+    "save_steps": 2, "save_total_limit": 3,
 }  # fmt: skip
 
 
@@ -96,7 +109,12 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
         environment = options.pop("environment", ScriptedTalk)()
         checkpoint = out / name / "checkpoints" / f"{PREFIX}2" if resumed_from else None
         config = TrainConfig(
-            model=model, output_dir=str(out), project_name=name, distributed_backend=backend, resume_anyway=True, **options
+            model=model,
+            output_dir=str(out),
+            project_name=name,
+            distributed_backend=backend,
+            resume_anyway=True,
+            **options,
         )
         folder = RunFolder(out / name)
         if RANK == 0:
@@ -104,7 +122,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             if checkpoint is not None:
                 shutil.copytree(out / resumed_from / "checkpoints" / checkpoint.name, checkpoint)
         notes: list[str] = []
-        context = RunContext(config, folder, start_runner(environment, config), lambda event: note(event, notes))
+        context = RunContext(config, folder, start_runner(environment, config), partial(note, notes))
         if checkpoint is not None:
             torch_barrier(config)
             context = replace(context, checkpoint=checkpoint)
@@ -130,7 +148,7 @@ def torch_barrier(config: TrainConfig) -> None:
     torch.distributed.barrier()
 
 
-def note(event: Event, notes: list[str]) -> None:
+def note(notes: list[str], event: Event) -> None:
     notes.append(str(getattr(event, "text", "")))
 
 
