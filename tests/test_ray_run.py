@@ -170,6 +170,21 @@ def test_an_error_that_the_process_has_reported_does_not_start_it_again(
     assert command.news[-1].exit == ""
 
 
+def test_a_rank_that_waits_for_a_failed_one_is_ended_with_its_start_and_not_with_another(
+    plan: RunPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = process(plan, monkeypatch, "time.sleep(1); say('later\\n'); time.sleep(60)")
+    rank.meeting = replace(rank.meeting, start="now")
+    heard: list[str] = []
+
+    def tell(news: RankNews) -> Requests:
+        heard.extend(news.lines)
+        return Requests(over="now" if heard else "before")
+
+    rank.run(tell)  # and does not raise, so that Ray does not start it again
+    assert heard == ["later\n"]
+
+
 def test_a_stop_request_reaches_the_process_as_sigterm(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     command = Command(stop_at=Started)
     ready, end = encode(Started(1, 7)), encode(Ended("stopped", 1))
@@ -303,7 +318,7 @@ def test_an_error_of_ray_is_told_without_its_traceback() -> None:
     assert cause_of(died) == "Rank 1 was lost: The actor died. The node has died"
 
 
-def test_ray_train_gets_the_number_of_processes_and_of_restarts_and_leaves_nothing(
+def test_ray_train_gets_the_number_of_processes_and_of_restarts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -314,7 +329,6 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts_and_leaves_nothi
     assert settings["scaling_config"].num_workers == 2
     assert settings["scaling_config"].resources_per_worker == {"CPU": 1.0}
     assert settings["run_config"].failure_config.max_failures == 7
-    assert not (tmp_path / "run" / ".ray").exists()
 
 
 # -- placement

@@ -28,6 +28,8 @@ from aitrain.runs.node_info import NodeInfo, as_json
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import DUMP_SECONDS, Stall, Watchdog, message
 
+PRIVATE = ".ray"
+"""Folder for what Ray Train writes, in the run folder; deleted at the end."""
 LOOK = 5.0
 """Seconds between two looks at the machines of the cluster."""
 
@@ -60,8 +62,16 @@ class RayProcesses:
             ConfigError: there is no such cluster.
         """
         disable_telemetry(self.plan.config.telemetry)
+        try:
+            self._run()
+        except Interrupted as error:  # while vLLM was being started
+            return Failed(str(error), error.exit_code)
+        return self._end()
+
+    def _run(self) -> None:
         with ExitStack() as stack:
             stack.callback(mask_logs, self.folder)
+            stack.callback(shutil.rmtree, self.folder.path / PRIVATE, ignore_errors=True)
             self.folder.write_status("running", **sign_of_life())
             self.announce(Phase("connecting to Ray"))
             stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
@@ -75,7 +85,6 @@ class RayProcesses:
             fitting.start()
             self._listen(fitting)
             watchdog.stop()
-        return self._end()
 
     # -- Ray
 
@@ -110,11 +119,10 @@ class RayProcesses:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-        place = self.folder.path.absolute() / ".ray"
-        (self.folder.path / place.name).mkdir(exist_ok=True)
-        nonce = f"{place.name}/{os.urandom(8).hex()}"
-        (self.folder.path / nonce).touch()
         folder = RunFolder(self.folder.path.absolute())
+        nonce = f"{PRIVATE}/{os.urandom(8).hex()}"
+        (folder.path / PRIVATE).mkdir(exist_ok=True)
+        (folder.path / nonce).touch()
         variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # for environments on Ray
         variables |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
         job = RankJob(replace(self.plan, source=None), folder, os.getcwd(), nonce, self.relay, variables)
@@ -127,7 +135,7 @@ class RayProcesses:
             ),
             run_config=RunConfig(
                 name="train",
-                storage_path=str(place),
+                storage_path=str(folder.path / PRIVATE),
                 failure_config=FailureConfig(max_failures=self.plan.config.max_failures),
             ),
         )
@@ -135,8 +143,6 @@ class RayProcesses:
             trainer.fit()
         except BaseException as error:
             self._failure = error
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
 
     # -- news
 
@@ -200,8 +206,9 @@ class RayProcesses:
     def _remember(self, event: Failed | Ended) -> None:
         """Keep the first failure of a start, as the others follow from it; kill processes that do not exit in time."""
         if self.last is None:
-            self.last, start = event, self.starts
-            timer = threading.Timer(PATIENCE, lambda: self._ask(stops=2) if self.starts == start else None)
+            self.last = event
+            start = self.meeting.start if self.meeting else ""
+            timer = threading.Timer(PATIENCE, self._ask, kwargs={"over": start})  # of this start only
             timer.daemon = True
             timer.start()
 
@@ -260,7 +267,7 @@ class RayProcesses:
         threading.Thread(target=self._ask, kwargs={"stops": stops}, daemon=True).start()
         self.requests = replace(self.requests, stops=stops)
 
-    def _ask(self, **requests: int) -> None:
+    def _ask(self, **requests: Any) -> None:
         self.requests = replace(self.requests, **requests)
         if self.relay is not None:
             self.relay.ask.remote(self.requests)
