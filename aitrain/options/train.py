@@ -124,8 +124,4 @@ class TrainConfig(
                 )
                 for name in ("save_best", "until", "patience")
             ),
-            (
-                self.save_best and self.distributed_backend == "deepspeed",
-                "save_best: the best weights cannot be restored under DeepSpeed\nLeave it out, or use fsdp2.",
-            ),
         ]
