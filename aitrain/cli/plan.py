@@ -25,6 +25,7 @@ from aitrain.launch.resource_check import device_memory, format_bytes, free_disk
 from aitrain.launch.resource_estimate import MIB, PROMPT, estimate_disk, estimate_memory, memory_savers
 from aitrain.options.documentation import help_text
 from aitrain.options.reading import resolve
+from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.train import TrainConfig
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.run_folder import RunFolder, read_object
@@ -112,8 +113,12 @@ def _resource_lines(wanted: RunPlan) -> Iterator[str]:
     for flag, saved in memory_savers(shape, wanted.config, wanted.batch, device)[:4]:
         yield _line("", f"{'-' + format_bytes(saved):>10} with {flag}")
     room = estimate_disk(shape, config, wanted.batch)
+    if config.distributed_backend == "fsdp2":
+        yield _line("sharding", f"over {wanted.batch.processes} processes; {fsdp_settings(config, shape.weights)}")
     rollouts = "" if room.rollouts is None else f" + rollouts at most {format_bytes(room.rollouts)}"
-    kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}{rollouts}"
+    several = room.checkpoints > room.checkpoint > 0
+    each = f" ({format_bytes(room.checkpoint)} each)" if several else ""
+    kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}{each}{rollouts}"
     yield _line("disk", f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free")
 
 

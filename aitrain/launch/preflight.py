@@ -98,7 +98,9 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
         check_vllm_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
     batch = plan_batch(config, processes)
     if config.distributed_backend == "fsdp2" and batch.processes == 1:
-        raise ConfigError("distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it.")
+        raise ConfigError(
+            "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
+        )
     notes: list[str] = list(remarks(config))
     if note := note_on_truncation(config):
         notes.append(note)

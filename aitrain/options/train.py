@@ -75,7 +75,9 @@ class TrainConfig(
 
     def rules(self) -> Iterable[Rule]:
         """Rules between sections."""
-        return chain(self._weight_rules(), self._vllm_rules(), self._best_rules(), fsdp_rules(self), contradictions(self))
+        return chain(
+            self._weight_rules(), self._vllm_rules(), self._best_rules(), fsdp_rules(self), contradictions(self)
+        )
 
     def _weight_rules(self) -> list[Rule]:
         return [

@@ -65,11 +65,23 @@ class Caller(ScriptedTalk):
 JOBS: dict[str, dict[str, Any]] = {
     "talk": {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2},
     "adapter": ADAPTER,
-    "one-copy": {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2, "trl": ONE_COPY},
+    "one-copy": {
+        "environment": Unscored,
+        "rl_kl_coef": 0.1,
+        "gradient_accumulation": 2,
+        "eval_cases": 2,
+        "trl": ONE_COPY,
+    },
     "shards": {"gradient_accumulation": 2, "trl": SHARDED},
-    "bf16": {"mixed_precision": "bf16", "rl_kl_coef": 0.1, "dtype": "bfloat16", **ADAPTER},
+    "half": {"mixed_precision": "bf16", "dtype": "bfloat16", **ADAPTER},
     "caller": {"environment": Caller},
-    "best": {"environment": ScriptedTalk, "save_best": True, "eval_cases": 2, "eval_strategy": "steps", "eval_steps": 2},
+    "best": {
+        "environment": ScriptedTalk,
+        "save_best": True,
+        "eval_cases": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+    },
 }
 """Options of the runs, beside OPTIONS."""
 
@@ -96,7 +108,12 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
         environment = options.pop("environment", ScriptedTalk)()
         checkpoint = out / name / "checkpoints" / f"{PREFIX}2" if resumed_from else None
         config = TrainConfig(
-            model=model, output_dir=str(out), project_name=name, distributed_backend=backend, resume_anyway=True, **options
+            model=model,
+            output_dir=str(out),
+            project_name=name,
+            distributed_backend=backend,
+            resume_anyway=True,
+            **options,
         )
         folder = RunFolder(out / name)
         if RANK == 0:
