@@ -91,6 +91,10 @@ class TrainConfig(
                 f"quantization: {self.quantization} weights cannot be trained themselves: add --peft",
             ),
             (
+                self.quantization is not None and self.zero == 3,
+                "quantization: quantized weights cannot be sharded with ZeRO-3\nUse --zero-stage 2, or leave it out.",
+            ),
+            (
                 self.quantization is not None
                 and self.use_vllm
                 and not (self.vllm_mode == "server" and self.vllm_sync in ("auto", "adapter")),
