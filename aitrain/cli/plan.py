@@ -24,8 +24,8 @@ from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.resource_check import device_memory, format_bytes, free_disk, processes_sharing
 from aitrain.launch.resource_estimate import MIB, PROMPT, estimate_disk, estimate_memory, memory_savers
 from aitrain.options.documentation import help_text
-from aitrain.options.reading import resolve
 from aitrain.options.fsdp_settings import fsdp_settings
+from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.runs.metrics_line import read_metrics
 from aitrain.runs.run_folder import RunFolder, read_object

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from aitrain.options.section import Options, ResumeSafe, Rule
-from aitrain.options.value_types import JsonFile, NonNegativeInt, PositiveInt
+from aitrain.options.value_types import JsonFile, NonNegativeInt, PositiveInt, ZeROStage
 
 SET_BY_OPTIONS = {
     "train_batch_size": "--batch-size",
@@ -26,7 +26,7 @@ class DistributedOptions(Options):
 
     distributed_backend: ResumeSafe[Literal["ddp", "fsdp2", "deepspeed"]] = "ddp"
     """How several processes hold the model: ddp, each all of it; fsdp2, each a part; deepspeed, ZeRO."""
-    zero_stage: ResumeSafe[Literal[2, 3]] = 2
+    zero_stage: ResumeSafe[ZeROStage] = 2
     """DeepSpeed's ZeRO stage: 2 shards gradients and optimizer state, 3 the weights as well."""
     deepspeed_config: ResumeSafe[JsonFile | None] = None
     """A DeepSpeed configuration file in JSON, instead of --zero-stage; its contents are kept in config.yaml."""

@@ -1,5 +1,5 @@
-"""Weights and optimizer state of a model that FSDP2 has sharded: gathered for files that any backend reads, or written by
-all processes, each its part.
+"""Weights and optimizer state of a model that FSDP2 has sharded: gathered for files that any backend reads, or written
+by all processes, each its part.
 
     model.safetensors, or adapter_model.safetensors     all weights, as without sharding
     optimizer.pt                                        likewise

@@ -1,4 +1,4 @@
-"""Train with scripted completions under DDP, FSDP2 or ZeRO: `sharded_run.py MODEL OUT BACKEND JOB...`, one process of a group.
+"""Train with scripted completions: `sharded_run.py MODEL OUT BACKEND JOB...`, one process of a group.
 
 All runs of a backend share a process, as importing torch and TRL takes longer than the runs.
 """
@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,9 @@ JOBS: dict[str, dict[str, Any]] = {
 """Options of the runs, beside OPTIONS."""
 
 OPTIONS: dict[str, Any] = {
-    "batch_size": 8 // int(os.environ["WORLD_SIZE"]), "gradient_accumulation": 1, "rl_num_generations": 4, "max_steps": 4, "lr": 1e-3,
-    "rl_kl_coef": 0.0, "eval_cases": 0, "rl_max_new_tokens": 8, "save_strategy": "steps", "save_steps": 2,
-    "save_total_limit": 3,
+    "batch_size": 8 // int(os.environ["WORLD_SIZE"]), "gradient_accumulation": 1, "rl_num_generations": 4,
+    "max_steps": 4, "lr": 1e-3, "rl_kl_coef": 0.0, "eval_cases": 0, "rl_max_new_tokens": 8, "save_strategy": "steps",
+    "save_steps": 2, "save_total_limit": 3,
 }  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             if checkpoint is not None:
                 shutil.copytree(out / resumed_from / "checkpoints" / checkpoint.name, checkpoint)
         notes: list[str] = []
-        context = RunContext(config, folder, start_runner(environment, config), lambda event: note(event, notes))
+        context = RunContext(config, folder, start_runner(environment, config), partial(note, notes))
         if checkpoint is not None:
             torch_barrier(config)
             context = replace(context, checkpoint=checkpoint)
@@ -166,7 +167,7 @@ def torch_barrier(config: TrainConfig) -> None:
     torch.distributed.barrier()
 
 
-def note(event: Event, notes: list[str]) -> None:
+def note(notes: list[str], event: Event) -> None:
     notes.append(str(getattr(event, "text", "")))
 
 

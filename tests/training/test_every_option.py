@@ -464,6 +464,7 @@ EFFECTS = {
     "num_processes": seen(workers, 3, **ENV),
     "mixed_precision": seen(precision, "bf16"),
     "disable_gradient_checkpointing": seen(arguments, True),
+    "distributed_backend": seen(arguments, "fsdp2", model="tiny"),
     "warm_up": seen(warmed_up, False),
     "ddp_timeout": seen(arguments, 60),
     "trl": seen(trl_config, {"delta": 2.0}),

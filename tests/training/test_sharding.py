@@ -291,7 +291,7 @@ def test_tables_of_the_user_are_joined_with_our_settings() -> None:
         distributed_backend="fsdp2",
         trl={"fsdp_config": {"reshard_after_forward": False}, "accelerator_config": {"even_batches": False}},
     )
-    made: dict[str, Any] = fsdp_arguments(config, fsdp_settings(config, 10_000_000_000))
+    made: dict[str, Any] = fsdp_arguments(config, 10_000_000_000)
 
     assert made["fsdp_config"]["reshard_after_forward"] is False
     assert made["fsdp_config"]["state_dict_type"] == "SHARDED_STATE_DICT"
@@ -301,7 +301,7 @@ def test_tables_of_the_user_are_joined_with_our_settings() -> None:
 
 def test_a_state_for_each_weight_is_what_the_named_optimizers_have() -> None:
     """The states of sharded weights are saved by the shape of their weight."""
-    from transformers import TrainingArguments, Trainer
+    from transformers import Trainer, TrainingArguments
 
     for name in OPTIMIZERS:
         arguments = TrainingArguments(optim=name, use_cpu=True)
