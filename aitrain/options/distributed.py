@@ -31,7 +31,7 @@ class DistributedOptions(Options):
     deepspeed_config: ResumeSafe[JsonFile | None] = None
     """A DeepSpeed configuration file in JSON, instead of --zero-stage; its contents are kept in config.yaml."""
     allow_pickle: ResumeSafe[bool] = False
-    """Allow DeepSpeed's checkpoints, which are pickles: who can write to them can run code in your runs."""
+    """Load DeepSpeed's checkpoints, which are pickles, even if they could run code; see docs/sharding.md."""
     nnodes: ResumeSafe[PositiveInt | None] = None
     """Machines that train together; unset: one, or those of the SLURM step."""
     node_rank: ResumeSafe[NonNegativeInt | None] = None
