@@ -114,11 +114,10 @@ def _resource_lines(wanted: RunPlan) -> Iterator[str]:
         yield _line("", f"{'-' + format_bytes(saved):>10} with {flag}")
     room = estimate_disk(shape, config, wanted.batch)
     if config.distributed_backend == "fsdp2":
-        yield _line("sharding", f"over {wanted.batch.processes} processes; {fsdp_settings(config, shape.weights)}")
+        sizes = f"over {wanted.batch.processes} processes, a checkpoint of {format_bytes(room.checkpoint)}"
+        yield _line("sharding", f"{sizes}; {fsdp_settings(config, shape.weights)}")
     rollouts = "" if room.rollouts is None else f" + rollouts at most {format_bytes(room.rollouts)}"
-    several = room.checkpoints > room.checkpoint > 0
-    each = f" ({format_bytes(room.checkpoint)} each)" if several else ""
-    kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}{each}{rollouts}"
+    kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}{rollouts}"
     yield _line("disk", f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free")
 
 

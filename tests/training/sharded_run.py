@@ -42,7 +42,7 @@ from tests.training.scripted_run import ScriptedTalk, scripted_sample  # noqa: E
 RANK = int(os.environ["RANK"])
 SHARDED: dict[str, object] = {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}
 ONE_COPY: dict[str, object] = {"fsdp_config": {"cpu_ram_efficient_loading": True, "reshard_after_forward": True}}
-ADAPTER = {"peft": True, "lora_r": 4, "max_grad_norm": 1e6, "merge_adapter": False}
+ADAPTER = {"peft": True, "lora_r": 4, "rl_kl_coef": 0.1, "max_grad_norm": 1e6, "merge_adapter": False}
 """Without clipping, whose norm adds the parts up in another order, an adapter's weights are equal to the last bit."""
 
 
@@ -78,6 +78,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "adapter": ADAPTER,
     "merged": ADAPTER | {"merge_adapter": True, "rl_kl_coef": 0.1},
     "nan": {"environment": NotANumber, "lr": 1e-4, "scheduler": "constant", "warmup_ratio": 0.0},
+    "sampled": {"sample": HFEngine.sample, "eval_cases": 2},
     "one-copy": {
         "environment": Unscored,
         "rl_kl_coef": 0.1,
@@ -106,7 +107,6 @@ OPTIONS: dict[str, Any] = {
 
 
 def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
-    HFEngine.sample = scripted_sample  # type: ignore[method-assign]
     trainers: list[EpisodeTrainer] = []
     make = EpisodeTrainer.__init__
 
@@ -126,6 +126,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
         name, _, resumed_from = job.partition("<")
         options = OPTIONS | JOBS[name.partition("-resumed")[0]]
         environment = options.pop("environment", ScriptedTalk)()
+        HFEngine.sample = options.pop("sample", scripted_sample)  # type: ignore[method-assign]
         checkpoint = out / name / "checkpoints" / f"{PREFIX}2" if resumed_from else None
         config = TrainConfig(
             model=model,
