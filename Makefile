@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench bench-gpu bench-vllm docs tiny-model vllm adapters machines ray install
+.PHONY: demo test lint bench bench-gpu bench-vllm docs tiny-model vllm adapters machines ray deepspeed install
 
 demo: install
 	$(BIN)/aitrain demo
@@ -74,6 +74,9 @@ machines: install
 
 ray: install
 	.ci/ray
+
+deepspeed: install
+	.ci/deepspeed
 
 install: $(VENV)/.installed
 

@@ -32,6 +32,7 @@ from aitrain.runs.checkpoint import (
     read_manifest,
     refuse_changes,
     refuse_other_backend,
+    refuse_other_parts,
 )
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm.adapter_ranks import needed_rank
@@ -229,6 +230,10 @@ def check_packages(config: TrainConfig) -> None:
     if (config.launcher == "ray" or config.is_env_on_ray) and installed("ray") is None:
         option = "launcher" if config.launcher == "ray" else "rl_env_workers"
         raise ConfigError(f'{option}: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
+    if config.zero is not None and installed("deepspeed") is None:
+        raise ConfigError(
+            'distributed_backend: DeepSpeed is not installed\nInstall it with: pip install "aitrain[deepspeed]"'
+        )
     for tracker in config.log.split(","):
         if tracker != "none" and installed(tracker) is None:
             raise ConfigError(f"log: {tracker} is not installed\nInstall it with: pip install {tracker}")
@@ -318,6 +323,8 @@ def _find_checkpoint(config: TrainConfig, processes: int, notify: Callable[[str]
             advice = "Use --resume for the newest complete one."
             raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}") from None
     refuse_other_backend(path, config.distributed_backend)
+    if config.zero is not None:
+        refuse_other_parts(path, config.zero, processes)
     if not config.resume_anyway:
         refuse_changes(path, changed_options(read_manifest(path), config, processes))
     return path.resolve()

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from aitrain.options.section import Options, ResumeSafe, Rule
-from aitrain.options.value_types import JsonFile, NonNegativeInt, PositiveInt
+from aitrain.options.value_types import JsonFile, NonNegativeInt, PositiveInt, ZeROStage
 
 SET_BY_OPTIONS = {
     "train_batch_size": "--batch-size",
@@ -26,12 +26,12 @@ class DistributedOptions(Options):
 
     distributed_backend: ResumeSafe[Literal["ddp", "fsdp2", "deepspeed"]] = "ddp"
     """How several processes hold the model: ddp, each all of it; fsdp2, each a part; deepspeed, ZeRO."""
-    zero_stage: ResumeSafe[Literal[2, 3]] = 2
+    zero_stage: ResumeSafe[ZeROStage] = 2
     """DeepSpeed's ZeRO stage: 2 shards gradients and optimizer state, 3 the weights as well."""
     deepspeed_config: ResumeSafe[JsonFile | None] = None
     """A DeepSpeed configuration file in JSON, instead of --zero-stage; its contents are kept in config.yaml."""
     allow_pickle: ResumeSafe[bool] = False
-    """Allow DeepSpeed's checkpoints, which are pickles: who can write to them can run code in your runs."""
+    """Load DeepSpeed's checkpoints, which are pickles, even if they could run code; see docs/sharding.md."""
     nnodes: ResumeSafe[PositiveInt | None] = None
     """Machines that train together; unset: one, or those of the SLURM step."""
     node_rank: ResumeSafe[NonNegativeInt | None] = None
@@ -81,7 +81,7 @@ class DistributedOptions(Options):
                 "Add --distributed-backend deepspeed, or leave it out.",
             ),
             (
-                self.deepspeed_config is not None and bool(self.changed_flags("zero_stage")),
+                self.zero is not None and self.zero_stage not in (self.zero, 2),
                 "zero_stage: the file of --deepspeed-config has the stage: leave one of the two out",
             ),
             (
@@ -91,8 +91,7 @@ class DistributedOptions(Options):
             ),
             (
                 self.zero not in (None, 2, 3),
-                f"deepspeed_config: ZeRO stage {self.zero} is not supported\nUse stage 2 or 3; --distributed-backend ddp"
-                " shards nothing.",
+                f"deepspeed_config: ZeRO stage {self.zero} is not supported\nUse stage 2 or 3.",
             ),
         ]
 

@@ -56,7 +56,7 @@ class ResumableTrainer(OptimizingTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights, gathered; into a sharded checkpoint each process writes its part. Every process must call
         this."""
-        if not self.is_sharded:
+        if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             super().save_model(output_dir, _internal_call)
             return
         folder = str(output_dir or self.args.output_dir)

@@ -128,6 +128,8 @@ class EpisodeTrainer(ResumableTrainer):
             shard_now(self)
         check_sharded(inputs.runner.config, self.model)
         check_active(inputs.runner.config, self.accelerator)
+        if self.is_deepspeed_enabled and not self.is_sharded:
+            self.model.to(self.accelerator.device)  # DeepSpeed does so in `train`, after held-out cases were scored
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False

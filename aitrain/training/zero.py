@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import importlib.util
 import pickle
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -38,7 +37,6 @@ from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
 from aitrain.training.sharded_state import saved_weights
 
-INSTALL = "pip install 'aitrain[deepspeed]'"
 CHECKPOINT_ENGINE = "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine"
 CLASSES = (
     ("runtime.fp16.loss_scaler", "LossScaler"),
@@ -70,13 +68,7 @@ def zero_arguments(config: TrainConfig) -> dict[str, object]:
 
 
 def start_deepspeed(config: TrainConfig, use_cpu: bool) -> None:
-    """Join DeepSpeed's process group. Every process must call this before a model is loaded.
-
-    Raises:
-        ConfigError: DeepSpeed is not installed.
-    """
-    if importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError(f"distributed_backend: deepspeed is not installed\nInstall it with: {INSTALL}")
+    """Join DeepSpeed's process group. Every process must call this before a model is loaded."""
     deepspeed: Any = importlib.import_module("deepspeed")
     if use_cpu:
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -95,7 +87,7 @@ def check_active(config: TrainConfig, accelerator: Accelerator) -> None:
     if config.zero is not None and accelerator.distributed_type != DistributedType.DEEPSPEED:
         raise ConfigError(
             "distributed_backend: deepspeed is not active: accelerate left the whole model on each process\n"
-            "It needs at least two processes. Use --distributed-backend ddp for what you have."
+            "Use --distributed-backend ddp for what you have."
         )
 
 
