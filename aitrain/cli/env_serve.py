@@ -33,9 +33,8 @@ def env_serve(
     AITRAIN_ENV_TOKEN in the environment is a token that clients must have as well.
     """
     from aitrain.cli.env_process import check_environment, run_on_terminal  # here, because help needs none of it
-    from aitrain.environment.env_http import LOCAL
 
-    if host not in LOCAL and not os.environ.get("AITRAIN_ENV_TOKEN"):
+    if host not in ("127.0.0.1", "localhost", "::1") and not os.environ.get("AITRAIN_ENV_TOKEN"):
         raise ConfigError(
             f"--host {host}: whoever reaches the port could run the environment's tools\n"
             "Set AITRAIN_ENV_TOKEN to a long random text, here and where the training runs."

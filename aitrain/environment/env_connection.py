@@ -141,6 +141,7 @@ class EnvConnection:
         while part := response.read1(1 << 16):
             parts.append(part)
             activity.own.tick()  # the server is alive, and has deadlines of its own
+        response.close()  # else the connection takes no further request
         try:
             found = json.loads(b"".join(parts))
         except ValueError:

@@ -167,11 +167,7 @@ class EnvService:
             episode.call = asyncio.ensure_future(self._calls[path](episode, call))
         elif call.number < episode.number or episode.call is None:
             raise RefusedRequestError(409, f"call {call.number} of this episode was answered before")
-        try:
-            return await asyncio.shield(episode.call)
-        finally:
-            if episode.session is None and episode.call.done():
-                self._episodes.pop(call.session, None)  # it has no further call
+        return await asyncio.shield(episode.call)
 
     async def _open(self, episode: ClientEpisode, call: EnvCall) -> EnvAnswer:
         episode.case = self._case(call)
@@ -241,8 +237,11 @@ class EnvService:
         for name, episode in list(self._episodes.items()):
             is_running = episode.call is not None and not episode.call.done()
             is_silent = now - self._heard.get(episode.client, 0.0) > CLIENT_SECONDS
-            if not is_running and (is_silent or now - episode.last_call > IDLE_SECONDS):
-                lost.append(self._episodes.pop(name))
+            # an episode of one call is kept for a while, as the call may be sent again
+            allowed = IDLE_SECONDS if episode.session is not None else CLIENT_SECONDS
+            if not is_running and (is_silent or now - episode.last_call > allowed):
+                del self._episodes[name]
+                lost += [episode] if episode.session is not None else []
         for client, heard in list(self._heard.items()):
             if now - heard > IDLE_SECONDS:
                 del self._heard[client]

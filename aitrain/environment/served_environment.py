@@ -79,7 +79,7 @@ class ServedEnvironment:
         except (ConnectionError, RefusedCallError) as error:
             raise EnvironmentFailed(f"The environment's server did not answer for reference: {error}") from error
 
-    def source(self) -> list[tuple[str, str]]:
+    def served_source(self) -> list[tuple[str, str]]:
         """Names and texts of the environment's files; only names inside of a folder."""
         try:
             files = self.servers.connections[0].get("/v1/source")["files"]

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypedDict
 
-from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.redaction import source_without_secrets
 from aitrain.runs.run_folder import write_text
 
@@ -65,8 +64,9 @@ def keep_source(environment: object, folder: Path) -> None:
 
 def kept_files(environment: object) -> list[SourceFile]:
     """The files of an environment that are kept; of a served one, those that its server sends."""
-    if isinstance(environment, ServedEnvironment):
-        return [{"name": name, "text": text[:LONGEST_FILE]} for name, text in environment.source()[:MOST_FILES]]
+    of_server = getattr(environment, "served_source", None)  # of a ServedEnvironment, which takes long to import
+    if of_server is not None:
+        return [{"name": name, "text": text[:LONGEST_FILE]} for name, text in of_server()[:MOST_FILES]]
     own = getattr(environment, "source_files", None)
     return _read([(file.name, file) for file in own]) if own else source_of(type(environment))
 

@@ -49,8 +49,8 @@ class Running:
 
     @property
     def episodes(self) -> int:
-        """Number of sessions."""
-        return len(self.service._episodes)
+        """Number of open sessions."""
+        return sum(episode.session is not None for episode in self.service._episodes.values())
 
     def run(self, coroutine: Any) -> Any:
         """The result of a coroutine in the server's loop."""

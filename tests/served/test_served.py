@@ -208,6 +208,38 @@ def test_a_call_whose_connection_is_lost_is_sent_again_and_made_once(monkeypatch
         assert environment.closed.acquire(timeout=10)
 
 
+def test_the_only_call_of_an_episode_is_made_once_also_if_its_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = list[str]()
+    with served(InOrder()) as client:
+        cases, exchange = list(build_cases(client, None)[0]), env_connection.EnvConnection._exchange
+
+        def lose_the_first(self: Any, connection: Any, method: str, path: str, body: Any) -> Any:
+            found = exchange(self, connection, method, path, body)
+            answers.append(path)
+            if len(answers) == 1:
+                raise ConnectionResetError("lost")
+            return found
+
+        monkeypatch.setattr(env_connection.EnvConnection, "_exchange", lose_the_first)
+        played, _ = play(client, Scripted(answer), of=cases[:2])
+    assert answers == ["/v1/score"] * 3
+    assert [episode.result.score for episode in played] == [0.01, 0.02]
+
+
+def test_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_once, connected = env_connection.EnvConnection._connect, list[str]()
+
+    def count(self: Any) -> Any:
+        connected.append(self.url)
+        return connect_once(self)
+
+    monkeypatch.setattr(env_connection.EnvConnection, "_connect", count)
+    with served(InOrder()) as client:
+        played, _ = play(client, Scripted(answer), of=list(build_cases(client, None)[0]))
+    assert len(connected) == 1  # the calls are made one after another
+    assert [episode.result.score for episode in played] == [number / 100 for number in range(1, 9)]
+
+
 def test_a_call_that_takes_long_is_known_to_be_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client takes a server without a byte for lost after SILENCE_SECONDS."""
     monkeypatch.setattr(env_http, "ALIVE_SECONDS", 0.05)
@@ -390,7 +422,7 @@ def test_wrong_requests_are_answered_with_what_is_wrong() -> None:
         assert ask(server.url, "POST", "/v1/open", {"session": 5}, **json_type)[0] == 400
         call = {"session": "s", "number": 0, "environment": server.service.description.id}
         assert ask(server.url, "POST", "/v1/score", {**call, "case": 99}, **json_type)[0] == 400
-        assert ask(server.url, "POST", "/v1/respond", call, **json_type)[0] == 410
+        assert ask(server.url, "POST", "/v1/respond", {**call, "session": "t"}, **json_type)[0] == 410
         assert ask(server.url, "POST", "/v1/reference", {"case_idx": 99}, **json_type)[0] == 404
         assert server.episodes == 0
 

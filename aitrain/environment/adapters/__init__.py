@@ -129,7 +129,7 @@ ADAPTERS = {
 
 SERVED = Adapter(
     "http", "aitrain.environment.served_environment", "connect",
-    "Environments of aitrain behind `aitrain env serve`.", "//127.0.0.1:8000", by_url=True,
+    "Environments that `aitrain env serve` serves.", "//127.0.0.1:8000", by_url=True,
 )  # fmt: skip
 """What loads an environment that is named by its URL; not one of ADAPTERS, as nothing precedes the URL."""
 
