@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench bench-gpu bench-vllm docs tiny-model vllm adapters install
+.PHONY: demo test lint bench bench-gpu bench-vllm docs tiny-model vllm adapters machines ray install
 
 demo: install
 	$(BIN)/aitrain demo
@@ -68,6 +68,12 @@ vllm:
 
 adapters: install
 	.ci/adapters
+
+machines: install
+	.ci/machines
+
+ray: install
+	.ci/ray
 
 install: $(VENV)/.installed
 

@@ -47,6 +47,8 @@ def train_here(config: TrainConfig, environment: object = None) -> Result:
     _silence_tqdm()
     with errors_in_python():
         plan = check(_for_one_process(config), has_environment=environment is not None)
+        if plan.nodes is not None:
+            raise ConfigError("nnodes: aitrain.train runs on this machine\nUse aitrain grpo on each of them.")
         folder = plan.open_folder()
         try:
             return _run(plan, folder, environment)
@@ -82,6 +84,9 @@ def _with_notes_in_python(announce: Announce) -> Announce:
 
 
 def _for_one_process(config: TrainConfig) -> TrainConfig:
+    if config.launcher == "ray" or config.is_env_on_ray:
+        option = "launcher" if config.launcher == "ray" else "rl_env_workers"
+        raise ConfigError(f"{option}: aitrain.train runs on this machine\nUse aitrain grpo to train on Ray.")
     if (config.num_processes or 1) > 1:
         raise ConfigError(
             f"num_processes: aitrain.train runs in this one process, not in {config.num_processes}\n"

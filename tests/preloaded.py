@@ -165,7 +165,7 @@ def _become(streams: list[int], variables: dict[str, str] | None) -> None:
 
 
 def _run(module: str, *arguments: str) -> NoReturn:
-    """Run a module to its end, and exit as Python would."""
+    """Run a module, or a file, to its end, and exit as Python would."""
     ctypes.CDLL(None).prctl(15, module[-15:].encode())  # its name in /proc/PID/comm
     if module == "aitrain.jobs.worker" and "SHARD_ON_CPU" in os.environ:
         sys.path.insert(0, str(Path(__file__).parent / "cpu_sharding"))
@@ -173,7 +173,10 @@ def _run(module: str, *arguments: str) -> NoReturn:
     sys.argv = [module, *arguments]
     code: object = 0
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=False)
+        if module.endswith(".py"):
+            runpy.run_path(module, run_name="__main__")
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=False)
     except SystemExit as end:
         code = end.code
     except BaseException:

@@ -22,8 +22,10 @@ from aitrain.launch.ray_placement import Bundle, describe
 from aitrain.launch.ray_processes import RayProcesses, cause_of
 from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests, RunRelay
 from aitrain.launch.ray_worker import RankJob, RankNumbers, RankProcess
+from aitrain.notebook import _for_one_process
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
+from tests.ray_standin import started
 
 
 def place(rank: int, **changes: str) -> RankPlace:
@@ -122,6 +124,7 @@ class Command:
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPlan:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("aitrain.launch.preflight.check_packages", lambda _: None)  # also without Ray
     return check(TrainConfig(model="tiny", rl_env="envs.arithmetic", launcher="ray", num_processes=2))
 
 
@@ -165,6 +168,21 @@ def test_an_error_that_the_process_has_reported_does_not_start_it_again(
     command = Command()
     process(plan, monkeypatch, f"say({encode(Failed('no', 3))!r}); sys.exit(3)").run(command.tell)
     assert command.news[-1].exit == ""
+
+
+def test_a_rank_that_waits_for_a_failed_one_is_ended_with_its_start_and_not_with_another(
+    plan: RunPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = process(plan, monkeypatch, "time.sleep(1); say('later\\n'); time.sleep(60)")
+    rank.meeting = replace(rank.meeting, start="now")
+    heard: list[str] = []
+
+    def tell(news: RankNews) -> Requests:
+        heard.extend(news.lines)
+        return Requests(over="now" if heard else "before")
+
+    rank.run(tell)  # and does not raise, so that Ray does not start it again
+    assert heard == ["later\n"]
 
 
 def test_a_stop_request_reaches_the_process_as_sigterm(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +318,19 @@ def test_an_error_of_ray_is_told_without_its_traceback() -> None:
     assert cause_of(died) == "Rank 1 was lost: The actor died. The node has died"
 
 
+def test_ray_train_gets_the_number_of_processes_and_of_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"launcher": "ray", "num_processes": 2, "max_failures": 7, "ray_address": "10.0.0.1:6379"}
+    seen = started(TrainConfig(model="tiny", rl_env="envs.arithmetic", **options))  # type: ignore[arg-type]
+    settings = seen["settings"]
+    assert seen["address"] == "10.0.0.1:6379"
+    assert settings["scaling_config"].num_workers == 2
+    assert settings["scaling_config"].resources_per_worker == {"CPU": 1.0}
+    assert settings["run_config"].failure_config.max_failures == 7
+
+
 # -- placement
 
 
@@ -340,6 +371,12 @@ def test_ray_needs_the_number_of_processes(tmp_path: Path) -> None:
 def test_options_of_ray_are_refused_without_it(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="launcher"):
         TrainConfig(rl_env="envs.arithmetic", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"launcher": "ray", "num_processes": 1}, {"rl_env_workers": "ray:4"}])
+def test_training_in_python_is_not_on_ray(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="runs on this machine"):
+        _for_one_process(TrainConfig(rl_env="envs.arithmetic", **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", ["ray:0", "ray", "ray:x", "0", -1, True])

@@ -14,9 +14,16 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.launch import resource_check
-from aitrain.launch.model_shape import TINY, ModelShape, read_model_shape
+from aitrain.launch.model_shape import TINY, Linear, ModelShape, read_model_shape
 from aitrain.launch.resource_check import check_resources, device_memory, free_disk
-from aitrain.launch.resource_estimate import MIB, DeviceMemory, estimate_disk, estimate_memory, memory_savers
+from aitrain.launch.resource_estimate import (
+    MIB,
+    DeviceMemory,
+    MemoryEstimate,
+    estimate_disk,
+    estimate_memory,
+    memory_savers,
+)
 from tests.conftest import Run, write
 
 CPU, GPU = DeviceMemory("CPU", 8 << 30, 16 << 30), DeviceMemory("GPU", 80 << 30, 80 << 30)
@@ -224,3 +231,62 @@ def test_the_estimate_of_one_shape_is_within_a_quarter_of_the_real_peak() -> Non
     command = [sys.executable, "-m", "benchmarks.memory", "--pairs", "1", "--shape", "wide", "--way", "full"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- sharding
+
+
+EIGHT_BILLION = ModelShape(
+    8_190_735_360, 36, 4096, 12_288, 32, 8, 128, 151_936, (Linear("q_proj", 36 * 8192, 6_945_767_424),)
+)
+
+
+def shares(backend: str, processes: int = 8, **options: Any) -> MemoryEstimate:
+    config = TrainConfig(
+        distributed_backend=backend, num_processes=processes, use_vllm=True, vllm_mode="server", **options
+    )
+    return estimate_memory(EIGHT_BILLION, config, plan_batch(config, processes), GPU)
+
+
+def test_sharded_weights_and_states_are_divided_by_the_processes() -> None:
+    ddp, fsdp2 = shares("ddp"), shares("fsdp2")
+
+    for part in ("weights", "reference", "optimizer"):
+        assert fsdp2.stay[part] == ddp.stay[part] // 8
+    assert fsdp2.phases["optimizer's step"] < ddp.phases["optimizer's step"] // 8
+    assert fsdp2.peak < 80 << 30 < ddp.peak
+
+
+def test_a_pass_needs_whole_layers_and_embeddings_beside_the_parts() -> None:
+    few, many = shares("fsdp2", 8, rl_kl_coef=0.0), shares("fsdp2", 64, rl_kl_coef=0.0)
+
+    assert sum(many.stay.values()) < sum(few.stay.values()) / 4
+    embeddings = 2 * (EIGHT_BILLION.weights - 6_945_767_424)
+    assert few.phases["training pass"] > embeddings
+    assert many.phases["training pass"] > embeddings
+
+
+def test_sharding_is_advised_on_several_gpus_only() -> None:
+    config = TrainConfig(num_processes=2)
+
+    def advised(processes: int, device: DeviceMemory) -> bool:
+        savers = memory_savers(EIGHT_BILLION, config, plan_batch(config, processes), device)
+        return any(flag == "--distributed-backend fsdp2" for flag, _ in savers)
+
+    assert advised(2, GPU)
+    assert not advised(1, GPU)
+    assert not advised(2, CPU)
+
+
+def test_the_plan_shows_how_the_model_is_sharded_and_the_size_of_a_checkpoint(
+    here: Path, preloaded_aitrain: Path
+) -> None:
+    named = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--distributed-backend", "fsdp2", "--options-only"]
+    command = [str(preloaded_aitrain / "aitrain"), "plan", *named]
+    done = subprocess.run([*command, "--num-processes=8"], capture_output=True, text=True, check=False, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert "sharding     over 8 processes, a checkpoint of 4 MiB; weights read by each process" in done.stdout
+
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here)
+    assert refused.returncode == 2
+    assert "one process has nothing to share with fsdp2" in refused.stderr

@@ -62,7 +62,9 @@ def run(folder: Path, what: str, count: int = 1, timeout: float = 60.0) -> tuple
 
 def plan_of(config: TrainConfig, processes: int) -> Any:
     """What the parent reads of a plan."""
-    return SimpleNamespace(config=config, batch=SimpleNamespace(processes=processes), gpus=[], checkpoint=None)
+    return SimpleNamespace(
+        config=config, batch=SimpleNamespace(processes=processes), processes=processes, gpus=[], checkpoint=None
+    )
 
 
 @pytest.fixture(autouse=True)

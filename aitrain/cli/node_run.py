@@ -9,8 +9,9 @@ from aitrain.errors import AitrainError
 from aitrain.events import Announce, Failed, Note
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_processes import FollowingProcesses
-from aitrain.launch.nodes import Nodes, facts, find_folder, gather_nodes, join_node_0, show_folder
+from aitrain.launch.nodes import facts, find_folder, gather_nodes, join_node_0, show_folder
 from aitrain.launch.preflight import RunPlan
+from aitrain.launch.slurm import Nodes
 from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.next_steps import continuing

@@ -24,6 +24,7 @@ from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.resource_check import device_memory, format_bytes, free_disk, processes_sharing
 from aitrain.launch.resource_estimate import MIB, PROMPT, estimate_disk, estimate_memory, memory_savers
 from aitrain.options.documentation import help_text
+from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
 from aitrain.runs.metrics_line import read_metrics
@@ -112,6 +113,9 @@ def _resource_lines(wanted: RunPlan) -> Iterator[str]:
     for flag, saved in memory_savers(shape, wanted.config, wanted.batch, device)[:4]:
         yield _line("", f"{'-' + format_bytes(saved):>10} with {flag}")
     room = estimate_disk(shape, config, wanted.batch)
+    if config.distributed_backend == "fsdp2":
+        sizes = f"over {wanted.batch.processes} processes, a checkpoint of {format_bytes(room.checkpoint)}"
+        yield _line("sharding", f"{sizes}; {fsdp_settings(config, shape.weights)}")
     rollouts = "" if room.rollouts is None else f" + rollouts at most {format_bytes(room.rollouts)}"
     kept = f"model {format_bytes(room.model)} + checkpoints {format_bytes(room.checkpoints)}{rollouts}"
     yield _line("disk", f"{kept}, {format_bytes(free_disk(Path(config.output_dir)))} free")

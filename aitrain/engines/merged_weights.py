@@ -16,8 +16,8 @@ from aitrain.engines.sharded_tensors import reshard
 def merged_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, tensor) of all weights, with the base's names; shared ones once, those with an adapter merged.
 
-    The base is not written, as merging and unmerging in place accumulates rounding errors. Weights of a sharded model are
-    sharded, and every process must iterate over them, as sums with an adapter are computed by all.
+    The base is not written, as merging and unmerging in place accumulates rounding errors. Weights of a sharded model
+    are sharded, and every process must iterate over them, as sums with an adapter are computed by all.
     """
     reshard(model)
     if not isinstance(model, PeftModel):

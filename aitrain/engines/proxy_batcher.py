@@ -42,8 +42,8 @@ def offer_model(
     engine: Completer | None = None,
     refusal: str = "",
 ) -> Callable[[], AbstractAsyncContextManager[None]]:
-    """Give a runner's environment the model, whose calls are batched; returns the context in which it may score. `refusal`
-    says why the model itself cannot be called."""
+    """Give a runner's environment the model, whose calls are batched; returns the context in which it may score.
+    `refusal` says why the model itself cannot be called."""
     proxy = ProxyBatcher(model, tokenizer.pad_token_id, engine, refusal)
     runner.around, runner.on_call_end = torch.no_grad, proxy.on_call_end
     runner.offer(proxy.policy, tokenizer)
@@ -63,8 +63,8 @@ class ProxyBatcher:
     def __init__(
         self, model: PreTrainedModel, pad_token_id: int, engine: Completer | None = None, refusal: str = ""
     ) -> None:
-        """`engine` generates for the calls whose settings it supports; None: the model generates for all, unless there is
-        a refusal."""
+        """`engine` generates for the calls whose settings it supports; None: the model generates for all, unless
+        there is a refusal."""
         self.policy = ModelProxy(self.call_model, model)
         self._model, self._pad, self._engine, self._refusal = model, pad_token_id, engine, refusal
         self._thread = threading.get_ident()

@@ -25,8 +25,8 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Free gathered weights. After a forward pass without gradients the parameters of some modules are plain tensors, in
-    the type of the computation; afterwards all are the sharded ones that the optimizer changes."""
+    """Free gathered weights. After a forward pass without gradients the parameters of some modules are plain tensors,
+    in the type of the computation; afterwards all are the sharded ones that the optimizer changes."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -35,8 +35,8 @@ def reshard(model: torch.nn.Module) -> None:
 def gathered(
     tensors: Iterable[tuple[str, torch.Tensor]], keeps: bool, dtype: torch.dtype | None = None
 ) -> dict[str, torch.Tensor]:
-    """The whole tensors on the CPU, gathered one by one; none of them for a process that does not keep them. Every process
-    must call this for sharded ones. `dtype` converts them."""
+    """The whole tensors on the CPU, gathered one by one; none of them for a process that does not keep them. Every
+    process must call this for sharded ones. `dtype` converts them."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors:
         if keeps or isinstance(tensor, DTensor):

@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from aitrain.engines.merged_weights import merged_weights
 from aitrain.engines.scopes import savable_generation_config
-from aitrain.engines.sharded_tensors import gathered, reshard
+from aitrain.engines.sharded_tensors import gathered, is_sharded, reshard
 from aitrain.errors import RunFailed, ServerRefusedError
 from aitrain.vllm.client import VLLMClient
 
@@ -92,6 +92,11 @@ class _Files:
         """Whether this process writes the files."""
         self._removal: Callable[[], object] | None = None
 
+    @property
+    def _takes_part(self) -> bool:
+        """Whether this process writes the weights, or has a part of them."""
+        return self.writes or is_sharded(self.model)
+
     def close(self) -> None:
         """Remove the folder, in the process that wrote it."""
         if self._removal is not None:
@@ -144,6 +149,8 @@ class AdapterSync(_Files):
 
     def write(self, version: WeightVersion) -> int:
         """Write adapter_model.safetensors and adapter_config.json; returns their size in bytes."""
+        if not self._takes_part:
+            return 0
         reshard(self.model)
         weights = gathered(get_peft_model_state_dict(self.model, save_embedding_layers=False).items(), self.writes)
         if not self.writes:
@@ -203,6 +210,8 @@ class DiskSync(_Files):
 
     def write(self, version: WeightVersion) -> int:
         """Write the files of `save_pretrained`, with a merged adapter; returns their size in bytes."""
+        if not self._takes_part:
+            return 0
         weights = gathered(merged_weights(self.model), self.writes, self._dtype)
         if not self.writes:
             return 0

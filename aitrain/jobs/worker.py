@@ -36,6 +36,7 @@ from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Note, Started, encode
 from aitrain.execution.processes import CallPool
+from aitrain.jobs.fork_host import env_command
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
 from aitrain.options.train import TrainConfig
@@ -168,7 +169,6 @@ def start_on_ray(config: TrainConfig) -> CallPool:
         ConfigError: there is no cluster.
         EnvironmentFailed: it cannot be loaded there.
     """
-    from aitrain.environment.fork_host import env_command
     from aitrain.execution.ray_pool import RayPool
 
     activity.own.enter("starting the environment on Ray", moves_files=True)

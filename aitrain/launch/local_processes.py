@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,9 +123,8 @@ class LocalProcesses:
         """SIGKILL to each of them and its descendants (environment processes, engines), by id, as these may be in
         other sessions."""
         pids = [child.pid for child in self.children.values() if child.poll() is None]
-        for pid in (*pids, *descendants(pids)):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _send(pids, signal.SIGSTOP)  # one that is halted starts no more processes, which would be left
+        _send([*pids, *descendants(pids)], signal.SIGKILL)
 
     def wait(self, seconds: float) -> None:
         """Wait for all of them to end, and for their `on_exit`; kill those that have not ended by then."""
@@ -139,6 +138,12 @@ class LocalProcesses:
 
     def _wait(self, rank: int, child: subprocess.Popen[bytes]) -> None:
         self.on_exit(rank, child.wait())
+
+
+def _send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def how_it_ended(rank: int, world: int, code: int) -> str:

@@ -46,8 +46,10 @@ class Peer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._file, self._lock = connection, connection.makefile("rb"), threading.Lock()
         self.node, self.host, self.gpus = 0, "", 0
-        self.address: str = connection.getpeername()[0]
+        self.address = ""
         """Address of the other machine."""
+        with suppress(OSError):  # it is gone already
+            self.address = connection.getpeername()[0]
         self.own_address: str = connection.getsockname()[0]
         """Address of this machine, by which the other one reaches it."""
         self.has_ended = False
@@ -83,7 +85,7 @@ class Peer:
             message = json.loads(line) if line.endswith(b"\n") else None
         except TimeoutError as error:
             raise LinkError(f"{self.name} was silent for {seconds:.0f} seconds") from error
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError) as error:  # ValueError: also of a file that is closed
             raise LinkError(f"{self.name} is gone") from error
         if not isinstance(message, dict):
             raise LinkError(f"{self.name} is gone")
@@ -101,6 +103,7 @@ class Peer:
         """Close the connection; a thread that waits for a message gets a LinkError."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+        self._file.close()
         self._socket.close()
 
 
@@ -201,4 +204,8 @@ class NodeLink:
                 return
             if message.get("kind") == "bye":
                 peer.has_ended = True
-            self.on_message(peer, message)
+            try:
+                self.on_message(peer, message)
+            except Exception as error:  # without this thread nothing would be heard of the machine
+                self.on_lost(f"{peer.name} sent a message that cannot be handled: {error!r}")
+                raise

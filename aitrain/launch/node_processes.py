@@ -36,6 +36,8 @@ KEY_VARIABLE = "VLLM_API_KEY"
 """Environment variable with the key of a vLLM server."""
 STACKS_SECONDS = 6.0
 """Seconds to wait for another machine's word on whether a rank waits for another one."""
+AFTER_FAILURE = 10.0
+"""Seconds for the ranks here to exit after node 0 said that the run failed; one may hang."""
 CAUSE_SECONDS = 5.0
 """Seconds for the news that a machine is lost, after a rank failed, as it may have failed because of that."""
 
@@ -146,7 +148,8 @@ class LeadingProcesses(LinkedProcesses):
     def _hear_of(self, peer: Peer, event: Event | None) -> None:
         """An event of another machine's rank; its process id means nothing here."""
         if isinstance(event, Failed):
-            event = Failed(f"{peer.name}: {event.message}", event.exit_code, event.status)
+            explained = self._explain_timeout(event)
+            event = Failed(f"{peer.name}: {explained.message}", event.exit_code, event.status)
             self._remember(event)
         if event is not None:
             self.announce(event)
@@ -179,7 +182,7 @@ class LeadingProcesses(LinkedProcesses):
     def _waits(self, rank: int, seen: Snapshot) -> bool:
         if rank in self.ranks:
             return super()._waits(rank, seen)
-        peer = self.link.peers[rank // self.ranks.count - 1]
+        peer = self._peer(rank)
         self.link.tell("stacks", only=peer, rank=rank)
         try:
             while True:
@@ -188,6 +191,12 @@ class LeadingProcesses(LinkedProcesses):
                     return waits
         except queue.Empty:
             return False
+
+    def _peer(self, rank: int) -> Peer:
+        return self.link.peers[rank // self.ranks.count - 1]
+
+    def _place(self, rank: int) -> str:
+        return " on node 0" if rank in self.ranks else f" on {self._peer(rank).name}"
 
     def _end(self) -> Failed | Ended:
         """After the others have ended as well."""
@@ -298,6 +307,7 @@ class FollowingProcesses(LinkedProcesses):
             self.cause = self.cause or failed
         self._remember(failed)
         self._has_heard = True
+        self._kill_in(AFTER_FAILURE)
         self._begun.put(None)
 
     def _on_lost(self, why: str) -> None:

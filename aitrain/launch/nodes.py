@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ from aitrain.launch.node_link import (
     prove_to_node_0,
 )
 from aitrain.launch.node_token import TOKEN_VARIABLE, read_token, refused_token, shared_token
-from aitrain.launch.slurm import given_machines
+from aitrain.launch.slurm import Nodes
 from aitrain.options.train import TrainConfig
 from aitrain.packages import PACKAGE
 from aitrain.redaction import without_secrets
@@ -42,6 +42,8 @@ PACKAGES = ("torch", "transformers", "trl", "accelerate", "peft", "deepspeed")
 """Packages whose versions must be equal."""
 PER_NODE = {"node_rank", "output_dir", "project_name", "resume_from_checkpoint"}
 """Options that may differ between machines; the others' values of the last three are not used."""
+SMALL_FILE = 1 << 20
+"""Bytes below which a file of a model is compared by its content: configurations, not weights."""
 TRY_EVERY = 0.5
 TOKEN_SECONDS = 10.0
 """Seconds in which the token must be accepted, from when node 0 answers: its file may appear late."""
@@ -49,49 +51,6 @@ SEES_WITHIN = 5.0
 """Seconds for a file to appear on the other machines; network file systems are late."""
 ANSWER_SECONDS = 120.0
 """Seconds for the answers while machines agree; libraries on a network file system load slowly."""
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The machines of a run, and which of them this one is."""
-
-    count: int
-    rank: int
-    address: str
-    """Of node 0, as the others reach it."""
-    port: int
-
-    @property
-    def place(self) -> str:
-        """Where the machines meet."""
-        return f"{self.address}:{self.port}"
-
-
-def find_nodes(config: TrainConfig, environ: Mapping[str, str] = os.environ) -> Nodes | None:
-    """The machines by the options, or by SLURM and other launchers; None for one machine.
-
-    Raises:
-        ConfigError: the options are incomplete, or this command was started several times on one machine.
-    """
-    given = given_machines(environ)
-    count = config.nnodes or (given.count if given else 1)
-    if count == 1:
-        if config.nnodes is None and (config.node_rank is not None or config.master_addr is not None):
-            raise ConfigError("node_rank: without --nnodes there is one machine\nAdd --nnodes, or omit --node-rank.")
-        return None
-    if given is not None and given.count == count:
-        rank, address = given.rank, config.master_addr or given.address
-        is_default = config.master_port == TrainConfig.model_fields["master_port"].default
-        return Nodes(count, rank, address, given.port if is_default and given.port else config.master_port)
-    if config.node_rank is None or config.master_addr is None:
-        missing = "node_rank" if config.node_rank is None else "master_addr"
-        raise ConfigError(
-            f"{missing}: {count} machines need it\nGive each machine its --node-rank (0 to {count - 1}), and all the"
-            " --master-addr of machine 0."
-        )
-    if config.node_rank >= count:
-        raise ConfigError(f"node_rank: {config.node_rank} of {count} machines; the ranks are 0 to {count - 1}")
-    return Nodes(count, config.node_rank, config.master_addr, config.master_port)
 
 
 # -- what must be equal
@@ -105,6 +64,7 @@ def facts(config: TrainConfig, env_file: Path | None, processes: int) -> Message
     return {
         "versions": versions,
         "environment": {"the environment's code": _source_hash(env_file)},
+        "model": {"the model's files": _model_hash(Path(config.model).expanduser())},
         "processes": {"number of training processes": processes},
         "options": without_secrets(json.loads(json.dumps(options, default=str))),
     }
@@ -148,6 +108,17 @@ def _source_hash(file: Path | None) -> str | None:
     return total.hexdigest()[:12]
 
 
+def _model_hash(folder: Path) -> str | None:
+    """Of a local model: names and sizes of its files, and the content of the small ones."""
+    if not folder.is_dir():
+        return None
+    total = hashlib.sha256()
+    for file in sorted(file for file in folder.iterdir() if file.is_file()):
+        size = file.stat().st_size
+        total.update(f"{file.name} {size}\0".encode() + (file.read_bytes() if size < SMALL_FILE else b""))
+    return total.hexdigest()[:12]
+
+
 # -- meeting
 
 
@@ -159,7 +130,7 @@ def gather_nodes(nodes: Nodes, own: Message, folder: Path, seconds: float) -> No
     """
     met: dict[int, Peer] = {}
     try:
-        with shared_token(nodes.place, folder) as token, _listening(nodes) as server:
+        with _listening(nodes) as server, shared_token(nodes.place, folder) as token:
             arrived: queue.Queue[tuple[Peer, Message]] = queue.Queue()
             refused: list[str] = []
             accept = partial(_accept, server, token, arrived.put, refused.append)
@@ -220,7 +191,11 @@ def _listening(nodes: Nodes) -> Iterator[socket.socket]:
             "Choose another with --master-port, on all machines."
         ) from None
     with server:
-        yield server
+        try:
+            yield server
+        finally:
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts; closing alone does not
 
 
 def _accept(
@@ -232,17 +207,18 @@ def _accept(
     """Accept connections until the server is closed, each in a thread, as it may say nothing."""
 
     def greet(connection: socket.socket) -> None:
-        with suppress(OSError), suppress(LinkError):
-            peer = Peer(connection)
-            try:
-                demand_proof(peer, token)
-                hello = peer.receive(ANSWER_SECONDS)
-                if isinstance(hello.get("facts"), dict):
-                    arrive((peer, hello))
-                    return
-            except WrongTokenError:
-                refuse(peer.address)
-            peer.close()
+        peer = Peer(connection)
+        try:
+            demand_proof(peer, token)
+            hello = peer.receive(ANSWER_SECONDS)
+            if isinstance(hello.get("facts"), dict):
+                arrive((peer, hello))
+                return
+        except WrongTokenError:
+            refuse(peer.address)
+        except LinkError:
+            pass  # not a command of ours, or it has no token yet and tries again
+        peer.close()
 
     with suppress(OSError):
         while True:

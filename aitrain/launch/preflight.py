@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.locator import EnvSource, check_by_reading, find_env
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
-from aitrain.launch.nodes import Nodes, find_nodes
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_check import check_resources, check_vllm_memory
-from aitrain.launch.slurm import idle_nodes
+from aitrain.launch.slurm import Nodes, find_nodes, idle_nodes
 from aitrain.options.loss_types import remarks
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_effects import check_trl_effects
@@ -228,7 +227,8 @@ def check_packages(config: TrainConfig) -> None:
     if config.use_vllm and needs_vllm and installed("vllm") is None:
         raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
     if (config.launcher == "ray" or config.is_env_on_ray) and installed("ray") is None:
-        raise ConfigError('launcher: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
+        option = "launcher" if config.launcher == "ray" else "rl_env_workers"
+        raise ConfigError(f'{option}: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
     for tracker in config.log.split(","):
         if tracker != "none" and installed(tracker) is None:
             raise ConfigError(f"log: {tracker} is not installed\nInstall it with: pip install {tracker}")

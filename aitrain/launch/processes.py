@@ -6,11 +6,12 @@ The first Ctrl-C or SIGTERM makes the training processes finish their step and s
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -44,6 +45,8 @@ PATIENCE = 60.0
 """Seconds that a process gets to exit after it reported its end."""
 CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that end one rank and make the others fail; SIGABRT is how NCCL ends the others."""
+TIMED_OUT = re.compile(r"Rank (\d+) timed out [^.\n]*")
+"""What a rank says that waited for another one (training/distributed.py)."""
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"
 
 
@@ -85,6 +88,8 @@ class Processes:
             self.local = self._start(log)
             if self.stops:  # another thread asked while vLLM was being started
                 self.local.send(signal.SIGTERM)
+            if self._is_killed:  # likewise, or another machine failed
+                self.local.kill()
             try:
                 for line in self.local.lines():  # until every process has closed the pipe
                     if (event := decode(line)) is not None:
@@ -129,9 +134,27 @@ class Processes:
             self.pids[event.rank] = event.pid
             if self.activity is not None and len(self.pids) == self.ranks.count:
                 self.activity.unlink()  # all have opened it: no file is left if this process is killed
-        elif isinstance(event, (Failed, Ended)):
+        elif isinstance(event, Failed):
+            event = self._explain_timeout(event)
+            self._remember(event)
+        elif isinstance(event, Ended):
             self._remember(event)
         self.announce(event)
+
+    def _explain_timeout(self, event: Failed) -> Failed:
+        """Name the rank that another one waited for in vain, which only this process can see."""
+        found = TIMED_OUT.match(event.message)
+        hung = self.watchdog.waited_for(int(found[1])) if found and self.watchdog else None
+        if found is None or hung is None:
+            return event
+        phase = hung.seen.part.name if hung.seen else "starting"
+        who = f"rank {hung.rank}{self._place(hung.rank)}"
+        why = f"{found[0]}: {who} made no progress for {hung.idle.seconds:.0f} seconds ({phase})"
+        return replace(event, message=why + event.message[found.end() :])
+
+    def _place(self, rank: int) -> str:
+        """The machine of a rank, for messages; empty if there is one."""
+        return ""
 
     def _remember(self, event: Failed | Ended) -> None:
         """Keep the first failure, as the others follow from it; kill processes that do not exit in time."""

@@ -28,6 +28,8 @@ from aitrain.runs.node_info import NodeInfo, as_json
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import DUMP_SECONDS, Stall, Watchdog, message
 
+PRIVATE = ".ray"
+"""Folder for what Ray Train writes, in the run folder; deleted at the end."""
 LOOK = 5.0
 """Seconds between two looks at the machines of the cluster."""
 
@@ -60,8 +62,16 @@ class RayProcesses:
             ConfigError: there is no such cluster.
         """
         disable_telemetry(self.plan.config.telemetry)
+        try:
+            self._run()
+        except Interrupted as error:  # while vLLM was being started
+            return Failed(str(error), error.exit_code)
+        return self._end()
+
+    def _run(self) -> None:
         with ExitStack() as stack:
             stack.callback(mask_logs, self.folder)
+            stack.callback(shutil.rmtree, self.folder.path / PRIVATE, ignore_errors=True)
             self.folder.write_status("running", **sign_of_life())
             self.announce(Phase("connecting to Ray"))
             stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
@@ -75,7 +85,6 @@ class RayProcesses:
             fitting.start()
             self._listen(fitting)
             watchdog.stop()
-        return self._end()
 
     # -- Ray
 
@@ -106,15 +115,16 @@ class RayProcesses:
 
     def _fit(self) -> None:
         """Run Ray Train until the run has ended; runs in a thread, as it blocks."""
+        import ray
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-        place = self.folder.path.absolute() / ".ray"
-        (self.folder.path / place.name).mkdir(exist_ok=True)
-        nonce = f"{place.name}/{os.urandom(8).hex()}"
-        (self.folder.path / nonce).touch()
         folder = RunFolder(self.folder.path.absolute())
-        variables = {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]} if "OMP_NUM_THREADS" in os.environ else {}
+        nonce = f"{PRIVATE}/{os.urandom(8).hex()}"
+        (folder.path / PRIVATE).mkdir(exist_ok=True)
+        (folder.path / nonce).touch()
+        variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # for environments on Ray
+        variables |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
         job = RankJob(replace(self.plan, source=None), folder, os.getcwd(), nonce, self.relay, variables)
         needs = self._needs()
         trainer = DataParallelTrainer(
@@ -125,7 +135,7 @@ class RayProcesses:
             ),
             run_config=RunConfig(
                 name="train",
-                storage_path=str(place),
+                storage_path=str(folder.path / PRIVATE),
                 failure_config=FailureConfig(max_failures=self.plan.config.max_failures),
             ),
         )
@@ -133,22 +143,25 @@ class RayProcesses:
             trainer.fit()
         except BaseException as error:
             self._failure = error
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
 
     # -- news
 
     def _listen(self, fitting: threading.Thread) -> None:
         """Hear what the ranks say, until the run has ended."""
+        from ray.exceptions import RayError
+
         looked = time.monotonic()
-        while fitting.is_alive():
-            self._hear_all(0.5)
-            if self.requests.stops and self.meeting is None:
-                return  # nothing runs yet
-            if time.monotonic() - looked > LOOK:
-                self._look_for_lost_machines()
-                looked = time.monotonic()
-        self._hear_all(0.0)
+        try:
+            while fitting.is_alive():
+                self._hear_all(0.5)
+                if self.requests.stops and self.meeting is None:
+                    return  # nothing runs yet
+                if time.monotonic() - looked > LOOK:
+                    self._look_for_lost_machines()
+                    looked = time.monotonic()
+            self._hear_all(0.0)
+        except RayError as error:
+            self._failure = RunFailed(f"The Ray cluster is gone: {cause_of(error)}")
 
     def _hear_all(self, seconds: float) -> None:
         import ray
@@ -182,6 +195,7 @@ class RayProcesses:
         if news.waits is not None:
             self._waits[news.rank] = news.waits
         if news.exit:
+            self._seen.clear()  # waiting for the next start is no stall
             self.lost = f"{news.exit}{self._place_of(news.rank)}"
         for event in map(decode, news.lines):
             if isinstance(event, (Failed, Ended)):
@@ -192,8 +206,9 @@ class RayProcesses:
     def _remember(self, event: Failed | Ended) -> None:
         """Keep the first failure of a start, as the others follow from it; kill processes that do not exit in time."""
         if self.last is None:
-            self.last, start = event, self.starts
-            timer = threading.Timer(PATIENCE, lambda: self._ask(stops=2) if self.starts == start else None)
+            self.last = event
+            start = self.meeting.start if self.meeting else ""
+            timer = threading.Timer(PATIENCE, self._ask, kwargs={"over": start})  # of this start only
             timer.daemon = True
             timer.start()
 
@@ -205,6 +220,7 @@ class RayProcesses:
         if gone and not self.lost:
             place = next(iter(gone.values()))
             ranks = " and ".join(str(other.rank) for other in self.meeting.places if other.address == place.address)
+            self._seen.clear()
             self.lost = f"Machine {place.host} ({place.address}) is gone, with rank {ranks}"
             self.announce(Note(f"{self.lost}. Ray starts all ranks again as soon as it has the machines for them."))
 
@@ -251,9 +267,10 @@ class RayProcesses:
         threading.Thread(target=self._ask, kwargs={"stops": stops}, daemon=True).start()
         self.requests = replace(self.requests, stops=stops)
 
-    def _ask(self, **requests: int) -> None:
+    def _ask(self, **requests: Any) -> None:
         self.requests = replace(self.requests, **requests)
-        self.relay.ask.remote(self.requests)
+        if self.relay is not None:
+            self.relay.ask.remote(self.requests)
 
     def _end(self) -> Failed | Ended:
         """How the run ended. Where a rank was lost, the others failed because of that."""
@@ -274,9 +291,11 @@ def cause_of(error: BaseException | None) -> str:
     failures = getattr(error, "worker_failures", None) or {}
     rank, cause = next(iter(failures.items()), (None, error))
     cause = getattr(cause, "controller_failure", cause)
-    cause = getattr(cause, "_base_exc", cause)
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip() and ":" not in line.strip().split(" ")[0]]
-    text = " ".join(lines)[:300].rstrip(".") or type(cause).__name__
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if any(line.startswith("Traceback") for line in lines):
+        lines = lines[-1:]
+    fields = (line for line in lines if not line.split(" ")[0].endswith(":"))  # such as `class_name: RayTrainWorker`
+    text = " ".join(fields)[:300].rstrip(".") or type(cause).__name__
     return text if rank is None else f"Rank {rank} was lost: {text}"
 
 

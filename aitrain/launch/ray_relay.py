@@ -45,6 +45,8 @@ class Meeting:
     """Why the ranks must not start."""
     server: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables with the address of the run's own vLLM server, and its key."""
+    start: str = ""
+    """Id of this start."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Requests:
     stops: int = 0
     stacks: int = 0
     """Number of times that stacks were asked for."""
+    over: str = ""
+    """Id of a start whose processes are killed, as one of them has failed and others did not end; not a later one's."""
 
 
 @dataclass
@@ -94,7 +98,7 @@ class RunRelay:
         met = self._met.setdefault(start, asyncio.get_running_loop().create_future())
         present[place.rank] = place
         if len(present) == self.ranks:
-            meeting = await self._meeting(tuple(present[rank] for rank in sorted(present)))
+            meeting = await self._meeting(start, tuple(present[rank] for rank in sorted(present)))
             self._say(meeting)
             met.set_result(meeting)
         return await asyncio.shield(met)
@@ -105,7 +109,7 @@ class RunRelay:
         self._say(news)
         return self.requests
 
-    async def _meeting(self, places: tuple[RankPlace, ...]) -> Meeting:
+    async def _meeting(self, start: str, places: tuple[RankPlace, ...]) -> Meeting:
         problem = next((place.problem for place in places if place.problem), "") or _disagreement(places)
         checkpoint = self.checkpoint
         if self._has_trained and not problem:  # a restart
@@ -114,7 +118,7 @@ class RunRelay:
                 checkpoint = checkpoint if newest is None else str(newest)
             except Exception as error:
                 problem = str(to_aitrain_error(error))
-        return Meeting(places, checkpoint, problem, self.server)
+        return Meeting(places, checkpoint, problem, self.server, start)
 
     def _say(self, news: Meeting | RankNews) -> None:
         self._news.append(news)

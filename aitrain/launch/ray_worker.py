@@ -75,6 +75,7 @@ def run_rank(config: dict[str, RankJob]) -> None:
     import ray.util
     from ray.train.collective import broadcast_from_rank_zero
 
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray sets it to the number of reserved CPUs
     job, context = config["job"], ray.train.get_context()
     numbers = RankNumbers(
         context.get_world_rank(), context.get_world_size(), context.get_local_rank(), context.get_local_world_size()
@@ -148,10 +149,15 @@ class RankProcess:
             memory.unlink()
             _kill(child)
         code = child.wait()
-        if code and not self.has_reported and not self.requests.stops:
+        if code and not (self.has_reported or self.requests.stops or self.is_over):
             how = how_it_ended(self.numbers.rank, self.numbers.world, code)
             tell(RankNews(self.numbers.rank, exit=how))
             raise RunFailed(how)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this start has failed on another rank."""
+        return bool(self.meeting.start) and self.requests.over == self.meeting.start
 
     @property
     def log(self) -> Path:
@@ -206,7 +212,7 @@ class RankProcess:
 
     def _do(self, wanted: Requests, child: Child, tell: Tell) -> None:
         before, self.requests = self.requests, wanted
-        if wanted.stops > 1:
+        if wanted.stops > 1 or self.is_over:
             _kill(child)
         elif wanted.stops > before.stops:
             child.send_signal(signal.SIGTERM)

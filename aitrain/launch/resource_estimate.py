@@ -16,6 +16,7 @@ from typing import Literal
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.errors import ConfigError
 from aitrain.launch.model_shape import ModelShape
+from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.train import TrainConfig
 
 MIB = 1 << 20
@@ -60,14 +61,18 @@ class MemoryEstimate:
 def estimate_memory(shape: ModelShape, config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> MemoryEstimate:
     """Memory that each process of a run needs on its device."""
     sizes = _Sizes(shape, config, batch, device)
+    own_weights = sizes.weights // sizes.weight_parts
     stay = {
         "libraries": LIBRARIES[device.kind],
-        "weights": sizes.weights,
-        "reference": 0 if config.peft or not config.rl_kl_coef else sizes.weights,
-        "adapter": sizes.adapter * 4,
-        "optimizer": sizes.optimizer,
+        "weights": own_weights,
+        "reference": 0 if config.peft or not config.rl_kl_coef else own_weights,
+        "adapter": sizes.adapter * 4 // sizes.weight_parts,
+        "optimizer": sizes.optimizer // sizes.state_parts,
     }
-    phases = {"generation": sizes.generation, "training pass": sizes.gradients + sizes.training_pass}
+    phases = {
+        "generation": sizes.generation + (0 if config.use_vllm else sizes.gathered),
+        "training pass": sizes.gradients + sizes.training_pass + sizes.gathered,
+    }
     if sizes.on_gpu:
         phases["optimizer's step"] = 2 * sizes.gradients  # it works on all weights at once, with a copy
     is_merged = config.peft and config.merge_adapter and not sizes.on_gpu
@@ -109,6 +114,29 @@ class _Sizes:
         inside = sum(linear.weights for linear in self.shape.linears)
         return int(inside * packed) + (self.shape.weights - inside) * self.width
 
+    @property
+    def weight_parts(self) -> int:
+        """Processes that the weights are sharded over."""
+        config = self.config
+        is_sharded = {"ddp": False, "fsdp2": True, "deepspeed": config.zero_stage == 3}[config.distributed_backend]
+        return self.batch.processes if is_sharded else 1
+
+    @property
+    def state_parts(self) -> int:
+        """Processes that gradients and the optimizer's state are sharded over."""
+        return 1 if self.config.distributed_backend == "ddp" else self.batch.processes
+
+    @property
+    def gathered(self) -> int:
+        """Whole weights of sharded layers in a pass: embedding and head, and two layers or all of them."""
+        if self.weight_parts == 1:
+            return 0
+        inside = sum(linear.weights for linear in self.shape.linears)
+        keeps_all = not fsdp_settings(self.config, self.shape.weights).reshard_after_forward
+        layers = inside if keeps_all else min(inside, 2 * inside // self.shape.layers)
+        trained = 0 if self.config.peft else 4 * 2 * inside // self.shape.layers  # gradients, before they are sharded
+        return (self.shape.weights - inside + layers) * self.computed + trained
+
     @cached_property
     def adapter(self) -> int:
         """Weights of the adapter."""
@@ -120,8 +148,10 @@ class _Sizes:
 
     @property
     def gradients(self) -> int:
-        """Gradients of the trained weights; several processes hold a second copy to exchange them."""
+        """Gradients of the trained weights; without sharding, several processes hold a second copy to exchange them."""
         trained = self.adapter * 4 if self.config.peft else self.weights
+        if self.state_parts > 1:
+            return trained // self.state_parts
         return trained * (2 if self.batch.processes > 1 else 1)
 
     @property
@@ -186,15 +216,17 @@ def memory_savers(
         return estimate_memory(shape, config, batch, device).peak
 
     now, saved = peak(config, batch), dict[str, int]()
-    for flag, values in _flags(config, batch):
+    for flag, values in _flags(config, batch, device):
         changed = config.model_copy(update=values)
         with suppress(ConfigError):  # the batch cannot be divided any more
             saved[flag] = now - peak(changed, plan_batch(changed, batch.processes))
     return sorted(((flag, much) for flag, much in saved.items() if much > now // 50), key=lambda pair: -pair[1])
 
 
-def _flags(config: TrainConfig, batch: BatchPlan) -> Iterator[tuple[str, dict[str, object]]]:
+def _flags(config: TrainConfig, batch: BatchPlan, device: DeviceMemory) -> Iterator[tuple[str, dict[str, object]]]:
     """Each flag that is not given yet, with the options that it sets."""
+    if config.distributed_backend == "ddp" and batch.processes > 1 and device.kind == "GPU" and not config.quantization:
+        yield "--distributed-backend fsdp2", {"distributed_backend": "fsdp2"}
     if not config.peft:
         yield "--peft", {"peft": True}
         if config.rl_kl_coef:
@@ -231,6 +263,8 @@ class DiskEstimate:
     """Bytes of the run folder at its largest."""
 
     model: int
+    checkpoint: int
+    """One checkpoint; 0 if none is written."""
     checkpoints: int
     rollouts: int | None
     """None if the number of steps is not known."""
@@ -255,4 +289,4 @@ def estimate_disk(shape: ModelShape, config: TrainConfig, batch: BatchPlan) -> D
         kept = config.epochs
     record = 2 * sizes.completion * LETTERS + RECORD
     rollouts = None if config.max_steps is None else config.max_steps * batch.completions_per_step * record
-    return DiskEstimate(trained + merged, (one + reference) * kept, rollouts)
+    return DiskEstimate(trained + merged, one + reference, (one + reference) * kept, rollouts)

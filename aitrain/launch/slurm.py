@@ -1,12 +1,14 @@
-"""Reads what SLURM, or a launcher that sets torch's variables, says about the machines of a run."""
+"""Finds the machines of a run: by the options, by SLURM's step, or by the variables that Kubernetes operators set."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aitrain.errors import ConfigError
+from aitrain.options.train import TrainConfig
 
 PORTS = range(20000, 30000)
 """Ports for the steps of SLURM, so that jobs that share a machine do not meet each other."""
@@ -27,6 +29,49 @@ class Given:
     rank: int
     address: str
     port: int | None
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The machines of a run, and which of them this one is."""
+
+    count: int
+    rank: int
+    address: str
+    """Of node 0, as the others reach it."""
+    port: int
+
+    @property
+    def place(self) -> str:
+        """Where the machines meet."""
+        return f"{self.address}:{self.port}"
+
+
+def find_nodes(config: TrainConfig, environ: Mapping[str, str] = os.environ) -> Nodes | None:
+    """The machines by the options, or by SLURM and other launchers; None for one machine.
+
+    Raises:
+        ConfigError: the options are incomplete, or this command was started several times on one machine.
+    """
+    given = given_machines(environ)
+    count = config.nnodes or (given.count if given else 1)
+    if count == 1:
+        if config.nnodes is None and (config.node_rank is not None or config.master_addr is not None):
+            raise ConfigError("node_rank: without --nnodes there is one machine\nAdd --nnodes, or omit --node-rank.")
+        return None
+    if given is not None and given.count == count:
+        rank, address = given.rank, config.master_addr or given.address
+        is_default = config.master_port == TrainConfig.model_fields["master_port"].default
+        return Nodes(count, rank, address, given.port if is_default and given.port else config.master_port)
+    if config.node_rank is None or config.master_addr is None:
+        missing = "node_rank" if config.node_rank is None else "master_addr"
+        raise ConfigError(
+            f"{missing}: {count} machines need it\nGive each machine its --node-rank (0 to {count - 1}), and all the"
+            " --master-addr of machine 0."
+        )
+    if config.node_rank >= count:
+        raise ConfigError(f"node_rank: {config.node_rank} of {count} machines; the ranks are 0 to {count - 1}")
+    return Nodes(count, config.node_rank, config.master_addr, config.master_port)
 
 
 def given_machines(environ: Mapping[str, str]) -> Given | None:

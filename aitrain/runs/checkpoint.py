@@ -315,7 +315,7 @@ def _shown(name: str, value: object) -> str:
 
 
 def refuse_other_backend(checkpoint: Path, backend: str) -> None:
-    """Refuse a checkpoint that this backend cannot read: DeepSpeed reads its own only, and sharded weights are for fsdp2.
+    """Refuse a checkpoint that this backend cannot read: DeepSpeed reads its own only, fsdp2 alone reads sharded ones.
 
     Raises:
         ConfigError: it cannot.
@@ -327,8 +327,8 @@ def refuse_other_backend(checkpoint: Path, backend: str) -> None:
         return
     if needed != backend:
         raise ConfigError(
-            f"resume_from_checkpoint: {checkpoint} was written with --distributed-backend {needed}, and {backend} cannot"
-            f" read it\nContinue with --distributed-backend {needed}."
+            f"resume_from_checkpoint: {checkpoint} was written with --distributed-backend {needed}, and {backend}"
+            f" cannot read it\nContinue with --distributed-backend {needed}."
         )
 
 

@@ -108,6 +108,7 @@ class Watchdog:
 
     def __post_init__(self) -> None:
         self._poll = min(LONGEST_POLL, self.timeout / 4)
+        self.watched = [WatchedProcess(rank, IdleClock(self._poll)) for rank in range(self.processes)]
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -130,11 +131,10 @@ class Watchdog:
         self.stop()
 
     def _watch(self) -> None:
-        watched = [WatchedProcess(rank, IdleClock(self._poll)) for rank in range(self.processes)]
         while not self._over.wait(self._poll):
-            if self._is_stalled(watched):
-                stall = self._judged(watched)
-                if self._is_stalled(watched):  # again, as the signal for the stacks may have ended the wait
+            if self._is_stalled(self.watched):
+                stall = self._judged(self.watched)
+                if self._is_stalled(self.watched):  # again, as the signal for the stacks may have ended the wait
                     self.on_stall(stall)
                     return
 
@@ -144,6 +144,12 @@ class Watchdog:
             process.pid = self.pids.get(process.rank)
             process.look(self.read(process.rank), is_halted)
         return all(process.is_stalled(self.timeout) for process in watched)
+
+    def waited_for(self, rank: int) -> WatchedProcess | None:
+        """The process that a rank waited for in vain: of the others the one idle for longest, if that is clear."""
+        others = sorted((each for each in self.watched if each.rank != rank), key=lambda each: -each.idle.seconds)
+        is_clear = len(others) == 1 or (len(others) > 1 and others[0].idle.seconds > others[1].idle.seconds + MARGIN)
+        return others[0] if is_clear else None
 
     def _is_halted(self) -> bool:
         """Whether all processes are stopped by SIGSTOP or a debugger."""

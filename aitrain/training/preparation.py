@@ -21,7 +21,6 @@ from aitrain.batch import BatchPlan, plan_batch, schedule_cases
 from aitrain.environment.contract import check_methods, env_kind
 from aitrain.environment.dataset import Cases, Datasets, fingerprint
 from aitrain.environment.tools import Tools
-from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.train import TrainConfig
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import Limits
@@ -50,7 +49,6 @@ from aitrain.training.model import (
     load_model,
     load_tokenizer,
     lora_config,
-    model_without_weights,
 )
 from aitrain.training.non_finite import check_weights_finite
 from aitrain.training.provenance import describe_run
@@ -125,6 +123,7 @@ def prepare(context: RunContext, check_cases: Callable[[Cases], object] = lambda
     check_cases(prepared.built[0])
     context.stop.check()
     context.enter(f"loading {context.config.model}")
+    load_once_per_machine(prepared.arguments)
     model = load_model(context.config, precision.dtype)
     check_weights_finite(model, context.config.model)
     inputs, parts = fit_to_model(context, prepared, model)
@@ -162,12 +161,9 @@ def training_arguments(context: RunContext, precision: Precision, processes: int
     check_quantization(config)
     if precision.dtype == torch.bfloat16 and not config.peft:
         context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
-    batch, fsdp = plan_batch(config, processes), None
+    batch = plan_batch(config, processes)
     check_can_shard(config, "cpu" if precision.use_cpu else "cuda")
-    if config.distributed_backend == "fsdp2":
-        fsdp = fsdp_settings(config, model_without_weights(config, precision.dtype).num_parameters())
-        load_once_per_machine(fsdp)
-    arguments = grpo_config(grpo_arguments(config, batch, precision, fsdp), config, context.folder.checkpoints)
+    arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
     refuse_sharded(arguments, config)
     if config.zero is not None:
         start_deepspeed(config, precision.use_cpu)

@@ -1,5 +1,5 @@
-"""Weights and optimizer state of a model that FSDP2 has sharded: gathered for files that any backend reads, or written by
-all processes, each its part.
+"""Weights and optimizer state of a model that FSDP2 has sharded: gathered for files that any backend reads, or written
+by all processes, each its part.
 
     model.safetensors, or adapter_model.safetensors     all weights, as without sharding
     optimizer.pt                                        likewise
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors import safe_open
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -131,6 +132,14 @@ def _moments(state: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[str, torc
 
 
 def write_shards(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Write this process's parts into a file of its own. Every process must call this."""
+    """Write this process's parts into a file of its own. Every process must call this.
+
+    Raises:
+        Exception: that of the first process that could not write, on all of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    try:
+        save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    except CheckpointException as error:  # a BaseException, with what each process raised
+        (first, _), *_ = error.failures.values()
+        raise first from error

@@ -21,10 +21,11 @@ from accelerate import Accelerator
 from accelerate.utils import parse_flag_from_env
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.fsdp import register_fsdp_forward_method
+from trl import GRPOConfig
 
 from aitrain.engines.sharded_tensors import is_sharded
 from aitrain.errors import ConfigError
-from aitrain.options.fsdp_settings import FSDPSettings, fsdp_settings
+from aitrain.options.fsdp_settings import fsdp_settings
 from aitrain.options.train import TrainConfig
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ UNSHARDED_DEVICES: tuple[str, ...] = ("cpu",)
 # -- settings
 
 
-def fsdp_arguments(config: TrainConfig, settings: FSDPSettings) -> dict[str, object]:
-    """Arguments of GRPOConfig that shard the model."""
+def fsdp_arguments(config: TrainConfig, weights: int) -> dict[str, object]:
+    """Arguments of GRPOConfig that shard a model with this number of weights."""
+    settings = fsdp_settings(config, weights)
     chosen: dict[str, object] = {
         "version": 2,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -87,9 +89,9 @@ def check_sharded(config: TrainConfig, model: torch.nn.Module) -> None:
 # -- models
 
 
-def load_once_per_machine(settings: FSDPSettings) -> None:
+def load_once_per_machine(arguments: GRPOConfig) -> None:
     """Let transformers load weights on the first process of this machine only, if the settings say so."""
-    if settings.cpu_ram_efficient_loading:
+    if arguments.fsdp and arguments.fsdp_config["cpu_ram_efficient_loading"]:
         os.environ["ACCELERATE_USE_FSDP"] = "true"
 
 

@@ -14,17 +14,14 @@ from trl import GRPOConfig
 
 from aitrain.batch import BatchPlan
 from aitrain.errors import ConfigError, did_you_mean
-from aitrain.options.fsdp_settings import FSDPSettings
 from aitrain.options.train import TrainConfig
-from aitrain.training.model import Precision
+from aitrain.training.model import Precision, model_without_weights
 from aitrain.training.sharding import fsdp_arguments
 from aitrain.training.zero import zero_arguments
 
 
-def grpo_arguments(
-    config: TrainConfig, batch: BatchPlan, precision: Precision, fsdp: FSDPSettings | None = None
-) -> dict[str, object]:
-    """Arguments of GRPOConfig that follow from options, without `--trl`; `fsdp` shards the model."""
+def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
+    """Arguments of GRPOConfig that follow from options, without `--trl`."""
     arguments: dict[str, object] = {
         "seed": config.seed,
         "per_device_train_batch_size": batch.micro_batch,
@@ -74,8 +71,8 @@ def grpo_arguments(
             "vllm_tensor_parallel_size": config.vllm_tensor_parallel_size,
             "vllm_enable_sleep_mode": config.vllm_sleep_mode,
         }
-    if fsdp is not None:
-        arguments |= fsdp_arguments(config, fsdp)
+    if config.distributed_backend == "fsdp2":
+        arguments |= fsdp_arguments(config, model_without_weights(config, precision.dtype).num_parameters())
     if config.zero is not None:
         arguments |= zero_arguments(config)
     return arguments

@@ -106,7 +106,7 @@ class SystemCurves(TypedDict):
     series: dict[str, list[float | None]]
 
 
-class Machine(TypedDict):
+class NodeUse(TypedDict):
     """One of several machines that trained together."""
 
     host: str
@@ -125,7 +125,7 @@ class RunSummary(RunState):
     options: list[OptionRow]
     curves: Curves
     system: SystemCurves
-    machines: list[Machine]
+    machines: list[NodeUse]
     """The machines; none if there is one."""
     scores: ScoreTable
     evaluation: Evaluation | None
@@ -231,7 +231,7 @@ def system_curves(path: Path) -> SystemCurves:
     }
 
 
-def _machine(run: RunFolder, node: NodeInfo) -> Machine:
+def _machine(run: RunFolder, node: NodeInfo) -> NodeUse:
     curves = system_curves(run.system_of(node.rank))
     return {"host": node.host, "address": node.address, "processes": len(node.pids), "system": curves}
 

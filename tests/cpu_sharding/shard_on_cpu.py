@@ -1,5 +1,5 @@
-"""Lets accelerate 1.15 shard on the CPU, for tests: its AcceleratorState turns MULTI_GPU into FSDP, but never MULTI_CPU,
-so that an FSDP plugin is silently ignored there. Importing this module is all that is needed.
+"""Lets accelerate 1.15 shard on the CPU, for tests: its AcceleratorState turns MULTI_GPU into FSDP, but never
+MULTI_CPU, so that an FSDP plugin is silently ignored there. Importing this module is all that is needed.
 
 `sitecustomize.py` beside it imports it in training processes that are started with this folder on PYTHONPATH, and
 tests/preloaded.py in those that it forks; both only if SHARD_ON_CPU is set.

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from aitrain.environment.fork_host import env_command
 from aitrain.execution import ray_pool
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
@@ -22,6 +21,7 @@ from aitrain.execution.ray_connection import Machine
 from aitrain.execution.ray_host import EnvHost
 from aitrain.execution.ray_pool import HostHandle, RayPool
 from aitrain.execution.task import Outcome
+from aitrain.jobs.fork_host import env_command
 from aitrain.options.train import TrainConfig
 
 SOURCE = '''

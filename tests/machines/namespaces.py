@@ -6,6 +6,7 @@ A machine lives as long as its first process; when that is killed, all of its pr
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import psutil
 
 NAMESPACES = ["--net", "--uts", "--pid", "--mount"]
 ADDRESSES = {"nodeA": "10.77.0.1", "nodeB": "10.77.0.2"}
+ENDS_WITH_US = ["setpriv", "--pdeathsig=KILL"]
+"""Kills the command when the process that started it is killed."""
 INIT = 'hostname "$0"; mount --make-rprivate /; ip link set lo up; echo up; sleep infinity & wait'
 """Bash as the first process, which also waits for processes that lost their parent."""
 PATIENCE = 120.0
@@ -27,17 +30,17 @@ PATIENCE = 120.0
 
 def cannot_make_machines() -> str:
     """Why this computer cannot make namespaces; empty if it can."""
+    if missing := [name for name in ("setpriv", "unshare", "nsenter", "ip") if shutil.which(name) is None]:
+        return f"{missing[0]} is not installed"
     try:
         subprocess.run(["unshare", *NAMESPACES, "--fork", "ip", "link"], check=True, capture_output=True, timeout=20)
     except subprocess.CalledProcessError as error:
-        return error.stderr.decode(errors="replace").strip()
-    except OSError as error:
-        return f"{error.filename}: {error.strerror}"
+        return str(error.stderr.decode(errors="replace").strip())
     return ""
 
 
 @dataclass
-class Machine:
+class NamespaceMachine:
     """One machine. `mounts`: files and folders that are others here than their path says."""
 
     name: str
@@ -47,7 +50,8 @@ class Machine:
 
     def start(self, hosts: Path) -> None:
         """Start the machine, without a network yet."""
-        command = ["unshare", *NAMESPACES, "--fork", "--mount-proc", "--kill-child", "bash", "-c", INIT, self.name]
+        namespaces = ["unshare", *NAMESPACES, "--fork", "--mount-proc", "--kill-child"]
+        command = [*ENDS_WITH_US, *namespaces, "bash", "-c", INIT, self.name]
         self.outer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.outer.stdout is not None
         assert self.outer.stdout.readline() == "up\n"
@@ -110,7 +114,7 @@ class Command:
 class Pair:
     """Two machines, and the folder in which all commands start."""
 
-    machines: tuple[Machine, Machine]
+    machines: tuple[NamespaceMachine, NamespaceMachine]
     folder: Path
 
     def start(self, node: int, *flags: str, **variables: str) -> Command:
@@ -135,7 +139,7 @@ class Pair:
 
 
 @contextmanager
-def two_machines(folder: Path, first: Machine, second: Machine) -> Iterator[Pair]:
+def two_machines(folder: Path, first: NamespaceMachine, second: NamespaceMachine) -> Iterator[Pair]:
     """Start two machines with a cable between them, and end them."""
     pair = Pair((first, second), folder)
     try:

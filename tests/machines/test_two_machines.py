@@ -1,10 +1,11 @@
 """A run on two machines: equal to one with two processes here, and what becomes of it when a machine fails.
 
-The machines are namespaces (namespaces.py), which need root. `.ci/machines` runs these tests.
+The machines are namespaces (namespaces.py), which need root. `.ci/machines` runs these tests, in a step of its own.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -18,11 +19,11 @@ import pytest
 from aitrain.runs.checkpoint import checkpoints_of
 from aitrain.runs.run_folder import RunFolder, read_lines
 from aitrain.runs.run_list import look
-from tests.machines.namespaces import ADDRESSES, Command, Machine, Pair, cannot_make_machines, two_machines
+from tests.machines.namespaces import ADDRESSES, Command, NamespaceMachine, Pair, cannot_make_machines, two_machines
 from tests.training.test_resume import assert_same
 
-WHY_NOT = cannot_make_machines()
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"namespaces cannot be made here: {WHY_NOT}")
+WHY_NOT = cannot_make_machines() if "AITRAIN_MACHINES" in os.environ else "they take minutes: .ci/machines"
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"two machines are not made here: {WHY_NOT}")
 
 ENVIRONMENT = Path(__file__).parents[1] / "environments" / "processes.py"
 STEPS, SAVED = 8, 2
@@ -57,8 +58,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """`start(second=...)`: two machines with one folder, until the end of the test, when nothing runs on them."""
     with ExitStack() as stack:
 
-        def machines(first: Machine | None = None, second: Machine | None = None) -> Pair:
-            pair = (first or Machine("nodeA"), second or Machine("nodeB"))
+        def machines(first: NamespaceMachine | None = None, second: NamespaceMachine | None = None) -> Pair:
+            pair = (first or NamespaceMachine("nodeA"), second or NamespaceMachine("nodeB"))
             return stack.enter_context(two_machines(tmp_path, *pair))
 
         yield machines
@@ -148,7 +149,7 @@ def test_a_machine_that_is_asked_to_stop_ends_the_run_on_all_of_them(
     start: Start, options: list[str], tmp_path: Path
 ) -> None:
     """The machines' own names are loopback addresses, as Debian has them."""
-    names = [Machine(name, is_on_loopback=True) for name in ADDRESSES]
+    names = [NamespaceMachine(name, is_on_loopback=True) for name in ADDRESSES]
     pair, run = start(*names), tmp_path / "runs" / "run"
     commands = train(pair, *options, "--max-steps=500", address="nodeA")
     wait_for_checkpoint(pair, commands, run)
@@ -168,7 +169,7 @@ def test_a_run_without_a_shared_folder_is_stopped_and_resumed_and_nothing_of_it_
     runs, apart = tmp_path / "runs", tmp_path / "apart"
     runs.mkdir()
     apart.mkdir()
-    pair, token = start(second=Machine("nodeB", mounts={runs: apart})), {"AITRAIN_TOKEN": "both know it"}
+    pair, token = start(second=NamespaceMachine("nodeB", mounts={runs: apart})), {"AITRAIN_TOKEN": "both know it"}
     commands = train(pair, *options, **token)
     wait_for_checkpoint(pair, commands, runs / "run")
     commands[1].send(signal.SIGTERM)
@@ -198,7 +199,7 @@ def test_machines_that_differ_are_refused_before_anything_starts(
     ends = refused(start(), PYTHONPATH=str(other_peft.parent))
     assert [code for code, _ in ends] == [2, 2], ends
     assert all(f"{LOST} differs from node 0: peft 0.0.1" in error for _, error in ends), ends
-    ends = refused(start(second=Machine("nodeB", mounts={ENVIRONMENT: other_env})))
+    ends = refused(start(second=NamespaceMachine("nodeB", mounts={ENVIRONMENT: other_env})))
     assert [code for code, _ in ends] == [2, 2], ends
     assert all("differs from node 0: the environment's code" in error for _, error in ends), ends
     assert not list(tmp_path.glob("runs/*"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.ray.cluster import BIN, Machine, Machines, can_make_machines, machines, wait_until
+from tests.ray.cluster import BIN, SECONDS, Machine, Machines, can_make_machines, machines, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed (extra ray); make ray installs it")
 pytestmark = pytest.mark.skipif(not can_make_machines(), reason="network namespaces cannot be created here")
@@ -61,7 +61,7 @@ def launch(machine: Machine, folder: Path, name: str, *more: str) -> subprocess.
 
 
 def done(process: subprocess.Popen[str]) -> str:
-    text, _ = process.communicate(timeout=400)
+    text, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, text
     return text
 

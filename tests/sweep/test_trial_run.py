@@ -63,7 +63,7 @@ class ScriptedProcesses:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedProcesses]:
-    monkeypatch.setattr(trial_run, "Processes", ScriptedProcesses)
+    monkeypatch.setattr(trial_run, "launcher_of", lambda _: ScriptedProcesses)
     monkeypatch.setattr(ScriptedProcesses, "plans", [])
     return ScriptedProcesses
 
@@ -244,7 +244,9 @@ class ShellProcesses(Processes):
 def shell_run(folder: Path) -> ShellProcesses:
     folder.mkdir()
     config = TrainConfig(model="tiny")
-    plan: Any = SimpleNamespace(config=config, batch=SimpleNamespace(processes=1), gpus=[], checkpoint=None)
+    plan: Any = SimpleNamespace(
+        config=config, batch=SimpleNamespace(processes=1), processes=1, gpus=[], checkpoint=None
+    )
     return ShellProcesses(plan, RunFolder(folder), lambda event: None)
 
 

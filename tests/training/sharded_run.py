@@ -1,4 +1,4 @@
-"""Train with scripted completions under DDP or FSDP2: `sharded_run.py MODEL OUT BACKEND JOB...`, one process of a group.
+"""Train with scripted completions: `sharded_run.py MODEL OUT BACKEND JOB...`, one process of a group.
 
 All runs of a backend share a process, as importing torch and TRL takes longer than the runs.
 """
@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from tests.training.scripted_run import ScriptedTalk, scripted_sample  # noqa: E
 RANK = int(os.environ["RANK"])
 SHARDED: dict[str, object] = {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}
 ONE_COPY: dict[str, object] = {"fsdp_config": {"cpu_ram_efficient_loading": True, "reshard_after_forward": True}}
-ADAPTER = {"peft": True, "lora_r": 4, "max_grad_norm": 1e6, "merge_adapter": False}
+ADAPTER = {"peft": True, "lora_r": 4, "rl_kl_coef": 0.1, "max_grad_norm": 1e6, "merge_adapter": False}
 """Without clipping, whose norm adds the parts up in another order, an adapter's weights are equal to the last bit."""
 
 
@@ -65,23 +66,35 @@ class Caller(ScriptedTalk):
 JOBS: dict[str, dict[str, Any]] = {
     "talk": {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2},
     "adapter": ADAPTER,
-    "one-copy": {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2, "trl": ONE_COPY},
+    "sampled": {"sample": HFEngine.sample, "eval_cases": 2},
+    "one-copy": {
+        "environment": Unscored,
+        "rl_kl_coef": 0.1,
+        "gradient_accumulation": 2,
+        "eval_cases": 2,
+        "trl": ONE_COPY,
+    },
     "shards": {"gradient_accumulation": 2, "trl": SHARDED},
-    "bf16": {"mixed_precision": "bf16", "rl_kl_coef": 0.1, "dtype": "bfloat16", **ADAPTER},
+    "half": {"mixed_precision": "bf16", "dtype": "bfloat16", **ADAPTER},
     "caller": {"environment": Caller},
-    "best": {"environment": ScriptedTalk, "save_best": True, "eval_cases": 2, "eval_strategy": "steps", "eval_steps": 2},
+    "best": {
+        "environment": ScriptedTalk,
+        "save_best": True,
+        "eval_cases": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+    },
 }
 """Options of the runs, beside OPTIONS."""
 
 OPTIONS: dict[str, Any] = {
-    "batch_size": 8 // int(os.environ["WORLD_SIZE"]), "gradient_accumulation": 1, "rl_num_generations": 4, "max_steps": 4, "lr": 1e-3,
-    "rl_kl_coef": 0.0, "eval_cases": 0, "rl_max_new_tokens": 8, "save_strategy": "steps", "save_steps": 2,
-    "save_total_limit": 3,
+    "batch_size": 8 // int(os.environ["WORLD_SIZE"]), "gradient_accumulation": 1, "rl_num_generations": 4,
+    "max_steps": 4, "lr": 1e-3, "rl_kl_coef": 0.0, "eval_cases": 0, "rl_max_new_tokens": 8, "save_strategy": "steps",
+    "save_steps": 2, "save_total_limit": 3,
 }  # fmt: skip
 
 
 def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
-    HFEngine.sample = scripted_sample  # type: ignore[method-assign]
     trainers: list[EpisodeTrainer] = []
     make = EpisodeTrainer.__init__
 
@@ -94,9 +107,15 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
         name, _, resumed_from = job.partition("<")
         options = OPTIONS | JOBS[name.partition("-resumed")[0]]
         environment = options.pop("environment", ScriptedTalk)()
+        HFEngine.sample = options.pop("sample", scripted_sample)  # type: ignore[method-assign]
         checkpoint = out / name / "checkpoints" / f"{PREFIX}2" if resumed_from else None
         config = TrainConfig(
-            model=model, output_dir=str(out), project_name=name, distributed_backend=backend, resume_anyway=True, **options
+            model=model,
+            output_dir=str(out),
+            project_name=name,
+            distributed_backend=backend,
+            resume_anyway=True,
+            **options,
         )
         folder = RunFolder(out / name)
         if RANK == 0:
@@ -104,7 +123,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             if checkpoint is not None:
                 shutil.copytree(out / resumed_from / "checkpoints" / checkpoint.name, checkpoint)
         notes: list[str] = []
-        context = RunContext(config, folder, start_runner(environment, config), lambda event: note(event, notes))
+        context = RunContext(config, folder, start_runner(environment, config), partial(note, notes))
         if checkpoint is not None:
             torch_barrier(config)
             context = replace(context, checkpoint=checkpoint)
@@ -130,7 +149,7 @@ def torch_barrier(config: TrainConfig) -> None:
     torch.distributed.barrier()
 
 
-def note(event: Event, notes: list[str]) -> None:
+def note(notes: list[str], event: Event) -> None:
     notes.append(str(getattr(event, "text", "")))
 
 

@@ -51,14 +51,10 @@ def test_vllm_is_passed_on_only_when_it_is_used() -> None:
     assert server["vllm_server_base_url"] == "http://127.0.0.1:8000"
 
 
-@pytest.mark.parametrize(
-    ("fsdp", "stage", "variable", "way"),
-    [("full_shard", 0, "", "FSDP"), ("", 0, "true", "FSDP"), ("", 3, "", "DeepSpeed ZeRO-3"), ("", 2, "", None)],
-)
-def test_weights_in_parts_are_not_handed_to_a_server_as_files(
-    fsdp: str, stage: int, variable: str, way: str | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("fsdp", "stage", "way"), [(True, 0, None), (False, 3, "DeepSpeed ZeRO-3"), (False, 2, None)])
+def test_weights_that_deepspeed_shards_are_not_handed_to_a_server_as_files(
+    fsdp: bool, stage: int, way: str | None
 ) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", variable or "false")
     made: Any = SimpleNamespace(fsdp=fsdp, deepspeed_plugin=SimpleNamespace(zero_stage=stage) if stage else None)
     server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://127.0.0.1:8000"}
     for options in (server, server | {"peft": True}):

@@ -19,10 +19,16 @@ import pytest
 import torch
 import typer
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.dropout import _DropoutNd
 from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, Trainer, TrainerCallback
+from transformers import trainer as transformers_trainer
+from transformers.distributed import fsdp as transformers_fsdp
 from transformers.generation.streamers import BaseStreamer
 from trl import GRPOConfig, GRPOTrainer, chat_template_utils
 from trl.generation import vllm_generation
@@ -73,6 +79,12 @@ OVERRIDDEN_OR_CALLED = {
     "_prepare_inputs": ["generation_batch"],
     "_compute_loss": ["model", "inputs"],
     "_move_model_to_device": ["model", "device"],
+    "_prepare_for_training": ["max_steps", "train_dataloader", "resume_from_checkpoint"],
+    "_save": ["output_dir", "state_dict"],
+    "_save_optimizer_and_scheduler": ["output_dir"],
+    "_load_optimizer_and_scheduler": ["checkpoint"],
+    "create_optimizer": ["model"],
+    "save_model": ["output_dir", "_internal_call"],
 }  # fmt: skip
 
 
@@ -445,6 +457,57 @@ def test_the_weights_of_a_checkpoint_are_loaded_without_optimizer_and_schedule()
     source = inspect.getsource(Trainer._load_from_checkpoint)
     assert "self.optimizer" not in source
     assert "self.lr_scheduler" not in source
+
+
+# -- FSDP2
+
+
+def test_a_prepared_trainer_prepares_model_and_optimizer_in_one_call() -> None:
+    source = inspect.getsource(Trainer._prepare_for_training)
+    assert "model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)" in source
+    assert source.count("self._load_from_checkpoint(resume_from_checkpoint") == 1
+    assert "if self.optimizer is None" in inspect.getsource(Trainer.create_optimizer)
+
+
+def test_a_trainer_saves_and_loads_the_state_of_fsdp_by_functions_of_accelerate() -> None:
+    saved, loaded = (
+        inspect.getsource(getattr(Trainer, f"_{verb}_optimizer_and_scheduler")) for verb in ("save", "load")
+    )
+    assert all(f"{name}(\n" in saved for name in ("save_fsdp_model", "save_fsdp_optimizer"))
+    assert "load_fsdp_optimizer(\n" in loaded
+    for name in ("save_fsdp_model", "save_fsdp_optimizer", "load_fsdp_optimizer"):
+        assert callable(getattr(transformers_trainer, name))
+    assert "self.save_model(output_dir, _internal_call=True)" in inspect.getsource(Trainer._save_checkpoint)
+
+
+def test_trl_shards_its_reference_model_by_a_function_of_its_module() -> None:
+    assert "prepare_fsdp(self.ref_model, self.accelerator)" in inspect.getsource(GRPOTrainer.__init__)
+    assert callable(grpo_trainer.prepare_fsdp)
+    assert list(inspect.signature(fsdp2_prepare_model).parameters) == ["accelerator", "model"]
+
+
+def test_accelerate_ignores_fsdp_on_the_cpu_without_a_word() -> None:
+    """Where this fails, the shim of the tests and our refusal can go."""
+    source = inspect.getsource(AcceleratorState.__init__)
+    assert "self.distributed_type = DistributedType.FSDP" in source
+    assert "MULTI_CPU" not in source
+
+
+def test_transformers_reads_weights_once_per_machine_by_this_variable() -> None:
+    source = inspect.getsource(transformers_fsdp.is_fsdp_enabled)
+    assert "ACCELERATE_USE_FSDP" in source
+    assert "FSDP_CPU_RAM_EFFICIENT_LOADING" in source
+
+
+def test_gradients_of_each_pass_are_sharded_at_once_where_this_is_asked_for() -> None:
+    assert '"sync_each_batch"' in inspect.getsource(Trainer._run_epoch)
+
+
+def test_a_tensor_is_sharded_without_communication_and_has_these_methods() -> None:
+    assert "src_data_rank" in inspect.signature(distribute_tensor).parameters
+    assert callable(DTensor.full_tensor)
+    assert callable(DTensor.to_local)
+    assert callable(FSDPModule.reshard)
 
 
 # -- TRL's vLLM

@@ -1,4 +1,4 @@
-"""A fork server that loads the environment itself: `python -m aitrain.environment.fork_host SOCKET`.
+"""A fork server that loads the environment itself: `python -m aitrain.jobs.fork_host SOCKET`.
 
 It is started on the machines of a Ray cluster, where nothing was loaded that could be forked.
 """
@@ -11,13 +11,15 @@ import random
 import socket
 import sys
 
+import numpy
+
 from aitrain.environment.loader import load_env
 from aitrain.environment.locator import find_env
 from aitrain.execution.fork_server import EnvCommand, run_fork_server
 from aitrain.execution.message_socket import MessageSocket
 from aitrain.options.train import TrainConfig
 
-MODULE = "aitrain.environment.fork_host"
+MODULE = "aitrain.jobs.fork_host"
 
 
 def env_command(config: TrainConfig) -> EnvCommand:
@@ -44,8 +46,6 @@ def main(connection: socket.socket) -> None:
 
 def _seed(seed: int) -> None:
     """As the training process does before it loads the environment."""
-    import numpy
-
     random.seed(seed)
     numpy.random.seed(seed)
 

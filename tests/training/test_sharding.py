@@ -1,0 +1,319 @@
+"""FSDP2 on two CPU processes, which a shim makes shard: the same weights as DDP, checkpoints, weight sync, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from aitrain import ConfigError, TrainConfig
+from aitrain.options.fsdp_settings import OPTIMIZERS, FSDPSettings, fsdp_settings
+from aitrain.runs.checkpoint import Manifest, refuse_other_backend, seal
+from aitrain.runs.model_reference import read_model
+from aitrain.training.non_finite import all_finite
+from aitrain.training.sharding import check_can_shard, check_sharded, fsdp_arguments
+from tests.training.conftest import difference
+
+SCRIPT = Path(__file__).parent / "sharded_run.py"
+
+
+def run_group(preloaded: Path, processes: int, *arguments: object) -> None:
+    """Run the script in a group of processes, which are forked from one that has imported torch and TRL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    command = [str(preloaded / "preloaded-python"), "-P", "-m", str(SCRIPT), *map(str, arguments)]
+    running = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(processes)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=300)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * processes, "\n".join(outputs)
+
+
+@pytest.fixture(scope="module")
+def runs(small_model: Path, preloaded_aitrain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of sharded_run.py: ddp/NAME and fsdp2/NAME."""
+    out = tmp_path_factory.mktemp("sharded")
+    run_group(preloaded_aitrain, 2, small_model, out / "ddp", "ddp", "talk", "adapter", "sampled")
+    run_group(
+        preloaded_aitrain, 2, small_model, out / "fsdp2", "fsdp2", "talk", "adapter", "one-copy", "shards", "half",
+        "best", "caller", "sampled", "talk-resumed<talk", "adapter-resumed<adapter", "shards-resumed<shards",
+        "talk-resumed-from-ddp<../ddp/talk", "adapter-resumed-from-ddp<../ddp/adapter",
+    )  # fmt: skip
+    run_group(preloaded_aitrain, 4, small_model, out / "fsdp2", "fsdp2", "shards-resumed-by-4<shards")
+    resumed = [f"{name}-resumed-from-fsdp2<../fsdp2/{name}" for name in ("talk", "adapter")]
+    run_group(preloaded_aitrain, 2, small_model, out / "ddp", "ddp", *resumed)
+    return out
+
+
+def reports(run: Path) -> list[dict[str, Any]]:
+    """What each process has noted after the run."""
+    return [json.loads(file.read_text()) for file in sorted(run.glob("rank*.json"))]
+
+
+def adapter(folder: Path) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = load_file(folder / "adapter_model.safetensors")
+    return tensors
+
+
+def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# -- training
+
+
+@pytest.mark.parametrize(("name", "other"), [("talk", "talk"), ("one-copy", "talk"), ("sampled", "sampled")])
+def test_a_sharded_model_ends_like_one_that_is_not(name: str, other: str, runs: Path, small_model: Path) -> None:
+    """All weights, with KL, accumulation, several turns, episodes without a score, held-out cases, and with completions
+    that the model samples itself, of other lengths on each process."""
+    model = runs / "fsdp2" / name / "model"
+
+    assert difference(model, runs / "ddp" / other / "model") <= 1e-6
+    assert difference(model, small_model) > 1e-4
+
+
+def test_a_sharded_adapter_ends_equal_to_the_last_bit(runs: Path) -> None:
+    ours, other = adapter(runs / "fsdp2/adapter/model"), adapter(runs / "ddp/adapter/model")
+
+    assert are_equal(ours, other)
+    assert any(tensor.abs().max() > 0 for name, tensor in ours.items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize("name", ["talk", "adapter", "one-copy", "shards"])
+def test_each_process_holds_its_part_of_the_weights(name: str, runs: Path) -> None:
+    parts = reports(runs / "fsdp2" / name)
+
+    assert sum(part["own"] for part in parts) == parts[0]["all"]
+    assert all(part["own"] < 0.6 * part["all"] for part in parts)
+
+
+def test_without_sharding_each_process_holds_all_of_them(runs: Path) -> None:
+    assert all(part["own"] == part["all"] for part in reports(runs / "ddp" / "talk"))
+
+
+def test_an_adapter_stays_float32_on_a_sharded_base_in_half_precision(runs: Path) -> None:
+    assert {tensor.dtype for tensor in adapter(runs / "fsdp2/half/model").values()} == {torch.float32}
+
+
+def test_the_best_weights_are_restored(runs: Path) -> None:
+    run, notes = runs / "fsdp2" / "best", reports(runs / "fsdp2" / "best")[0]["notes"]
+    best = next(note for note in notes if note.startswith("The best held-out score"))
+    step = "2" if "after step 2" in best else "4"
+
+    assert difference(run / "model", run / "checkpoints" / f"checkpoint-{step}") == 0.0
+
+
+def test_an_environment_that_calls_a_sharded_model_is_told_what_to_do(runs: Path) -> None:
+    report = reports(runs / "fsdp2" / "caller")[0]
+
+    assert "The environment failed on every episode" in report["failure"]
+    assert any("the model is sharded over all processes" in note and "--use-vllm" in note for note in report["notes"])
+
+
+# -- checkpoints
+
+
+@pytest.mark.parametrize("name", ["talk", "shards"])
+def test_a_resumed_run_ends_like_one_that_was_not_stopped(name: str, runs: Path) -> None:
+    whole, resumed = (runs / "fsdp2" / run / "model" for run in (name, f"{name}-resumed"))
+    assert difference(whole, resumed) == 0.0
+
+
+def test_a_resumed_adapter_ends_like_one_that_was_not_stopped(runs: Path) -> None:
+    assert are_equal(adapter(runs / "fsdp2/adapter/model"), adapter(runs / "fsdp2/adapter-resumed/model"))
+
+
+def test_four_processes_resume_what_two_have_written(runs: Path) -> None:
+    resumed = runs / "fsdp2" / "shards-resumed-by-4"
+
+    assert len(reports(resumed)) == 4
+    assert all(part["own"] < 0.3 * part["all"] for part in reports(resumed))
+    assert difference(resumed / "model", runs / "fsdp2" / "shards" / "model") <= 1e-6
+
+
+@pytest.mark.parametrize(("backend", "other"), [("fsdp2", "ddp"), ("ddp", "fsdp2")])
+def test_a_checkpoint_of_one_backend_is_continued_by_the_other(backend: str, other: str, runs: Path) -> None:
+    whole, resumed = (runs / backend / run / "model" for run in ("talk", f"talk-resumed-from-{other}"))
+    assert difference(whole, resumed) <= 1e-6
+    resumed = runs / backend / f"adapter-resumed-from-{other}" / "model"
+    assert are_equal(adapter(resumed), adapter(runs / backend / "adapter" / "model"))
+
+
+def test_a_whole_checkpoint_has_the_files_that_it_has_without_sharding(runs: Path) -> None:
+    """So the tied head is there once, and no weight is written twice."""
+    for name in ("talk", "adapter"):
+        ours, other = (
+            {file.name for file in (runs / backend / name / "checkpoints" / "checkpoint-2").iterdir()}
+            for backend in ("fsdp2", "ddp")
+        )
+        assert ours == other
+    ours, other = (load_file(runs / backend / "talk/model/model.safetensors") for backend in ("fsdp2", "ddp"))
+    assert ours.keys() == other.keys()
+
+
+def test_each_process_writes_its_part_of_a_sharded_checkpoint_as_safetensors(runs: Path, small_model: Path) -> None:
+    checkpoint = runs / "fsdp2" / "shards" / "checkpoints" / "checkpoint-2"
+
+    assert not list(checkpoint.glob("model*.safetensors"))
+    for folder in ("weights", "moments"):
+        assert {file.suffix for file in (checkpoint / folder).iterdir()} == {".safetensors"}
+        assert len(list((checkpoint / folder).iterdir())) == 2
+    sizes = [sum(tensor.numel() for tensor in load_file(file).values()) for file in (checkpoint / "weights").iterdir()]
+    model = AutoModelForCausalLM.from_pretrained(runs / "fsdp2" / "shards" / "model")
+    assert sum(sizes) == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_sharded_checkpoint_is_for_fsdp2_only(runs: Path) -> None:
+    checkpoint = runs / "fsdp2" / "shards" / "checkpoints" / "checkpoint-2"
+
+    refuse_other_backend(checkpoint, "fsdp2")
+    for backend in ("ddp", "deepspeed"):
+        with pytest.raises(ConfigError, match=f"distributed-backend fsdp2, and {backend} cannot"):
+            refuse_other_backend(checkpoint, backend)
+    with pytest.raises(ConfigError, match="is a sharded checkpoint"):
+        read_model(str(checkpoint))
+
+
+@pytest.mark.parametrize(("written", "backend"), [("deepspeed", "ddp"), ("ddp", "deepspeed"), ("fsdp2", "deepspeed")])
+def test_deepspeed_reads_its_own_checkpoints_only(written: str, backend: str, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-1"
+    checkpoint.mkdir()
+    seal(checkpoint, Manifest(1, {"distributed_backend": written}, {}, "", 2, {}))
+
+    refuse_other_backend(checkpoint, written)
+    with pytest.raises(ConfigError, match=f"{backend} cannot"):
+        refuse_other_backend(checkpoint, backend)
+
+
+# -- weight sync
+
+
+def test_all_weights_for_a_server_are_those_of_the_model(runs: Path) -> None:
+    run = runs / "fsdp2" / "talk"
+    assert difference(run / "by-disk", run / "model") == 0.0
+
+
+def test_the_adapter_for_a_server_is_that_of_the_model(runs: Path) -> None:
+    run = runs / "fsdp2" / "adapter"
+    assert are_equal(adapter(run / "by-adapter"), adapter(run / "model"))
+
+
+def test_merged_weights_for_a_server_in_half_precision_are_rounded_once(runs: Path, small_model: Path) -> None:
+    run = runs / "fsdp2" / "adapter"
+    base = AutoModelForCausalLM.from_pretrained(small_model)
+    merged = PeftModel.from_pretrained(base, str(run / "model")).merge_and_unload().state_dict()
+    written = load_file(run / "by-disk" / "model.safetensors")
+
+    assert written
+    assert all(torch.equal(tensor, merged[name].to(torch.bfloat16)) for name, tensor in written.items())
+
+
+def test_logits_that_one_process_asks_for_are_computed_by_all(runs: Path) -> None:
+    run = runs / "fsdp2" / "talk"
+    model = AutoModelForCausalLM.from_pretrained(run / "model")
+    with torch.no_grad():
+        logits = model(torch.tensor([[1, 2, 3]])).logits
+    shared = torch.load(run / "logits.pt", weights_only=True)
+    assert (logits[0] - shared[0]).abs().max() < 1e-5
+
+
+# -- refusals and settings
+
+
+def test_sharding_that_is_not_active_is_refused() -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="accelerate left the whole model on each process"):
+        check_sharded(TrainConfig(distributed_backend="fsdp2"), model)
+    check_sharded(TrainConfig(), model)
+
+
+def test_sharding_on_the_cpu_is_refused_before_a_model_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="accelerate ignores fsdp2 on the CPU"):
+        check_can_shard(TrainConfig(distributed_backend="fsdp2"), "cpu")
+    check_can_shard(TrainConfig(distributed_backend="fsdp2"), "cuda")
+    check_can_shard(TrainConfig(), "cpu")
+
+
+def test_accelerates_own_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ConfigError, match="--distributed-backend fsdp2"):
+        check_can_shard(TrainConfig(), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "adafactor"}, "the state of adafactor cannot be sharded"),
+        ({"quantization": "int4", "peft": True}, "quantized weights cannot be sharded"),
+        ({"trl": {"fsdp_config": {"version": 1}}}, "version is not for you to set"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(distributed_backend="fsdp2", **options)
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "expected"),
+    [
+        (500_000_000, {}, FSDPSettings(False, False, False)),
+        (4_000_000_000, {}, FSDPSettings(True, True, False)),
+        (9_000_000_000, {}, FSDPSettings(True, True, True)),
+        (9_000_000_000, {"peft": True}, FSDPSettings(True, True, False)),
+        (
+            9_000_000_000,
+            {"trl": {"fsdp_config": {"state_dict_type": "full_state_dict"}}},
+            FSDPSettings(True, True, False),
+        ),
+    ],
+)
+def test_settings_follow_the_size_of_the_model(weights: int, options: dict[str, Any], expected: FSDPSettings) -> None:
+    config = TrainConfig(distributed_backend="fsdp2", **options)
+    assert fsdp_settings(config, weights) == expected
+
+
+def test_tables_of_the_user_are_joined_with_our_settings() -> None:
+    config = TrainConfig(
+        distributed_backend="fsdp2",
+        trl={"fsdp_config": {"reshard_after_forward": False}, "accelerator_config": {"even_batches": False}},
+    )
+    made: dict[str, Any] = fsdp_arguments(config, 10_000_000_000)
+
+    assert made["fsdp_config"]["reshard_after_forward"] is False
+    assert made["fsdp_config"]["state_dict_type"] == "SHARDED_STATE_DICT"
+    assert made["accelerator_config"]["gradient_accumulation_kwargs"] == {"sync_each_batch": True}
+    assert made["accelerator_config"]["even_batches"] is False
+
+
+def test_a_state_for_each_weight_is_what_the_named_optimizers_have() -> None:
+    """The states of sharded weights are saved by the shape of their weight."""
+    from transformers import Trainer, TrainingArguments
+
+    for name in OPTIMIZERS:
+        arguments = TrainingArguments(optim=name, use_cpu=True)
+        kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
+        weight = torch.nn.Parameter(torch.ones(3, 2))
+        optimizer = kind([weight], **settings)
+        weight.grad = torch.ones(3, 2)
+        optimizer.step()
+        shapes = {value.shape for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)}
+        assert shapes <= {weight.shape, torch.Size([])}, name
+
+
+def test_an_empty_part_is_finite() -> None:
+    assert all_finite([torch.empty(0)], torch.device("cpu"))
