@@ -1,21 +1,23 @@
 """A training in one process, in two, and on two machines: seconds of a rollout and a step, bytes on the wire, and what
 the connections between the machines cost.
 
-`python -m benchmarks.scale [--steps N]`; exits 1 when a bound is not met. The two machines are network namespaces of
-this one (`benchmarks/two_machines.py`), which needs root; without it that part is left out. The times are compared with
-those that `benchmarks/fleet.py` simulates. For the connections, one process plays the commands of 63 other machines.
+`python -m benchmarks.scale [--steps N]`; exits 1 when a bound is not met. The two machines are namespaces of this one
+(`tests/machines/namespaces.py`), which needs root; without it that part is left out. The times are compared with those
+that `benchmarks/fleet.py` simulates. For the connections, one process plays the commands of 63 other machines.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,12 +27,11 @@ from aitrain.runs.metrics_line import read_metrics
 from benchmarks.fleet import CALIBRATION, Setup, show_check, trained, write_config
 from benchmarks.fleet_simulation import Fleet
 from benchmarks.measured_run import MeasuredRun, calibrate
-from benchmarks.measuring import options, positive, script
+from benchmarks.measuring import options, positive
 from benchmarks.overhead import SURROUNDINGS
-from benchmarks.two_machines import Machine, run_on_both, two_machines
+from tests.machines.namespaces import ADDRESSES, Machine, Pair, cannot_make_machines, two_machines
 
 LOCAL = Setup(prompts=8, workers=4), Setup(prompts=8, processes=2, workers=4)
-TWO_MACHINES = "two machines"
 NODES = 64
 LINK_SECONDS = 10.0
 """Seconds for which the connections are measured."""
@@ -51,13 +52,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="aitrain-scale-") as folder:
         measured = {setup: trained(Path(folder), setup, wanted.steps) for setup in (*CALIBRATION, *LOCAL)}
         runs = {str(setup): (setup, measured[setup]) for setup in LOCAL}
-        try:
-            with two_machines() as machines:
-                run, per_step = trained_on(machines, Path(folder), wanted.steps)
-        except OSError as why:
+        if why := cannot_make_machines():
             print(f"two machines were left out: {why}\n")
         else:
-            runs[TWO_MACHINES] = (LOCAL[1], run)
+            with two_machines(Path(folder), Machine("nodeA"), Machine("nodeB")) as pair:
+                run, per_step = trained_on(pair, wanted.steps)
+            runs["two machines"] = (LOCAL[1], run)
             print(f"{per_step / 2**20:.2f} MiB a step between two machines, both directions\n")
     fleet = calibrate([measured[setup] for setup in CALIBRATION], Fleet())
     is_met = show_check(fleet, measured[CALIBRATION[1]], runs)
@@ -70,22 +70,18 @@ def main() -> int:
 # -- two machines
 
 
-def trained_on(machines: Sequence[Machine], folder: Path, steps: int) -> tuple[MeasuredRun, float]:
+def trained_on(pair: Pair, steps: int) -> tuple[MeasuredRun, float]:
     """Train on both with a process each; what was measured, and the bytes of a step on the wire."""
-    setup = LOCAL[1]
-    config = write_config(folder, "machines", {**setup.settings, "num_processes": 1}, steps)
-    place = ["--nnodes", str(len(machines)), "--master-addr", machines[0].address]
-
-    def command(machine: Machine) -> list[str]:
-        rank = ["--node-rank", str(machine.rank)]
-        return [script("aitrain"), "grpo", "--config", str(config), "--quiet", *place, *rank]
-
-    with watched_bytes(machines[0], folder / "machines" / "metrics.jsonl") as moved:
-        run_on_both(machines, command, folder / "machines.log")
-    if len(moved) < 2:
-        raise RuntimeError("the run has too few steps to count their bytes: increase --steps")
+    config = write_config(pair.folder, "machines", {**LOCAL[1].settings, "num_processes": 1}, steps)
+    place = ["--nnodes=2", f"--master-addr={ADDRESSES['nodeA']}"]
+    flags = ["grpo", "--config", str(config), "--quiet", *place]
+    with watched_bytes(pair.machines[0], pair.folder / "machines" / "metrics.jsonl") as moved:
+        commands = [pair.start(node, *flags, f"--node-rank={node}", **SURROUNDINGS).process for node in range(2)]
+        said = [command.communicate()[1] for command in commands]
+    if any(command.returncode for command in commands) or len(moved) < 2:
+        raise RuntimeError("the training on two machines failed, or its steps were not seen:\n" + "\n".join(said))
     first, last = min(moved), max(moved)
-    return MeasuredRun.read(folder / "machines"), (moved[last] - moved[first]) / (last - first)
+    return MeasuredRun.read(pair.folder / "machines"), (moved[last] - moved[first]) / (last - first)
 
 
 @contextmanager
@@ -98,7 +94,7 @@ def watched_bytes(machine: Machine, metrics: Path) -> Iterator[dict[int, int]]:
         while not is_over.wait(0.05):
             steps = [line.step for line in read_metrics(metrics)] if metrics.exists() else []
             if steps and steps[-1] not in moved:
-                moved[steps[-1]] = machine.bytes_moved()
+                moved[steps[-1]] = bytes_moved(machine)
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -107,6 +103,13 @@ def watched_bytes(machine: Machine, metrics: Path) -> Iterator[dict[int, int]]:
     finally:
         is_over.set()
         thread.join()
+
+
+def bytes_moved(machine: Machine) -> int:
+    """Bytes over the cable since it was laid, in both directions."""
+    command = machine.inside("ip", "-s", "-j", "link", "show", "dev", "cable")
+    counted = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)[0]["stats64"]
+    return int(counted["rx"]["bytes"] + counted["tx"]["bytes"])
 
 
 # -- connections
