@@ -55,6 +55,10 @@ WITH: dict[str, dict[str, Any]] = {
     "vllm_server_url": {"use_vllm": True, "vllm_mode": "server"},
     "vllm_servers": {"use_vllm": True, "vllm_mode": "server"},
     "vllm_listen_address": {"use_vllm": True, "vllm_mode": "server"},
+    "zero_stage": {"distributed_backend": "deepspeed"},
+    "deepspeed_config": {"distributed_backend": "deepspeed"},
+    "allow_pickle": {"distributed_backend": "deepspeed"},
+    "max_failures": {"launcher": "ray"},
 }
 """Other options that an option needs, so that only its own type and bounds refuse a value."""
 
@@ -129,6 +133,7 @@ SHIPPED = [
     file.read_text(encoding="utf-8")
     for folder in ("docs", "envs", "recipes")
     for file in (ROOT / folder).rglob("*.yaml")
+    if file.parent.name != "examples"  # of other programs: Kubernetes, SkyPilot
 ]
 
 

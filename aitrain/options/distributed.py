@@ -72,7 +72,7 @@ class DistributedOptions(Options):
         ]
 
     def _deepspeed_rules(self) -> list[Rule]:
-        given = self.changed_flags("zero_stage", "allow_pickle") + ["--deepspeed-config"] * bool(self.deepspeed_config)
+        given = [name for name in ("zero_stage", "deepspeed_config", "allow_pickle") if name in self.changed()]
         stated = next((name for name in SET_BY_OPTIONS if not _is_auto((self.deepspeed_config or {}).get(name))), "")
         return [
             (

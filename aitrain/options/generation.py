@@ -126,7 +126,7 @@ class VLLMOptions(Options):
     def rules(self) -> Iterable[Rule]:
         """An address needs a server, and NCCL one address; servers of aitrain are for runs that start some."""
         has_url = self.vllm_server_url is not None
-        of_ours = self.changed_flags("vllm_servers", "vllm_listen_address")
+        of_ours = [name for name in ("vllm_servers", "vllm_listen_address") if name in self.changed()]
         return [
             (
                 bool(of_ours) and not self.starts_vllm_servers,

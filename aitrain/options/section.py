@@ -95,11 +95,8 @@ class Options(BaseModel):
 
     def changed_flags(self, *names: str) -> list[str]:
         """Those of the named options that differ from their defaults, as flags with values."""
-        changed = {name: getattr(self, name) for name in names}
-        fields = type(self).model_fields
-        return [
-            f"--{name.replace('_', '-')} {value}" for name, value in changed.items() if value != fields[name].default
-        ]
+        changed = self.changed()
+        return [f"--{name.replace('_', '-')} {changed[name]}" for name in names if name in changed]
 
 
 @cache

@@ -57,9 +57,10 @@ def read_json_object(value: object) -> object:
 
 
 def _read_json_file(value: object) -> object:
-    """The JSON object of a named file, with or without @; one that is given itself is returned unchanged."""
-    is_name = isinstance(value, str) and not value.startswith(("@", "{"))
-    return read_json_object(f"@{value}" if is_name else value)
+    """The JSON object of a named file; one that is given itself is returned unchanged."""
+    if isinstance(value, str) and not value.endswith(".json"):
+        raise ValueError(f"must be the name of a .json file, not {shown(value)}")
+    return read_json_object(f"@{value}" if isinstance(value, str) else value)
 
 
 def _parsed(text: str, where: str) -> object:
@@ -135,7 +136,7 @@ RAY_WORKERS = "ray:"
 def _read_workers(value: object) -> object:
     """A number, or a text such as ray:64."""
     text = str(value).strip()
-    if not re.fullmatch(rf"({RAY_WORKERS})?[0-9]{{1,9}}", text) or not int(text.removeprefix(RAY_WORKERS)):
+    if not re.fullmatch(rf"({RAY_WORKERS})?[0-9]+", text) or not int(text.removeprefix(RAY_WORKERS)):
         raise ValueError(f"must be a whole number, at least 1, or ray:N, not {shown(value)}")
     return text if text.startswith(RAY_WORKERS) else int(text)
 
@@ -185,7 +186,7 @@ JsonObjectOption = Annotated[
 JsonFile = Annotated[
     dict[str, object],
     BeforeValidator(_read_json_file),
-    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "minLength": 1}]}),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "pattern": r"\.json$"}]}),
 ]
 Table = Annotated[dict[str, object], BeforeValidator(_read_table), WithJsonSchema({"type": ["object", "null"]})]
 Names = Annotated[

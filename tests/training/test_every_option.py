@@ -270,7 +270,7 @@ def rollouts(inputs: Any, hooks: Any) -> PolicyRollouts:
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, num_processes=1)
     made: Any = SimpleNamespace(
         eos_token_ids=[0], sampling=Sampling(), use_vllm=False, accelerator=accelerator, model=torch.nn.Linear(1, 1),
-        args=inputs.arguments, hooks=hooks,
+        is_sharded=False, args=inputs.arguments, hooks=hooks,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rollout_setup, "_hf_model", lambda trainer: None)

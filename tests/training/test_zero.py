@@ -65,7 +65,7 @@ def test_a_file_is_read_in_the_folder_of_the_command(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"zero_stage": 3}, "--zero-stage 3: ddp has no such setting"),
+        ({"zero_stage": 3}, "zero_stage: ddp has no such setting"),
         ({"allow_pickle": True}, "--distributed-backend deepspeed"),
         ({"deepspeed_config": {"steps_per_print": 1}}, "--deepspeed-config: ddp has no such setting"),
     ],
