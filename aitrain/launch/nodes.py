@@ -136,7 +136,7 @@ def gather_nodes(nodes: Nodes, own: Message, folder: Path, seconds: float) -> No
             accept = partial(_accept, server, token, arrived.put, refused.append)
             threading.Thread(target=accept, name="node-accept", daemon=True).start()
             deadline = time.monotonic() + seconds
-            while len(met) < nodes.count - 1:
+            while len(_without_gone(met)) < nodes.count - 1:
                 try:
                     peer, hello = arrived.get(timeout=max(0.0, deadline - time.monotonic()))
                 except queue.Empty:
@@ -161,14 +161,20 @@ def _admit(nodes: Nodes, own: Message, met: dict[int, Peer], peer: Peer, hello: 
     rank, count = hello.get("rank"), hello.get("count")
     peer.gpus = hello["gpus"] if isinstance(hello.get("gpus"), int) else 0
     peer.node, peer.host = rank if isinstance(rank, int) else -1, str(hello.get("host"))[:64]
-    before = met.get(peer.node)
-    if not 0 < peer.node < nodes.count or (before is not None and not before.is_gone()):
+    if not 0 < peer.node < nodes.count or peer.node in _without_gone(met):
         _refuse([peer], f"node_rank: there is a node {peer.node} already")
         return
     met[peer.node] = peer
     unequal = f"nnodes {count} (node 0: {nodes.count})" if count != nodes.count else difference(own, hello["facts"])
     if unequal:
         raise ConfigError(f"nnodes: {peer.name} differs from node 0: {unequal}\nMake the machines equal.")
+
+
+def _without_gone(met: dict[int, Peer]) -> dict[int, Peer]:
+    """The machines that have come, after removing those that have ended since; they may come again."""
+    for rank in [rank for rank, peer in met.items() if peer.is_gone()]:
+        met.pop(rank).close()
+    return met
 
 
 def _refuse(peers: Iterable[Peer], why: str) -> None:
