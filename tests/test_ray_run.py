@@ -15,7 +15,7 @@ import pytest
 
 from aitrain.errors import ConfigError, RunFailed
 from aitrain.events import Ended, Failed, Started, Step, encode
-from aitrain.execution.ray_connection import Machine
+from aitrain.execution.ray_connection import ClusterMachine
 from aitrain.launch import ray_processes, ray_worker
 from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.ray_placement import Bundle, describe
@@ -334,8 +334,8 @@ def test_ray_train_gets_the_number_of_processes_and_of_restarts(
 # -- placement
 
 
-def machine(name: str, free: dict[str, float], total: dict[str, float] | None = None) -> Machine:
-    return Machine(name, name, name, total or free, free)
+def machine(name: str, free: dict[str, float], total: dict[str, float] | None = None) -> ClusterMachine:
+    return ClusterMachine(name, name, name, total or free, free)
 
 
 TRAINING, SERVER = Bundle("training", {"CPU": 1.0, "GPU": 1.0}), Bundle("vLLM server", {"CPU": 1.0, "GPU": 2.0})

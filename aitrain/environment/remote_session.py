@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -73,11 +74,12 @@ class StoredTokenizer:
     file: Path
 
     @classmethod
-    def of(cls, tokenizer: Any) -> StoredTokenizer:
-        """Pickle a tokenizer into a temporary file."""
+    def of(cls, tokenizer: Any, share: Callable[[str], object]) -> StoredTokenizer:
+        """Pickle a tokenizer into a temporary file; `share` makes the file readable in the processes."""
         handle, name = tempfile.mkstemp(prefix="aitrain-tokenizer-")
         with os.fdopen(handle, "wb") as file:
             pickle.dump(tokenizer, file)
+        share(name)
         return cls(Path(name))
 
     def __getattr__(self, name: str) -> Any:

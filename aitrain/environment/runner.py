@@ -114,9 +114,7 @@ class EnvRunner:
         if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self._kind == "score_episode":
-            stored = StoredTokenizer.of(tokenizer)
-            self.processes.share(str(stored.file))
-            self.given = {"model": NoModel(), "tokenizer": stored}
+            self.given = {"model": NoModel(), "tokenizer": StoredTokenizer.of(tokenizer, self.processes.share)}
 
     @cached_property
     def has_sessions(self) -> bool:

@@ -25,7 +25,7 @@ QUIET = {
 
 
 @dataclass(frozen=True)
-class Machine:
+class ClusterMachine:
     """One machine of a cluster and its resources, such as CPU and GPU."""
 
     host: str
@@ -98,14 +98,14 @@ def _no_cluster(place: str | None, error: Exception) -> ConfigError:
     )
 
 
-def machines() -> list[Machine]:
+def machines() -> list[ClusterMachine]:
     """The living machines of the cluster."""
     import ray
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()
     return [
-        Machine(
+        ClusterMachine(
             node["NodeManagerHostname"],
             node["NodeManagerAddress"],
             node["NodeID"],

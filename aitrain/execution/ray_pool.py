@@ -19,7 +19,7 @@ from aitrain.errors import EnvironmentFailed
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.fork_server import EnvCommand
 from aitrain.execution.processes import Lease
-from aitrain.execution.ray_connection import Machine, connected, machines
+from aitrain.execution.ray_connection import ClusterMachine, connected, machines
 from aitrain.execution.ray_host import EnvHost
 from aitrain.execution.task import on_cancel, paused
 
@@ -38,7 +38,7 @@ class HostHandle:
     """The actor on one machine."""
 
     actor: Any
-    machine: Machine
+    machine: ClusterMachine
     leases: int = 0
     is_lost: bool = False
 
@@ -188,7 +188,7 @@ class RayPool:
         self._looked = time.monotonic()
         return problems
 
-    def _start_host(self, machine: Machine) -> HostHandle:
+    def _start_host(self, machine: ClusterMachine) -> HostHandle:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -199,7 +199,7 @@ class RayPool:
         return HostHandle(actor, machine)
 
 
-def _for_environments(cluster: list[Machine]) -> list[Machine]:
+def _for_environments(cluster: list[ClusterMachine]) -> list[ClusterMachine]:
     """The machines where environments run."""
     return [machine for machine in cluster if machine.total.get(RESOURCE)] or cluster
 

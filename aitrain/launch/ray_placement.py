@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aitrain.execution.ray_connection import Machine
+from aitrain.execution.ray_connection import ClusterMachine
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Bundle:
     needs: Mapping[str, float]
 
 
-def placement(bundles: Sequence[Bundle], cluster: Sequence[Machine]) -> list[str] | None:
+def placement(bundles: Sequence[Bundle], cluster: Sequence[ClusterMachine]) -> list[str] | None:
     """A machine for each bundle, as Ray packs them now; None if they do not fit."""
     left = [dict(machine.free) for machine in cluster]
     places = []
@@ -32,7 +32,7 @@ def placement(bundles: Sequence[Bundle], cluster: Sequence[Machine]) -> list[str
     return places
 
 
-def describe(bundles: Sequence[Bundle], cluster: Sequence[Machine]) -> tuple[str, bool]:
+def describe(bundles: Sequence[Bundle], cluster: Sequence[ClusterMachine]) -> tuple[str, bool]:
     """What a run needs, what the cluster has, and where it would be placed; and whether it fits now."""
     have = ", ".join(f"{machine.host} {_free(machine)}" for machine in cluster)
     places = placement(bundles, cluster)
@@ -56,6 +56,6 @@ def _wanted(bundles: Sequence[Bundle]) -> str:
     return ", ".join(f"{count} x {what} ({needs} each)" for (what, needs), count in groups.items())
 
 
-def _free(machine: Machine) -> str:
+def _free(machine: ClusterMachine) -> str:
     shown = [name for name in ("GPU", "CPU") if machine.total.get(name)]
     return " ".join(f"{machine.free.get(name, 0.0):g}/{machine.total[name]:g} {name}" for name in shown) or "nothing"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -13,13 +12,13 @@ from typing import Any
 from aitrain.activity import Part, Snapshot
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note, Phase, decode
-from aitrain.execution.ray_connection import connected, has_gpus, machines
-from aitrain.launch.preflight import RunPlan, starts_server
+from aitrain.execution.ray_connection import connected, machines
+from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import PATIENCE, STOPPING, mask_logs
-from aitrain.launch.ray_placement import Bundle, describe
-from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests, RunRelay
-from aitrain.launch.ray_server import server_needs, server_on_ray
-from aitrain.launch.ray_worker import RankJob, run_rank
+from aitrain.launch.ray_fit import PRIVATE, bundles, fit, start_relay
+from aitrain.launch.ray_placement import describe
+from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests
+from aitrain.launch.ray_server import server_on_ray
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.redaction import disable_telemetry
@@ -28,8 +27,6 @@ from aitrain.runs.node_info import NodeInfo, as_json
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import DUMP_SECONDS, Stall, Watchdog, message
 
-PRIVATE = ".ray"
-"""Folder for what Ray Train writes, in the run folder; deleted at the end."""
 LOOK = 5.0
 """Seconds between two looks at the machines of the cluster."""
 
@@ -75,9 +72,11 @@ class RayProcesses:
             self.folder.write_status("running", **sign_of_life())
             self.announce(Phase("connecting to Ray"))
             stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
-            stack.enter_context(on_stop_signals(self._on_signal))  # after Ray has set its own handlers
-            self.relay = self._start_relay()
-            self._announce_placement()
+            stack.enter_context(on_stop_signals(lambda *_: self.stop()))  # after Ray has set its own handlers
+            self.relay = start_relay(self.plan, self.folder)
+            text, fits = describe(bundles(self.plan), machines())  # before Ray waits for it, as Ray waits silently
+            self.announce(Note(text, "info" if fits else "warning"))
+            self.announce(Phase("waiting for the machines of Ray"))
             stack.enter_context(server_on_ray(self.plan, self.folder, self.relay, self._is_stopped))
             stack.enter_context(SystemRecorder(self.folder.system))
             watchdog = stack.enter_context(self._watchdog())
@@ -88,59 +87,15 @@ class RayProcesses:
 
     # -- Ray
 
-    def _needs(self) -> dict[str, float]:
-        """What one training process reserves: a GPU, if the cluster has one."""
-        return {"CPU": 1.0, "GPU": 1.0} if has_gpus() else {"CPU": 1.0}
-
-    def _announce_placement(self) -> None:
-        """Say what is placed where before Ray waits for it, as Ray waits silently."""
-        server = [Bundle("vLLM server", server_needs(self.plan))] if starts_server(self.plan.config) else []
-        text, fits = describe([*server, *[Bundle("training", self._needs())] * self.plan.batch.processes], machines())
-        self.announce(Note(text, "info" if fits else "warning"))
-        self.announce(Phase("waiting for the machines of Ray"))
-
     def _is_stopped(self) -> bool:
         """Hear what vLLM's machine says while it starts; whether the run was stopped meanwhile."""
         self._hear_all(0.5)
         return self.requests.stops > 0
 
-    def _start_relay(self) -> Any:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actor = ray.remote(num_cpus=0, scheduling_strategy=here)(RunRelay)
-        checkpoint = None if self.plan.checkpoint is None else str(self.plan.checkpoint)
-        return actor.remote(RunFolder(self.folder.path.absolute()), self.plan.batch.processes, checkpoint)
-
     def _fit(self) -> None:
         """Run Ray Train until the run has ended; runs in a thread, as it blocks."""
-        import ray
-        from ray.train import FailureConfig, RunConfig, ScalingConfig
-        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-
-        folder = RunFolder(self.folder.path.absolute())
-        nonce = f"{PRIVATE}/{os.urandom(8).hex()}"
-        (folder.path / PRIVATE).mkdir(exist_ok=True)
-        (folder.path / nonce).touch()
-        variables = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}  # for environments on Ray
-        variables |= {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
-        job = RankJob(replace(self.plan, source=None), folder, os.getcwd(), nonce, self.relay, variables)
-        needs = self._needs()
-        trainer = DataParallelTrainer(
-            run_rank,
-            train_loop_config={"job": job},
-            scaling_config=ScalingConfig(
-                num_workers=self.plan.batch.processes, use_gpu="GPU" in needs, resources_per_worker=needs
-            ),
-            run_config=RunConfig(
-                name="train",
-                storage_path=str(folder.path / PRIVATE),
-                failure_config=FailureConfig(max_failures=self.plan.config.max_failures),
-            ),
-        )
         try:
-            trainer.fit()
+            fit(self.plan, self.folder, self.relay)
         except BaseException as error:
             self._failure = error
 
@@ -196,7 +151,7 @@ class RayProcesses:
             self._waits[news.rank] = news.waits
         if news.exit:
             self._seen.clear()  # waiting for the next start is no stall
-            self.lost = f"{news.exit}{self._place_of(news.rank)}"
+            self.lost = f"{news.exit} on {self.meeting.places[news.rank]}" if self.meeting else news.exit
         for event in map(decode, news.lines):
             if isinstance(event, (Failed, Ended)):
                 self._remember(event)
@@ -224,9 +179,6 @@ class RayProcesses:
             self.lost = f"Machine {place.host} ({place.address}) is gone, with rank {ranks}"
             self.announce(Note(f"{self.lost}. Ray starts all ranks again as soon as it has the machines for them."))
 
-    def _place_of(self, rank: int) -> str:
-        return f" on {self.meeting.places[rank]}" if self.meeting else ""
-
     # -- hangs
 
     def _watchdog(self) -> Watchdog:
@@ -235,8 +187,7 @@ class RayProcesses:
 
     def _activity(self, rank: int) -> Snapshot:
         """What a rank did last; waiting for Ray counts as progress."""
-        idle = Snapshot(time.monotonic_ns(), Part("waiting for Ray"))
-        return self._seen.get(rank, idle)
+        return self._seen.get(rank) or Snapshot(time.monotonic_ns(), Part("waiting for Ray"))
 
     def _waits_for_another(self, rank: int, _: Snapshot) -> bool:
         """Whether a stalled rank waits for another one, by its stacks, which go to its log."""
@@ -255,9 +206,6 @@ class RayProcesses:
             self._ask(stops=2)
 
     # -- ending
-
-    def _on_signal(self, *_: object) -> None:
-        self.stop()
 
     def stop(self) -> None:
         """Ask the training processes to finish their step, save and leave; a second call kills them. For any thread."""
@@ -291,11 +239,11 @@ def cause_of(error: BaseException | None) -> str:
     failures = getattr(error, "worker_failures", None) or {}
     rank, cause = next(iter(failures.items()), (None, error))
     cause = getattr(cause, "controller_failure", cause)
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    # fields of the actor are indented, such as `class_name: RayTrainWorker`
+    lines = [line for line in str(cause).splitlines() if line.strip() and not line.startswith("\t")]
     if any(line.startswith("Traceback") for line in lines):
         lines = lines[-1:]
-    fields = (line for line in lines if not line.split(" ")[0].endswith(":"))  # such as `class_name: RayTrainWorker`
-    text = " ".join(fields)[:300].rstrip(".") or type(cause).__name__
+    text = " ".join(line.strip() for line in lines)[:300].rstrip(".") or type(cause).__name__
     return text if rank is None else f"Rank {rank} was lost: {text}"
 
 

@@ -135,8 +135,8 @@ RAY_WORKERS = "ray:"
 
 def _read_workers(value: object) -> object:
     """A number, or a text such as ray:64."""
-    text = str(value).strip()
-    if not re.fullmatch(rf"({RAY_WORKERS})?[0-9]+", text) or not int(text.removeprefix(RAY_WORKERS)):
+    text = str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
+    if not re.fullmatch(rf"({RAY_WORKERS})?[0-9]{{1,4000}}", text) or not int(text.removeprefix(RAY_WORKERS)):
         raise ValueError(f"must be a whole number, at least 1, or ray:N, not {shown(value)}")
     return text if text.startswith(RAY_WORKERS) else int(text)
 

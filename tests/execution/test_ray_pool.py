@@ -17,7 +17,7 @@ import pytest
 from aitrain.execution import ray_pool
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
-from aitrain.execution.ray_connection import Machine
+from aitrain.execution.ray_connection import ClusterMachine
 from aitrain.execution.ray_host import EnvHost
 from aitrain.execution.ray_pool import HostHandle, RayPool
 from aitrain.execution.task import Outcome
@@ -87,12 +87,12 @@ class StandInHandle(HostHandle):
 
 
 class StandInPool(RayPool):
-    def _start_host(self, machine: Machine) -> HostHandle:
+    def _start_host(self, machine: ClusterMachine) -> HostHandle:
         return StandInHandle(EnvHost(self._command, self._files, self._attributes), machine)
 
 
-def cluster(*names: str) -> list[Machine]:
-    return [Machine(name, f"10.0.0.{n}", name, {"CPU": 4.0}, {"CPU": 4.0}) for n, name in enumerate(names)]
+def cluster(*names: str) -> list[ClusterMachine]:
+    return [ClusterMachine(name, f"10.0.0.{n}", name, {"CPU": 4.0}, {"CPU": 4.0}) for n, name in enumerate(names)]
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +225,6 @@ def test_an_environment_that_cannot_be_loaded_there_is_named(tmp_path: Path, mon
 
 def test_machines_with_the_resource_environment_are_the_only_ones_that_run_it() -> None:
     first, other = cluster("one", "two")
-    marked = Machine("cpu", "10.0.0.9", "cpu", {"environment": 1.0}, {})
+    marked = ClusterMachine("cpu", "10.0.0.9", "cpu", {"environment": 1.0}, {})
     assert ray_pool._for_environments([first, marked, other]) == [marked]
     assert ray_pool._for_environments([first, other]) == [first, other]
