@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench bench-gpu bench-vllm docs tiny-model vllm adapters install
+.PHONY: demo test lint bench bench-gpu bench-vllm docs tiny-model vllm adapters deepspeed install
 
 demo: install
 	$(BIN)/aitrain demo
@@ -65,6 +65,9 @@ vllm:
 
 adapters: install
 	.ci/adapters
+
+deepspeed: install
+	.ci/deepspeed
 
 install: $(VENV)/.installed
 

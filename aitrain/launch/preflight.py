@@ -31,6 +31,7 @@ from aitrain.runs.checkpoint import (
     read_manifest,
     refuse_changes,
     refuse_other_backend,
+    refuse_other_parts,
 )
 from aitrain.runs.run_folder import RunFolder
 from aitrain.vllm.adapter_ranks import needed_rank
@@ -211,6 +212,10 @@ def check_packages(config: TrainConfig) -> None:
     needs_vllm = config.vllm_server_url is None or config.vllm_sync == "nccl"  # else the server has its own
     if config.use_vllm and needs_vllm and installed("vllm") is None:
         raise ConfigError('use_vllm: vLLM is not installed\nInstall it with: pip install "aitrain[vllm]"')
+    if config.zero is not None and installed("deepspeed") is None:
+        raise ConfigError(
+            'distributed_backend: DeepSpeed is not installed\nInstall it with: pip install "aitrain[deepspeed]"'
+        )
     for tracker in config.log.split(","):
         if tracker != "none" and installed(tracker) is None:
             raise ConfigError(f"log: {tracker} is not installed\nInstall it with: pip install {tracker}")
@@ -300,6 +305,8 @@ def _find_checkpoint(config: TrainConfig, processes: int, notify: Callable[[str]
             advice = "Use --resume for the newest complete one."
             raise ConfigError(f"resume_from_checkpoint: {path} is refused: {damage}\n{advice}") from None
     refuse_other_backend(path, config.distributed_backend)
+    if config.zero is not None:
+        refuse_other_parts(path, config.zero, processes)
     if not config.resume_anyway:
         refuse_changes(path, changed_options(read_manifest(path), config, processes))
     return path.resolve()

@@ -91,6 +91,10 @@ class TrainConfig(
                 f"quantization: {self.quantization} weights cannot be trained themselves: add --peft",
             ),
             (
+                self.quantization is not None and self.zero == 3,
+                "quantization: quantized weights cannot be sharded with ZeRO-3\nUse --zero-stage 2, or leave it out.",
+            ),
+            (
                 self.quantization is not None
                 and self.use_vllm
                 and not (self.vllm_mode == "server" and self.vllm_sync in ("auto", "adapter")),
@@ -125,9 +129,5 @@ class TrainConfig(
                     f"{name}: nothing is scored during training\nSet --eval-strategy, and --eval-cases above 0.",
                 )
                 for name in ("save_best", "until", "patience")
-            ),
-            (
-                self.save_best and self.distributed_backend == "deepspeed",
-                "save_best: the best weights cannot be restored under DeepSpeed\nLeave it out, or use fsdp2.",
             ),
         ]

@@ -23,6 +23,7 @@ PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 ProperFraction = Annotated[float, Field(ge=0, lt=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 """The range that vLLM accepts."""
+ZeROStage = Annotated[int, Field(ge=2, le=3)]
 TwoOrMore = Annotated[int, Field(ge=2)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 LoggingSteps = Annotated[int, WithJsonSchema({"type": "integer", "anyOf": [{"const": -1}, {"minimum": 1}]})]
@@ -53,6 +54,12 @@ def read_json_object(value: object) -> object:
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"must be a JSON object like {_EXAMPLE}, not {_json_kind(value)}{where}")
     return _writable(value)
+
+
+def _read_json_file(value: object) -> object:
+    """The JSON object of a named file, with or without @; one that is given itself is returned unchanged."""
+    is_name = isinstance(value, str) and not value.startswith(("@", "{"))
+    return read_json_object(f"@{value}" if is_name else value)
 
 
 def _parsed(text: str, where: str) -> object:
@@ -162,6 +169,11 @@ JsonObjectOption = Annotated[
     dict[str, object],
     BeforeValidator(read_json_object),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "pattern": r"^(@.|\s*\{)"}]}),
+]
+JsonFile = Annotated[
+    dict[str, object],
+    BeforeValidator(_read_json_file),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string", "minLength": 1}]}),
 ]
 Table = Annotated[dict[str, object], BeforeValidator(_read_table), WithJsonSchema({"type": ["object", "null"]})]
 Names = Annotated[

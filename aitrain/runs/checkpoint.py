@@ -332,6 +332,23 @@ def refuse_other_backend(checkpoint: Path, backend: str) -> None:
         )
 
 
+def refuse_other_parts(checkpoint: Path, stage: int, processes: int) -> None:
+    """Refuse a checkpoint of DeepSpeed that another ZeRO stage or another number of processes wrote.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    names = [path.name for path in checkpoint.glob("global_step*/*.pt")]
+    parts = sum(name.endswith("_optim_states.pt") for name in names)
+    written = 3 if any(name.startswith("zero_") and name.endswith("_model_states.pt") for name in names) else 2
+    if (written, parts) != (stage, processes):
+        raise ConfigError(
+            f"resume_from_checkpoint: {checkpoint} was written by {parts} processes with ZeRO-{written}, and DeepSpeed"
+            f" cannot read it with {processes} and ZeRO-{stage}\n"
+            f"Continue with --num-processes {parts} --zero-stage {written}."
+        )
+
+
 def refuse_changes(checkpoint: Path, changes: list[str]) -> None:
     """Refuse to resume with these changes; no-op if there are none.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 from accelerate.utils import gather_object
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import GRPOTrainer
 from trl.trainer import utils as trl_utils
 
@@ -76,7 +77,7 @@ class LogProbTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     @property
     def is_sharded(self) -> bool:
         """Whether the weights are sharded, so that no process can run the model before training starts."""
-        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
+        return bool(self.is_fsdp_enabled or is_deepspeed_zero3_enabled())
 
     # -- an engine's log-probabilities compared with the trainer's
 

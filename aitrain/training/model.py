@@ -252,7 +252,8 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel)
     Raises:
         ConfigError: the tokenizer has more tokens than the model has embeddings.
     """
-    known = model.get_input_embeddings().weight.shape[0]
+    weight = model.get_input_embeddings().weight
+    known = getattr(weight, "ds_shape", weight.shape)[0]  # ZeRO-3: the whole weight's, of which a process has a part
     if len(tokenizer) > known:
         raise ConfigError(
             f"model: the tokenizer has {len(tokenizer)} tokens, the model only {known}.\n"

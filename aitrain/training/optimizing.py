@@ -111,7 +111,7 @@ class OptimizingTrainer(LogProbTrainer):
         norm = whole(norm) if isinstance(norm, torch.Tensor) else norm
         self.non_finite.before_step(model, norm, self.state.global_step + 1)
         if self.rows.has_none:
-            model.zero_grad(set_to_none=True)  # no momentum and no weight decay without a kept row
+            model.zero_grad()  # no momentum and no weight decay without a kept row
         size = 1.0 if norm is None else float(norm)
         self.updates += math.isfinite(size) and size > 0 and self._get_learning_rate() > 0
         return norm

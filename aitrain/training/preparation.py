@@ -75,6 +75,7 @@ from aitrain.training.trl_arguments import (
     grpo_config,
     refuse_sharded,
 )
+from aitrain.training.zero import start_deepspeed
 from aitrain.training.zero_variance import StopOnZeroVariance
 
 
@@ -161,6 +162,8 @@ def training_arguments(context: RunContext, precision: Precision, processes: int
     check_can_shard(config, "cpu" if precision.use_cpu else "cuda")
     arguments = grpo_config(grpo_arguments(config, batch, precision), config, context.folder.checkpoints)
     refuse_sharded(arguments, config)
+    if config.zero is not None:
+        start_deepspeed(config, precision.use_cpu)
     check_hub_token(config)
     return arguments, batch
 

@@ -26,6 +26,7 @@ from transformers.trainer_callback import TrainerState
 from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import gathered
 from aitrain.runs.checkpoint import SHARDS
+from aitrain.training import zero
 from aitrain.training.optimizing import OptimizingTrainer
 from aitrain.training.policy_rollouts import PolicyRollouts
 from aitrain.training.sharded_state import (
@@ -45,21 +46,30 @@ class ResumableTrainer(OptimizingTrainer):
     def _prepare_for_training(self, *arguments: Any, **keywords: Any) -> Any:
         """Does not shard the model a second time."""
         if not self.is_fsdp_enabled:
-            return super()._prepare_for_training(*arguments, **keywords)
+            prepared = super()._prepare_for_training(*arguments, **keywords)
+            if self.is_deepspeed_enabled:
+                zero.skip_non_finite(self.model_wrapped)
+            return prepared
         with replaced(self.accelerator, {"prepare": lambda model, optimizer: (model, optimizer)}):
             return super()._prepare_for_training(*arguments, **keywords)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights, gathered; into a sharded checkpoint each process writes its part. Every process must call
         this."""
-        if not self.is_fsdp_enabled:
+        if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             super().save_model(output_dir, _internal_call)
             return
-        weights, folder = own_weights(self.model), str(output_dir or self.args.output_dir)
+        folder = str(output_dir or self.args.output_dir)
+        if self.is_deepspeed_enabled:
+            self._save_gathered(folder, zero.gathered(self.model, self.args.should_save))
+            return
+        weights = own_weights(self.model)
         if _internal_call and self.writes_shards:
             write_shards(weights, Path(folder) / SHARDS)
             return
-        tensors = gathered(weights.items(), self.args.should_save)
+        self._save_gathered(folder, gathered(weights.items(), self.args.should_save))
+
+    def _save_gathered(self, folder: str, tensors: dict[str, torch.Tensor]) -> None:
         if self.args.should_save:
             self._save(folder, state_dict=tensors)
 
@@ -81,6 +91,8 @@ class ResumableTrainer(OptimizingTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if self.is_fsdp_enabled:
             load_weights(self.model, Path(resume_from_checkpoint))
+        elif self.is_deepspeed_enabled:
+            zero.load_weights(self.model, Path(resume_from_checkpoint))
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -97,7 +109,7 @@ class ResumableTrainer(OptimizingTrainer):
         """Load a checkpoint if it is of the last step, after which transformers would train one more; returns whether
         it is. Every process must call this."""
         state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        if state.global_step < self.args.max_steps or self.is_deepspeed_enabled:
+        if state.global_step < self.args.max_steps:
             return False
         self.take_weights(checkpoint)
         self.state = state

@@ -38,14 +38,19 @@ OPTIMIZER = "optimizer.pt"
 
 
 def own_weights(model: Any) -> dict[str, torch.Tensor]:
-    """The weights that are saved, by their names in the model, sharded and not copied: tied ones once, and of a model
-    with an adapter those of the adapter."""
+    """The `saved_weights` of a model that FSDP2 has sharded."""
     reshard(model)
+    return {name: tensor.detach() for name, tensor in saved_weights(model).items()}
+
+
+def saved_weights(model: Any) -> dict[str, torch.Tensor]:
+    """The weights that are saved, by their names in the model, not copied: tied ones once, and of a model with an adapter
+    those of the adapter."""
     tensors: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(model, PeftModel) or tensor.requires_grad:
             tensors.setdefault(id(tensor), (name, tensor))
-    return {name: tensor.detach() for name, tensor in tensors.values()}
+    return dict(tensors.values())
 
 
 def load_weights(model: Any, checkpoint: Path) -> None:

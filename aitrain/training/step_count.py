@@ -36,8 +36,6 @@ def note_on_steps(checkpoint: Path, arguments: GRPOConfig) -> str | None:
     if steps == before:
         return None
     scheduler, start = arguments.lr_scheduler_type.value, f"Continues after step {done} of {before} to step {steps}"
-    if arguments.deepspeed is not None:  # it may have its own schedule
-        return f"{start}."
     old, new = _rates(arguments, before, done + 1), _rates(arguments, steps, done + 1)
     if old[:done] == new[:done]:
         return f"{start}; with scheduler {scheduler} the learning rates are those of a run of {steps} steps."

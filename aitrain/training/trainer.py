@@ -62,6 +62,7 @@ from aitrain.training.rollout_setup import make_rollouts
 from aitrain.training.sharding import check_sharded, prepare_reference, shard_now
 from aitrain.training.stopwatch import Stopwatch
 from aitrain.training.training_batch import TrainingBatch
+from aitrain.training.zero import check_active
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
 
 UNKNOWN = [{"role": "user", "content": ""}]
@@ -126,6 +127,9 @@ class EpisodeTrainer(ResumableTrainer):
         if self.is_fsdp_enabled:
             shard_now(self)
         check_sharded(inputs.runner.config, self.model)
+        check_active(inputs.runner.config, self.accelerator)
+        if self.is_deepspeed_enabled and not self.is_sharded:
+            self.model.to(self.accelerator.device)  # DeepSpeed does so in `train`, after held-out cases were scored
         self.remove_callback(PrinterCallback)
         self.masks_truncated: bool = inputs.arguments.mask_truncated_completions
         self.mask_truncated_completions = False

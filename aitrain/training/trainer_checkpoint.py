@@ -50,6 +50,10 @@ TORCH_WRITE_ERRORS = ("inline_container", "PytorchStreamWriter", "iostream")
 """Parts of the messages of torch's RuntimeErrors for a file that could not be written."""
 
 
+NOT_KEPT = ("training_args.bin", "zero_to_fp32.py", "zero_to_torch.py")
+"""What nothing reads: a pickle, and DeepSpeed's programs for files that model.safetensors makes unnecessary."""
+
+
 @dataclass
 class CheckpointWriter:
     """Writes the checkpoints of one run."""
@@ -99,7 +103,8 @@ class CheckpointWriter:
     def _finish(self, trainer: EpisodeTrainer, staging: Path) -> None:
         step, state = trainer.state.global_step, self.eval_state
         made = staging / f"{PREFIX}{step}"
-        (made / "training_args.bin").unlink(missing_ok=True)  # a pickle that nothing reads
+        for name in NOT_KEPT:
+            (made / name).unlink(missing_ok=True)
         seconds, tokens = round(trainer.watch.trained_seconds, 3), trainer.rollouts.trained_tokens
         manifest = replace(self.manifest, step=step, best=state.best, owes_evaluation=state.owes_evaluation)
         seal(made, replace(manifest, seconds=seconds, tokens=tokens))

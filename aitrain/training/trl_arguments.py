@@ -17,6 +17,7 @@ from aitrain.errors import ConfigError, did_you_mean
 from aitrain.options.train import TrainConfig
 from aitrain.training.model import Precision, model_without_weights
 from aitrain.training.sharding import fsdp_arguments
+from aitrain.training.zero import zero_arguments
 
 
 def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) -> dict[str, object]:
@@ -72,6 +73,8 @@ def grpo_arguments(config: TrainConfig, batch: BatchPlan, precision: Precision) 
         }
     if config.distributed_backend == "fsdp2":
         arguments |= fsdp_arguments(config, model_without_weights(config, precision.dtype).num_parameters())
+    if config.zero is not None:
+        arguments |= zero_arguments(config)
     return arguments
 
 
@@ -182,7 +185,7 @@ def fit_warmup(arguments: GRPOConfig) -> str | None:
         ConfigError: the learning rate is 0 in every step even without warm-up.
     """
     steps = arguments.max_steps
-    if arguments.deepspeed is not None or any(learning_rates(arguments, steps)):  # DeepSpeed may have its own schedule
+    if any(learning_rates(arguments, steps)):
         return None
     arguments.warmup_steps = 0
     if not any(learning_rates(arguments, steps)):

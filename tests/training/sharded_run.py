@@ -36,6 +36,7 @@ from aitrain.runs.run_folder import RunFolder  # noqa: E402
 from aitrain.training.distributed import shutdown_group  # noqa: E402
 from aitrain.training.run_context import RunContext  # noqa: E402
 from aitrain.training.trainer import EpisodeTrainer  # noqa: E402
+from aitrain.training.zero import own_part as own_part_of_zero  # noqa: E402
 from tests.training.scripted_run import ScriptedTalk, scripted_sample  # noqa: E402
 
 RANK = int(os.environ["RANK"])
@@ -63,10 +64,21 @@ class Caller(ScriptedTalk):
         return float(model.generate(**ids, max_new_tokens=2).shape[1] % 2)
 
 
+class NotANumber(ScriptedTalk):
+    """In the second step the loss of the second process is NaN."""
+
+
+BACKENDS: dict[str, dict[str, Any]] = {
+    f"zero{stage}": {"distributed_backend": "deepspeed", "zero_stage": stage} for stage in (2, 3)
+}
+"""Options of names that are not a value of --distributed-backend."""
+
 JOBS: dict[str, dict[str, Any]] = {
     "talk": {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2},
     "adapter": ADAPTER,
     "sampled": {"sample": HFEngine.sample, "eval_cases": 2},
+    "merged": ADAPTER | {"merge_adapter": True, "rl_kl_coef": 0.1},
+    "nan": {"environment": NotANumber, "lr": 1e-4, "scheduler": "constant", "warmup_ratio": 0.0},
     "one-copy": {
         "environment": Unscored,
         "rl_kl_coef": 0.1,
@@ -102,7 +114,14 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
         make(self, *arguments)
         trainers.append(self)
 
+    compute = EpisodeTrainer._compute_loss
+
+    def broken(self: EpisodeTrainer, model: Any, inputs: Any) -> torch.Tensor:
+        is_broken = isinstance(self.rollouts.rollout.runner.environment, NotANumber) and self.state.global_step == 1
+        return compute(self, model, inputs) * (float("nan") if is_broken and RANK == 1 else 1.0)
+
     EpisodeTrainer.__init__ = kept  # type: ignore[method-assign]
+    EpisodeTrainer._compute_loss = broken  # type: ignore[method-assign]
     for job in jobs:
         name, _, resumed_from = job.partition("<")
         options = OPTIONS | JOBS[name.partition("-resumed")[0]]
@@ -113,8 +132,8 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             model=model,
             output_dir=str(out),
             project_name=name,
-            distributed_backend=backend,
             resume_anyway=True,
+            **BACKENDS.get(backend, {"distributed_backend": backend}),
             **options,
         )
         folder = RunFolder(out / name)
@@ -134,7 +153,7 @@ def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
             failure = str(error)
         (trainer,) = trainers
         trainers.clear()
-        report = {"failure": failure, "notes": notes, **held(trainer)}
+        report = {"failure": failure, "notes": notes, "skipped": trainer.non_finite.skipped, **held(trainer)}
         (folder.path / f"rank{RANK}.json").write_text(json.dumps(report))
         if backend == "fsdp2" and not resumed_from and not failure:
             sync(trainer, folder.path)
@@ -156,7 +175,8 @@ def note(notes: list[str], event: Event) -> None:
 def held(trainer: EpisodeTrainer) -> dict[str, int]:
     """Weights of the model, and how many of them this process holds."""
     parameters = list(trainer.model.parameters())
-    return {"all": sum(p.numel() for p in parameters), "own": sum(own_part(p).numel() for p in parameters)}
+    own = (own_part(own_part_of_zero(parameter)) for parameter in parameters)
+    return {"all": sum(getattr(p, "ds_numel", p.numel()) for p in parameters), "own": sum(p.numel() for p in own)}
 
 
 def sync(trainer: EpisodeTrainer, folder: Path) -> None:
