@@ -91,9 +91,13 @@ class Activity:
         inner = self._nested[-1] if self._nested else None
         part = self._base if inner is None else inner
         name = self._base.name if inner is None else f"{self._base.name}, {inner.name}"
-        text = name.encode()[: SLOT - HEAD.size].ljust(SLOT - HEAD.size, b"\0")
-        head = HEAD.pack(self._count, part.allows, part.moves_files)
-        self.memory[self._offset : self._offset + SLOT] = head + text
+        write(self.memory, self.rank, Snapshot(self._count, Part(name, part.allows, part.moves_files)))
+
+
+def write(memory: bytearray | mmap.mmap, rank: int, seen: Snapshot) -> None:
+    """Write the activity of a process, such as one on another machine."""
+    text = seen.part.name.encode()[: SLOT - HEAD.size].ljust(SLOT - HEAD.size, b"\0")
+    memory[rank * SLOT : (rank + 1) * SLOT] = HEAD.pack(seen.count, seen.part.allows, seen.part.moves_files) + text
 
 
 def read(memory: bytearray | mmap.mmap, rank: int) -> Snapshot:

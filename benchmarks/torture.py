@@ -135,7 +135,7 @@ class Torture:
         return [line["step"] for line in read_lines(self.run.metrics)]
 
     def _kill(self, child: subprocess.Popen[bytes]) -> None:
-        """Everything at once: parent, torchrun, training processes."""
+        """Everything at once: parent and training processes."""
         for pid in [child.pid, *descendants([child.pid])]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MODULES = (
-    "aitrain.jobs.worker", "aitrain.jobs.dry_run", "aitrain.jobs.export", "aitrain.jobs.chat", "torch.distributed.run",
+    "aitrain.jobs.worker", "aitrain.jobs.dry_run", "aitrain.jobs.export", "aitrain.jobs.chat",
 )  # fmt: skip
 """Modules that run in forked processes; others are started as usual."""
 
-PRELOADED = ("aitrain.cli.running", "aitrain.jobs.grpo", "aitrain.training.dry_run", "torch.distributed.run", "psutil")
+PRELOADED = ("aitrain.cli.running", "aitrain.jobs.grpo", "aitrain.training.dry_run", "psutil")
 
 SCRIPT = """\
 #!{python} -ISE

@@ -214,6 +214,14 @@ def test_a_server_address_may_end_as_openai_clients_have_it() -> None:
     assert config.vllm_server_url == "http://localhost:8000"
 
 
+@pytest.mark.parametrize("given", ["http://a:1/v1, https://b:2", ["http://a:1", "https://b:2/"]])
+def test_several_servers_are_given_with_commas_or_as_a_list(given: Any) -> None:
+    config = TrainConfig(use_vllm=True, vllm_mode="server", vllm_server_url=given)
+
+    assert config.vllm_server_urls == ["http://a:1", "https://b:2"]
+    assert config.written()["vllm_server_url"] == "http://a:1,https://b:2"
+
+
 # -- wrong values
 
 WRONG: list[tuple[dict[str, Any], list[str]]] = [
@@ -254,6 +262,13 @@ WRONG: list[tuple[dict[str, Any], list[str]]] = [
     ({"vllm_server_url": "http://x:1"}, ["vllm_server_url", "--use-vllm", "--vllm-mode server"]),
     ({"vllm_server_url": "x:1", "use_vllm": True, "vllm_mode": "server"},
      ["vllm_server_url: must be an address like http://127.0.0.1:8000, not x:1"]),
+    ({"vllm_server_url": "http://x:1,http://x:1/", "use_vllm": True, "vllm_mode": "server"},
+     ["vllm_server_url: has http://x:1 twice"]),
+    ({"vllm_server_url": "http://x:1,http://y:1", "use_vllm": True, "vllm_mode": "server", "vllm_sync": "nccl"},
+     ["vllm_sync: nccl takes one server"]),
+    ({"vllm_servers": 2, "use_vllm": True}, ["--vllm-servers 2: for vLLM servers that aitrain starts only"]),
+    ({"vllm_listen_address": "a", "vllm_server_url": "http://x:1", "use_vllm": True, "vllm_mode": "server"},
+     ["--vllm-listen-address a: for vLLM servers that aitrain starts only", "leave --vllm-server-url out"]),
     ({"use_vllm": True, "vllm_mode": "server", "vllm_sync": "adapter"}, ["vllm_sync", "without --peft"]),
     ({"use_vllm": True, "vllm_mode": "server", "vllm_sync": "nccl"}, ["vllm_sync", "--vllm-server-url"]),
     ({"quantization": "int4", "peft": True, "use_vllm": True, "vllm_mode": "server", "vllm_sync": "disk"},

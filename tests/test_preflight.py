@@ -152,6 +152,8 @@ def test_a_server_on_this_machine_keeps_its_gpus(server: dict[str, Any]) -> None
     assert plan(**server).gpus == ("0", "1", "2")
     assert plan(**server, vllm_server_gpus=3).gpus == ("0",)
     assert "vllm_server_gpus: 4 GPUs are visible" in refusal(**server, vllm_server_gpus=4)
+    two = {**server, "vllm_server_url": "http://127.0.0.1:8000,http://localhost:8001,http://10.1.2.3:8000"}
+    assert plan(**two).gpus == ("0", "1")
 
 
 @pytest.mark.usefixtures("four_gpus", "server")
@@ -163,6 +165,21 @@ def test_a_server_of_our_own_gets_the_last_gpus() -> None:
     assert (two.gpus, two.server_gpus) == (("0", "1"), ("2", "3"))
     assert "vllm_server_gpus: 4 GPUs are visible" in refusal(**ours, vllm_server_gpus=4)
     assert "2 GPUs for a server that has 1" in refusal(**ours, vllm_tensor_parallel_size=2)
+    three = plan(**ours, vllm_servers=3)
+    assert (three.gpus, three.server_gpus) == (("0",), ("1", "2", "3"))
+    assert "vLLM servers hold 4: none is left to train on" in refusal(**ours, vllm_servers=2, vllm_server_gpus=2)
+
+
+@pytest.mark.usefixtures("server")
+def test_servers_listen_at_an_address_of_this_machine_that_others_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    ours = {"use_vllm": True, "vllm_mode": "server"}
+
+    assert plan(**ours, vllm_listen_address="127.0.0.2").config.vllm_listen_address == "127.0.0.2"
+    for address in ("192.0.2.1", "0.0.0.0", "no host at all"):
+        assert f"vllm_listen_address: {address} is not an address of this machine" in refusal(
+            **ours, vllm_listen_address=address
+        )
 
 
 def test_on_the_cpu_a_server_of_our_own_needs_no_gpu(server: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

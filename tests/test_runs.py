@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from aitrain.cli.runs import runs
 from aitrain.runs.heartbeat import SILENCE, Heartbeat, Progress, is_alive, sign_of_life
+from aitrain.runs.node_info import VARIABLE, NodeInfo, as_json
 from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from aitrain.runs.run_list import TAIL, look, runs_in
 from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord, Trial
@@ -152,6 +154,30 @@ def test_the_rewards_are_those_of_the_first_and_last_step_whatever_lies_between(
 
 
 # -- what the command shows
+
+
+def test_a_run_on_other_machines_is_listed_with_its_host_and_their_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [NodeInfo(rank, f"gpu{rank}", f"10.0.0.{rank}", 8, (11, 12)) for rank in range(4)]
+    away = {**sign_of_life(), "host": "gpu0"}
+    monkeypatch.setenv(VARIABLE, json.dumps(as_json(replace(node, pids=()) for node in nodes)))
+    with Heartbeat(make(tmp_path, "four", RUNNING), Progress(pids=[11, 12] * 4)) as heartbeat:
+        write_json(heartbeat.folder.status, read_object(heartbeat.folder.status) | away)
+        make(tmp_path, "one", RUNNING | away | {"host": "a-host-with-a-long-name", "nodes": []})
+        make(tmp_path, "here", RUNNING | sign_of_life())
+        make(tmp_path, "silent", RUNNING | away | {"heartbeat": time.time() - 2 * SILENCE, "nodes": [{"pids": 7}, 3]})
+        found = {run.name: run for run in runs_in(tmp_path)}
+        assert runs(tmp_path) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert found["four"].nodes == tuple(nodes)
+    assert read_object(heartbeat.folder.status)["pids"] == [11, 12]
+    assert lines["run"].endswith("age  host")
+    assert lines["four"].endswith("s  gpu0 +3")
+    assert lines["one"].endswith("s  a-host-…ong-name")
+    assert lines["here"].endswith("s")
+    assert lines["silent"].split()[1] == "dead"
+    assert max(map(len, lines.values())) <= 80
 
 
 @pytest.mark.parametrize("count", [1, 30])

@@ -53,6 +53,8 @@ WITH: dict[str, dict[str, Any]] = {
     "rl_max_episode_tokens": {"rl_max_new_tokens": 1},
     "rl_min_new_tokens": {"rl_max_new_tokens": 2**33},
     "vllm_server_url": {"use_vllm": True, "vllm_mode": "server"},
+    "vllm_servers": {"use_vllm": True, "vllm_mode": "server"},
+    "vllm_listen_address": {"use_vllm": True, "vllm_mode": "server"},
 }
 """Other options that an option needs, so that only its own type and bounds refuse a value."""
 
@@ -96,6 +98,7 @@ EXAMPLES: list[dict[str, Any]] = [
     {"rl_prompts_per_step": 8},
     {"rl_env": "x.py", "rl_env_config": {"a": [1, None, {"b": "é"}]}, "trl": {"delta": None, "num_iterations": 2}},
     {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": "http://localhost:8000/v1", "peft": True},
+    {"use_vllm": True, "vllm_mode": "server", "vllm_server_url": ["http://a:8000", "https://b:8000"]},
     {"target_modules": ["q_proj", "v_proj"], "log": ["wandb", "trackio"], "rl_stop": "</a>", "rl_score_range": [-1, 1]},
     {"quantization": "int4", "peft": True, "eval_strategy": False, "save_total_limit": None, "max_steps": 3},
     {"project_name": "Ü-1.5_a+b", "chat_template": "x.jinja", "save_best": True, "logging_steps": 5},

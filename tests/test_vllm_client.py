@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import httpx
 import pytest
 
 from aitrain.errors import ServerGoneError, ServerRefusedError, ServerTimeoutError
 from aitrain.vllm.client import VLLMClient
+from aitrain.vllm.connections import ReusedConnections
 
 Respond = Callable[[], Awaitable[tuple[str, str] | None]]
 """Status line and JSON text of the next response; None: the connection is closed without one."""
@@ -184,3 +187,34 @@ def test_a_request_that_is_refused_says_why(body: str) -> None:
 def test_no_proxy_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     assert called(body="[]") == []
+
+
+def test_the_key_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[str | None] = []
+
+    async def respond(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers.get("authorization"))
+        return httpx.Response(200, json={})
+
+    for key in ("", "the-key"):
+        monkeypatch.setenv("VLLM_API_KEY", key)
+        asyncio.run(VLLMClient("http://server:1", transport=httpx.MockTransport(respond)).get("/v1/models"))
+    assert keys == [None, "Bearer the-key"]
+
+
+def test_a_connection_breaks_when_the_other_machine_is_silent() -> None:
+    """As after a cut cable: the request could wait for its deadline of minutes otherwise."""
+
+    async def options() -> tuple[int, int]:
+        async with keeping_connections() as (client, _):
+            await client.get("/path")
+            transport = client._http._transport
+            assert isinstance(transport, ReusedConnections)
+            (connection,) = transport._idle
+            stream = connection._connection._network_stream.get_extra_info("socket")  # type: ignore[union-attr]
+            return (
+                stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
+            )
+
+    assert asyncio.run(options()) == (1, 30_000)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -26,8 +30,10 @@ from aitrain.launch.managed_server import managed_server
 from aitrain.launch.preflight import RunPlan
 from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder
+from aitrain.vllm import addresses
 from aitrain.vllm import server_process as vllm_server
 from aitrain.vllm.addresses import LOOPBACK
+from aitrain.vllm.key_guard import KeyGuard
 from aitrain.vllm.server_process import MODEL_NAME, ServerConfig, VLLMServer
 
 FAKE = """
@@ -36,6 +42,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 what, arguments = sys.argv[1], sys.argv[2:]
 port = next(int(a.partition("=")[2]) for a in arguments if a.startswith("--port="))
+host = next(a.partition("=")[2] for a in arguments if a.startswith("--host="))
 names = [a for a in arguments[arguments.index("--served-model-name") + 1:] if not a.startswith("--")]
 print("(APIServer pid=7) INFO 11-20 11:39:30 [utils.py:1] arguments:", json.dumps(arguments), flush=True)
 if what.startswith("dies:"):
@@ -57,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 time.sleep(0.3)
-HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+HTTPServer((host, port), Handler).serve_forever()
 """
 
 PARENT = """
@@ -418,6 +425,131 @@ def test_a_server_that_cannot_be_started_again_is_given_up_with_the_reason(
         os.kill(server_pid(servers[0]), signal.SIGKILL)
         wait_until(lambda: folder.read_server()["why"])
         assert folder.read_server()["why"].startswith("vLLM did not start: OSError: no/such is not a local folder")
+
+
+def test_several_servers_start_together_and_one_that_dies_is_restarted_while_the_others_serve(
+    plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, told, folder = remembered(monkeypatch), list[str](), RunFolder(here)
+
+    def announce(event: Event) -> None:
+        if isinstance(event, Note):
+            told.append(event.text)
+
+    monkeypatch.setattr(managed_server_module, "server_plans", lambda *_: [plan("healthy"), plan("healthy")])
+    with managed_server(run_plan(vllm_servers=2, vllm_max_restarts=1), folder, announce) as urls:
+        one, other = str(urls).split(",")
+        os.kill(server_pid(servers[0]), signal.SIGKILL)
+        wait_until(lambda: folder.read_server()["servers"][one]["restarts"] == 1)  # type: ignore[index]
+        wait_until(lambda: folder.read_server()["servers"][one]["state"] == "running")  # type: ignore[index]
+        os.kill(server_pid(servers[0]), signal.SIGKILL)
+        wait_until(lambda: folder.read_server()["servers"][one]["state"] == "ended")  # type: ignore[index]
+        assert folder.read_server()["why"] == ""  # the other one serves
+        assert urllib.request.urlopen(f"{other}/health").status == 200
+        left = processes_of(servers[1])
+    assert alive(left) == set()
+    assert [text.partition(" ended")[0] for text in told] == [f"The vLLM server at {one}"] * 2
+
+
+def test_when_one_of_several_servers_does_not_start_none_is_left(plan: Callable[..., ServerConfig], here: Path) -> None:
+    pids: set[int] = set()
+
+    def look(text: str) -> None:
+        pids.update(descendants(os.getpid()) - {os.getpid()})
+
+    with pytest.raises(RunFailed, match="did not start: exit code 3"):
+        VLLMServer.start_all([plan("healthy"), plan("dies:of something")], look)
+    assert pids
+    wait_until(lambda: not alive(pids))
+
+
+def test_each_server_of_a_run_has_its_share_of_the_gpus_and_its_log(
+    run_plan: Callable[..., RunPlan], here: Path
+) -> None:
+    made = run_plan(vllm_servers=2, vllm_server_gpus=2)
+    first, second = managed_server_module.server_plans(replace(made, server_gpus=("4", "5", "6", "7")), RunFolder(here))
+    assert (first.gpus, second.gpus) == (("4", "5"), ("6", "7"))
+    assert [first.log.name, second.log.name] == ["vllm-server-0.log", "vllm-server-1.log"]
+
+
+# -- where others reach it
+
+
+def test_servers_for_other_machines_have_a_key_that_is_in_no_command_line(
+    plan: Callable[..., ServerConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "the-key-of-this-run")
+    far = plan("healthy", host="127.0.0.2")
+    with VLLMServer.start(far, silent) as server:
+        assert server.url.startswith("http://127.0.0.2:")
+        words = arguments_in(far.log)
+    assert {"--host=127.0.0.2", "--middleware=aitrain.vllm.key_guard.KeyGuard"} <= set(words)
+    assert "the-key-of-this-run" not in " ".join(words)
+    assert far.environment()["VLLM_API_KEY"] == "the-key-of-this-run"
+    assert not any("middleware" in word for word in plan("healthy").arguments(1))
+
+
+def test_a_run_with_servers_for_other_machines_makes_a_key_unless_there_is_one(
+    run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "")
+    monkeypatch.delenv("VLLM_API_KEY")
+    keys: list[str] = []
+    monkeypatch.setattr(VLLMServer, "start_all", lambda *_: keys.append(os.environ["VLLM_API_KEY"]) or [])
+    for _ in range(2):
+        with managed_server(run_plan(vllm_listen_address="127.0.0.2"), RunFolder(here), lambda event: None):
+            pass
+    assert keys[0] == keys[1]
+    assert len(keys[0]) > 40
+
+
+def test_a_name_that_resolves_to_loopback_is_bound_at_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"debian": "127.0.1.1", "127.0.0.1": "127.0.0.1", "elsewhere": "192.0.2.1"}
+    answer = {name: [(socket.AF_INET, 1, 6, "", (address, 0))] for name, address in found.items()}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda name, *_, **__: answer[name])
+    monkeypatch.setattr(addresses, "_can_bind", lambda address: address != "192.0.2.1")
+    assert [addresses.bound_address(name) for name in ("127.0.0.1", "debian", "elsewhere")] == [
+        "127.0.0.1", "0.0.0.0", "0.0.0.0"
+    ]  # fmt: skip
+    assert [addresses.is_here(f"http://{name}:8000") for name in ("debian", "127.0.0.1", "elsewhere")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "header", "reaches"),
+    [
+        ("http", "/health", b"", True),
+        ("http", "/v1/models", b"", False),
+        ("http", "/collective_rpc", b"", False),
+        ("http", "/collective_rpc", b"Bearer wrong", False),
+        ("http", "/collective_rpc", b"Bearer the-key", True),
+        ("websocket", "/v1/realtime", b"", False),
+        ("lifespan", "", b"", True),
+    ],
+)
+def test_no_path_but_health_is_served_without_the_key(
+    kind: str, path: str, header: bytes, reaches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "the-key")
+    reached: list[str] = []
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope["type"])
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": kind, "path": path, "headers": [(b"authorization", header)] if header else []}
+    asyncio.run(KeyGuard(app)(scope, app, send))  # type: ignore[arg-type]
+    assert bool(reached) == reaches
+    assert [message["type"] for message in sent] == (
+        [] if reaches else ["websocket.close"] if kind == "websocket" else ["http.response.start", "http.response.body"]
+    )
+    assert reaches or sent[0].get("status", 401) == 401
 
 
 def test_a_server_gets_the_share_of_memory_that_was_said(run_plan: Callable[..., RunPlan], here: Path) -> None:

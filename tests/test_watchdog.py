@@ -45,19 +45,7 @@ class Run(Processes):
             self.watchdog.timeout = TIMEOUT
 
     def _command(self) -> list[str]:
-        count = self.plan.batch.processes
-        worker = [sys.executable, "-m", "tests.hanging_worker", self.what, str(self.folder.path)]
-        return worker if count == 1 else [sys.executable, "-c", LAUNCHER, str(count), *worker]
-
-
-LAUNCHER = """
-import os, subprocess, sys
-count, command = int(sys.argv[1]), sys.argv[2:]
-variables = [{**os.environ, "RANK": str(rank)} for rank in range(count)]
-ranks = [subprocess.Popen(command, env=each, start_new_session=True) for each in variables]
-sys.exit(max(abs(rank.wait()) for rank in ranks))
-"""
-"""What torchrun does: one process for each rank, in a session of its own."""
+        return [sys.executable, "-m", "tests.hanging_worker", self.what, str(self.folder.path)]
 
 
 def run(folder: Path, what: str, count: int = 1, timeout: float = 60.0) -> tuple[Failed | Ended, RunFolder]:
@@ -204,7 +192,7 @@ def test_a_run_that_is_stopped_by_a_signal_and_continued_is_no_false_alarm() -> 
     assert halted.stdout
     halted.stdout.readline()
     dog = Watchdog(0.1, 1, lambda _: Snapshot(7, activity.Part("training")), ignore_stall, {0: halted.pid})
-    watched = [watchdog._Process(0, IdleClock(0.1))]
+    watched = [watchdog.WatchedProcess(0, IdleClock(0.1))]
 
     def become(state: str) -> None:
         while psutil.Process(halted.pid).status() != state:

@@ -123,13 +123,14 @@ def plan_lines(plan: RunPlan) -> list[str]:
         else f"{config.epochs} x training cases / {plan.batch.prompts_per_step}{repeated}, rounded up"
     )
     where = folder.path if folder else Path(config.output_dir) / config.project_name
+    machines = f", on each of {plan.nodes.count} machines" if plan.nodes else ""
     lines = {
         "model": config.model,
         "environment": str(plan.source.file or plan.source.module) if plan.source else "from Python",
         "batch": str(plan.batch),
         "loss": str(config.loss),
         "steps": f"{steps}{_early_end(config)}",
-        "processes": f"{plan.batch.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}",
+        "processes": f"{plan.processes} on {'GPU ' + ', '.join(plan.gpus) if plan.gpus else 'CPU'}{machines}",
         "run folder": str(where),
         **({"resumes from": str(plan.checkpoint)} if plan.checkpoint else {}),
     }

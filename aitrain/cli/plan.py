@@ -170,10 +170,10 @@ def _measured(wanted: RunPlan, count: int, debug: bool) -> Iterator[str]:
 
 
 def _train(short: RunPlan, debug: bool) -> RunFolder:
-    from aitrain.launch.processes import Processes
+    from aitrain.launch.launcher import launcher_of
 
-    folder = short.open_folder()
-    end = Processes(short, folder, lambda event: None).run()  # its events are not shown
+    launcher, folder = launcher_of(short), short.open_folder()
+    end = launcher(short, folder, lambda event: None).run()  # its events are not shown
     if debug:
         typer.echo(folder.log.read_text(encoding="utf-8", errors="replace"), err=True)
     if isinstance(end, Failed):

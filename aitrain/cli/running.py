@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
 from aitrain.events import Announce, Ended, Failed, Note
+from aitrain.launch.launcher import RunProcesses, launcher_of
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.processes import Processes
 from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines
@@ -23,6 +24,9 @@ from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.summary import scores
 from aitrain.ui.terminal import Screen, last_line, on_standard_error, show_result
 
+if TYPE_CHECKING:
+    from aitrain.launch.node_link import NodeLink
+
 
 def start(plan: RunPlan, verbosity: Verbosity) -> int:
     """Run the plan and show its result; returns the exit code.
@@ -30,6 +34,13 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
     Raises:
         AitrainError: the run failed; the message names its folder, which is removed if the run never began.
     """
+    link = None
+    if plan.nodes is not None:
+        from aitrain.cli.node_run import follow, meet
+
+        link = meet(plan, plan.nodes)
+        if plan.nodes.rank > 0:
+            return follow(plan, plan.nodes, link)
     folder = plan.open_folder()
     report = ReportWriter(folder)
     console = Console(quiet=True) if verbosity.quiet else on_standard_error()
@@ -37,7 +48,7 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
         announce = report.during(screen.start())
         for note in plan.notes:
             announce(Note(note))
-        end = _run(plan, folder, announce)
+        end = _run(plan, folder, announce, link)
         was_refused = isinstance(end, Failed) and end.exit_code != RunFailed.exit_code  # before its first step
         has_files = plan.folder is not None or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
         began = has_files or not was_refused
@@ -46,7 +57,7 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
     if verbosity.debug and folder.log.exists():
         print(escape_controls(folder.log.read_text(encoding="utf-8", errors="replace")), file=sys.stderr)
     if isinstance(end, Failed):
-        raise _failure(end, folder, began)
+        raise _failure(plan, end, folder, began)
     folder = _near(folder)
     if verbosity.quiet:
         print(last_line(Result.read(folder.path)))
@@ -67,9 +78,9 @@ def _near(folder: RunFolder) -> RunFolder:
     return RunFolder(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else folder
 
 
-def _run(plan: RunPlan, folder: RunFolder, announce: Announce) -> Failed | Ended:
+def _run(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None) -> Failed | Ended:
     try:
-        end = Processes(plan, folder, announce).run()
+        end = _processes(plan, folder, announce, link).run()
     except BaseException as error:
         _note_end(folder, "stopped" if isinstance(error, KeyboardInterrupt) else "failed", str(error))
         raise
@@ -78,12 +89,27 @@ def _run(plan: RunPlan, folder: RunFolder, announce: Announce) -> Failed | Ended
     return end
 
 
+def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeLink | None) -> RunProcesses:
+    if link is None:
+        return launcher_of(plan)(plan, folder, announce)
+    from aitrain.cli.node_run import share
+    from aitrain.launch.node_processes import LeadingProcesses
+
+    try:
+        share(plan, link, folder, announce)
+    except AitrainError:
+        if plan.folder is None:
+            folder.discard()
+        raise
+    return LeadingProcesses(plan, folder, announce, link=link)
+
+
 def _note_end(folder: RunFolder, status: str, reason: str) -> None:
     with suppress(OSError):  # the run may have failed with the same error
         folder.write_status(status, reason=reason)
 
 
-def _failure(end: Failed, folder: RunFolder, began: bool) -> AitrainError:
+def _failure(plan: RunPlan, end: Failed, folder: RunFolder, began: bool) -> AitrainError:
     """The error to show; a run that never began leaves no folder."""
     error = AitrainError(end.message)
     error.exit_code = end.exit_code
@@ -93,4 +119,8 @@ def _failure(end: Failed, folder: RunFolder, began: bool) -> AitrainError:
         saved = checkpoints_of(folder)
         resume = f"; --resume continues from step {step_of(saved[0])}" if saved else ""
         error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details{resume})",)
+    if began and plan.nodes is not None:
+        from aitrain.cli.node_run import how_to_continue
+
+        error.args = (f"{error}{how_to_continue(plan, _near(folder))}",)
     return error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -26,8 +27,9 @@ COLOURS = {
     "damaged": typer.colors.RED,
     "stopped": typer.colors.YELLOW,
 }
-AFTER_NAME = 50
-"""Columns of a line that are not the run's name."""
+AFTER_NAME, HOST = 50, 16
+"""Columns of a line that are not the run's name, and of its host, which are there if one runs on several machines or on
+another one."""
 
 
 def runs(
@@ -54,8 +56,10 @@ def _lines(found: Iterable[Run], width: int) -> Iterator[str]:
     """Lines of at most `width` columns; a name that is too long loses its middle."""
     # a folder's name may contain control characters
     names = {run: "".join(letter if letter.isprintable() else "?" for letter in run.name) for run in found}
-    room = min(max(4, *map(len, names.values())), max(12, width - AFTER_NAME))
-    yield f"{'run':{room}} {'status':8} {'step':>10} {'':8} {'scores':14}  age"
+    hosts = {run: _host(run) for run in names}
+    wide = HOST + 2 if any(hosts.values()) else 0
+    room = min(max(4, *map(len, names.values())), max(12, width - AFTER_NAME - wide))
+    yield f"{'run':{room}} {'status':8} {'step':>10} {'':8} {'scores':14}  age{'  host' if wide else ''}"
     for run, name in names.items():
         status = typer.style(f"{run.status:8}", COLOURS.get(run.status))
         kind, scores = _scores(run)
@@ -63,7 +67,17 @@ def _lines(found: Iterable[Run], width: int) -> Iterator[str]:
         if run.age is not None:
             age = f"{int(run.age // 86400)}d" if run.age >= 86400 else duration(run.age).split()[0]
         step = "" if run.step is None else f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
-        yield f"{_shortened(name, room):{room}} {status} {step:>10} {kind:8} {scores:14} {age:>4}".rstrip()
+        line = f"{_shortened(name, room):{room}} {status} {step:>10} {kind:8} {scores:14} {age:>4}"
+        yield f"{line}  {hosts[run]}".rstrip()
+
+
+def _host(run: Run) -> str:
+    """Where a run is running: `gpu1 +3` on four machines; empty if it has ended, or is on this machine alone."""
+    if run.status not in ("running", "stalled") or not run.host or (not run.nodes and run.host == socket.gethostname()):
+        return ""
+    others = f" +{len(run.nodes) - 1}" if run.nodes else ""
+    host = "".join(letter if letter.isprintable() else "?" for letter in run.host)
+    return _shortened(host, HOST - len(others)) + others
 
 
 def _scores(run: Run) -> tuple[str, str]:

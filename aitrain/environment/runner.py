@@ -119,7 +119,7 @@ class EnvRunner:
     @property
     def _threads(self) -> int:
         default = THREADS if self.processes is None else PROCESSES_PER_CORE * usable_cores()
-        return min(self.config.rl_env_workers or default, self.config.rl_env_episodes or default)
+        return min(self.config.env_calls or default, self.config.rl_env_episodes or default)
 
     def offer(self, model: Any, tokenizer: Any) -> None:
         """Set the arguments `model` and `tokenizer` of `score_episode`; worker processes get the tokenizer only."""

@@ -46,7 +46,7 @@ def run(context: RunContext) -> Result:
         try:
             prepared = prepare(context, lambda cases: note_findings(context, cases))
             with frozen_heap(), closing(prepared.trainer.rollouts), closing(prepared.tracking):
-                return _train_and_score(context, prepared)
+                return _train_and_score(prepared.context, prepared)
         except ServerFailed:
             context.stop.check()  # a stop request also ends the wait for a server
             raise
@@ -181,7 +181,7 @@ def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
                 f"model/ has the weights of the last step, {last}."
             )
             return None
-        trainer.take_weights(checkpoint)
+        trainer.take_weights(context.unshared.send_checkpoint(checkpoint))
         _save(context, prepared)
     context.note(
         f"The best held-out score was {best.score:.3f} after step {best.step}: model/ is of that step.", "info"
@@ -191,9 +191,11 @@ def _take_best(context: RunContext, prepared: Prepared) -> Best | None:
 
 def _restore_finite_weights(context: RunContext, trainer: EpisodeTrainer) -> None:
     """Load the newest checkpoint to replace weights that are NaN or inf; without one, there is nothing to save."""
-    checkpoint = newest_checkpoint(context.folder, context.note)
+    found = [newest_checkpoint(context.folder, context.note) if trainer.accelerator.is_main_process else None]
+    broadcast_object_list(found)
+    checkpoint = found[0]
     if checkpoint is not None:
-        trainer.take_weights(checkpoint)
+        trainer.take_weights(context.unshared.send_checkpoint(context.folder.checkpoints / checkpoint.name))
         context.note(f"model/ has the weights of {checkpoint.name}.")
     trainer.state.global_step = 0 if checkpoint is None else step_of(checkpoint)
 

@@ -1,7 +1,8 @@
 """The process of a training or an eval: `python -m aitrain.jobs.worker RUN_FOLDER [CHECKPOINT [anyway]]`.
 
-Runs alone or under torchrun. Events go to the parent through the original standard output; everything that libraries
-and the environment print goes to train.log. Exits with 0 after a run, and with the error's exit code after a failure.
+Runs alone, or as one rank of several (RANK, WORLD_SIZE). Events go to the parent through the original standard output;
+everything that libraries and the environment print goes to train.log. Exits with 0 after a run, and with the error's
+exit code after a failure.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     context = config.model_max_length  # before the dataset is built, only the options are known; None: the model's
     if config.rl_max_prompt_length is not None and config.rl_max_episode_tokens is not None:
         context = config.rl_max_prompt_length + config.rl_max_episode_tokens
-    is_far = (config.nnodes or 1) > 1
+    host = config.vllm_listen_address or (plan.nodes.address if plan.nodes else LOOPBACK)
     return [
         ServerConfig(
             model=str(PACKAGE / "tiny_model") if config.model == "tiny" else config.model,
@@ -65,7 +65,7 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
             dtype="float32" if not plan.server_gpus and config.dtype == "auto" else config.dtype,
             trust_remote_code=config.trust_remote_code,
             seed=config.seed,
-            host=config.vllm_listen_address or (config.master_addr if is_far else None) or LOOPBACK,
+            host=host,
         )
         for number in range(count)
     ]

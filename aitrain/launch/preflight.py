@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 from aitrain.batch import BatchPlan, plan_batch
 from aitrain.environment.locator import EnvSource, check_by_reading, find_env
 from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
+from aitrain.launch.nodes import Nodes, find_nodes
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_check import check_resources, check_vllm_memory
+from aitrain.launch.slurm import idle_nodes
 from aitrain.options.loss_types import remarks
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_effects import check_trl_effects
@@ -55,6 +57,13 @@ class RunPlan:
     """GPUs for the vLLM servers that the run starts."""
     notes: tuple[str, ...] = ()
     """Notes for the user before the run starts."""
+    nodes: Nodes | None = None
+    """The machines of the run, and which of them this is; None for one machine."""
+
+    @property
+    def processes(self) -> int:
+        """Number of training processes on this machine; all machines have the same."""
+        return self.batch.processes // (self.nodes.count if self.nodes else 1)
 
     @property
     def folder(self) -> RunFolder | None:
@@ -86,7 +95,9 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
         check_by_reading(source, config.rl_env_config or {})
     _check_model(config)
     check_packages(config)
-    gpus = training_gpus(config)
+    is_here = config.launcher == "local"  # the GPUs and the memory of other machines are not known
+    nodes = find_nodes(config) if is_here else None
+    gpus = training_gpus(config) if is_here else ()
     processes = count_processes(config, gpus)
     served = visible_gpus()[-count_server_gpus(config) :] if starts_server(config) else ()
     if starts_server(config):
@@ -97,7 +108,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
             needed_rank(config.lora_r)
     elif config.use_vllm and config.vllm_mode == "colocate":
         check_vllm_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
-    batch = plan_batch(config, processes)
+    batch = plan_batch(config, processes * (nodes.count if nodes else 1))
     if config.distributed_backend == "fsdp2" and batch.processes == 1:
         raise ConfigError(
             "distributed_backend: one process has nothing to share with fsdp2\nSet --num-processes, or omit it."
@@ -105,11 +116,16 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     notes: list[str] = list(remarks(config))
     if note := note_on_truncation(config):
         notes.append(note)
-    checkpoint = _find_checkpoint(config, processes, notes.append)
-    if checkpoint is None:
-        RunFolder.check_place(config)
-    notes += check_resources(config, batch, gpus[:processes])
-    return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes))
+    checkpoint = None
+    if nodes is None or nodes.rank == 0:  # which decides for the others
+        checkpoint = _find_checkpoint(config, batch.processes, notes.append)
+        if checkpoint is None:
+            RunFolder.check_place(config)
+    if is_here and nodes is None and (idle := idle_nodes(os.environ)) > 0:
+        notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
+    if is_here:
+        notes += check_resources(config, batch, gpus[:processes])
+    return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes), nodes)
 
 
 def starts_server(config: TrainConfig) -> bool:
@@ -216,6 +232,8 @@ def check_packages(config: TrainConfig) -> None:
         raise ConfigError(
             'distributed_backend: DeepSpeed is not installed\nInstall it with: pip install "aitrain[deepspeed]"'
         )
+    if (config.launcher == "ray" or config.is_env_on_ray) and installed("ray") is None:
+        raise ConfigError('launcher: Ray is not installed\nInstall it with: pip install "aitrain[ray]"')
     for tracker in config.log.split(","):
         if tracker != "none" and installed(tracker) is None:
             raise ConfigError(f"log: {tracker} is not installed\nInstall it with: pip install {tracker}")

@@ -1,41 +1,49 @@
 """Starts, watches and ends the training processes of a run.
 
-A single process is started directly, several by torchrun (`accelerate launch` silently starts one on CPU). The first
-Ctrl-C or SIGTERM makes the training processes finish their step and save; a second one kills them.
+The first Ctrl-C or SIGTERM makes the training processes finish their step and save; a second one kills them.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TextIO
 
 from aitrain.activity import VARIABLE as ACTIVITY_VARIABLE
 from aitrain.activity import SharedMemory, Snapshot, read
 from aitrain.errors import Interrupted, RunFailed
 from aitrain.events import SERVER_VARIABLE, Announce, Ended, Event, Failed, Phase, Started, decode
+from aitrain.launch.local_processes import (
+    RANK_VARIABLES,
+    LocalProcesses,
+    Ranks,
+    how_it_ended,
+    reserved_port,
+    worker_command,
+)
 from aitrain.launch.managed_server import managed_server
 from aitrain.launch.model_shape import is_small
+from aitrain.launch.node_token import TOKEN_VARIABLE
 from aitrain.launch.preflight import RunPlan
+from aitrain.launch.slurm import FOREIGN_VARIABLES
+from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.machine import usable_cores
 from aitrain.redaction import disable_telemetry, redact_file
 from aitrain.runs.heartbeat import sign_of_life
 from aitrain.runs.run_folder import RunFolder
-from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, descendants, message, waits_for_another_rank
+from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, message, waits_for_another_rank
 
-PYTHON = [sys.executable, "-P"]
-"""`-P` keeps the working directory off the path: a folder named `vllm` there must not hide the library."""
-WORKER = "aitrain.jobs.worker"
 PATIENCE = 60.0
 """Seconds that a process gets to exit after it reported its end."""
+CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""Signals that end one rank and make the others fail; SIGABRT is how NCCL ends the others."""
 STOPPING = "stopping after this step; Ctrl-C again ends it at once"
 
 
@@ -50,12 +58,16 @@ class Processes:
     """Process ids by rank."""
     last: Failed | Ended | None = None
     stops: int = 0
-    child: subprocess.Popen[str] | None = None
+    ranks: Ranks = field(default_factory=Ranks)
+    local: LocalProcesses | None = None
+    lost: tuple[int, int] | None = None
+    """Rank and exit code of the first process that ended with an error and was not ended by us."""
     server: str | None = None
     """Address of the run's own vLLM server."""
     watchdog: Watchdog | None = None
     activity: SharedMemory | None = None
     """Phases and progress counts, written by the training processes."""
+    _is_killed: bool = False
 
     def run(self) -> Failed | Ended:
         """Start the processes, announce their events, and wait for the last one to exit.
@@ -64,56 +76,48 @@ class Processes:
         """
         disable_telemetry(self.plan.config.telemetry)
         with ExitStack() as stack:
-            log = stack.enter_context(self.folder.log.open("a", encoding="utf-8"))
-            stack.callback(_mask_logs, self.folder)
-            stack.enter_context(self._signals())
-            self.folder.write_status("running", **sign_of_life())
-            self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
+            log = stack.enter_context(self.log.open("a", encoding="utf-8"))
+            stack.callback(self._mask_logs)
+            stack.enter_context(on_stop_signals(self._on_signal))
+            self._prepare(stack)
             stack.enter_context(self._watched())
-            stack.enter_context(SystemRecorder(self.folder.system))
-            self.child = self._start(log)
+            stack.enter_context(SystemRecorder(self.system))
+            self.local = self._start(log)
             if self.stops:  # another thread asked while vLLM was being started
-                _send(self.child.pid, signal.SIGTERM)
+                self.local.send(signal.SIGTERM)
             try:
-                for line in self.child.stdout or ():  # until every process has closed the pipe
+                for line in self.local.lines():  # until every process has closed the pipe
                     if (event := decode(line)) is not None:
                         self._hear(event)
             finally:
-                self._end(self.child)
-        return self.last or self._died_silently(self.child.returncode)
+                self.local.wait(PATIENCE)
+                self.pids.clear()
+            return self._end()
 
-    def _start(self, log: TextIO) -> subprocess.Popen[str]:
-        """Start the processes in a new session, so that Ctrl-C reaches only the parent, which forwards it."""
-        return subprocess.Popen(
-            self._command(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=self._environment(),
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
+    @property
+    def log(self) -> Path:
+        """Where the processes of this machine write what libraries and the environment print."""
+        return self.folder.log
+
+    @property
+    def system(self) -> Path:
+        """Where the use of this machine is recorded."""
+        return self.folder.system
+
+    def _prepare(self, stack: ExitStack) -> None:
+        """Start what the processes need, and decide on their ranks."""
+        self.folder.write_status("running", **sign_of_life())
+        self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
+        count = self.plan.batch.processes
+        self.ranks = Ranks(count, world=count, port=stack.enter_context(reserved_port()) if count > 1 else 0)
+
+    def _start(self, log: TextIO) -> LocalProcesses:
+        local = LocalProcesses(self._on_exit)
+        local.start(self._command(), self._environment(), self.ranks, log)
+        return local
 
     def _command(self) -> list[str]:
-        count = self.plan.batch.processes
-        arguments = [str(self.folder.path), *([str(self.plan.checkpoint)] if self.plan.checkpoint else [])]
-        if self.plan.config.resume_anyway and self.plan.checkpoint:
-            arguments.append("anyway")
-        worker = [*PYTHON, "-m", WORKER, *arguments]
-        if count == 1:
-            return worker
-        return [
-            *PYTHON,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--local-addr=127.0.0.1",
-            f"--nproc-per-node={count}",
-            "--no-python",
-            *worker,
-        ]
+        return worker_command(self.plan, self.folder, self.plan.checkpoint)
 
     def _environment(self) -> dict[str, str]:
         server = {SERVER_VARIABLE: self.server} if self.server else {}
@@ -123,7 +127,7 @@ class Processes:
     def _hear(self, event: Event) -> None:
         if isinstance(event, Started):
             self.pids[event.rank] = event.pid
-            if self.activity is not None and len(self.pids) == self.plan.batch.processes:
+            if self.activity is not None and len(self.pids) == self.ranks.count:
                 self.activity.unlink()  # all have opened it: no file is left if this process is killed
         elif isinstance(event, (Failed, Ended)):
             self._remember(event)
@@ -135,9 +139,12 @@ class Processes:
             self.last = event
             if self.watchdog is not None:
                 self.watchdog.stop()
-            timer = threading.Timer(PATIENCE, self._kill)
-            timer.daemon = True
-            timer.start()
+            self._kill_in(PATIENCE)
+
+    def _kill_in(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, self._kill)
+        timer.daemon = True
+        timer.start()
 
     # -- hangs
 
@@ -159,7 +166,7 @@ class Processes:
         pid = self.pids.get(rank)
         if pid is not None:
             with suppress(OSError):  # the log cannot be written: the run is ended without the stacks
-                return waits_for_another_rank(ask_for_stacks(self.folder.log, rank, pid, seen))
+                return waits_for_another_rank(ask_for_stacks(self.log, rank, pid, seen))
         return False
 
     def _on_stall(self, stall: Stall) -> None:
@@ -171,21 +178,11 @@ class Processes:
 
     # -- ending
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM; no-op outside the main thread, which alone can."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _mask_logs(self) -> None:
+        mask_logs(self.folder)
 
     def _on_signal(self, *_: object) -> None:
-        if self.child is None:
+        if self.local is None:
             raise KeyboardInterrupt  # while vLLM is being started
         self.stop()
 
@@ -197,37 +194,39 @@ class Processes:
             return
         # in a thread, as this one may be announcing an event already
         threading.Thread(target=self.announce, args=[Phase(STOPPING)], daemon=True).start()
-        for pid in self.pids.values() or ({self.child.pid} if self.child else set()):
-            _send(pid, signal.SIGTERM)
+        if self.local is not None:
+            self.local.send(signal.SIGTERM)
 
     def _kill(self) -> None:
-        """SIGKILL to each process and its descendants (environment processes, engines), by id, as torchrun's processes
-        are in other sessions."""
-        known = set(self.pids.values()) | ({self.child.pid} if self.child and self.child.poll() is None else set())
-        for pid in (*known, *descendants(list(known))):
-            _send(pid, signal.SIGKILL)
+        self._is_killed = True
+        if self.local is not None:
+            self.local.kill()
 
-    def _end(self, child: subprocess.Popen[str]) -> None:
-        if child.poll() is None:
-            try:
-                child.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                self._kill()
-                child.wait()
-        self.pids.clear()
+    def _on_exit(self, rank: int, code: int) -> None:
+        """Called in a thread when a process has ended. If it was not ended by us, the others would wait for it."""
+        if code == 0 or self._is_killed:
+            return
+        self.lost = self.lost or (rank, code)
+        if self.ranks.world > 1 and self.last is None:
+            self._kill_in(PATIENCE if code > 0 else 0.0)  # its error may still be in the pipe
 
-    def _died_silently(self, code: int) -> Failed:
+    def _end(self) -> Failed | Ended:
+        """How the run ended. Where a rank was killed, the others failed because of that."""
+        rank, code = self.lost or (self.ranks.first, 0)
+        is_cause = -code in CRASHES and isinstance(self.last, Failed) and self.last.exit_code == RunFailed.exit_code
+        if self.last is not None and not is_cause:
+            return self.last
         if self.stops:
             return Failed("Stopped.", Interrupted.exit_code)
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        message = f"The training process ended without an error message: {how}{hint}\nSee {self.folder.log}"
+        message = f"{how_it_ended(rank, self.ranks.world, code)}\nSee {self.log}"
         return Failed(message, RunFailed.exit_code)
 
 
 def process_variables(plan: RunPlan) -> dict[str, str]:
     """Environment variables of a training process; those of the user win, except for the GPUs, which the plan chose."""
-    share = max(1, usable_cores() // plan.batch.processes)
+    share = max(1, usable_cores() // plan.processes)
+    dropped = {*RANK_VARIABLES, *FOREIGN_VARIABLES, TOKEN_VARIABLE}
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
     defaults = {
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -235,15 +234,10 @@ def process_variables(plan: RunPlan) -> dict[str, str]:
         "OMP_NUM_THREADS": "1" if not plan.gpus and is_small(plan.config.model) else str(share),
     }
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.gpus else {}
-    return {**defaults, **os.environ, **gpus}
+    return {**defaults, **inherited, **gpus}
 
 
-def _mask_logs(folder: RunFolder) -> None:
+def mask_logs(folder: RunFolder) -> None:
     """Mask secrets in the output of vLLM's server and of programs that the workers ran; workers mask their own."""
     for log in folder.path.glob("*.log"):
         redact_file(log)
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)

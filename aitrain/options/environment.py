@@ -5,6 +5,8 @@ from typing import ClassVar, Literal
 
 from aitrain.options.section import Options, ResumeSafe, Rule
 from aitrain.options.value_types import (
+    RAY_WORKERS,
+    EnvWorkers,
     Fraction,
     JsonObjectOption,
     NonNegativeInt,
@@ -38,8 +40,8 @@ class EnvironmentOptions(Options):
     """Name of the environment class; unset: the only class of the module that has build_dataset."""
     rl_env_config: ResumeSafe[JsonObjectOption | None] = None
     """Keyword arguments of the environment's constructor: a JSON object, or @file.json."""
-    rl_env_workers: ResumeSafe[PositiveInt | None] = None
-    """Concurrent calls to the environment; unset: 64 (in processes: 4 for each CPU core)."""
+    rl_env_workers: ResumeSafe[EnvWorkers | None] = None
+    """Concurrent calls to the environment; unset: 64 (in processes: 4 for each CPU core); ray:64: in a Ray cluster."""
     rl_env_episodes: ResumeSafe[PositiveInt | None] = None
     """Concurrent episodes of the environment in each process; unset: all of a batch."""
     rl_env_isolation: ResumeSafe[Literal["thread", "process"]] = "thread"
@@ -55,6 +57,16 @@ class EnvironmentOptions(Options):
 
     rl_check: ResumeSafe[bool] = True
     """Check the environment with scripted answers before training, for at most 5 seconds; see aitrain env check."""
+
+    @property
+    def env_calls(self) -> int | None:
+        """The number of rl_env_workers."""
+        return None if self.rl_env_workers is None else int(str(self.rl_env_workers).removeprefix(RAY_WORKERS))
+
+    @property
+    def is_env_on_ray(self) -> bool:
+        """Whether the environment runs in the actors of a Ray cluster."""
+        return str(self.rl_env_workers).startswith(RAY_WORKERS)
 
     @property
     def score_bounds(self) -> tuple[float, float]:

@@ -130,8 +130,8 @@ class VLLMOptions(Options):
         return [
             (
                 bool(of_ours) and not self.starts_vllm_servers,
-                f"{', '.join(of_ours)}: for vLLM servers that aitrain starts, with --use-vllm --vllm-mode server and"
-                " without --vllm-server-url",
+                f"{', '.join(of_ours)}: for vLLM servers that aitrain starts only\n"
+                "Add --use-vllm and --vllm-mode server, and leave --vllm-server-url out.",
             ),
             (
                 self.vllm_sync == "nccl" and len(self.vllm_server_urls) > 1,

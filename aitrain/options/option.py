@@ -13,7 +13,14 @@ from pydantic.fields import FieldInfo
 
 from aitrain.options.section import RESUME_SAFE, Options, descriptions, option_names, sections_of
 
-_TYPE_NAMES = {bool: "switch", int: "integer", float: "number", str: "text", list[str]: "text"}
+_TYPE_NAMES = {
+    bool: "switch",
+    int: "integer",
+    float: "number",
+    str: "text",
+    list[str]: "text",
+    int | str: "integer or ray:N",
+}
 
 
 @dataclass(frozen=True)

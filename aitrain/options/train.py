@@ -76,7 +76,12 @@ class TrainConfig(
     def rules(self) -> Iterable[Rule]:
         """Rules between sections."""
         return chain(
-            self._weight_rules(), self._vllm_rules(), self._best_rules(), fsdp_rules(self), contradictions(self)
+            self._weight_rules(),
+            self._vllm_rules(),
+            self._best_rules(),
+            self._ray_rules(),
+            fsdp_rules(self),
+            contradictions(self),
         )
 
     def _weight_rules(self) -> list[Rule]:
@@ -118,6 +123,18 @@ class TrainConfig(
                 self.weight_sync == "nccl" and bool(self.history_sampling),
                 f"{', '.join(self.history_sampling)}: cannot be used with --vllm-sync nccl\n"
                 "Use --vllm-sync disk or adapter, or leave them out.",
+            ),
+        ]
+
+    def _ray_rules(self) -> list[Rule]:
+        return [
+            (
+                self.launcher == "ray" and self.num_processes is None,
+                "launcher: ray needs the number of training processes: add --num-processes N",
+            ),
+            (
+                self.ray_address is not None and self.launcher != "ray" and not self.is_env_on_ray,
+                "ray_address: nothing of this run is on Ray: add --launcher ray or --rl-env-workers ray:N",
             ),
         ]
 

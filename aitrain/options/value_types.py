@@ -128,6 +128,18 @@ def _read_addresses(value: str) -> str:
     return ",".join(addresses)
 
 
+RAY_WORKERS = "ray:"
+"""Beginning of a number of concurrent calls that run in a Ray cluster."""
+
+
+def _read_workers(value: object) -> object:
+    """A number, or a text such as ray:64."""
+    text = str(value).strip()
+    if not re.fullmatch(rf"({RAY_WORKERS})?[0-9]{{1,9}}", text) or not int(text.removeprefix(RAY_WORKERS)):
+        raise ValueError(f"must be a whole number, at least 1, or ray:N, not {shown(value)}")
+    return text if text.startswith(RAY_WORKERS) else int(text)
+
+
 TRACKERS = ("wandb", "tensorboard", "trackio")
 
 
@@ -197,6 +209,13 @@ Trackers = Annotated[
                 {"type": "array", "items": {"enum": list(TRACKERS)}, "minItems": 1},
             ]
         }
+    ),
+]
+EnvWorkers = Annotated[
+    int | str,
+    BeforeValidator(_read_workers),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^(ray:)?[1-9][0-9]*$"}]}
     ),
 ]
 ScoreRange = Annotated[

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from aitrain import activity
 from aitrain.errors import AitrainError, Interrupted
+from aitrain.runs.node_info import as_json, given_nodes
 from aitrain.runs.run_folder import RunFolder
 
 BEAT = 2.0
@@ -30,7 +31,7 @@ class Progress:
     step: int | None = None
     steps: int | None = None
     pids: list[int] = field(default_factory=list)
-    """The training processes, the first one first."""
+    """The training processes of all machines, the first one first."""
     ends_at: float | None = None
     """Estimated time of the last step, in seconds since 1970."""
     score_before: float | None = None
@@ -84,11 +85,18 @@ class Heartbeat:
         """Write one heartbeat. Errors of the disk do not end the run."""
         if self.is_writer:
             progress = self.progress
-            known = {"step": progress.step, "steps": progress.steps, "pids": progress.pids or None, **self._activity()}
+            known = {"step": progress.step, "steps": progress.steps, **self._activity(), **self._processes()}
             known |= {"ends_at": progress.ends_at, "seconds": progress.seconds, "vllm_servers": progress.vllm_servers}
             known |= {"score_before": progress.score_before, "reason": progress.reason}
             with suppress(OSError):
                 self.folder.write_status(progress.status, **sign_of_life(), **known)
+
+    def _processes(self) -> dict[str, object]:
+        """Process ids of this machine, and the machines; empty until they are known."""
+        if not (pids := self.progress.pids):
+            return {}
+        nodes = given_nodes(pids)
+        return {"pids": nodes[0].pids if nodes else pids, "nodes": as_json(nodes)}
 
     def _activity(self) -> dict[str, object]:
         """The phase, and the time from which the run counts as stalled without further progress."""

@@ -2,7 +2,7 @@
 
 runs/<project-name>/
   config.yaml  environment.json  environment/  metrics.jsonl  rollouts/  checkpoints/  model/  report.html  result.json
-  status.json  system.jsonl  train.log
+  status.json  system.jsonl  system-node1.jsonl  train.log
 """
 
 from __future__ import annotations
@@ -104,8 +104,12 @@ class RunFolder:
 
     @property
     def system(self) -> Path:
-        """The use of CPU, memory and GPUs while the run lasts."""
+        """The use of CPU, memory and GPUs while the run lasts, on the first machine."""
         return self.path / "system.jsonl"
+
+    def system_of(self, node: int) -> Path:
+        """The same of one of several machines."""
+        return self.path / f"system-node{node}.jsonl" if node else self.system
 
     @property
     def log(self) -> Path:
@@ -145,7 +149,8 @@ class RunFolder:
     def write_config(self, config: TrainConfig) -> None:
         """Write config.yaml, with the folder's name as project name, and its schema.
 
-        Options that the environment may declare are left out until it was asked, unless they are given.
+        Options that the environment may declare are left out until it was asked, unless they are given; and which
+        machine this is, as others use the file as well.
         """
         # here, because commands that only read runs need none of them
         from aitrain.options.environment import DECLARED_OPTIONS
@@ -153,8 +158,8 @@ class RunFolder:
         from aitrain.options.yaml_text import write_yaml
 
         named = config.model_copy(update={"project_name": self.path.name})
-        asked_later = {*DECLARED_OPTIONS.values()} - config.model_fields_set
-        values = {name: value for name, value in named.written().items() if name not in asked_later}
+        left_out = {*DECLARED_OPTIONS.values()} - config.model_fields_set | {"node_rank"}
+        values = {name: value for name, value in named.written().items() if name not in left_out}
         write_json(self.config_schema, json_schema(type(config)))
         header = f"# yaml-language-server: $schema={self.config_schema.name}\n"
         write_text(self.config, header + write_yaml(values))
@@ -183,6 +188,7 @@ class RunFolder:
             self.result,
             self.status,
             self.system,
+            *self.path.glob("system-node*.jsonl"),
             *self.rollouts.glob("*.jsonl"),
         ]
         return [path for file in written for path in file.parent.glob(f".{file.name}.????????")]
@@ -277,10 +283,19 @@ def write_json(path: Path, values: Mapping[str, object], durable: bool = True) -
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, object]]) -> None:
-    """Append JSON lines. Lone surrogates become `?`."""
-    lines = "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records)
+    """Append JSON lines."""
+    append_text(path, json_lines(records))
+
+
+def json_lines(records: Iterable[Mapping[str, object]]) -> str:
+    """One line for each record."""
+    return "".join(json.dumps(to_jsonable(record), ensure_ascii=False) + "\n" for record in records)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a text file. Lone surrogates become `?`."""
     with path.open("a", encoding="utf-8", errors="replace") as file:
-        file.write(lines)
+        file.write(text)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, object]]:

@@ -15,6 +15,7 @@ from aitrain.errors import ConfigError
 from aitrain.runs.heartbeat import SILENCE, is_alive, silence
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text, parse_object
 from aitrain.runs.metrics_line import MetricsLine
+from aitrain.runs.node_info import NodeInfo, read_nodes
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.sweep_record import SWEEP_FILE, SweepRecord
 
@@ -47,6 +48,8 @@ class Run:
     host: str | None = None
     job: str = "grpo"
     """`grpo`, `eval` or `sweep`."""
+    nodes: tuple[NodeInfo, ...] = ()
+    """The machines, if there are several; `host` and `pid` are those of the first one."""
 
 
 def runs_in(parent: Path) -> list[Run]:
@@ -99,6 +102,7 @@ def look(path: Path) -> Run:
         pid=as_int(status.get("pid")),
         host=status["host"] if isinstance(status.get("host"), str) else None,
         job=job,
+        nodes=read_nodes(status),
     )
 
 

@@ -61,7 +61,7 @@ class IdleClock:
 
 
 @dataclass
-class _Process:
+class WatchedProcess:
     """State of one training process."""
 
     rank: int
@@ -73,12 +73,13 @@ class _Process:
     def look(self, now: Snapshot, is_halted: bool) -> None:
         """Compare with the last poll. A halted process counts as making progress."""
         before, self.seen = self.seen, now
-        self.idle.look(is_halted or before is None or before.count != now.count or self._moves_files(now))
+        self.idle.look(is_halted or before is None or before.count != now.count or self.moves_files(now))
 
-    def _moves_files(self, now: Snapshot) -> bool:
+    def moves_files(self, now: Snapshot) -> bool:
+        """Whether it has read or written BYTES since this was true for the last time, in a phase that moves files."""
         if not now.part.moves_files or self.pid is None:
             return False
-        moved = _bytes_moved(self.pid)
+        moved = bytes_moved(self.pid)
         if moved < self.moved + BYTES:
             return False
         self.moved = moved
@@ -129,7 +130,7 @@ class Watchdog:
         self.stop()
 
     def _watch(self) -> None:
-        watched = [_Process(rank, IdleClock(self._poll)) for rank in range(self.processes)]
+        watched = [WatchedProcess(rank, IdleClock(self._poll)) for rank in range(self.processes)]
         while not self._over.wait(self._poll):
             if self._is_stalled(watched):
                 stall = self._judged(watched)
@@ -137,7 +138,7 @@ class Watchdog:
                     self.on_stall(stall)
                     return
 
-    def _is_stalled(self, watched: Sequence[_Process]) -> bool:
+    def _is_stalled(self, watched: Sequence[WatchedProcess]) -> bool:
         is_halted = self._is_halted()
         for process in watched:
             process.pid = self.pids.get(process.rank)
@@ -148,7 +149,7 @@ class Watchdog:
         """Whether all processes are stopped by SIGSTOP or a debugger."""
         return bool(self.pids) and all(is_halted(pid) for pid in self.pids.values())
 
-    def _judged(self, watched: Sequence[_Process]) -> Stall:
+    def _judged(self, watched: Sequence[WatchedProcess]) -> Stall:
         """The stall: ranks that do not wait for another rank hang."""
         first = sorted(watched, key=lambda process: -process.idle.seconds)
         waiting = {process.rank for process in first if process.seen and self.waits(process.rank, process.seen)}
@@ -243,7 +244,7 @@ def is_halted(pid: int) -> bool:
         return False
 
 
-def _bytes_moved(pid: int) -> int:
+def bytes_moved(pid: int) -> int:
     """Bytes that a process has read and written so far, including pages of files; 0 if unknown."""
     import psutil
 

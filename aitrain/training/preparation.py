@@ -52,7 +52,7 @@ from aitrain.training.model import (
 )
 from aitrain.training.non_finite import check_weights_finite
 from aitrain.training.provenance import describe_run
-from aitrain.training.run_context import RunContext
+from aitrain.training.run_context import RunContext, with_checkpoint_here
 from aitrain.training.run_recorder import RunRecorder
 from aitrain.training.server_engine import ServedRun, server_engine_factory
 from aitrain.training.sharding import check_can_shard, load_once_per_machine
@@ -83,6 +83,8 @@ from aitrain.training.zero_variance import StopOnZeroVariance
 class Prepared:
     """A trainer with its callbacks, and the other parts that a job needs."""
 
+    context: RunContext
+    """With the checkpoint on this machine, if it has a folder of its own."""
     inputs: TrainerInputs
     trainer: EpisodeTrainer
     split: DatasetSplit
@@ -117,6 +119,7 @@ def prepare(context: RunContext, check_cases: Callable[[Cases], object] = lambda
     """
     precision = choose_precision(context.config)
     prepared = prepare_cases(context, precision, init_processes(context.config, precision))
+    context = with_checkpoint_here(context)
     check_cases(prepared.built[0])
     context.stop.check()
     context.enter(f"loading {context.config.model}")
@@ -219,7 +222,7 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     facts = describe_run(config, environment)
     manifest = run_manifest(context, inputs.cases, facts, PartialState().num_processes)
     eval_state = resumed_eval_state(context, manifest)
-    recorder, tracking = RunRecorder(context.folder, context.checkpoint), Tracking(context)
+    recorder, tracking = RunRecorder(context.folder, context.checkpoint, context.unshared), Tracking(context)
     checkpoints = CheckpointWriter(context.folder, recorder, manifest, eval_state, config.save_total_limit)
 
     def write(records: list[RolloutRecord]) -> None:
@@ -252,7 +255,7 @@ def _assemble(context: RunContext, inputs: TrainerInputs, parts: DatasetSplit, p
     if trainer.accelerator.is_main_process:
         write_json(context.folder.environment, facts)
         keep_source(environment, context.folder.environment_source)
-    return Prepared(inputs, trainer, parts, precision, held_out, eval_state, stopper, early_stop, tracking)
+    return Prepared(context, inputs, trainer, parts, precision, held_out, eval_state, stopper, early_stop, tracking)
 
 
 def _lengths(

@@ -9,15 +9,17 @@ from accelerate import PartialState
 from aitrain.runs.checkpoint import read_manifest, rewind
 from aitrain.runs.metrics_line import MetricsLine
 from aitrain.runs.rollout_record import RolloutRecord
-from aitrain.runs.run_folder import RunFolder, append_lines, sync
+from aitrain.runs.run_folder import RunFolder, append_lines, append_text, json_lines, sync
+from aitrain.training.unshared_folder import UnsharedFolder
 
 
 class RunRecorder:
     """Appends records to the run folder. In a resumed run, the first new record deletes those after the checkpoint, so
     that a run that is killed earlier keeps them."""
 
-    def __init__(self, folder: RunFolder, checkpoint: Path | None) -> None:
+    def __init__(self, folder: RunFolder, checkpoint: Path | None, unshared: UnsharedFolder | None = None) -> None:
         self.folder = folder
+        self.unshared = unshared or UnsharedFolder()
         self.resumed_from = None if checkpoint is None else read_manifest(checkpoint)
 
     def begin(self) -> None:
@@ -34,7 +36,8 @@ class RunRecorder:
         """Append one line per episode to this process's own file. Every process must call this."""
         self.begin()
         self.folder.rollouts.mkdir(exist_ok=True)
-        append_lines(self._own_rollouts, (record.to_json() for record in records))
+        for rank, text in self.unshared.collect_text(json_lines(record.to_json() for record in records)).items():
+            append_text(self._rollouts_of(rank), text)
 
     def add_metrics(self, line: MetricsLine) -> None:
         """Append one line of metrics. Only the first process may call this, after `begin`."""
@@ -42,11 +45,12 @@ class RunRecorder:
 
     def sync(self) -> None:
         """Make this process's records survive a power cut: a checkpoint must not be newer than its records."""
-        files = [self._own_rollouts, *([self.folder.metrics] if PartialState().is_main_process else [])]
+        state = PartialState()
+        ranks = {state.process_index, *(self.unshared.ranks if state.is_main_process else ())}
+        files = [*map(self._rollouts_of, ranks), *([self.folder.metrics] if state.is_main_process else [])]
         for file in files:
             if file.exists():
                 sync(file)
 
-    @property
-    def _own_rollouts(self) -> Path:
-        return self.folder.rollouts / f"rank{PartialState().process_index}.jsonl"
+    def _rollouts_of(self, rank: int) -> Path:
+        return self.folder.rollouts / f"rank{rank}.jsonl"

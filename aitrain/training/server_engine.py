@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from accelerate.utils import broadcast_object_list
+
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_for_nccl, check_servers
@@ -79,8 +81,9 @@ def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end
     """The engine with the trainer's own sampling, which gets the trainer's weights."""
     model, accelerator, urls = trainer.accelerator.unwrap_model(trainer.model), trainer.accelerator, run.urls
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    folder = roomy_folder(run.folder.path, size) if all(map(is_here, urls)) else run.folder.path / "sync"
     writes = accelerator.is_main_process
+    place = [roomy_folder(run.folder.path, size) if all(map(is_here, urls)) else run.folder.path / "sync"]
+    (folder,) = broadcast_object_list(place)  # of rank 0, which writes there; other machines would choose another one
     sync: WeightSync = DiskSync(model, folder, base.dtype, base.is_on_cpu, writes)
     if run.config.weight_sync == "adapter":
         sync = AdapterSync(model, folder, writes)
@@ -90,6 +93,8 @@ def _make_engine(run: ServedRun, base: ServerModel, trainer: EpisodeTrainer, end
     fleet.give_up_reason = run.give_up_reason
     if accelerator.is_main_process:
         fleet.notify, fleet.on_change = run.notify, run.note_servers
+        if len(urls) > 1:
+            run.note_servers(dict.fromkeys(urls, "live"))
     # a quantized base differs from the server's by rounding: a difference is only noted
     notify = run.notify if run.config.quantization else None
     checks = {url: LogprobCheck.of(forward, trainer.processing_class, notify) for url in urls}

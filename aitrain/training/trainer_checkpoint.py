@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file, save_model
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -80,12 +81,14 @@ class CheckpointWriter:
         staging = self.folder.checkpoints / f"{STAGING}{step}"
         size = save_size(trainer)
         with activity.own.doing("saving a checkpoint", moves_files=True), explain_write_errors(self.folder, size):
+            self.recorder.unshared.clean(staging)
             if accelerator.is_main_process:
                 shutil.rmtree(staging, ignore_errors=True)
                 staging.mkdir(parents=True)
             accelerator.wait_for_everyone()
             self._fill(trainer, staging, write)
             accelerator.wait_for_everyone()
+            self.recorder.unshared.collect_files(staging)
             if accelerator.is_main_process:
                 self._finish(trainer, staging)
         accelerator.wait_for_everyone()
@@ -95,7 +98,7 @@ class CheckpointWriter:
         made = staging / f"{PREFIX}{trainer.state.global_step}"
         with replaced(trainer.args, {"output_dir": str(staging)}):
             write()
-        made.mkdir(exist_ok=True)
+        made.mkdir(parents=True, exist_ok=True)
         write_window(trainer, made)
         write_reference(trainer, made)
         self.recorder.sync()
@@ -222,7 +225,9 @@ def resumed_eval_state(context: RunContext, now: Manifest) -> EvalState:
         refuse_changes(context.checkpoint, changes)
     elif changes:
         context.note(f"Resumed with changes, so without exact reproducibility: {'; '.join(changes)}")
-    best = before.best if before.best and before.best.step in map(step_of, checkpoints_of(context.folder)) else None
+    has_best = [before.best and before.best.step in map(step_of, checkpoints_of(context.folder))]
+    broadcast_object_list(has_best)  # rank 0 sees all checkpoints
+    best = before.best if has_best[0] else None
     if best and any(before.config.get(name, now.config[name]) != now.config[name] for name in SCORED_BY):
         best = None
         if context.config.save_best:
@@ -236,11 +241,14 @@ def continue_scorings(state: EvalState, trainer: EpisodeTrainer, checkpoint: Pat
     before = read_manifest(checkpoint)
     trainer.watch.seconds_before, trainer.rollouts.trained_tokens = before.seconds, before.tokens
     cases, samples = (None, len(plan.cases)), (None, plan.samples)
-    state.scorings = [
+    found = [
         line
         for line in read_metrics(RunFolder(checkpoint.parent.parent).metrics)
         if line.is_scoring and line_stays(before, line) and line.eval_cases in cases and line.eval_samples in samples
     ]
+    scorings = [found]
+    broadcast_object_list(scorings)  # rank 0 sees all metrics
+    state.scorings = scorings[0]
 
 
 class RestoreState(TrainerCallback):  # type: ignore[misc]

@@ -30,6 +30,7 @@ from aitrain.runs.held_out import (
 from aitrain.runs.intervals import Bounds, of_mean
 from aitrain.runs.json_values import JsonObject, as_float, as_int, as_object, as_text
 from aitrain.runs.metrics_line import MetricsLine, read_metrics
+from aitrain.runs.node_info import NodeInfo, read_nodes
 from aitrain.runs.rollout_index import IndexEntry, RolloutIndex
 from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.runs.run_options import read_options
@@ -105,6 +106,15 @@ class SystemCurves(TypedDict):
     series: dict[str, list[float | None]]
 
 
+class Machine(TypedDict):
+    """One of several machines that trained together."""
+
+    host: str
+    address: str
+    processes: int
+    system: SystemCurves
+
+
 class RunSummary(RunState):
     """The part of a page above the cases and rollouts."""
 
@@ -115,6 +125,8 @@ class RunSummary(RunState):
     options: list[OptionRow]
     curves: Curves
     system: SystemCurves
+    machines: list[Machine]
+    """The machines; none if there is one."""
     scores: ScoreTable
     evaluation: Evaluation | None
     """The rest of an eval's result."""
@@ -149,6 +161,7 @@ def summary(folder: Path, rollouts: RolloutIndex | None) -> RunSummary:
         "options": option_rows(run.config, state["job"]),
         "curves": curves(lines),
         "system": system_curves(run.system),
+        "machines": [_machine(run, node) for node in read_nodes(read_object(run.status))],
         "scores": table,
         "evaluation": evaluation(result) if is_eval else None,
         "selection": selection,
@@ -216,6 +229,11 @@ def system_curves(path: Path) -> SystemCurves:
         "minutes": [round(one / 60, 3) for one in seconds][: len(lines)],
         "series": {name: [as_float(line.get(name)) for line in lines] for name in names},
     }
+
+
+def _machine(run: RunFolder, node: NodeInfo) -> Machine:
+    curves = system_curves(run.system_of(node.rank))
+    return {"host": node.host, "address": node.address, "processes": len(node.pids), "system": curves}
 
 
 # -- scores before and after

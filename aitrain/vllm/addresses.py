@@ -42,10 +42,9 @@ def check_listen_address(host: str) -> None:
 def bound_address(host: str) -> str:
     """The address to bind for servers that others reach at `host`: its own, or all addresses of this machine where the
     name resolves to loopback, as hostnames do on Debian."""
-    if host == LOOPBACK:
-        return host
-    addresses = [address for address in _addresses_of(host) if not address.startswith("127.") and address != "::1"]
-    return next(filter(_can_bind, addresses), ANY)
+    addresses = _addresses_of(host)
+    own = [address for address in addresses if address == host or not address.startswith(("127.", "::1"))]
+    return next(filter(_can_bind, own), ANY)
 
 
 def _addresses_of(host: str) -> list[str]:

@@ -16,6 +16,9 @@ from tests.training.test_served import Fake
 _LOADING = threading.Lock()
 """transformers replaces methods of its classes while it loads a model: two loads at a time leave them replaced."""
 
+_GENERATING = threading.Lock()
+"""torch's generator, which is seeded for each completion, is one for all servers of a process."""
+
 
 def load(folder: str, **options: Any) -> Any:
     """A model, loaded while no other thread loads one."""
@@ -30,7 +33,6 @@ class SmallServer(Fake):
     def __init__(self, model: Path, ignores: bool = False) -> None:
         self.model, self.ignores = str(model), ignores
         self.obeys = 0
-        self._generating = threading.Lock()
         super().__init__()
 
     def start(self) -> None:
@@ -64,7 +66,7 @@ class SmallServer(Fake):
     def _completions(self, body: Any) -> tuple[int, Any] | None:
         if self.troubles:
             return self.troubles.pop(0)(self)
-        with self._generating, torch.no_grad():
+        with _GENERATING, torch.no_grad():
             places = [(ids, number) for ids in body["prompt"] for number in range(body.get("n", 1))]
             choices = [self._choice(index, *place, body) for index, place in enumerate(places)]
         return 200, {"choices": choices}

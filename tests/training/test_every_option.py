@@ -52,6 +52,7 @@ from aitrain.training.run_context import RunContext, StopRequest
 from aitrain.training.trainer import EpisodeTrainer
 from aitrain.training.trl_arguments import grpo_arguments, grpo_config
 from aitrain.training.warm_up import LongestShapes
+from aitrain.vllm.addresses import KEY_VARIABLE
 from tests.environments.vowels import Vowels
 
 CPU = Precision(torch.float32, bf16=False, fp16=False, use_cpu=True)
@@ -188,17 +189,21 @@ def plan(config: TrainConfig) -> object:
 
 
 def workers(config: TrainConfig) -> object:
-    """The command and the variables of the training processes, of a run that goes on from a checkpoint."""
+    """The command, the variables and the number of the training processes, of a run that goes on from a checkpoint."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF})
         patch.setattr(processes, "managed_server", lambda *_: nullcontext())
-        started: list[tuple[list[str], dict[str, str]]] = []
-        patch.setattr(Processes, "_start", lambda self, log: started.append((self._command(), self._environment())))
+        started: list[tuple[list[str], dict[str, str], int]] = []
+        patch.setattr(
+            Processes,
+            "_start",
+            lambda self, _: started.append((self._command(), self._environment(), self.ranks.count)),
+        )
         made = replace(preflight.check(config), checkpoint=Path("checkpoint-3"))
         Path("run").mkdir(exist_ok=True)
         with pytest.raises(AttributeError):  # there is no process to listen to
             Processes(made, RunFolder(Path("run")), lambda _: None).run()
-    return [(command, {**given, activity.VARIABLE: ""}) for command, given in started]
+    return [(command, {**given, activity.VARIABLE: ""}, count) for command, given, count in started]
 
 
 def server(config: TrainConfig) -> object:
@@ -207,16 +212,16 @@ def server(config: TrainConfig) -> object:
         patch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
         patch.setattr(preflight, "check_packages", lambda _: None)
         started: list[object] = []
-        patch.setattr(
-            managed_server.VLLMServer, "start", lambda plan, _: started.append(str(plan)) or nullcontext(HERE)
-        )
+        patch.setenv(KEY_VARIABLE, "a key")
+        patch.setattr(managed_server.VLLMServer, "start_all", lambda plans, _: started.append(str(plans)) or [HERE])
+        patch.setattr(managed_server, "_ServerStates", lambda *_: None)
         watch = SimpleNamespace(watching=nullcontext)
         patch.setattr(managed_server, "_Restarter", lambda server, restarts, *_: started.append(restarts) or watch)
         with managed_server.managed_server(preflight.check(config), RunFolder(Path("run")), lambda _: None):
             return started
 
 
-HERE = SimpleNamespace(url="http://127.0.0.1:1")
+HERE = SimpleNamespace(url="http://127.0.0.1:1", ask_to_end=lambda: None, stop=lambda: None)
 
 
 class _Begun(Exception):
@@ -437,6 +442,8 @@ EFFECTS = {
     "vllm_gpu_memory_utilization": seen(arguments, 0.5, **VLLM),
     "vllm_sleep_mode": seen(arguments, True, **VLLM),
     "vllm_server_url": seen(server, "http://127.0.0.1:1", **SERVER),
+    "vllm_servers": seen(server, 2, **SERVER),
+    "vllm_listen_address": seen(server, "localhost", **SERVER),
     "vllm_tensor_parallel_size": seen(arguments, 2, **VLLM),
     "vllm_server_gpus": seen(plan, 2, **SERVER),
     "vllm_sync": seen(server, "disk", **ADAPTER),
@@ -462,6 +469,10 @@ EFFECTS = {
     "repo_id": seen(uploaded, "some/thing"),
     "hub_private": seen(uploaded, False),
     "num_processes": seen(workers, 3, **ENV),
+    "nnodes": seen(plan, 2, node_rank=0, master_addr="a", **ENV),
+    "node_rank": seen(plan, 1, nnodes=2, master_addr="a", **ENV),
+    "master_addr": seen(plan, "a", nnodes=2, node_rank=0, **ENV),
+    "master_port": seen(plan, 29401, nnodes=2, node_rank=0, master_addr="a", **ENV),
     "mixed_precision": seen(precision, "bf16"),
     "disable_gradient_checkpointing": seen(arguments, True),
     "distributed_backend": seen(arguments, "fsdp2", model="tiny"),

@@ -18,7 +18,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from aitrain.events import SERVER_VARIABLE, Failed, decode
-from aitrain.launch.processes import PYTHON, WORKER
+from aitrain.launch.local_processes import PYTHON, WORKER
 from aitrain.options.train import TrainConfig
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import RunFolder, read_lines

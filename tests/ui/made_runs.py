@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.run_folder import RunFolder, append_lines, write_json
+from aitrain.runs.node_info import NodeInfo
+from aitrain.runs.run_folder import RunFolder, append_lines, read_object, write_json
 from tests.ui.conftest import record, write_run
 
 TOOL = {"type": "function", "function": {"name": "find_hotels", "description": "Hotels of a city"}}
@@ -80,6 +82,17 @@ def make_live(folder: Path) -> RunFolder:
     records += [held_out(100 + case, "step10_sampled", float(case < 2)) | {"weight_version": 10} for case in range(4)]
     run = make_run(folder, records, "running", **known, ends_at=time.time() + 630, rewards=[0.2, 0.4])
     append_lines(run.metrics, [{"step": 10, "eval_score": 0.5, "eval_cases": 4}])
+    return run
+
+
+def make_on_two_machines(folder: Path) -> RunFolder:
+    """A live run on two machines, of which the second one began to record later."""
+    run = make_live(folder)
+    nodes = [NodeInfo(rank, f"gpu{rank}", f"10.0.0.{rank + 1}", 1, (11 + rank,)) for rank in range(2)]
+    write_json(run.status, read_object(run.status) | {"nodes": [asdict(node) for node in nodes]})
+    for node in nodes:
+        samples = [{"time": 5.0 * n, "cpu_cores": 1.5, "gpu_use/0": 0.5} for n in range(node.rank, 9)]
+        append_lines(run.system_of(node.rank), samples)
     return run
 
 

@@ -18,6 +18,7 @@ from aitrain.ui.report_writer import ReportWriter
 from aitrain.ui.server import PageServer
 from tests.test_old_run import OLD_RUN
 from tests.ui.conftest import record, said, write_run
+from tests.ui.made_runs import make_on_two_machines
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[test]'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -290,6 +291,16 @@ def test_a_run_is_followed_while_it_goes_on(tmp_path: Path, visit: Callable[...,
     assert len(tab.texts("#rollouts .episode")) == 2  # what somebody reads stays where it is
     tab.page.click("button.fresh")
     tab.wait("document.querySelector('#rollouts .episode .answer').textContent === 'newest'")
+
+
+def test_the_machines_of_a_run_are_named_and_each_has_its_curves(
+    tmp_path: Path, visit: Callable[..., Tab], serve: Serve
+) -> None:
+    run = make_on_two_machines(tmp_path / "run")
+    tab = visit(serve(run.path).address)
+    tab.wait("document.querySelector('[data-chart=gpu] .legend')")
+    assert tab.texts("[data-chart=gpu] .legend bdi") == ["gpu0: GPU 0", "gpu1: GPU 0"]
+    assert "2 machines: gpu0 (1 rank), gpu1 (1 rank)" in tab.texts(".live")[0]
 
 
 def test_a_run_that_starts_later_is_shown_as_soon_as_it_does(tmp_path: Path, browser: Any, serve: Serve) -> None:

@@ -51,8 +51,12 @@ function otherCharts(runs) {
 /** The lines of a chart in one run: [{label, x, y}]. */
 function linesOf(chart, summary) {
   if (chart.heldOut) return heldOutLines(summary);
-  const { series } = chart.isMachine ? summary.system : summary.curves;
-  const x = chart.isMachine ? summary.system.minutes : summary.curves.step;
+  if (!chart.isMachine) return seriesLines(chart, summary.curves.step, summary.curves.series);
+  const machines = summary.machines?.length > 1 ? summary.machines : [summary];
+  return machines.flatMap(({ host, system }, node) => seriesLines(chart, system.minutes, system.series).map((line) => (machines.length > 1 ? { ...line, label: `${host || `node ${node}`}: ${line.label}` } : line)));
+}
+
+function seriesLines(chart, x, series) {
   const named = [...(chart.series ?? [])];
   if (chart.prefix)
     for (const name of Object.keys(series)) if (name.startsWith(chart.prefix)) named.push([name, (chart.label ?? "") + name.slice(chart.prefix.length)]);

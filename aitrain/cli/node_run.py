@@ -1,0 +1,82 @@
+"""Runs on several machines, from the terminal: the machines meet, and what the ones beside node 0 print."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from aitrain.errors import AitrainError
+from aitrain.events import Announce, Failed, Note
+from aitrain.launch.node_link import NodeLink
+from aitrain.launch.node_processes import FollowingProcesses
+from aitrain.launch.nodes import Nodes, facts, find_folder, gather_nodes, join_node_0, show_folder
+from aitrain.launch.preflight import RunPlan
+from aitrain.runs.run_folder import RunFolder, write_text
+from aitrain.ui.escape_controls import escape_controls
+from aitrain.ui.next_steps import continuing
+
+
+def meet(plan: RunPlan, nodes: Nodes) -> NodeLink:
+    """Connect the machines of a run, which must be equal.
+
+    Raises:
+        AitrainError: one does not come or differs.
+    """
+    config, output_dir = plan.config, Path(plan.config.output_dir).expanduser()
+    own = facts(config, plan.source.file if plan.source else None, plan.processes)
+    whom = "the others" if nodes.count > 2 else f"node {1 - nodes.rank}"
+    _say(nodes, f"waiting for {whom} at {nodes.place}")
+    if nodes.rank == 0:
+        return gather_nodes(nodes, own, output_dir, config.ddp_timeout)
+    return join_node_0(nodes, own, output_dir, config.ddp_timeout, len(plan.gpus))
+
+
+def share(plan: RunPlan, link: NodeLink, folder: RunFolder, announce: Announce) -> None:
+    """Tell the other machines the run folder, and note which of them do not see it.
+
+    Raises:
+        AitrainError: one is gone.
+    """
+    text = folder.config.read_text(encoding="utf-8")
+    for peer in show_folder(link, folder.path, text, plan.checkpoint):
+        announce(
+            Note(
+                f"{peer.name} does not see {folder.path}: its rollouts and its part of checkpoints are sent to this"
+                " machine.",
+                "info",
+            )
+        )
+
+
+def follow(plan: RunPlan, nodes: Nodes, link: NodeLink) -> int:
+    """Run the processes of another machine than node 0; returns the exit code.
+
+    Raises:
+        AitrainError: the run failed.
+    """
+    shared = find_folder(link, Path(plan.config.output_dir).expanduser())
+    folder = RunFolder(shared.path)
+    if not shared.is_shared:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_text(folder.config, shared.config_text)
+    _say(nodes, f"connected; the output is that of node 0 ({link.peers[0].address}), the run folder {folder.path}")
+    end = FollowingProcesses(plan, folder, lambda event: None, link=link, shared=shared).run()
+    if isinstance(end, Failed):
+        advice = how_to_continue(plan, folder) or "\nSee the output of node 0, which may have a command to continue."
+        error = AitrainError(f"{end.message}{advice}")
+        error.exit_code = end.exit_code
+        raise error
+    why = f": {escape_controls(end.because)}" if end.because else ""
+    _say(nodes, f"{end.status} after step {end.step}{why}")
+    return 0 if end.status != "stopped" or end.because else 130
+
+
+def how_to_continue(plan: RunPlan, folder: RunFolder) -> str:
+    """The command that continues a run that failed, as further lines of a message; empty if nothing was saved."""
+    command = continuing(folder)
+    own = "" if plan.config.node_rank is None else ", each with its own --node-rank"
+    return f"\nContinue on all machines{own}:\n  {escape_controls(command)}" if command else ""
+
+
+def _say(nodes: Nodes, text: str) -> None:
+    print(f"node {nodes.rank} of {nodes.count}: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,273 @@
+"""Runs the training processes of a run on a Ray cluster, through Ray Train, which restarts them when one is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aitrain.activity import Part, Snapshot
+from aitrain.errors import AitrainError, Interrupted, RunFailed
+from aitrain.events import Announce, Ended, Failed, Note, Phase, decode
+from aitrain.launch.preflight import RunPlan
+from aitrain.launch.processes import PATIENCE, STOPPING, mask_logs
+from aitrain.launch.ray_cluster import Bundle, connected, describe, machines
+from aitrain.launch.ray_relay import Meeting, RankNews, Requests, RunRelay
+from aitrain.launch.ray_worker import RankJob, run_rank
+from aitrain.launch.stop_signals import on_stop_signals
+from aitrain.launch.system_recorder import SystemRecorder
+from aitrain.redaction import disable_telemetry
+from aitrain.runs.heartbeat import sign_of_life
+from aitrain.runs.run_folder import RunFolder
+from aitrain.runs.watchdog import DUMP_SECONDS, Stall, Watchdog, message
+
+LOOK = 5.0
+"""Seconds between two looks at the machines of the cluster."""
+
+
+@dataclass
+class RayProcesses:
+    """The training processes of one run on a Ray cluster, in the process of the command."""
+
+    plan: RunPlan
+    folder: RunFolder
+    announce: Announce
+    last: Failed | Ended | None = None
+    requests: Requests = field(default_factory=Requests)
+    meeting: Meeting | None = None
+    """The ranks that run now."""
+    starts: int = 0
+    lost: str = ""
+    """What was lost last: a process or a machine."""
+    relay: Any = None
+    _seen: dict[int, Snapshot] = field(default_factory=dict)
+    _waits: dict[int, bool] = field(default_factory=dict)
+    _failure: BaseException | None = None
+
+    def run(self) -> Failed | Ended:
+        """Start the processes, announce their events, and wait for the last one to exit.
+
+        Returns the first failure, or how the run ended.
+
+        Raises:
+            ConfigError: there is no such cluster.
+        """
+        disable_telemetry(self.plan.config.telemetry)
+        with ExitStack() as stack:
+            stack.callback(mask_logs, self.folder)
+            self.folder.write_status("running", **sign_of_life())
+            self.announce(Phase("connecting to Ray"))
+            stack.enter_context(connected(self.plan.config.ray_address))
+            stack.enter_context(on_stop_signals(self._on_signal))  # after Ray has set its own handlers
+            self.relay = self._start_relay()
+            bundles = [Bundle("training", self._needs())] * self.plan.batch.processes
+            text, fits = describe(bundles, machines())
+            self.announce(Note(text, "info" if fits else "warning"))
+            stack.enter_context(SystemRecorder(self.folder.system))
+            watchdog = stack.enter_context(self._watchdog())
+            fitting = threading.Thread(target=self._fit, name="ray-train", daemon=True)
+            fitting.start()
+            self._listen(fitting)
+            watchdog.stop()
+        return self._end()
+
+    # -- Ray
+
+    def _needs(self) -> dict[str, float]:
+        """What one training process reserves: a GPU, if the cluster has one."""
+        has_gpus = any(machine.total.get("GPU") for machine in machines())
+        return {"CPU": 1.0, "GPU": 1.0} if has_gpus else {"CPU": 1.0}
+
+    def _start_relay(self) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actor = ray.remote(num_cpus=0, scheduling_strategy=here)(RunRelay)
+        checkpoint = None if self.plan.checkpoint is None else str(self.plan.checkpoint)
+        return actor.remote(RunFolder(self.folder.path.absolute()), self.plan.batch.processes, checkpoint)
+
+    def _fit(self) -> None:
+        """Run Ray Train until the run has ended; runs in a thread, as it blocks."""
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+        place = self.folder.path.absolute() / ".ray"
+        (self.folder.path / place.name).mkdir(exist_ok=True)
+        nonce = f"{place.name}/{os.urandom(8).hex()}"
+        (self.folder.path / nonce).touch()
+        folder = RunFolder(self.folder.path.absolute())
+        variables = {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]} if "OMP_NUM_THREADS" in os.environ else {}
+        job = RankJob(replace(self.plan, source=None), folder, os.getcwd(), nonce, self.relay, variables)
+        needs = self._needs()
+        trainer = DataParallelTrainer(
+            run_rank,
+            train_loop_config={"job": job},
+            scaling_config=ScalingConfig(
+                num_workers=self.plan.batch.processes, use_gpu="GPU" in needs, resources_per_worker=needs
+            ),
+            run_config=RunConfig(
+                name="train",
+                storage_path=str(place),
+                failure_config=FailureConfig(max_failures=self.plan.config.max_failures),
+            ),
+        )
+        try:
+            trainer.fit()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    # -- news
+
+    def _listen(self, fitting: threading.Thread) -> None:
+        """Hear what the ranks say, until the run has ended."""
+        looked = time.monotonic()
+        while fitting.is_alive():
+            self._hear_all(0.5)
+            if self.requests.stops and self.meeting is None:
+                return  # nothing runs yet
+            if time.monotonic() - looked > LOOK:
+                self._look_for_lost_machines()
+                looked = time.monotonic()
+        self._hear_all(0.0)
+
+    def _hear_all(self, seconds: float) -> None:
+        import ray
+
+        for news in ray.get(self.relay.take.remote(seconds)):
+            if isinstance(news, Meeting):
+                self._note_start(news)
+            else:
+                self._hear(news)
+
+    def _note_start(self, meeting: Meeting) -> None:
+        """All ranks are there: the first start, or one after a loss."""
+        self.starts, self.meeting, self.last = self.starts + 1, meeting, None
+        self._seen.clear()
+        if meeting.problem:
+            self._remember(Failed(meeting.problem, 2))
+            return
+        where = "; ".join(f"rank {place.rank} on {place}" for place in meeting.places)
+        self.folder.write_status("running", nodes=_nodes(meeting))
+        if self.starts == 1:
+            self.announce(Note(f"Training on Ray: {where}.", "info"))
+            return
+        since = meeting.checkpoint.rpartition("/")[2] if meeting.checkpoint else "the beginning"
+        used = f"restart {self.starts - 1} of {self.plan.config.max_failures}"
+        self.announce(Note(f"{self.lost or 'A rank was lost'}. All ranks continue from {since} ({used}): {where}."))
+        self.lost = ""
+
+    def _hear(self, news: RankNews) -> None:
+        if news.activity is not None:
+            self._seen[news.rank] = news.activity
+        if news.waits is not None:
+            self._waits[news.rank] = news.waits
+        if news.exit:
+            self.lost = f"{news.exit}{self._place_of(news.rank)}"
+        for event in map(decode, news.lines):
+            if isinstance(event, (Failed, Ended)):
+                self._remember(event)
+            if event is not None and not isinstance(event, Failed):  # one of a lost rank does not end the run
+                self.announce(event)
+
+    def _remember(self, event: Failed | Ended) -> None:
+        """Keep the first failure of a start, as the others follow from it; kill processes that do not exit in time."""
+        if self.last is None:
+            self.last, start = event, self.starts
+            timer = threading.Timer(PATIENCE, lambda: self._ask(stops=2) if self.starts == start else None)
+            timer.daemon = True
+            timer.start()
+
+    def _look_for_lost_machines(self) -> None:
+        if self.meeting is None:
+            return
+        alive = {machine.address for machine in machines()}
+        gone = {place.address: place for place in self.meeting.places if place.address not in alive}
+        if gone and not self.lost:
+            place = next(iter(gone.values()))
+            ranks = " and ".join(str(other.rank) for other in self.meeting.places if other.address == place.address)
+            self.lost = f"Machine {place.host} ({place.address}) is gone, with rank {ranks}"
+            self.announce(Note(f"{self.lost}. Ray starts all ranks again as soon as it has the machines for them."))
+
+    def _place_of(self, rank: int) -> str:
+        return f" on {self.meeting.places[rank]}" if self.meeting else ""
+
+    # -- hangs
+
+    def _watchdog(self) -> Watchdog:
+        config, count = self.plan.config, self.plan.batch.processes
+        return Watchdog(config.stall_timeout, count, self._activity, self._on_stall, waits=self._waits_for_another)
+
+    def _activity(self, rank: int) -> Snapshot:
+        """What a rank did last; waiting for Ray counts as progress."""
+        idle = Snapshot(time.monotonic_ns(), Part("waiting for Ray"))
+        return self._seen.get(rank, idle)
+
+    def _waits_for_another(self, rank: int, _: Snapshot) -> bool:
+        """Whether a stalled rank waits for another one, by its stacks, which go to its log."""
+        if rank not in self._waits:
+            self._ask(stacks=self.requests.stacks + 1)
+            deadline = time.monotonic() + 2 * DUMP_SECONDS
+            while len(self._waits) < self.plan.batch.processes and time.monotonic() < deadline:
+                time.sleep(0.1)
+        return self._waits.get(rank, False)
+
+    def _on_stall(self, stall: Stall) -> None:
+        """Called in the watchdog's thread."""
+        if self.last is None:
+            text = message(stall, self.folder, self.plan.batch.processes)
+            self.last = Failed(text, RunFailed.exit_code, "stalled")
+            self._ask(stops=2)
+
+    # -- ending
+
+    def _on_signal(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ask the training processes to finish their step, save and leave; a second call kills them. For any thread."""
+        stops = min(self.requests.stops + 1, 2)
+        if stops == 1:
+            threading.Thread(target=self.announce, args=[Phase(STOPPING)], daemon=True).start()
+        threading.Thread(target=self._ask, kwargs={"stops": stops}, daemon=True).start()
+        self.requests = replace(self.requests, stops=stops)
+
+    def _ask(self, **requests: int) -> None:
+        self.requests = replace(self.requests, **requests)
+        self.relay.ask.remote(self.requests)
+
+    def _end(self) -> Failed | Ended:
+        """How the run ended. Where a rank was lost, the others failed because of that."""
+        is_cause = self._failure is not None and getattr(self.last, "exit_code", None) == RunFailed.exit_code
+        if self.last is not None and not is_cause:
+            return self.last
+        if self.requests.stops:
+            return Failed("Stopped.", Interrupted.exit_code)
+        if isinstance(self._failure, AitrainError):
+            return Failed(str(self._failure), self._failure.exit_code)
+        restarts = self.starts - 1
+        given_up = f"\nIt was started again {restarts} times (--max-failures)." if restarts > 0 else ""
+        return Failed(f"{self.lost or cause_of(self._failure)}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
+
+
+def cause_of(error: BaseException | None) -> str:
+    """The first cause of an error of Ray Train, in one sentence without its traceback."""
+    failures = getattr(error, "worker_failures", None) or {}
+    rank, cause = next(iter(failures.items()), (None, error))
+    cause = getattr(cause, "controller_failure", cause)
+    cause = getattr(cause, "_base_exc", cause)
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip() and ":" not in line.strip().split(" ")[0]]
+    text = " ".join(lines)[:300].rstrip(".") or type(cause).__name__
+    return text if rank is None else f"Rank {rank} was lost: {text}"
+
+
+def _nodes(meeting: Meeting) -> list[dict[str, object]]:
+    """The machines of a run, for status.json."""
+    hosts = list(dict.fromkeys((place.host, place.address) for place in meeting.places))
+    return [{"rank": number, "host": host, "address": address} for number, (host, address) in enumerate(hosts)]

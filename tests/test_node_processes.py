@@ -1,0 +1,279 @@
+"""The parents of a run on two machines, both in this process, with scripts in place of the training processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aitrain import TrainConfig
+from aitrain.activity import Part, Snapshot, read
+from aitrain.errors import AitrainError
+from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
+from aitrain.launch.local_processes import reserved_port
+from aitrain.launch.node_link import NodeLink
+from aitrain.launch.node_processes import FollowingProcesses, LeadingProcesses
+from aitrain.launch.nodes import Nodes, SharedFolder, gather_nodes, join_node_0
+from aitrain.runs.run_folder import RunFolder, read_object
+
+WAIT = "trap 'kill $!; exit 0' TERM; sleep 60 & wait"
+END = Ended("finished", 3)
+
+
+def says(*events: Event) -> str:
+    """A script that sends events."""
+    return "; ".join(f"echo {shlex.quote(encode(event).strip())}" for event in events)
+
+
+class Leading(LeadingProcesses):
+    """Node 0 with a script as its rank 0."""
+
+    script = WAIT
+
+    def _command(self) -> list[str]:
+        return ["bash", "-c", self.script]
+
+
+class Following(FollowingProcesses):
+    """The other machine, with a script as its rank 1."""
+
+    script = WAIT
+
+    def _command(self) -> list[str]:
+        return ["bash", "-c", self.script]
+
+
+class Machines:
+    """Two machines that have met."""
+
+    def __init__(self, folder: Path, links: tuple[NodeLink, NodeLink], is_shared: bool = True) -> None:
+        self.folder, self.links, self.heard = RunFolder(folder), links, list[Event]()
+        shared = SharedFolder(folder, is_shared, "", None)
+        self.first = Leading(self._plan(0), self.folder, self.heard.append, link=links[0])
+        self.second = Following(self._plan(1), self.folder, lambda _: None, link=links[1], shared=shared)
+        self.ends: list[Failed | Ended | BaseException | None] = [None, None]
+
+    def _plan(self, rank: int) -> Any:
+        batch, config = SimpleNamespace(processes=2), TrainConfig(model="tiny", stall_timeout=60.0)
+        nodes = Nodes(2, rank, "127.0.0.1", 1)
+        return SimpleNamespace(config=config, batch=batch, processes=1, gpus=(), checkpoint=None, nodes=nodes)
+
+    def run(self, first: str, second: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Run both to their ends, with these scripts."""
+        self.first.script, self.second.script = first, second
+        threads = [
+            threading.Thread(target=self._run, args=[n, m], daemon=True)
+            for n, m in enumerate((self.first, self.second))
+        ]
+        for thread in threads:
+            thread.start()
+        meanwhile()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+    def _run(self, node: int, processes: LeadingProcesses | FollowingProcesses) -> None:
+        try:
+            self.ends[node] = processes.run()
+        except AitrainError as error:
+            self.ends[node] = error
+
+    def both_run(self) -> None:
+        """Wait until the processes of both are started."""
+        deadline = time.monotonic() + 20
+        while not (self.first.local and self.second.local):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def messages(self) -> list[str]:
+        return [end.message if isinstance(end, Failed) else str(end) for end in self.ends]
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    with reserved_port() as port:
+        joined: list[NodeLink] = []
+        join = threading.Thread(
+            target=lambda: joined.append(join_node_0(Nodes(2, 1, "127.0.0.1", port), {}, tmp_path, 20))
+        )
+        join.start()
+        leading = gather_nodes(Nodes(2, 0, "127.0.0.1", port), {}, tmp_path, 20)
+        join.join()
+    folder = tmp_path / "run"
+    folder.mkdir()
+    made = Machines(folder, (leading, joined[0]))
+    yield made
+    for link in made.links:
+        link.close()
+
+
+def test_both_end_when_rank_0_says_so(machines: Machines) -> None:
+    machines.run(says(Started(0, 1), Note("hello"), END), says(Started(1, 1)))
+    assert machines.ends == [END, END]
+    assert Note("hello") in machines.heard
+
+
+def test_ranks_and_where_they_meet_are_consecutive_over_the_machines(machines: Machines) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
+    show = "env > " + shlex.quote(str(machines.folder.path))
+    machines.run(f"{show}/env-0; {says(END)}", f"{show}/env-1")
+    first, second = (
+        dict(line.split("=", 1) for line in (machines.folder.path / f"env-{n}").read_text().splitlines() if "=" in line)
+        for n in (0, 1)
+    )
+    port = first["MASTER_PORT"]
+    assert [first[name] for name in names] == ["0", "0", "2", "1", "127.0.0.1", port, "lo"]
+    assert [second[name] for name in names] == ["1", "0", "2", "1", "127.0.0.1", port, "lo"]
+    assert SERVER_VARIABLE not in second
+    assert "AITRAIN_OWN_FOLDER" not in second
+    assert [node["host"] for node in json.loads(first["AITRAIN_NODES"])] == [os.uname().nodename] * 2
+
+
+def test_the_other_machine_gets_the_address_and_the_key_of_node_0s_server(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Leading, "_environment", lambda self: dict(os.environ))
+    machines.second._begun.put({"port": 1, "world": 2, "server": "http://nodeA:8000", "key": "of the server"})
+    machines.run(says(END), f"echo ${SERVER_VARIABLE} $VLLM_API_KEY > {shlex.quote(str(machines.folder.path))}/got")
+    assert (machines.folder.path / "got").read_text() == "http://nodeA:8000 of the server\n"
+
+
+def test_a_machine_without_the_folder_says_so_to_its_processes(machines: Machines) -> None:
+    machines.second.shared = SharedFolder(machines.folder.path, False, "", machines.folder.path / "checkpoint-4")
+    show = f"echo $AITRAIN_OWN_FOLDER > {shlex.quote(str(machines.folder.path))}/own"
+    machines.run(says(END), show)
+    assert (machines.folder.path / "own").read_text() == "1\n"
+    assert FollowingProcesses._command(machines.second)[-1] == str(machines.folder.path / "checkpoint-4")
+
+
+def test_an_error_of_a_rank_elsewhere_ends_the_run_with_the_name_of_its_machine(machines: Machines) -> None:
+    failed = Failed("No space left on device", 1)
+    machines.run(says(Started(0, 1)), f"{says(failed)}; exit 1")
+    first, second = machines.messages()
+    assert first == f"{machines.links[0].peers[0].name}: No space left on device"
+    assert second == "No space left on device"
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_rank_that_is_killed_ends_both_at_once_and_is_named(node: int, machines: Machines) -> None:
+    scripts = [WAIT, WAIT]
+    scripts[node] = "kill -KILL $$"
+    machines.run(scripts[0], scripts[1])
+    for message in machines.messages():
+        assert f"Rank {node} of 2 ended without an error message: SIGKILL (out of memory?)" in message
+    other = machines.messages()[1 - node]
+    assert other.startswith(machines.links[1 - node].peers[0].name)
+
+
+def test_what_a_rank_says_of_a_lost_connection_gives_way_to_the_machine_that_was_lost(machines: Machines) -> None:
+    def lose() -> None:
+        machines.both_run()
+        machines.links[1].peers[0]._socket.shutdown(socket.SHUT_RDWR)
+
+    reset = Failed("Connection reset by peer", 1)
+    machines.run(f"sleep 0.1; {says(reset)}; exit 1", WAIT, lose)
+    assert machines.messages()[0] == f"{machines.links[0].peers[0].name} is gone"
+
+
+def test_a_machine_that_is_silent_ends_the_run(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines.links[1], "send_beat", lambda: None)
+    machines.links[0].silence = 0.3
+    machines.run(WAIT, WAIT)
+    name = machines.links[0].peers[0].name
+    assert machines.messages()[0] == f"{name} was silent for 0 seconds"
+    assert machines.messages()[1].endswith(f": {name} was silent for 0 seconds")
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_stop_on_one_machine_reaches_the_ranks_of_all(node: int, machines: Machines) -> None:
+    stopped = Ended("stopped", 2)
+    scripts = (f"trap {shlex.quote(says(stopped) + '; kill $!; exit 0')} TERM; sleep 60 & wait", WAIT)
+
+    def stop() -> None:
+        machines.both_run()
+        time.sleep(0.2)  # until the traps are set
+        (machines.first if node == 0 else machines.second).stop()
+
+    machines.run(*scripts, stop)
+    assert machines.ends == [stopped, stopped]
+    assert (machines.first.stops, machines.second.stops) == (1, 1)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_second_stop_kills_the_ranks_of_all_machines(node: int, machines: Machines) -> None:
+    def stop_twice() -> None:
+        machines.both_run()
+        processes = machines.first if node == 0 else machines.second
+        processes.stop()
+        processes.stop()
+
+    machines.run(*["trap '' TERM; sleep 60"] * 2, stop_twice)
+    for end in machines.ends:
+        assert isinstance(end, Failed)
+        assert end.exit_code == 130
+
+
+def test_a_node_0_that_ends_before_it_starts_says_why(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AitrainError("vLLM's server did not start")
+
+    monkeypatch.setattr("aitrain.launch.node_processes.managed_server", refuse)
+    machines.run(WAIT, WAIT)
+    assert machines.messages()[1].endswith("vLLM's server did not start")
+    assert machines.second.local is None
+
+
+def test_progress_of_the_other_machine_is_seen_on_node_0(machines: Machines) -> None:
+    seen = Snapshot(7, Part("training", 3.0, True))
+
+    def look() -> None:
+        machines.both_run()
+        machines.links[1].tell("beat", ranks={1: (seen.count, *asdict(seen.part).values())})
+        deadline = time.monotonic() + 10
+        while machines.first.activity is None or read(machines.first.activity.memory, 1).count != 7:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        assert read(machines.first.activity.memory, 1).part.name == "training"
+        machines.first.stop()
+
+    machines.run(WAIT, WAIT, look)
+
+
+def test_node_0_asks_the_other_machine_for_the_stacks_of_its_ranks(machines: Machines) -> None:
+    asked: list[bool] = []
+    worker = (
+        "import faulthandler, time; from aitrain.events import *; faulthandler.register(3, file=2)\n"
+        "print(encode(Started(1, __import__('os').getpid())), end='', flush=True); time.sleep(60)"
+    )
+
+    def ask() -> None:
+        machines.both_run()
+        while not machines.second.pids:
+            time.sleep(0.005)
+        asked.append(machines.first._waits(1, Snapshot(1, Part("training"))))
+        machines.first.stop()
+        machines.first.stop()
+
+    machines.run(WAIT, shlex.join(["exec", sys.executable, "-c", worker]), ask)
+    assert asked == [False]
+    assert "Stalled: rank 1" in (machines.folder.path / "train-node1.log").read_text()
+
+
+def test_status_json_lists_the_machines(machines: Machines) -> None:
+    machines.run(says(END), "true")
+    nodes = read_object(machines.folder.status)["nodes"]
+    assert [(node["rank"], node["address"], node["gpus"]) for node in nodes] == [
+        (0, "127.0.0.1", 0),
+        (1, "127.0.0.1", 0),
+    ]
