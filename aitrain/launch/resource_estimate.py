@@ -162,7 +162,7 @@ class _Sizes:
 
     @property
     def optimizer(self) -> int:
-        """State of the optimizer; Adam keeps two numbers for each trained weight, and DeepSpeed the weight in float32."""
+        """State of the optimizer; Adam keeps two numbers for each trained weight, DeepSpeed the weight in float32."""
         name, trained = self.config.optimizer, self.adapter or self.shape.weights
         if self.config.zero is not None:
             return (4 if name == "sgd" else 12) * trained

@@ -70,7 +70,7 @@ class DistributedOptions(Options):
                 "Add --distributed-backend deepspeed, or leave it out.",
             ),
             (
-                self.deepspeed_config is not None and bool(self.changed_flags("zero_stage")),
+                self.zero is not None and self.zero_stage not in (self.zero, 2),
                 "zero_stage: the file of --deepspeed-config has the stage: leave one of the two out",
             ),
             (
@@ -80,8 +80,7 @@ class DistributedOptions(Options):
             ),
             (
                 self.zero not in (None, 2, 3),
-                f"deepspeed_config: ZeRO stage {self.zero} is not supported\nUse stage 2 or 3; --distributed-backend ddp"
-                " shards nothing.",
+                f"deepspeed_config: ZeRO stage {self.zero} is not supported\nUse stage 2 or 3.",
             ),
         ]
 

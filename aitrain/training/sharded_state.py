@@ -44,8 +44,8 @@ def own_weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def saved_weights(model: Any) -> dict[str, torch.Tensor]:
-    """The weights that are saved, by their names in the model, not copied: tied ones once, and of a model with an adapter
-    those of the adapter."""
+    """The weights that are saved, by their names in the model, not copied: tied ones once, and only
+    the adapter of a model with one."""
     tensors: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(model, PeftModel) or tensor.requires_grad:

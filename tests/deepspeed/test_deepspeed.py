@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO on two CPU processes, in the environment of `.ci/deepspeed`; skipped where DeepSpeed is not installed."""
+"""DeepSpeed's ZeRO on two CPU processes, in the environment of `.ci/deepspeed`; skipped without DeepSpeed."""
 
 from __future__ import annotations
 

@@ -76,9 +76,9 @@ BACKENDS: dict[str, dict[str, Any]] = {
 JOBS: dict[str, dict[str, Any]] = {
     "talk": {"environment": Unscored, "rl_kl_coef": 0.1, "gradient_accumulation": 2, "eval_cases": 2},
     "adapter": ADAPTER,
-    "sampled": {"sample": HFEngine.sample, "eval_cases": 2},
     "merged": ADAPTER | {"merge_adapter": True, "rl_kl_coef": 0.1},
     "nan": {"environment": NotANumber, "lr": 1e-4, "scheduler": "constant", "warmup_ratio": 0.0},
+    "sampled": {"sample": HFEngine.sample, "eval_cases": 2},
     "one-copy": {
         "environment": Unscored,
         "rl_kl_coef": 0.1,

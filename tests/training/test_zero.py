@@ -91,7 +91,9 @@ def test_what_options_decide_is_refused_in_a_file(given: dict[str, Any], words: 
 
 def test_what_contradicts_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="zero_stage: the file of --deepspeed-config has the stage"):
-        deepspeed(zero_stage=3, deepspeed_config={"steps_per_print": 1})
+        deepspeed(zero_stage=3, deepspeed_config={"zero_optimization": {"stage": 2}})
+    assert deepspeed(zero_stage=3, deepspeed_config={"steps_per_print": 1}).zero == 3
+    assert resolve(TrainConfig, None, {"distributed_backend": "deepspeed", "zero_stage": "3"}).zero == 3
     with pytest.raises(ConfigError, match="quantized weights cannot be sharded with ZeRO-3"):
         deepspeed(zero_stage=3, peft=True, quantization="int4")
 
@@ -112,9 +114,7 @@ def test_deepspeed_that_is_not_active_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(0, [0, 1, 2]), (1, [3, 4]), (2, [])])
-def test_the_padding_of_a_part_is_not_looked_at(
-    rank: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_padding_is_not_looked_at(rank: int, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     parts = torch.tensor([0.0, 1, 2, 3, 4, torch.nan, torch.nan, torch.nan, torch.nan]).split(3)
     parameter = torch.nn.Parameter(torch.empty(0))
     parameter.ds_tensor, parameter.ds_numel = parts[rank], 5  # type: ignore[attr-defined]
