@@ -58,18 +58,7 @@ class DistributedOptions(Options):
 
     def rules(self) -> Iterable[Rule]:
         """Options of one backend or launcher are not given to another one."""
-        is_on_ray = self.launcher == "ray"
-        return [
-            *self._deepspeed_rules(),
-            (
-                is_on_ray and not (self.nnodes in (None, 1) and self.node_rank is None and self.master_addr is None),
-                "launcher: ray chooses the machines itself: leave out --nnodes, --node-rank and --master-addr",
-            ),
-            (
-                not is_on_ray and self.max_failures != DistributedOptions.model_fields["max_failures"].default,
-                "max_failures: only Ray restarts a training: add --launcher ray",
-            ),
-        ]
+        return [*self._deepspeed_rules(), *self._launcher_rules()]
 
     def _deepspeed_rules(self) -> list[Rule]:
         given = [name for name in ("zero_stage", "deepspeed_config", "allow_pickle") if name in self.changed()]
@@ -92,6 +81,19 @@ class DistributedOptions(Options):
             (
                 self.zero not in (None, 2, 3),
                 f"deepspeed_config: ZeRO stage {self.zero} is not supported\nUse stage 2 or 3.",
+            ),
+        ]
+
+    def _launcher_rules(self) -> list[Rule]:
+        is_on_ray = self.launcher == "ray"
+        return [
+            (
+                is_on_ray and not (self.nnodes in (None, 1) and self.node_rank is None and self.master_addr is None),
+                "launcher: ray chooses the machines itself: leave out --nnodes, --node-rank and --master-addr",
+            ),
+            (
+                not is_on_ray and self.max_failures != DistributedOptions.model_fields["max_failures"].default,
+                "max_failures: only Ray restarts a training: add --launcher ray",
             ),
         ]
 

@@ -42,7 +42,8 @@ class FSDPSettings:
 def fsdp_settings(config: TrainConfig, weights: int) -> FSDPSettings:
     """The settings for a model with this number of weights; `--trl fsdp_config` overrides them."""
     chosen = FSDPSettings(
-        reshard_after_forward=weights >= SMALL,
+        # peft switches an adapter off and on in the parameters that a module has then: the sharded or the gathered ones
+        reshard_after_forward=weights >= SMALL or config.peft,
         cpu_ram_efficient_loading=weights >= SMALL,
         sharded_checkpoints=weights > LARGE and not config.peft,
     )
@@ -67,6 +68,10 @@ def fsdp_rules(config: TrainConfig) -> list[Rule]:
         (
             is_used and config.optimizer not in OPTIMIZERS,
             f"optimizer: the state of {config.optimizer} cannot be sharded with fsdp2\nUse {', '.join(OPTIMIZERS)}.",
+        ),
+        (
+            is_used and config.peft and given.get("reshard_after_forward") is False,
+            "--trl fsdp_config: with --peft reshard_after_forward is always true\nLeave it out.",
         ),
         (
             is_used and bool(unknown),

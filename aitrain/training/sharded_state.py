@@ -48,7 +48,7 @@ def saved_weights(model: Any) -> dict[str, torch.Tensor]:
     the adapter of a model with one."""
     tensors: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if not isinstance(model, PeftModel) or tensor.requires_grad:
+        if not isinstance(model, PeftModel) or model.prefix in name:  # peft changes requires_grad for a reference pass
             tensors.setdefault(id(tensor), (name, tensor))
     return dict(tensors.values())
 

@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,7 @@ if sys.argv[3] == "fsdp2":
 
 import torch  # noqa: E402
 
+from aitrain.engines import scopes  # noqa: E402
 from aitrain.engines.hf import HFEngine  # noqa: E402
 from aitrain.engines.sharded_tensors import own_part  # noqa: E402
 from aitrain.engines.shared_forward import SharedForward  # noqa: E402
@@ -37,6 +39,7 @@ from aitrain.training.distributed import shutdown_group  # noqa: E402
 from aitrain.training.run_context import RunContext  # noqa: E402
 from aitrain.training.trainer import EpisodeTrainer  # noqa: E402
 from aitrain.training.zero import own_part as own_part_of_zero  # noqa: E402
+from aitrain.ui import card  # noqa: E402
 from tests.training.scripted_run import ScriptedTalk, scripted_sample  # noqa: E402
 
 RANK = int(os.environ["RANK"])
@@ -102,11 +105,14 @@ JOBS: dict[str, dict[str, Any]] = {
 OPTIONS: dict[str, Any] = {
     "batch_size": 8 // int(os.environ["WORLD_SIZE"]), "gradient_accumulation": 1, "rl_num_generations": 4,
     "max_steps": 4, "lr": 1e-3, "rl_kl_coef": 0.0, "eval_cases": 0, "rl_max_new_tokens": 8, "save_strategy": "steps",
-    "save_steps": 2, "save_total_limit": 3,
+    "save_steps": 2, "save_total_limit": 3, "rl_check": False,
 }  # fmt: skip
 
 
 def main(model: str, out: Path, backend: str, jobs: list[str]) -> None:
+    # two thirds of a short run: see conftest.py
+    scopes.gc = SimpleNamespace(collect=int, freeze=int, unfreeze=int)  # type: ignore[assignment]
+    card.draw_curve = lambda *_: None
     trainers: list[EpisodeTrainer] = []
     make = EpisodeTrainer.__init__
 

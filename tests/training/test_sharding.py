@@ -261,6 +261,7 @@ def test_accelerates_own_variable_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         ({"optimizer": "adafactor"}, "the state of adafactor cannot be sharded"),
         ({"quantization": "int4", "peft": True}, "quantized weights cannot be sharded"),
         ({"trl": {"fsdp_config": {"version": 1}}}, "version is not for you to set"),
+        ({"trl": {"fsdp_config": {"reshard_after_forward": False}}, "peft": True}, "is always true"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], message: str) -> None:
@@ -272,6 +273,7 @@ def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], message: str
     ("weights", "options", "expected"),
     [
         (500_000_000, {}, FSDPSettings(False, False, False)),
+        (500_000_000, {"peft": True}, FSDPSettings(True, False, False)),
         (4_000_000_000, {}, FSDPSettings(True, True, False)),
         (9_000_000_000, {}, FSDPSettings(True, True, True)),
         (9_000_000_000, {"peft": True}, FSDPSettings(True, True, False)),

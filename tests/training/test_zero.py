@@ -67,7 +67,7 @@ def test_a_file_is_read_in_the_folder_of_the_command(tmp_path: Path, monkeypatch
     [
         ({"zero_stage": 3}, "zero_stage: ddp has no such setting"),
         ({"allow_pickle": True}, "--distributed-backend deepspeed"),
-        ({"deepspeed_config": {"steps_per_print": 1}}, "--deepspeed-config: ddp has no such setting"),
+        ({"deepspeed_config": {"steps_per_print": 1}}, "deepspeed_config: ddp has no such setting"),
     ],
 )
 def test_settings_of_deepspeed_are_refused_without_it(options: dict[str, Any], words: str) -> None:
