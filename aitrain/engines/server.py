@@ -215,24 +215,11 @@ class VLLMServerEngine:
             self.last_bytes = self.fleet.sync.write(new)
             if self.is_main_process:
                 await self.settled(self.fleet.load(new))
-                await self.settled(self._check_servers())
+                await self.settled(_check_servers(self))
                 self.last_seconds = time.monotonic() - start
         if not self.is_main_process:
             self.fleet.note_loaded(new)
         self.weight_version = version
-
-    async def _check_servers(self) -> None:
-        if self.check is None:
-            return
-        if len(self.fleet.servers) == 1:
-            await self.check(self)
-            return
-        for server in self.fleet.live:
-            try:
-                await self.check(replace(self, fleet=ServerFleet([server], restart_timeout=0.0)))
-            except RunFailed:
-                if server.is_live:
-                    raise
 
     async def settled(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which sends requests; afterwards no server is being loaded with weights."""
@@ -262,3 +249,18 @@ class VLLMServerEngine:
     async def close(self) -> None:
         """Remove files of weights, and close connections."""
         await self.fleet.close()
+
+
+async def _check_servers(engine: VLLMServerEngine) -> None:
+    """Call the engine's check for each server that lives; one that dies meanwhile is left out."""
+    if engine.check is None:
+        return
+    if len(engine.fleet.servers) == 1:
+        await engine.check(engine)
+        return
+    for server in engine.fleet.live:
+        try:
+            await engine.check(replace(engine, fleet=ServerFleet([server], restart_timeout=0.0)))
+        except RunFailed:
+            if server.is_live:
+                raise

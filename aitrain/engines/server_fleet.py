@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from aitrain import activity
+from aitrain.engines.live_servers import LiveServers
 from aitrain.engines.server_weights import ServerWeights
 from aitrain.engines.weight_sync import WeightSync, WeightVersion
 from aitrain.errors import RunFailed, ServerGoneError
 from aitrain.rollout.episode import run_all
-from aitrain.vllm.client import HEALTH_SECONDS, VLLMClient
+from aitrain.vllm.client import VLLMClient
 
 T = TypeVar("T")
-
-POLL_SECONDS = 1.0
-"""Seconds between two checks whether a server is back."""
 
 QUICK_SECONDS = 1.0
 """For the check of a server that was gone, before weights are loaded on the others."""
@@ -29,28 +24,12 @@ ATTEMPTS = 3
 
 
 @dataclass
-class ServerFleet:
+class ServerFleet(LiveServers):
     """Sends requests to servers that have the policy's weights. A request of a server that dies moves to another one;
     if none lives, it waits for one."""
 
-    servers: list[ServerWeights]
-    """In the order of preference; of equally loaded ones the first is taken."""
-    restart_timeout: float = 600.0
-    """Seconds to wait for a server if none lives."""
-    give_up_reason: Callable[[], str] = lambda: ""
-    """Called while waiting for a server: the reason to give up, empty to continue."""
-    notify: Callable[[str], None] = lambda text: None
-    """Gets a note when one of several servers is gone or back."""
-    on_change: Callable[[dict[str, str]], None] = lambda states: None
-    """Called when a server is gone or back, with the state of each: live or gone."""
     _homes: dict[int, ServerWeights] | None = field(default=None, init=False)
     """The server of each episode, by its index; None outside of a batch of episodes."""
-    _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    """Held by the one request that waits for a server; all others wait for it."""
-    _cause: str = field(default="", init=False)
-    """Why a server is gone."""
-    _refusal: RunFailed | None = field(default=None, init=False)
-    """Why a server that is back cannot be used."""
 
     @classmethod
     def of(cls, clients: Iterable[VLLMClient], sync: WeightSync) -> ServerFleet:
@@ -61,11 +40,6 @@ class ServerFleet:
     def sync(self) -> WeightSync:
         """How the weights get to the servers."""
         return self.servers[0].sync
-
-    @property
-    def live(self) -> list[ServerWeights]:
-        """The servers that requests are sent to."""
-        return [server for server in self.servers if server.is_live]
 
     @property
     def version(self) -> WeightVersion | None:
@@ -86,11 +60,6 @@ class ServerFleet:
     def restarts(self) -> int:
         """Number of times that servers had lost the policy's weights."""
         return sum(server.restarts for server in self.servers)
-
-    @property
-    def urls(self) -> str:
-        """The addresses, with commas."""
-        return ", ".join(server.client.url for server in self.servers)
 
     def note_loaded(self, version: WeightVersion) -> None:
         """Note that another process has loaded weights."""
@@ -117,7 +86,7 @@ class ServerFleet:
             server.version = version
         await run_all(self._load_on(server, version) for server in self.servers)
         if not self.live:
-            await self._wait_for_one()
+            await self.wait_for_one()
 
     async def request(
         self,
@@ -141,20 +110,10 @@ class ServerFleet:
                 await server.ensure_loaded(max_age if number == 0 else 0.0)
                 return await attempt(server)
             except ServerGoneError as gone:
-                self._lose(server, returns, gone)
+                self.lose(server, returns, gone)
             finally:
                 server.tokens -= tokens
-        raise RunFailed(f"{self._name} failed {attempts} times at the same request: {self._cause}")
-
-    async def settle(self) -> None:
-        """Stop waiting for servers that are gone, and wait for those that are getting the weights. Called before other
-        weights are written."""
-        for server in self.servers:
-            if (task := server.revival) is not None:
-                if not server.is_loading:
-                    task.cancel()
-                await asyncio.wait([task])
-            server.revival = None
+        raise RunFailed(f"{self.name} failed {attempts} times at the same request: {self.cause}")
 
     async def close(self) -> None:
         """Remove files of weights, and close connections."""
@@ -167,9 +126,9 @@ class ServerFleet:
 
     async def _choose(self, episode: int | None) -> ServerWeights:
         """The episode's server if it lives, else that with the fewest tokens in flight."""
-        self._look_for_lost()
+        self.look_for_lost()
         if not self.live:
-            await self._wait_for_one()
+            await self.wait_for_one()
         home = None if self._homes is None or episode is None else self._homes.get(episode)
         if home is None or not home.is_live:
             home = min(self.live, key=lambda server: server.tokens)
@@ -179,78 +138,9 @@ class ServerFleet:
 
     async def _load_on(self, server: ServerWeights, version: WeightVersion) -> None:
         if not server.is_live:
-            await self._try_again(server, QUICK_SECONDS)
+            await self.try_again(server, QUICK_SECONDS)
             return
         try:
             await server.load(version)
         except ServerGoneError as gone:
-            self._lose(server, server.returns, gone)
-
-    # -- servers that are gone
-
-    @property
-    def _name(self) -> str:
-        return f"The vLLM server{'s' if len(self.servers) > 1 else ''} at {self.urls}"
-
-    def _lose(self, server: ServerWeights, returns: int, gone: ServerGoneError) -> None:
-        """Send no more requests to a server, unless it has come back since the request that failed."""
-        self._cause = str(gone)
-        if not server.is_live or server.returns != returns:
-            return
-        server.is_live = False
-        left = f"{len(self.live)} of {len(self.servers)} servers left"
-        self._tell(f"The vLLM server at {server.client.url} is gone, {left}: {gone}")
-
-    def _look_for_lost(self) -> None:
-        """Wait for the return of each server that is gone, beside the requests to the others."""
-        for server in self.servers:
-            if not server.is_live and (server.revival is None or server.revival.done()):
-                server.revival = asyncio.create_task(self._revive(server))
-
-    async def _revive(self, server: ServerWeights) -> None:
-        while not server.is_live:
-            await asyncio.sleep(POLL_SECONDS)  # a server that dies may answer for a moment longer
-            await self._try_again(server, HEALTH_SECONDS)
-
-    async def _try_again(self, server: ServerWeights, seconds: float) -> None:
-        """Use a server again if it answers within these seconds, and takes the weights."""
-        if not await server.client.is_up(seconds):
-            return
-        try:
-            await server.ensure_loaded()
-        except ServerGoneError:
-            return
-        except RunFailed as refused:
-            if str(refused) != str(self._refusal):
-                self._tell(str(refused))
-            self._refusal = refused
-            return
-        server.is_live = True
-        server.returns += 1
-        self._tell(f"The vLLM server at {server.client.url} is back, and has the weights of the policy.")
-        activity.tick()
-
-    def _tell(self, text: str) -> None:
-        if len(self.servers) > 1:
-            self.notify(text)
-            self.on_change({server.client.url: "live" if server.is_live else "gone" for server in self.servers})
-
-    async def _wait_for_one(self) -> None:
-        failed, are, none_was = time.monotonic(), "is", "was not"
-        if len(self.servers) > 1:
-            are, none_was = "are", "none was"
-        async with self._lock:
-            self._refusal = None
-            while not self.live:
-                self._look_for_lost()
-                if self._refusal is not None:
-                    raise self._refusal
-                if reason := self.give_up_reason():
-                    raise RunFailed(f"{self._name} {are} gone: {self._cause}\n{reason}")
-                if time.monotonic() > failed + self.restart_timeout:
-                    raise RunFailed(
-                        f"{self._name} {are} gone, and {none_was} back within {self.restart_timeout:.0f} seconds:"
-                        f" {self._cause}\nSee vLLM's log for the reason."
-                    )
-                revivals = [server.revival for server in self.servers if server.revival is not None]
-                await asyncio.wait(revivals, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            self.lose(server, server.returns, gone)

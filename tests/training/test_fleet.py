@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from aitrain import Result, RunFailed
-from aitrain.engines import server_fleet
+from aitrain.engines import live_servers
 from aitrain.engines.sampling import CompletionBatch, Sampling
 from aitrain.engines.server import VLLMServerEngine
 from aitrain.engines.server_check import ServerModel, ServerNeeds, check_servers
@@ -62,7 +62,7 @@ class Slow(Fake):
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> list[Slow]:
-    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(live_servers, "POLL_SECONDS", 0.01)
     return [Slow() for _ in range(3)]
 
 
@@ -355,7 +355,7 @@ SHORT: dict[str, Any] = {
 def test_a_run_with_three_servers_one_of_which_dies_in_a_batch_is_the_run_with_one_server(
     train: Callable[..., Result], small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(live_servers, "POLL_SECONDS", 0.05)
     servers = [SmallServer(small_model) for _ in range(3)]
     runs = []
     try:

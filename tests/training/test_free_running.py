@@ -18,7 +18,7 @@ import torch
 from transformers import AutoTokenizer
 
 from aitrain import RunFailed, TrainConfig
-from aitrain.engines import server_fleet
+from aitrain.engines import live_servers
 from aitrain.engines.batching import BatchingEngine, BatchRow
 from aitrain.engines.sampling import Sampling
 from aitrain.engines.server import VLLMServerEngine
@@ -239,7 +239,7 @@ def test_no_episode_at_all(runner: EnvRunner) -> None:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(live_servers, "POLL_SECONDS", 0.05)
     server = Fake()
     yield server
     server.stop()
@@ -309,7 +309,7 @@ class Dying(Fake):
 def test_many_requests_outlive_a_server_that_dies_and_the_event_loop_goes_on_meanwhile(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(live_servers, "POLL_SECONDS", 0.01)
     fake = Dying()
     engine = by(fake, AdapterSync(adapted(), tmp_path / "sync"))
     load(engine, 3)

@@ -28,7 +28,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from aitrain.engines import completion_request, server_check, server_fleet, tied_head, weight_sync
+from aitrain.engines import completion_request, live_servers, server_check, tied_head, weight_sync
 from aitrain.engines import server as server_engine
 from aitrain.engines.logprob_check import LogprobCheck
 from aitrain.engines.merged_weights import merged_weights
@@ -216,7 +216,7 @@ class Fake:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
-    monkeypatch.setattr(server_fleet, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(live_servers, "POLL_SECONDS", 0.05)
     server = Fake()
     yield server
     server.stop()
