@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import json
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ class EnvHttpServer:
         """
         server = await asyncio.start_server(self._accept, self.host, self.port, limit=1 << 16, backlog=1024)
         port = server.sockets[0].getsockname()[1]
-        on_ready(f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{port}")
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
+        on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         try:
             while not self.stop.is_set():
                 with suppress(TimeoutError):
