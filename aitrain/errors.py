@@ -20,13 +20,16 @@
         FreshRunError               a second process of a check failed; defined in workbench/fresh.py
         InvalidChatRequestError     a rollout's request is not in OpenAI's format; also in environment/chat_request.py
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tool_schema.py
+        LinkError                   a connection between machines is lost; defined in launch/node_link.py
         NotCheckedError             a check of an environment cannot run; defined in workbench/check/subject.py
+        PortTakenError              a port of machines is in use; defined in launch/nodes.py
         RefusedCallError            an environment's server refused a call; defined in environment/env_connection.py
         RefusedRequestError         what that server refuses, and why; defined in environment/env_service.py
         RequestRefusedError         the report's page server does not answer a request
         ServerGoneError             no vLLM server answers, or its engine is dead
+        WrongTokenError             another machine does not know the token; also in launch/node_link.py
 
-The last fourteen are caught and turned into something that a user sees. A message says what happened, where, and what
+The last seventeen are caught and turned into something that a user sees. A message says what happened, where, and what
 to do next, in at most five lines.
 """
 

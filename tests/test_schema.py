@@ -50,7 +50,6 @@ SAMPLES: list[object] = [
 ]  # fmt: skip
 WITH: dict[str, dict[str, Any]] = {
     "rl_env_class": {"rl_env": "x.py"},
-    "max_failures": {"launcher": "ray"},
     "rl_max_episode_tokens": {"rl_max_new_tokens": 1},
     "rl_min_new_tokens": {"rl_max_new_tokens": 2**33},
     "vllm_server_url": {"use_vllm": True, "vllm_mode": "server"},

@@ -39,7 +39,7 @@ def checked_urls(given: str) -> list[str]:
     """The URLs of a list with commas.
 
     Raises:
-        ConfigError: one is not a URL, or holds a user or a password.
+        ConfigError: one is not a URL, or holds credentials.
     """
     urls = [url.strip().rstrip("/") for url in given.split(",")]
     for url in urls:
@@ -48,7 +48,7 @@ def checked_urls(given: str) -> list[str]:
             raise ConfigError(f"rl_env: {url or given} is not a URL\nGive one such as http://10.0.0.5:8000.")
         if "@" in parts.netloc:
             raise ConfigError(
-                f"rl_env: the URL of {parts.hostname} holds a user or a password\n"
+                f"rl_env: the URL of {parts.hostname} holds credentials\n"
                 f"Put the server's token into the environment variable {TOKEN_VARIABLE}."
             )
     return urls

@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from aitrain.errors import AitrainError
+
 BEAT = 2.0
 """Seconds between two heartbeats."""
 SILENCE = 30.0
@@ -31,7 +33,7 @@ Message: TypeAlias = dict[str, Any]
 """JSON; its `kind` says what it is."""
 
 
-class LinkError(Exception):
+class LinkError(AitrainError):
     """A connection is lost, or what came over it is not a message."""
 
 

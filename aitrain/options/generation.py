@@ -124,7 +124,7 @@ class VLLMOptions(Options):
         return self.use_vllm and self.vllm_mode == "server" and self.vllm_server_url is None
 
     def rules(self) -> Iterable[Rule]:
-        """An address needs a server, and NCCL one address; servers of aitrain are for runs that start some."""
+        """An address needs a server, and NCCL one address; servers that aitrain starts have options of their own."""
         has_url = self.vllm_server_url is not None
         of_ours = [name for name in ("vllm_servers", "vllm_listen_address") if name in self.changed()]
         return [

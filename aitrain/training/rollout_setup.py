@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 
 OF_ALL_PROCESSES = (
-    "the model is sharded over all processes (--distributed-backend), and only one of them has called it: use"
-    " --use-vllm --vllm-mode server, which answers model.generate"
+    "the model is sharded over all processes (--distributed-backend), and only one of them has called it: add"
+    " --use-vllm and --vllm-mode server, which answers model.generate"
 )
 """Why an environment cannot call a sharded model: the others would not take part."""
 

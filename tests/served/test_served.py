@@ -449,7 +449,7 @@ def test_a_url_that_serves_something_else_is_named(monkeypatch: pytest.MonkeyPat
         ("http://", "is not a URL"),
         ("http://host:99999", "is not a URL"),
         ("http://a:1,b:2", "is not a URL"),
-        ("http://me:secret@host:1", "holds a user or a password"),
+        ("http://me:secret@host:1", "holds credentials"),
     ],
 )
 def test_a_wrong_url_is_refused_before_anything_starts(url: str, message: str) -> None:

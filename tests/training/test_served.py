@@ -433,7 +433,7 @@ def test_answers_of_a_server_that_was_started_anew_meanwhile_do_not_count(fake: 
 
 
 def test_processes_that_find_the_server_new_at_the_same_time(fake: Fake, sync: Any) -> None:
-    engines = [by(fake, sync), by(fake, type(sync)(sync.model, sync.folder), is_main_process=False)]
+    engines = [by(fake, sync), by(fake, type(sync)(sync.model, sync.folder, writes=False), is_main_process=False)]
     for engine in engines:
         load(engine, 1)
 
@@ -541,6 +541,7 @@ def test_only_the_first_process_loads_and_its_failure_is_everybodys(
 ) -> None:
     told: list[Any] = [(2, None)]
     monkeypatch.setattr(server_engine, "gather_object", lambda own: [*told, *own])
+    sync.writes = False
     engine = by(fake, sync, is_main_process=False)
     load(engine, 1)
     assert not fake.asked

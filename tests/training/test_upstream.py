@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
 from transformers import trainer as transformers_trainer
 from transformers.distributed import fsdp as transformers_fsdp
 from transformers.generation.streamers import BaseStreamer
+from transformers.integrations import deepspeed
 from trl import GRPOConfig, GRPOTrainer, chat_template_utils
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
@@ -446,6 +447,11 @@ def test_an_accelerator_says_which_forward_pass_ends_a_step_and_whether_weights_
     accelerator = Accelerator(cpu=True)
     assert accelerator.sync_gradients is True
     assert accelerator.state.deepspeed_plugin is None
+
+
+def test_transformers_loads_in_parts_where_it_finds_a_deepspeed_configuration() -> None:
+    assert deepspeed._hf_deepspeed_config_weak_ref is None
+    assert "_hf_deepspeed_config_weak_ref" in inspect.getsource(deepspeed.is_deepspeed_zero3_enabled)
 
 
 def test_logits_exist_in_tiles_of_the_size_that_the_memory_estimate_takes() -> None:
