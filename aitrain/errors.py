@@ -22,7 +22,7 @@
         InvalidToolError            a tool of the environment cannot be offered; defined in environment/tool_schema.py
         LinkError                   a connection between machines is lost; defined in launch/node_link.py
         NotCheckedError             a check of an environment cannot run; defined in workbench/check/subject.py
-        PortTakenError              a port of machines is in use; defined in launch/nodes.py
+        PortTakenError              another process took the port before vLLM did; defined in vllm/start_failure.py
         RefusedCallError            an environment's server refused a call; defined in environment/env_connection.py
         RefusedRequestError         what that server refuses, and why; defined in environment/env_service.py
         RequestRefusedError         the report's page server does not answer a request
