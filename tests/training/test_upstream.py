@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
 from transformers import trainer as transformers_trainer
 from transformers.distributed import fsdp as transformers_fsdp
 from transformers.generation.streamers import BaseStreamer
+from transformers.integrations import deepspeed as deepspeed_integration
 from trl import GRPOConfig, GRPOTrainer, chat_template_utils
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
@@ -710,3 +711,9 @@ def train_plainly(
     trainer = kind(model=str(model), reward_funcs=reward, args=config, train_dataset=rows, rollout_func=rollout_func)
     trainer.train()
     return trainer
+
+
+def test_whether_zero_3_is_enabled_is_a_reference_of_a_module() -> None:
+    """`training/zero.py` sets `_hf_deepspeed_config_weak_ref` to None while a model is loaded whole."""
+    source = inspect.getsource(deepspeed_integration.is_deepspeed_zero3_enabled)
+    assert "_hf_deepspeed_config_weak_ref is not None" in source
