@@ -153,6 +153,12 @@ def test_a_rank_knows_the_others_by_its_variables(plan: RunPlan, monkeypatch: py
     assert command.lines == ["1 0 2 1 10.0.0.0 1000"]
 
 
+def test_rank_0_knows_the_machines_for_the_status(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = Command()
+    process(plan, monkeypatch, "say(os.environ['AITRAIN_NODES'])").run(command.tell)
+    assert [node["host"] for node in json.loads(command.lines[0])] == ["node0", "node1"]
+
+
 def test_a_killed_process_is_named_and_raises_so_that_ray_starts_it_again(
     plan: RunPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:

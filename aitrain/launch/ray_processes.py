@@ -17,13 +17,12 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import PATIENCE, STOPPING, mask_logs
 from aitrain.launch.ray_fit import PRIVATE, bundles, fit, start_relay
 from aitrain.launch.ray_placement import describe
-from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests
+from aitrain.launch.ray_relay import Meeting, RankNews, Requests
 from aitrain.launch.ray_server import server_on_ray
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.redaction import disable_telemetry
 from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.node_info import NodeInfo, as_json
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import DUMP_SECONDS, Stall, Watchdog, message
 
@@ -135,7 +134,7 @@ class RayProcesses:
             self._remember(Failed(meeting.problem, 2))
             return
         where = "; ".join(f"rank {place.rank} on {place}" for place in meeting.places)
-        self.folder.write_status("running", nodes=_nodes(meeting))
+        self.folder.write_status("running", nodes=meeting.nodes())
         if self.starts == 1:
             self.announce(Note(f"Training on Ray: {where}.", "info"))
             return
@@ -245,15 +244,3 @@ def cause_of(error: BaseException | None) -> str:
         lines = lines[-1:]
     text = " ".join(line.strip() for line in lines)[:300].rstrip(".") or type(cause).__name__
     return text if rank is None else f"Rank {rank} was lost: {text}"
-
-
-def _nodes(meeting: Meeting) -> list[dict[str, object]]:
-    """The machines of a run, for status.json."""
-    ranks: dict[str, list[RankPlace]] = {}
-    for place in meeting.places:
-        ranks.setdefault(place.address, []).append(place)
-    gpus = {address: sum(bool(place.gpus) for place in places) for address, places in ranks.items()}
-    return as_json(
-        NodeInfo(number, places[0].host, address, gpus[address])
-        for number, (address, places) in enumerate(ranks.items())
-    )
