@@ -21,7 +21,7 @@ from aitrain import TrainConfig
 from aitrain.activity import Part, Snapshot, read
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
-from aitrain.launch import node_processes, nodes
+from aitrain.launch import nodes, processes
 from aitrain.launch.local_processes import reserved_port
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_processes import FollowingProcesses, LeadingProcesses
@@ -106,7 +106,7 @@ class Machines:
 @pytest.fixture
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     monkeypatch.setattr(nodes, "TRY_EVERY", 0.01)
-    monkeypatch.setattr(node_processes, "AFTER_FAILURE", 0.2)
+    monkeypatch.setattr(processes, "AFTER_FAILURE", 0.2)
     with reserved_port() as port:
         joined: list[NodeLink] = []
         join = threading.Thread(

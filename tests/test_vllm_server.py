@@ -452,10 +452,10 @@ def test_several_servers_start_together_and_one_that_dies_is_restarted_while_the
 
 
 def test_when_one_of_several_servers_does_not_start_none_is_left(plan: Callable[..., ServerConfig], here: Path) -> None:
-    pids: set[int] = set()
+    pids, before = set[int](), descendants(os.getpid())
 
     def look(text: str) -> None:
-        pids.update(descendants(os.getpid()) - {os.getpid()})
+        pids.update(descendants(os.getpid()) - before)
 
     with pytest.raises(RunFailed, match="did not start: exit code 3"):
         VLLMServer.start_all([plan("healthy"), plan("dies:of something")], look)

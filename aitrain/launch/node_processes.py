@@ -36,8 +36,6 @@ KEY_VARIABLE = "VLLM_API_KEY"
 """Environment variable with the key of a vLLM server."""
 STACKS_SECONDS = 6.0
 """Seconds to wait for another machine's word on whether a rank waits for another one."""
-AFTER_FAILURE = 10.0
-"""Seconds for the ranks here to exit after node 0 said that the run failed; one may hang."""
 CAUSE_SECONDS = 5.0
 """Seconds for the news that a machine is lost, after a rank failed, as it may have failed because of that."""
 
@@ -307,7 +305,6 @@ class FollowingProcesses(LinkedProcesses):
             self.cause = self.cause or failed
         self._remember(failed)
         self._has_heard = True
-        self._kill_in(AFTER_FAILURE)
         self._begun.put(None)
 
     def _on_lost(self, why: str) -> None:
