@@ -34,13 +34,21 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
     Raises:
         AitrainError: the run failed; the message names its folder, which is removed if the run never began.
     """
-    link = None
-    if plan.nodes is not None:
-        from aitrain.cli.node_run import follow, meet
+    if plan.nodes is None:
+        return _start(plan, verbosity)
+    from aitrain.cli.node_run import follow, meet
+    from aitrain.launch.stop_signals import on_stop_signals
 
+    with on_stop_signals(_interrupt):  # before there are training processes
         link = meet(plan, plan.nodes)
-        if plan.nodes.rank > 0:
-            return follow(plan, plan.nodes, link)
+        return _start(plan, verbosity, link) if plan.nodes.rank == 0 else follow(plan, plan.nodes, link)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None) -> int:
     folder = plan.open_folder()
     report = ReportWriter(folder)
     console = Console(quiet=True) if verbosity.quiet else on_standard_error()
@@ -68,6 +76,10 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
     why = f": {end.because}" if end.because else ""
     command = escape_controls(continuing(folder))
     how = f"; continue with:\n  {command}" if command else ""
+    if plan.nodes is not None:
+        from aitrain.cli.node_run import how_to_continue
+
+        how = how_to_continue(plan, folder)
     print(f"stopped after step {end.step} and saved{why}{how}", file=sys.stderr)
     return 0 if end.because else 130
 
@@ -97,7 +109,7 @@ def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeL
 
     try:
         share(plan, link, folder, announce)
-    except AitrainError:
+    except BaseException:
         if plan.folder is None:
             folder.discard()
         raise

@@ -59,6 +59,17 @@ class LinkedProcesses(Processes):
     def _environment(self) -> dict[str, str]:
         return {**interface_variables(self.link.own_address), **super()._environment()}
 
+    def _check_others(self) -> None:
+        """Called before the processes are started.
+
+        Raises:
+            AitrainError: another machine has failed, or was stopped.
+        """
+        if isinstance(self.last, Failed):
+            error = AitrainError(self.last.message)
+            error.exit_code = self.last.exit_code
+            raise error
+
     def _on_message(self, peer: Peer, message: Message) -> None:
         raise NotImplementedError
 
@@ -100,6 +111,7 @@ class LeadingProcesses(LinkedProcesses):
         self._connect(stack)
         self.folder.write_status("running", nodes=node_info.as_json(self._nodes()), **sign_of_life())
         self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
+        self._check_others()
         port = stack.enter_context(reserved_port(""))
         self.ranks = Ranks(self.plan.processes, 0, self.plan.batch.processes, self.link.own_address, port)
         key = os.environ.get(KEY_VARIABLE) if self.server else None
@@ -239,11 +251,8 @@ class FollowingProcesses(LinkedProcesses):
         self.link.beat = self._progress
         self._connect(stack)
         begun = self._begun.get()  # node 0 may start a vLLM server first
-        if begun is None:
-            assert isinstance(self.last, Failed)
-            error = AitrainError(self.last.message)
-            error.exit_code = self.last.exit_code
-            raise error
+        self._check_others()
+        assert begun is not None
         count, address = self.plan.processes, self.link.peers[0].address
         self.ranks = Ranks(count, count * self.plan.nodes.rank, begun["world"], address, begun["port"])
         self.server, self._key = begun["server"], begun["key"]
@@ -302,8 +311,11 @@ class FollowingProcesses(LinkedProcesses):
     def _hear_failure(self, peer: Peer, message: Message) -> None:
         """Node 0's word on why the run failed explains the errors of the ranks here, unless it was one of these."""
         assert self.plan.nodes is not None
-        failed = Failed(f"{peer.name}: {message['message']}", message["exit_code"], message["status"])
-        if not message["message"].startswith(f"node {self.plan.nodes.rank} "):
+        what, own = message["message"], f"node {self.plan.nodes.rank} ("
+        is_own = what.startswith(own)
+        error = what.partition("): ")[2] if is_own else ""
+        failed = Failed(error or f"{peer.name}: {what}", message["exit_code"], message["status"])
+        if not is_own:
             self.cause = self.cause or failed
         self._remember(failed)
         self._has_heard = True
