@@ -45,6 +45,7 @@ from aitrain.launch.processes import process_variables
 from aitrain.launch.resource_check import check_resources, device_memory
 from aitrain.launch.resource_estimate import estimate_memory
 from aitrain.launch.slurm import Nodes, expand, find_nodes, given_machines, idle_nodes
+from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.notebook import train_here
 from aitrain.runs.run_folder import RunFolder
 
@@ -286,7 +287,7 @@ def test_sigterm_while_waiting_for_the_others_leaves_no_token(
         os.kill(os.getpid(), signal.SIGTERM)
 
     beside(stop)
-    with pytest.raises(KeyboardInterrupt):
+    with on_stop_signals(lambda *_: pytest.fail("it is handled")), pytest.raises(KeyboardInterrupt):
         start(plan, Verbosity())
     assert list(tmp_path.iterdir()) == []
 
