@@ -211,7 +211,7 @@ def test_what_a_rank_says_of_a_lost_connection_gives_way_to_the_machine_that_was
 def test_a_machine_that_is_lost_after_the_run_ended_is_not_waited_for(machines: Machines) -> None:
     def lose() -> None:
         machines.both_run()
-        while machines.first.last is None:
+        while machines.first.last is None or machines.second.last is None:
             time.sleep(0.005)
         machines.links[1].peers[0]._socket.shutdown(socket.SHUT_RDWR)
 
@@ -259,6 +259,17 @@ def test_a_stop_on_one_machine_reaches_the_ranks_of_all(node: int, machines: Mac
     machines.run(*scripts, stop)
     assert machines.ends == [stopped, stopped]
     assert (machines.first.stops, machines.second.stops) == (1, 1)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_stop_that_ends_ranks_which_are_still_starting_is_no_failure(node: int, machines: Machines) -> None:
+    def stop() -> None:
+        machines.both_run()
+        time.sleep(0.1)
+        (machines.first if node == 0 else machines.second).stop()
+
+    machines.run("exec sleep 30", "exec sleep 30", stop)
+    assert machines.ends == [Failed("Stopped.", 130)] * 2
 
 
 @pytest.mark.parametrize("node", [0, 1])

@@ -24,6 +24,7 @@ from aitrain.cli.running import start
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, RunFailed
 from aitrain.launch import node_link, nodes, resource_check
+from aitrain.launch.eval_plan import check_eval
 from aitrain.launch.launcher import launcher_of
 from aitrain.launch.local_processes import reserved_port
 from aitrain.launch.model_shape import read_model_shape
@@ -47,6 +48,8 @@ from aitrain.launch.resource_estimate import estimate_memory
 from aitrain.launch.slurm import Nodes, expand, find_nodes, given_machines, idle_nodes
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.notebook import train_here
+from aitrain.options.evaluate import EvalConfig
+from aitrain.runs.model_reference import read_model
 from aitrain.runs.run_folder import RunFolder
 
 FACTS = {"versions": {"trl": "1.0"}, "options": {"lr": 1.0}}
@@ -204,6 +207,13 @@ def test_a_sweep_a_measured_plan_and_a_notebook_are_refused_on_several_machines(
     with pytest.raises(ConfigError, match=r"nnodes: aitrain\.train runs on this machine"):
         train_here(config)
     assert list(here.iterdir()) == []
+
+
+def test_an_eval_that_srun_starts_on_several_machines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="An eval runs on one machine"):
+        check_eval(EvalConfig(), read_model("tiny"))
 
 
 def test_config_yaml_does_not_say_which_machine_wrote_it(tmp_path: Path) -> None:

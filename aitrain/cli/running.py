@@ -125,14 +125,17 @@ def _failure(plan: RunPlan, end: Failed, folder: RunFolder, began: bool) -> Aitr
     """The error to show; a run that never began leaves no folder."""
     error = AitrainError(end.message)
     error.exit_code = end.exit_code
+    many = ""
+    if began and plan.nodes is not None and "--config" not in end.message:
+        from aitrain.cli.node_run import how_to_continue
+
+        many = how_to_continue(plan, _near(folder))
     if not began:
         folder.discard()
+    elif many:
+        error.args = (f"{end.message}{many}",)
     elif str(folder.log) not in end.message:
         saved = checkpoints_of(folder)
         resume = f"; --resume continues from step {step_of(saved[0])}" if saved else ""
         error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details{resume})",)
-    if began and plan.nodes is not None:
-        from aitrain.cli.node_run import how_to_continue
-
-        error.args = (f"{error}{how_to_continue(plan, _near(folder))}",)
     return error

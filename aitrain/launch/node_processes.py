@@ -85,6 +85,10 @@ class LinkedProcesses(Processes):
         self._remember(self.cause)
         self._kill()
 
+    def _is_crash(self, code: int) -> bool:
+        """Whether a rank was ended by a signal that is not ours; one that is still starting is ended by a stop."""
+        return code < 0 and not self._is_killed and self.last is None and not self.stops
+
     def _end(self) -> Failed | Ended:
         if isinstance(self.last, Failed) and self.last.exit_code == RunFailed.exit_code and not self.stops:
             return self.cause or super()._end()
@@ -186,7 +190,7 @@ class LeadingProcesses(LinkedProcesses):
         super()._kill()
 
     def _on_exit(self, rank: int, code: int) -> None:
-        if code < 0 and not self._is_killed and self.last is None:
+        if self._is_crash(code):
             message = how_it_ended(rank, self.ranks.world, code)
             self.link.tell("failed", message=message, exit_code=RunFailed.exit_code, status="failed")
         super()._on_exit(rank, code)
@@ -338,7 +342,7 @@ class FollowingProcesses(LinkedProcesses):
         self.link.tell("stop" if self.stops == 1 else "kill")
 
     def _on_exit(self, rank: int, code: int) -> None:
-        if code < 0 and not self._is_killed and self.last is None:
+        if self._is_crash(code):
             self.link.tell("crash", message=how_it_ended(rank, self.ranks.world, code))
         super()._on_exit(rank, code)
 
