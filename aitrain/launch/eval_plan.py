@@ -19,6 +19,7 @@ from aitrain.launch.preflight import (
     training_gpus,
 )
 from aitrain.launch.resource_check import check_vllm_memory
+from aitrain.launch.slurm import given_machines
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.trl_fields import check_trl_fields
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
@@ -37,6 +38,8 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
             "eval_cases: an eval of 0 cases scores nothing\n"
             "Give a number with --cases; a run that held out none was trained on all cases of its dataset."
         )
+    if given_machines(os.environ) is not None:
+        raise ConfigError("An eval runs on one machine, and a launcher started it on several\nStart it once.")
     check_trl_fields(config.trl)
     refuse_secrets(config)
     source = find_env(config)

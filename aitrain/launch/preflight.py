@@ -123,7 +123,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     if is_here and nodes is None and (idle := idle_nodes(os.environ)) > 0:
         notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
     if is_here:
-        notes += check_resources(config, batch, gpus[:processes])
+        notes += check_resources(config, batch, gpus[:processes], nodes)
     return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes), nodes)
 
 
