@@ -65,11 +65,15 @@ class LiveServers:
     def lose(self, server: ServerWeights, returns: int, gone: ServerGoneError) -> None:
         """Send no more requests to a server, unless it has come back since the request that failed."""
         self.cause = str(gone)
-        if not server.is_live or server.returns != returns:
-            return
-        server.is_live = False
+        if server.is_live and server.returns == returns:
+            server.is_live = False
+            self.report_lost(server, self.cause)
+
+    def report_lost(self, server: ServerWeights, cause: str) -> None:
+        """Tell that a server is gone, and why."""
+        self.cause = cause
         left = f"{len(self.live)} of {len(self.servers)} servers left"
-        self._tell(f"The vLLM server at {server.client.url} is gone, {left}: {gone}")
+        self._tell(f"The vLLM server at {server.client.url} is gone, {left}: {cause}")
 
     def look_for_lost(self) -> None:
         """Wait for the return of each server that is gone, beside the requests to the others."""

@@ -259,8 +259,11 @@ async def _check_servers(engine: VLLMServerEngine) -> None:
         await engine.check(engine)
         return
     for server in engine.fleet.live:
+        alone = ServerFleet([server], restart_timeout=0.0)
         try:
-            await engine.check(replace(engine, fleet=ServerFleet([server], restart_timeout=0.0)))
+            await engine.check(replace(engine, fleet=alone))
         except RunFailed:
             if server.is_live:
                 raise
+            await alone.settle()
+            engine.fleet.report_lost(server, alone.cause)
