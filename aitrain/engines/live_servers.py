@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aitrain import activity
 from aitrain.engines.server_weights import ServerWeights
-from aitrain.errors import RunFailed, ServerGoneError
+from aitrain.errors import RunFailed, ServerGoneError, ServerTimeoutError
 from aitrain.vllm.client import HEALTH_SECONDS
 
 POLL_SECONDS = 1.0
@@ -62,7 +62,15 @@ class LiveServers:
         """The servers as the subject of a sentence."""
         return f"The vLLM server{'s' if len(self.servers) > 1 else ''} at {self.urls}"
 
-    def lose(self, server: ServerWeights, returns: int, gone: ServerGoneError) -> None:
+    async def is_gone(self, server: ServerWeights, error: ServerGoneError | ServerTimeoutError) -> bool:
+        """Whether a request failed because its server is gone. One that has exceeded the deadline is, if it answers
+        nothing at all and another one lives."""
+        if isinstance(error, ServerGoneError):
+            return True
+        has_other = any(other.is_live for other in self.servers if other is not server)
+        return has_other and not await server.client.is_up()
+
+    def lose(self, server: ServerWeights, returns: int, gone: ServerGoneError | ServerTimeoutError) -> None:
         """Send no more requests to a server, unless it has come back since the request that failed."""
         self.cause = str(gone)
         if server.is_live and server.returns == returns:

@@ -26,6 +26,10 @@ def servers():
     return json.loads(STATES.read_text())["servers"]
 
 
+def first():
+    return next(iter(servers().values()))["state"]
+
+
 def commands():
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -66,7 +70,7 @@ class Kills:
         for pid, command in commands():
             if port in command and b"supervisor.py" not in command:
                 os.kill(pid, signal.SIGKILL)
-        while list(servers().values())[0]["state"] != "starting":
+        while first() != "starting":
             time.sleep(0.1)
 
     def episode(self, case_idx):
@@ -76,9 +80,11 @@ class Kills:
             if os.environ.get("RANK", "0") == "0" and self.turns == 24:
                 self.kill()
             waits = self.turns > 24 and self.turns % 2
-        while waits and list(servers().values())[0]["state"] != "running":
+        while waits and first() != "running":
             time.sleep(0.2)
         reply += yield "more:"
+        if first() == "starting":
+            Path("moved").touch()
         return reply.count("e") / (1 + len(reply))
 '''
 
@@ -106,9 +112,7 @@ def test_two_servers_with_a_key_one_of_which_is_killed_in_a_batch_of_two_process
     records = [record for path in (folder / "rollouts").glob("rank*.jsonl") for record in read_lines(path)]
     assert len(records) == 4 * 32
     assert not any(record["error"] for record in records)
-    log = (folder / "train.log").read_text()
-    assert log.count("is gone, 1 of 2 servers left: ") == 1
-    assert log.count("is back, and has the weights of the policy.") == 1
+    assert (tmp_path / "moved").exists()
     assert set(json.loads((folder / "status.json").read_text())["vllm_servers"].values()) == {"live"}
     assert [line["vllm/servers"] for line in lines if line["step"] != 2] == [2, 2, 2]
     assert processes_of(tmp_path) == []
