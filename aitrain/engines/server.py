@@ -132,7 +132,8 @@ class VLLMServerEngine:
         Raises:
             RunFailed: as for `generate`.
         """
-        requests, count = split_batch(batch, self.context), max(1, len(self.fleet.live))
+        count = max(1, len(self.fleet.live))
+        requests = split_batch(batch, self.context, count)
         shares = [share for number in range(count) if (share := requests[number::count])]
         completions: dict[int, Completion] = {}
         for share, parts in zip(shares, await run_all(map(self._complete_share, shares)), strict=True):
