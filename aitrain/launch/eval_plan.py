@@ -24,6 +24,7 @@ from aitrain.options.evaluate import EvalConfig
 from aitrain.options.trl_fields import check_trl_fields
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.vllm.addresses import check_listen_address
 
 
 def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
@@ -60,6 +61,8 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     server_gpus = visible_gpus()[-count_server_gpus(config) :] if starts_server(config) else ()
     if starts_server(config):
         check_vllm_memory(served, server_gpus, engines=config.vllm_servers)
+        if config.vllm_listen_address is not None:
+            check_listen_address(config.vllm_listen_address)
     kept = gpus[: config.vllm_tensor_parallel_size if config.use_vllm else processes]
     return RunPlan(served, source, BatchPlan(processes, 1, 1, 1), kept, None, server_gpus)
 
