@@ -33,6 +33,7 @@ from aitrain.environment.wire_format import PROTOCOL, TOKEN_VARIABLE, EnvCall, e
 from aitrain.rollout.episode import Episode
 from aitrain.runs.environment_source import kept_files
 from aitrain.runs.run_folder import to_jsonable
+from aitrain.workbench.check.before_training import check_quickly
 from aitrain.workbench.check.registry import CHECKS, run_checks
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.opening import OpenedEnvironment
@@ -573,6 +574,12 @@ def test_checks_of_the_environments_own_process_are_left_to_its_machine() -> Non
     assert left_out == ["side-effects", "repeatable-dataset", "two-ranks", "network", "signals", "pickling"]
     assert not results["reference"].skipped
     assert "itself failed" not in str(results)
+
+
+def test_the_short_check_before_a_training_leaves_a_served_environment_out() -> None:
+    with served(Single()) as client:
+        found = check_quickly(client, build_cases(client, None)[0], TrainConfig(rl_env="http://host:1"))
+    assert found.skipped == "a server has it (aitrain env check http://host:1 checks it)"
 
 
 def test_rows_that_were_built_with_another_tokenizer_are_refused() -> None:
