@@ -175,7 +175,8 @@ def show_run(wanted: argparse.Namespace) -> int:
 def fleet_of(folder: Path, measured: MeasuredRun) -> tuple[Fleet, int]:
     """The fleet that the run had, calibrated, and its groups in a step."""
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    usual = 4 * (os.cpu_count() or 1) if config.get("rl_env_isolation") == "process" else 64
+    is_served = str(config.get("rl_env")).startswith(("http://", "https://"))
+    usual = 4 * (os.cpu_count() or 1) if config.get("rl_env_isolation") == "process" else 256 if is_served else 64
     workers = int(str(config.get("rl_env_workers") or usual).rpartition(":")[2])  # `ray:64` is possible
     fleet = Fleet(processes=measured.processes, env_workers=workers)
     groups = max(1, len(measured.groups) // len({step for step, _ in measured.groups}))

@@ -29,7 +29,7 @@ from benchmarks.fleet_simulation import Fleet
 from benchmarks.measured_run import MeasuredRun, calibrate
 from benchmarks.measuring import options, positive
 from benchmarks.overhead import SURROUNDINGS
-from tests.machines.namespaces import ADDRESSES, Machine, Pair, cannot_make_machines, two_machines
+from tests.machines.namespaces import ADDRESSES, NamespaceMachine, Pair, cannot_make_machines, two_machines
 
 LOCAL = Setup(prompts=8, workers=4), Setup(prompts=8, processes=2, workers=4)
 NODES = 64
@@ -55,7 +55,7 @@ def main() -> int:
         if why := cannot_make_machines():
             print(f"two machines were left out: {why}\n")
         else:
-            with two_machines(Path(folder), Machine("nodeA"), Machine("nodeB")) as pair:
+            with two_machines(Path(folder), NamespaceMachine("nodeA"), NamespaceMachine("nodeB")) as pair:
                 run, per_step = trained_on(pair, wanted.steps)
             runs["two machines"] = (LOCAL[1], run)
             print(f"{per_step / 2**20:.2f} MiB a step between two machines, both directions\n")
@@ -85,7 +85,7 @@ def trained_on(pair: Pair, steps: int) -> tuple[MeasuredRun, float]:
 
 
 @contextmanager
-def watched_bytes(machine: Machine, metrics: Path) -> Iterator[dict[int, int]]:
+def watched_bytes(machine: NamespaceMachine, metrics: Path) -> Iterator[dict[int, int]]:
     """Bytes that were moved until each step was logged."""
     moved: dict[int, int] = {}
     is_over = threading.Event()
@@ -105,7 +105,7 @@ def watched_bytes(machine: Machine, metrics: Path) -> Iterator[dict[int, int]]:
         thread.join()
 
 
-def bytes_moved(machine: Machine) -> int:
+def bytes_moved(machine: NamespaceMachine) -> int:
     """Bytes over the cable since it was laid, in both directions."""
     command = machine.inside("ip", "-s", "-j", "link", "show", "dev", "cable")
     counted = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)[0]["stats64"]

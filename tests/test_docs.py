@@ -7,6 +7,7 @@ executed where the package of the adapter NAME is installed, as in .ci/adapters.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -74,6 +75,23 @@ def test_the_example_of_several_turns_is_the_bundled_one() -> None:
     page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
     blocks = {info.strip(): text for _, info, text in BLOCK.findall(page)}
     assert blocks["file=guess_number.py"] == (ROOT / "envs" / "guess_number.py").read_text()
+
+
+def test_what_benchmarks_import_from_tests_and_from_each_other_is_there() -> None:
+    """Most of them run too long to be run here."""
+    for file in (ROOT / "benchmarks").glob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module
+                and node.module.split(".")[0] in ("benchmarks", "tests")
+            ):
+                source = ROOT / f"{node.module.replace('.', '/')}.py"
+                text = source.read_text(encoding="utf-8") if source.exists() else ""
+                for alias in node.names:
+                    is_defined = re.search(rf"^(class |def |async def )?{alias.name}\b", text, re.MULTILINE)
+                    is_module = (source.with_suffix("") / f"{alias.name}.py").exists()
+                    assert is_defined or is_module, f"{file.name}: {node.module} has no {alias.name}"
 
 
 def test_every_benchmark_has_its_section_and_is_run_by_make() -> None:

@@ -15,7 +15,7 @@ from traceback import StackSummary
 from urllib.parse import SplitResult, urlsplit
 
 from aitrain import activity
-from aitrain.environment.wire_format import CLIENT_HEADER, TOKEN_VARIABLE, JsonObject
+from aitrain.environment.wire_format import CLIENT_HEADER, TOKEN_VARIABLE, JsonObject, env_token
 from aitrain.errors import AitrainError, ConfigError
 from aitrain.execution.failure import Failure
 from aitrain.execution.task import on_cancel
@@ -23,6 +23,8 @@ from aitrain.execution.task import on_cancel
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 15.0
 """Seconds without a byte after which a server is lost: it sends a space every two seconds while a call runs."""
+BEHIND_PROXY = (502, 503, 504)
+"""Statuses with which a proxy says that it does not reach the server."""
 UNAUTHORIZED, GONE = 401, 410
 """Statuses for a wrong token, and for a session that the server does not have."""
 
@@ -39,12 +41,14 @@ def checked_urls(given: str) -> list[str]:
     """The URLs of a list with commas.
 
     Raises:
-        ConfigError: one is not a URL, or holds credentials.
+        ConfigError: one is not a URL, or holds credentials; or the token cannot be sent.
     """
+    env_token()
     urls = [url.strip().rstrip("/") for url in given.split(",")]
     for url in urls:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or _port(parts) is None:
+        is_address = bool(parts.hostname) and _port(parts) is not None and not parts.query and not parts.fragment
+        if parts.scheme not in ("http", "https") or not is_address:
             raise ConfigError(f"rl_env: {url or given} is not a URL\nGive one such as http://10.0.0.5:8000.")
         if "@" in parts.netloc:
             raise ConfigError(
@@ -134,7 +138,7 @@ class EnvConnection:
         self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
     ) -> JsonObject:
         headers = {"Content-Type": "application/json", CLIENT_HEADER: self.client}
-        if token := os.environ.get(TOKEN_VARIABLE):
+        if token := env_token():
             headers["Authorization"] = f"Bearer {token}"
         connection.request(method, urlsplit(self.url).path + path, body, headers)
         response, parts = connection.getresponse(), list[bytes]()
@@ -146,12 +150,17 @@ class EnvConnection:
             found = json.loads(b"".join(parts))
         except ValueError:
             found = None
+        if not isinstance(found, dict) and response.status in BEHIND_PROXY:
+            raise ConnectionError(f"a proxy answers with status {response.status}")
         with self._lock:
             self._idle.append(connection)
         if not isinstance(found, dict):
             raise RefusedCallError(f"{self.url}{path} does not answer in JSON: is it `aitrain env serve`?", 0)
-        if response.status != http.client.OK:
-            raise RefusedCallError(f"{self.url}{path}: {str(found.get('error'))[:500]}", response.status)
+        if response.status != http.client.OK or "error" in found:
+            # a call that is refused while the server sends spaces has the status in its object only
+            raise RefusedCallError(
+                f"{self.url}{path}: {str(found.get('error'))[:500]}", found.get("status", response.status)
+            )
         return found
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,11 +13,11 @@ from http import HTTPStatus
 from urllib.parse import parse_qsl, urlsplit
 
 from aitrain.environment.env_service import EnvService, RefusedRequestError
-from aitrain.environment.wire_format import ALIVE_SECONDS, CLIENT_HEADER, TOKEN_VARIABLE, encode
+from aitrain.environment.wire_format import ALIVE_SECONDS, CLIENT_HEADER, TOKEN_VARIABLE, encode, env_token
 from aitrain.execution.user_code import describe_error
 
-MAX_BODY = 64 << 20
-"""Maximum bytes of a request."""
+MAX_BODY, MAX_REFUSED_BODY = 64 << 20, 1 << 16
+"""Maximum bytes of a request, and of one that is refused, whose body is read only to keep the connection."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 END_SECONDS = 5.0
 """Seconds between two looks for clients that are gone."""
@@ -26,11 +25,14 @@ END_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class _Request:
+    """The head of a request."""
+
     method: str
     path: str
     query: dict[str, str]
     headers: dict[str, str]
-    body: bytes
+    length: int
+    """Bytes of the body, which follows."""
 
 
 class EnvHttpServer:
@@ -39,7 +41,7 @@ class EnvHttpServer:
     def __init__(self, service: EnvService, host: str = "127.0.0.1", port: int = 0) -> None:
         self.service, self.host, self.port = service, host, port
         self.stop = asyncio.Event()
-        self._token = os.environ.get(TOKEN_VARIABLE, "")
+        self._token = env_token()
         self._connections: set[asyncio.Task[None]] = set()
 
     async def serve(self, on_ready: Callable[[str], object]) -> None:
@@ -69,34 +71,46 @@ class EnvHttpServer:
         assert task is not None
         self._connections.add(task)
         try:
-            while (request := await _read(reader, writer)) is not None:
-                await self._answer(request, writer)
+            while (request := await _read_head(reader)) is not None:
+                if not await self._answer(request, reader, writer):
+                    break
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError, ValueError):
             pass  # the client has gone, or does not speak HTTP
         finally:
             self._connections.discard(task)
             writer.close()
 
-    async def _answer(self, request: _Request, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, request: _Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer a request; returns whether the connection takes another one. A request without the token is refused
+        before its body is read."""
         try:
             self._check(request)
-            if request.method == "GET":
-                body = encode(self.service.read(request.path, request.query))
-            else:
-                await self._answer_call(request, writer)
-                return
         except RefusedRequestError as error:
-            _send(writer, error.status, encode({"error": str(error)}))
+            is_small = 0 <= request.length <= MAX_REFUSED_BODY and "transfer-encoding" not in request.headers
+            if is_small:
+                await reader.readexactly(request.length)
+            _send(writer, *_refusal(error))
+            await writer.drain()
+            return is_small
+        if request.headers.get("expect", "").lower() == "100-continue":
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        body = await reader.readexactly(request.length)
+        try:
+            if request.method == "GET":
+                _send(writer, HTTPStatus.OK, encode(self.service.read(request.path, request.query)))
+            else:
+                await self._answer_call(request, body, writer)
+        except OSError:
+            raise  # the client has gone
         except Exception as error:
-            _send(writer, HTTPStatus.INTERNAL_SERVER_ERROR, encode({"error": describe_error(error)}))
-        else:
-            _send(writer, HTTPStatus.OK, body)
+            _send(writer, *_refusal(error))
         await writer.drain()
+        return request.headers.get("connection", "").lower() != "close"
 
-    async def _answer_call(self, request: _Request, writer: asyncio.StreamWriter) -> None:
+    async def _answer_call(self, request: _Request, received: bytes, writer: asyncio.StreamWriter) -> None:
         """Answer a call; while it waits or runs, send a space now and then, which JSON may begin with: the client sees
         that this server lives, and proxies keep the connection."""
-        body = json.loads(request.body)
+        body = json.loads(received)
         if not isinstance(body, dict):
             raise RefusedRequestError(400, "the body is not a JSON object")
         client = request.headers.get(CLIENT_HEADER.lower(), "")
@@ -104,17 +118,17 @@ class EnvHttpServer:
         done, _ = await asyncio.wait([call], timeout=ALIVE_SECONDS)
         if done:
             _send(writer, HTTPStatus.OK, call.result())
-            await writer.drain()
             return
-        writer.write(_head(HTTPStatus.OK, "Transfer-Encoding: chunked"))
+        # proxies such as nginx must not hold the spaces back
+        writer.write(_head(HTTPStatus.OK, "X-Accel-Buffering: no\r\nTransfer-Encoding: chunked"))
         while not done:
             writer.write(b"1\r\n \r\n")
             await writer.drain()
             self.service.hear(client)
             done, _ = await asyncio.wait([call], timeout=ALIVE_SECONDS)
-        result = call.result()
+        error = call.exception()
+        result = call.result() if error is None else _refusal(error)[1]  # the status is sent already
         writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(result), result))
-        await writer.drain()
 
     def _check(self, request: _Request) -> None:
         """Refuse a request without the token, or of a page in a browser.
@@ -128,14 +142,16 @@ class EnvHttpServer:
         host = urlsplit(f"//{request.headers.get('host', '')}").hostname
         if not self._token and host not in LOCAL:
             raise RefusedRequestError(403, f"without {TOKEN_VARIABLE} only clients of 127.0.0.1 are answered")
+        if "transfer-encoding" in request.headers or not 0 <= request.length <= MAX_BODY:
+            raise RefusedRequestError(413, f"send at most {MAX_BODY} bytes at once, with Content-Length")
         if request.method not in ("GET", "POST"):
             raise RefusedRequestError(405, "use GET or POST")
         if request.method == "POST" and not request.headers.get("content-type", "").startswith("application/json"):
             raise RefusedRequestError(415, "Content-Type must be application/json")
 
 
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Request | None:
-    """The next request of a connection; None if the client has closed it, or sends what is refused unread."""
+async def _read_head(reader: asyncio.StreamReader) -> _Request | None:
+    """The head of the next request of a connection; None if the client has closed it."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:
@@ -144,16 +160,19 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _
     method, target, _ = first.split(" ", 2)
     pairs = (line.partition(":") for line in lines if ":" in line)
     headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    length = int(headers.get("content-length", "0"))
-    if "transfer-encoding" in headers or not 0 <= length <= MAX_BODY:
-        _send(writer, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, encode({"error": f"send at most {MAX_BODY} bytes at once"}))
-        await writer.drain()
-        return None
-    if headers.get("expect", "").lower() == "100-continue":
-        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    body = await reader.readexactly(length)
     parts = urlsplit(target)
-    return _Request(method, parts.path, dict(parse_qsl(parts.query)), headers, body)
+    return _Request(method, parts.path, dict(parse_qsl(parts.query)), headers, int(headers.get("content-length", "0")))
+
+
+def _refusal(error: BaseException) -> tuple[int, bytes]:
+    """Status and body for a request that is refused, or cannot be read."""
+    if isinstance(error, RefusedRequestError):
+        status, message = error.status, str(error)
+    elif isinstance(error, (ValueError, RecursionError)):
+        status, message = 400, f"the request cannot be read: {describe_error(error)}"
+    else:
+        status, message = 500, describe_error(error)
+    return status, encode({"error": message, "status": status})
 
 
 def _send(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:

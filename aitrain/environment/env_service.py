@@ -214,7 +214,7 @@ class EnvService:
     async def _run(self, episode: ClientEpisode, job: Callable[[], T], call: EnvCall) -> Outcome[T]:
         """Make a call within its deadline; the first failure of each kind is shown."""
         outcome = await self.runner.pool.call(job, call.timeout)
-        episode.hangs = outcome.is_running
+        episode.hangs, episode.last_call = outcome.is_running, time.monotonic()
         failure: Failure | None = outcome.failure or getattr(outcome.value, "failure", None)
         if failure is not None:
             for message in self._failures.first_of_each([(failure.kind, failure.message)]):

@@ -129,8 +129,10 @@ class ServedSession:
         return value  # type: ignore[return-value]
 
     def _send(self, path: str, call: EnvCall) -> JsonObject:
-        """Send a call until it is answered, or a server was out of reach for as long as the call's deadline."""
+        """Send a call until it is answered, or a server was out of reach for as long as the call's deadline. An episode
+        that a server refuses begins on another one."""
         call, patience, until = replace(call, number=self._number), call.timeout or CLIENT_SECONDS, 0.0
+        refusals, is_free = 0, call.number == 0 and self.only is None
         self._number += 1
         while True:
             server = self.only or self._server or self.servers.take()
@@ -138,13 +140,17 @@ class ServedSession:
             try:
                 return server.post(path, encode(call))
             except RefusedCallError as error:
+                refusals += 1
+                if is_free and refusals < len(self.servers.connections):
+                    self._leave(is_lost=True)
+                    continue
                 why = f"{server.url} does not have it any more" if error.status == GONE else str(error)
                 raise CallFailed(Failure("server", f"was refused by its server: {why}")) from error
             except ConnectionError as error:
                 until = until or time.monotonic() + patience
                 if time.monotonic() > until or is_abandoned():
                     raise CallFailed(Failure("server", f"was not answered: {error}")) from error
-                if call.number == 0:  # the episode may begin on another server
+                if is_free:
                     self._leave(is_lost=True)
                 time.sleep(RETRY_SECONDS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +14,7 @@ from aitrain.environment.requirements import EnvRequirements
 from aitrain.environment.score_parsing import Bounds
 from aitrain.environment.session import AssistantTurn, Message
 from aitrain.environment.tools import ToolOffer
+from aitrain.errors import ConfigError
 from aitrain.execution.failure import Failure
 
 if TYPE_CHECKING:
@@ -99,6 +101,18 @@ class EnvAnswer:
     value: Any = None
     failure: Failure | None = None
     seconds: float = 0.0
+
+
+def env_token() -> str:
+    """The token of AITRAIN_ENV_TOKEN; empty without one.
+
+    Raises:
+        ConfigError: it cannot be sent in a header.
+    """
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not all("!" <= character <= "~" for character in token):
+        raise ConfigError(f"{TOKEN_VARIABLE}: a token has only ASCII letters, digits and signs, without spaces")
+    return token
 
 
 def finite(bound: float) -> float | None:

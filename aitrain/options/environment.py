@@ -78,6 +78,7 @@ class EnvironmentOptions(Options):
     def rules(self) -> Iterable[Rule]:
         """One environment, named once."""
         named = (self.rl_env or "").partition(":")[2]
+        is_served = (self.rl_env or "").startswith(("http://", "https://"))
         return [
             (
                 self.rl_env is not None and self.rl_env_module is not None,
@@ -92,7 +93,11 @@ class EnvironmentOptions(Options):
                 f"rl_env: {self.rl_env} and rl_env_class: {self.rl_env_class} name two classes: give one of them",
             ),
             (
-                self.rl_env_isolation == "process" and (self.rl_env or "").startswith(("http://", "https://")),
+                self.rl_env_isolation == "process" and is_served,
                 "rl_env_isolation: the environment runs where its server is: give the option to aitrain env serve",
+            ),
+            (
+                self.is_env_on_ray and is_served,
+                "rl_env_workers: the environment runs where its server is: give a number without ray",
             ),
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from aitrain import ConfigError, EnvironmentFailed, TrainConfig
 from aitrain.environment import env_connection, env_http, env_service, served_session
 from aitrain.environment.contract import Transcript, check_contract, env_kind
 from aitrain.environment.dataset import build_cases, columns
+from aitrain.environment.env_connection import checked_urls
+from aitrain.environment.env_http import EnvHttpServer
 from aitrain.environment.episode_group import Group
 from aitrain.environment.group_scoring import score_groups
 from aitrain.environment.locator import check_by_reading, find_env
@@ -26,10 +29,11 @@ from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.environment.served_environment import ServedEnvironment, connect
 from aitrain.environment.session import AssistantTurn
 from aitrain.environment.tools import Tools
-from aitrain.environment.wire_format import PROTOCOL, TOKEN_VARIABLE
+from aitrain.environment.wire_format import PROTOCOL, TOKEN_VARIABLE, EnvCall, encode
 from aitrain.rollout.episode import Episode
 from aitrain.runs.environment_source import kept_files
 from aitrain.runs.run_folder import to_jsonable
+from aitrain.workbench.check.before_training import check_quickly
 from aitrain.workbench.check.registry import CHECKS, run_checks
 from aitrain.workbench.check.subject import Subject
 from aitrain.workbench.opening import OpenedEnvironment
@@ -312,6 +316,51 @@ def test_episodes_are_spread_over_servers_and_leave_one_that_is_gone(monkeypatch
         end(runner, sessions)
 
 
+def test_episodes_leave_a_server_that_refuses_them() -> None:
+    """It plays the fewest episodes, as each of them ends at once."""
+    first, second = Running(Waits()), Running(Waits())
+    with closing(second), closing(connect(f"{first.url},{second.url}")) as client, closing(runner_of(client)) as runner:
+        cases, port = build_cases(client, None)[0], first.port
+        first.close()
+        with closing(Running(Waits(rows=3), port)) as other:
+            sessions = open_sessions(runner, cases[:6], range(6))
+            assert [session.failure for session in sessions] == [None] * 6
+            assert (other.episodes, second.episodes) == (0, 6)
+            end(runner, sessions)
+
+
+def test_a_call_is_sent_again_after_a_proxy_says_that_the_server_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_session, "RETRY_SECONDS", 0.01)
+    send, answered = env_http._send, list[bytes]()
+
+    def bad_gateway_first(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
+        answered.append(body)
+        if len(answered) == 1:
+            writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 6\r\n\r\n<html>")
+        else:
+            send(writer, status, body)
+
+    with served(InOrder()) as client:
+        cases = build_cases(client, None)[0]
+        monkeypatch.setattr(env_http, "_send", bad_gateway_first)
+        (episode,), _ = play(client, Scripted(answer), of=cases[:1])
+    assert len(answered) == 2
+    assert episode.result.score == 0.01  # it was made once
+
+
+def test_a_call_that_took_long_can_be_sent_again_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_service, "CLIENT_SECONDS", 0.3)
+    with playing(InOrder()) as (server, client, _), monkeypatch.context() as slow:
+        service, score = server.service, server.runner.score_session
+        slow.setattr(server.runner, "score_session", lambda *given: (time.sleep(0.5), score(*given))[1])
+        call = EnvCall("one", 0, client.servers.id)
+        for _ in range(2):
+            answered = server.run(service.answer("client", "/v1/score", json.loads(encode(call))))
+            assert json.loads(answered)["value"]["score"] == 0.01
+            service.hear("client")
+            server.run(service.end_lost())
+
+
 def test_servers_of_different_environments_are_refused() -> None:
     with (
         closing(Running(Waits())) as one,
@@ -387,7 +436,7 @@ def ask(url: str, method: str, path: str, body: object = None, **headers: str) -
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=10)
     with closing(connection):
         given = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request(method, path, None if body is None else json.dumps(body), given)
+        connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), given)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
 
@@ -402,6 +451,32 @@ def test_a_token_is_needed_where_the_server_has_one(monkeypatch: pytest.MonkeyPa
         assert ask(server.url, "GET", "/v1/rows")[0] == 401
 
 
+def test_a_body_is_not_read_without_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "a-long-secret-token")
+    with closing(Running(Single())) as server, socket.create_connection(("127.0.0.1", server.port), 10) as connection:
+        connection.sendall(b"POST /v1/alive HTTP/1.1\r\nContent-Length: 50000000\r\n\r\n{")
+        assert connection.recv(100).startswith(b"HTTP/1.1 401 ")  # the rest was never sent
+
+
+def test_a_request_that_is_refused_after_a_while_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_http, "ALIVE_SECONDS", 0.01)
+
+    def fail(self: object, case_idx: object) -> None:
+        time.sleep(0.1)
+        raise KeyError("no such row")
+
+    monkeypatch.setattr(Single, "reference", fail)
+    with served(Single()) as client, pytest.raises(EnvironmentFailed, match="reference raised: KeyError: 'no such row"):
+        reference_of(client, build_cases(client, None)[0][0])
+
+
+def test_a_connection_is_closed_when_the_client_asks_for_it() -> None:
+    with closing(Running(Single())) as server, socket.create_connection(("127.0.0.1", server.port), 10) as connection:
+        connection.sendall(b"GET /v1/source HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        with connection.makefile("rb") as received:
+            assert received.read().endswith(b'{"files":[{"name":"a.py","text":"x = 1"}]}')
+
+
 def test_pages_of_a_browser_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with closing(Running(Single())) as server:
@@ -414,9 +489,15 @@ def test_pages_of_a_browser_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 def test_wrong_requests_are_answered_with_what_is_wrong() -> None:
     json_type = {"Content_Type": "application/json"}
     with closing(Running(Single())) as server:
-        assert ask(server.url, "GET", "/v1/nothing") == (404, {"error": "there is no /v1/nothing"})
+        assert ask(server.url, "GET", "/v1/nothing") == (
+            404,
+            {"error": "there is no /v1/nothing", "status": 404},
+        )
         assert ask(server.url, "GET", "/v1/rows?dataset=other")[0] == 404
         assert ask(server.url, "GET", "/v1/rows?start=99")[0] == 404
+        assert ask(server.url, "GET", "/v1/rows?start=x")[0] == 400
+        assert ask(server.url, "POST", "/v1/open", b"[" * 100_000, **json_type)[0] == 400
+        assert ask(server.url, "POST", "/v1/open", b"{", **json_type)[0] == 400
         assert ask(server.url, "POST", "/v1/nothing", {}, **json_type)[0] == 404
         assert ask(server.url, "POST", "/v1/open", [], **json_type)[0] == 400
         assert ask(server.url, "POST", "/v1/open", {"session": 5}, **json_type)[0] == 400
@@ -450,6 +531,7 @@ def test_a_url_that_serves_something_else_is_named(monkeypatch: pytest.MonkeyPat
         ("http://host:99999", "is not a URL"),
         ("http://a:1,b:2", "is not a URL"),
         ("http://me:secret@host:1", "holds credentials"),
+        ("http://host:1/?token=secret", "is not a URL"),
     ],
 )
 def test_a_wrong_url_is_refused_before_anything_starts(url: str, message: str) -> None:
@@ -457,6 +539,20 @@ def test_a_wrong_url_is_refused_before_anything_starts(url: str, message: str) -
         check_by_reading(find_env(TrainConfig(rl_env=url)), {})
     with pytest.raises(ConfigError, match="takes these keywords\nStart it with: aitrain env serve ENV --rl-env-config"):
         check_by_reading(find_env(TrainConfig(rl_env="http://host:1")), {"size": 3})
+
+
+@pytest.mark.parametrize("token", ["two words", "ends with a line\n", "Schlüssel"])
+def test_a_token_that_no_header_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(ConfigError, match="AITRAIN_ENV_TOKEN: a token has only ASCII"):
+        checked_urls("http://host:1")
+    with pytest.raises(ConfigError, match="AITRAIN_ENV_TOKEN: a token has only ASCII"):
+        EnvHttpServer(None)  # type: ignore[arg-type]
+
+
+def test_an_environment_of_a_server_does_not_run_on_ray() -> None:
+    with pytest.raises(ConfigError, match="runs where its server is: give a number without ray"):
+        TrainConfig(rl_env="http://host:1", rl_env_workers="ray:4")
 
 
 # -- what is recorded and checked
@@ -478,6 +574,12 @@ def test_checks_of_the_environments_own_process_are_left_to_its_machine() -> Non
     assert left_out == ["side-effects", "repeatable-dataset", "two-ranks", "network", "signals", "pickling"]
     assert not results["reference"].skipped
     assert "itself failed" not in str(results)
+
+
+def test_the_short_check_before_a_training_leaves_a_served_environment_out() -> None:
+    with served(Single()) as client:
+        found = check_quickly(client, build_cases(client, None)[0], TrainConfig(rl_env="http://host:1"))
+    assert found.skipped == "a server has it (aitrain env check http://host:1 checks it)"
 
 
 def test_rows_that_were_built_with_another_tokenizer_are_refused() -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, cast
 
 from aitrain.environment.contract import Case, env_kind, named_by
+from aitrain.environment.served_environment import ServedEnvironment
 from aitrain.execution.failure import CallFailed
 from aitrain.execution.forked_call import Answer, call_forked
 from aitrain.execution.user_code import describe_error
@@ -74,6 +75,8 @@ def check_quickly(
     No answer is scored that could cost something outside of this machine's memory: the process ends before its first
     connection, and environments that ask for the model are left out.
     """
+    if isinstance(environment, ServedEnvironment):
+        return FastCheck(skipped=f"a server has it (aitrain env check {config.rl_env} checks it)")
     try:
         names = named_by(getattr(environment, env_kind(environment)))
         if names is not None and "model" in names:
