@@ -18,6 +18,7 @@ QUIET = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_ROTATION_MAX_BYTES": str(8 << 20),  # of each log of a cluster that we start
     "RAY_ROTATION_BACKUP_COUNT": "1",
+    "RAY_worker_niceness": "0",  # of a cluster that we start; Ray gives training a lower priority than other programs
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
