@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, Interrupted
 
 QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -43,6 +43,7 @@ def connected(address: str | None, may_start: bool = False) -> Iterator[None]:
 
     Raises:
         ConfigError: there is no cluster at the address.
+        Interrupted: SIGTERM came meanwhile.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -64,14 +65,17 @@ def connected(address: str | None, may_start: bool = False) -> Iterator[None]:
 def _connect(address: str, **settings: Any) -> None:
     import ray
 
-    with _silent():
-        ray.init(address, log_to_driver=False, logging_level="ERROR", **settings)
+    try:
+        with _silent():
+            ray.init(address, log_to_driver=False, logging_level="ERROR", **settings)
+    except SystemExit:  # by Ray's own handler of SIGTERM
+        raise Interrupted("Stopped.") from None
 
 
 def _disconnect() -> None:
-    import ray
+    with suppress(Exception):  # such as an import that Ctrl-C has ended halfway
+        import ray
 
-    with suppress(Exception):
         ray.shutdown()
 
 
