@@ -144,7 +144,11 @@ class RankProcess:
         try:
             threading.Thread(target=_read_lines, args=[child, lines], daemon=True).start()
             while not self.is_silent:
-                self._do(tell(self._next_news(child, lines, memory)), child, tell)
+                has_ended = child.poll() is not None
+                news = self._next_news(child, lines, memory)
+                self._do(tell(news), child, tell)
+                if has_ended and not news.lines:
+                    break  # a process that it has forked still holds its output
             with suppress(subprocess.TimeoutExpired):
                 child.wait(PATIENCE)
         finally:
