@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.options.fsdp_settings import OPTIMIZERS, FSDPSettings, fsdp_settings
 from aitrain.runs.checkpoint import Manifest, refuse_other_backend, seal
 from aitrain.runs.model_reference import read_model
 from aitrain.training.non_finite import all_finite
+from aitrain.training.sharded_state import load_weights, weights_in
 from aitrain.training.sharding import check_can_shard, check_sharded, fsdp_arguments
 from tests.training.conftest import difference
 
@@ -198,6 +199,27 @@ def test_deepspeed_reads_its_own_checkpoints_only(written: str, backend: str, tm
     refuse_other_backend(checkpoint, written)
     with pytest.raises(ConfigError, match=f"{backend} cannot"):
         refuse_other_backend(checkpoint, backend)
+
+
+def test_weights_that_have_other_names_in_files_are_loaded(tmp_path: Path) -> None:
+    """transformers joins the experts of a layer into one weight; its own trainer only warns that this one is missing."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "moe_intermediate_size": 8, "head_dim": 4}
+    counts = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4}
+    written, loaded = (Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=16, **sizes, **counts)) for _ in range(2))
+    written.save_pretrained(tmp_path)
+
+    load_weights(loaded, tmp_path)
+
+    assert any("experts.0." in name for name in load_file(tmp_path / "model.safetensors"))
+    assert are_equal(loaded.state_dict(), written.state_dict())
+
+
+def test_a_checkpoint_without_a_weight_is_not_loaded(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    save_file({"weight": model.weight.detach()}, tmp_path / "adapter_model.safetensors")
+    adapted: Any = PeftModel.__new__(PeftModel)
+    with pytest.raises(KeyError, match="has no bias"):
+        list(weights_in(tmp_path, adapted, {"weight", "bias"}))
 
 
 # -- weight sync
