@@ -271,16 +271,34 @@ def test_sharding_on_the_cpu_is_refused_before_a_model_is_loaded() -> None:
     check_can_shard(TrainConfig(), "cpu")
 
 
-def test_accelerates_own_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variable", "backend", "advice"),
+    [
+        ("ACCELERATE_USE_FSDP", "ddp", "--distributed-backend fsdp2"),
+        ("ACCELERATE_USE_FSDP", "deepspeed", "--distributed-backend fsdp2"),
+        ("ACCELERATE_USE_DEEPSPEED", "ddp", "--distributed-backend deepspeed"),
+        ("ACCELERATE_USE_MEGATRON_LM", "ddp", "Unset it"),
+        ("ACCELERATE_USE_PARALLELISM_CONFIG", "fsdp2", "Unset it"),
+    ],
+)
+def test_accelerates_own_variables_are_refused(
+    variable: str, backend: Any, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(ConfigError, match=f"{variable}(.|\n)*{advice}"):
+        check_can_shard(TrainConfig(distributed_backend=backend), "cuda")
+
+
+def test_a_backend_may_have_set_its_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="--distributed-backend fsdp2"):
-        check_can_shard(TrainConfig(), "cuda")
+    check_can_shard(TrainConfig(distributed_backend="fsdp2"), "cuda")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"optimizer": "adafactor"}, "the state of adafactor cannot be sharded"),
+        ({"optimizer": "adagrad"}, "the state of adagrad cannot be sharded"),
         ({"quantization": "int4", "peft": True}, "quantized weights cannot be sharded"),
         ({"trl": {"fsdp_config": {"version": 1}}}, "version is not for you to set"),
         ({"trl": {"fsdp_config": {"reshard_after_forward": False}}, "peft": True}, "is always true"),
@@ -325,7 +343,8 @@ def test_tables_of_the_user_are_joined_with_our_settings() -> None:
 
 
 def test_a_state_for_each_weight_is_what_the_named_optimizers_have() -> None:
-    """The states of sharded weights are saved by the shape of their weight."""
+    """The states of sharded weights are saved by the shape of their weight; before the first step there are none, as the
+    weights are not sharded yet."""
     from transformers import Trainer, TrainingArguments
 
     for name in OPTIMIZERS:
@@ -333,6 +352,7 @@ def test_a_state_for_each_weight_is_what_the_named_optimizers_have() -> None:
         kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
         weight = torch.nn.Parameter(torch.ones(3, 2))
         optimizer = kind([weight], **settings)
+        assert not optimizer.state, name
         weight.grad = torch.ones(3, 2)
         optimizer.step()
         shapes = {value.shape for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)}
