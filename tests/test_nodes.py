@@ -505,11 +505,11 @@ def test_a_machine_that_said_that_it_ends_is_not_lost(links: tuple[NodeLink, Nod
     assert lost == []
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_message_that_cannot_be_handled_ends_the_run_instead_of_being_the_last_one_heard(
-    links: tuple[NodeLink, NodeLink],
+    links: tuple[NodeLink, NodeLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost: Future[str] = Future()
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
     def fail(*_: object) -> None:
         raise KeyError("rank")
