@@ -58,6 +58,6 @@ def test_requests_to_a_server_that_is_cut_off_end_after_a_time_of_silence(tmp_pa
         assert asks.stdout.readline() == "asked\n"
         pair.cut()
         said, _ = asks.communicate(timeout=60)
-        serves.kill()
-        serves.communicate()
+        serves.kill()  # its child, on the machine, ends with that, and holds the pipe until then
+        serves.wait()
     assert said.count("gone: /v1/completions: ReadError") == 2
