@@ -168,6 +168,13 @@ def test_a_failure_has_its_kind_its_place_and_the_line_of_the_servers_code() -> 
     assert server.episodes == 0
 
 
+def test_an_environment_that_asks_the_model_fails_in_processes_of_the_server_too() -> None:
+    with served(Fails(), rl_env_isolation="process") as client:
+        (asked,), _ = play(client, Scripted(answer), of=[build_cases(client, None)[0][4]])
+    assert asked.result.failure
+    assert "cannot be served" in asked.result.failure.message
+
+
 def test_the_score_range_is_that_of_the_training() -> None:
     for bounds, expected in (("0,1", None), ("0,3", 2.0), ("any", 2.0)):
         with served(Fails()) as client:
