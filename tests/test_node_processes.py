@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from aitrain import TrainConfig
 from aitrain.activity import Part, Snapshot, read
 from aitrain.errors import AitrainError
 from aitrain.events import SERVER_VARIABLE, Ended, Event, Failed, Note, Started, encode
-from aitrain.launch import node_processes, nodes
+from aitrain.launch import nodes, processes
 from aitrain.launch.local_processes import reserved_port
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_processes import FollowingProcesses, LeadingProcesses
@@ -106,7 +107,7 @@ class Machines:
 @pytest.fixture
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
     monkeypatch.setattr(nodes, "TRY_EVERY", 0.01)
-    monkeypatch.setattr(node_processes, "AFTER_FAILURE", 0.2)
+    monkeypatch.setattr(processes, "AFTER_FAILURE", 0.2)
     with reserved_port() as port:
         joined: list[NodeLink] = []
         join = threading.Thread(
@@ -177,6 +178,7 @@ def test_a_rank_that_is_killed_ends_both_at_once_and_is_named(node: int, machine
     machines.run(scripts[0], scripts[1])
     for message in machines.messages():
         assert f"Rank {node} of 2 ended without an error message: SIGKILL (out of memory?)" in message
+    assert machines.messages()[node].startswith(f"Rank {node} of 2")
     other = machines.messages()[1 - node]
     assert other.startswith(machines.links[1 - node].peers[0].name)
 
@@ -204,6 +206,17 @@ def test_what_a_rank_says_of_a_lost_connection_gives_way_to_the_machine_that_was
     reset = Failed("Connection reset by peer", 1)
     machines.run(f"sleep 0.1; {says(reset)}; exit 1", WAIT, lose)
     assert machines.messages()[0] == f"{machines.links[0].peers[0].name} is gone"
+
+
+def test_a_machine_that_is_lost_after_the_run_ended_is_not_waited_for(machines: Machines) -> None:
+    def lose() -> None:
+        machines.both_run()
+        while machines.first.last is None or machines.second.last is None:
+            time.sleep(0.005)
+        machines.links[1].peers[0]._socket.shutdown(socket.SHUT_RDWR)
+
+    machines.run(says(END), "sleep 0.5", lose)
+    assert machines.ends == [END, END]
 
 
 def test_a_rank_that_others_waited_for_is_named_with_its_machine(machines: Machines) -> None:
@@ -249,6 +262,17 @@ def test_a_stop_on_one_machine_reaches_the_ranks_of_all(node: int, machines: Mac
 
 
 @pytest.mark.parametrize("node", [0, 1])
+def test_a_stop_that_ends_ranks_which_are_still_starting_is_no_failure(node: int, machines: Machines) -> None:
+    def stop() -> None:
+        machines.both_run()
+        time.sleep(0.1)
+        (machines.first if node == 0 else machines.second).stop()
+
+    machines.run("exec sleep 30", "exec sleep 30", stop)
+    assert machines.ends == [Failed("Stopped.", 130)] * 2
+
+
+@pytest.mark.parametrize("node", [0, 1])
 def test_a_second_stop_kills_the_ranks_of_all_machines(node: int, machines: Machines) -> None:
     def stop_twice() -> None:
         machines.both_run()
@@ -270,6 +294,22 @@ def test_a_node_0_that_ends_before_it_starts_says_why(machines: Machines, monkey
     machines.run(WAIT, WAIT)
     assert machines.messages()[1].endswith("vLLM's server did not start")
     assert machines.second.local is None
+
+
+def test_a_machine_that_ends_while_node_0_starts_vllm_ends_the_run_before_any_rank_is_started(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def start_vllm(*_: object) -> Iterator[None]:
+        machines.links[1].tell("failed", message="was stopped", exit_code=130, status="failed")
+        while machines.first.last is None:
+            time.sleep(0.005)
+        yield
+
+    monkeypatch.setattr("aitrain.launch.node_processes.managed_server", start_vllm)
+    machines.run(WAIT, WAIT)
+    assert machines.messages()[0].endswith(": was stopped")
+    assert machines.first.local is None
 
 
 def test_progress_of_the_other_machine_is_seen_on_node_0(machines: Machines) -> None:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aitrain import ConfigError, TrainConfig
-from aitrain.errors import RunFailed
-from aitrain.launch import node_link, nodes
+from aitrain.batch import plan_batch
+from aitrain.cli.node_run import follow, report_refusal
+from aitrain.cli.running import start
+from aitrain.cli.verbosity import Verbosity
+from aitrain.errors import AitrainError, RunFailed
+from aitrain.launch import node_link, nodes, resource_check
+from aitrain.launch.eval_plan import check_eval
 from aitrain.launch.launcher import launcher_of
 from aitrain.launch.local_processes import reserved_port
+from aitrain.launch.model_shape import read_model_shape
 from aitrain.launch.node_link import NodeLink, Peer, WrongTokenError, prove_to_node_0
 from aitrain.launch.node_token import TOKEN_VARIABLE, read_token
 from aitrain.launch.nodes import (
+    SharedFolder,
     difference,
     facts,
     find_folder,
@@ -31,10 +41,15 @@ from aitrain.launch.nodes import (
     show_folder,
     silence,
 )
-from aitrain.launch.preflight import check
+from aitrain.launch.preflight import RunPlan, check
 from aitrain.launch.processes import process_variables
+from aitrain.launch.resource_check import check_resources, device_memory
+from aitrain.launch.resource_estimate import estimate_memory
 from aitrain.launch.slurm import Nodes, expand, find_nodes, given_machines, idle_nodes
+from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.notebook import train_here
+from aitrain.options.evaluate import EvalConfig
+from aitrain.runs.model_reference import read_model
 from aitrain.runs.run_folder import RunFolder
 
 FACTS = {"versions": {"trl": "1.0"}, "options": {"lr": 1.0}}
@@ -174,6 +189,17 @@ def test_the_batch_is_that_of_all_machines_and_only_node_0_looks_for_a_checkpoin
     assert (plan.batch.processes, plan.processes, plan.nodes) == (6, 2, Nodes(3, 1, "a", 29400))
 
 
+def test_each_machine_needs_memory_for_its_own_processes_and_only_node_0_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(model="tiny")
+    batch, other = plan_batch(config, 4), replace(of(1, 1), count=4)
+    need = estimate_memory(read_model_shape("tiny"), config, batch, device_memory(()))  # type: ignore[arg-type]
+    monkeypatch.setattr(resource_check, "free_memory", lambda: 2 * need.peak)
+    monkeypatch.setattr(resource_check, "free_disk", lambda _: 0)
+    assert check_resources(config, batch, (), other) == ()
+    with pytest.raises(ConfigError, match="output_dir: the trained model alone needs"):
+        check_resources(config, batch, (), replace(other, rank=0))
+
+
 def test_a_sweep_a_measured_plan_and_a_notebook_are_refused_on_several_machines(here: Path) -> None:
     config = TrainConfig(model="tiny", rl_env="envs.arithmetic", nnodes=2, node_rank=0, master_addr="a")
     with pytest.raises(ConfigError, match="nnodes: only aitrain grpo runs on several machines"):
@@ -181,6 +207,13 @@ def test_a_sweep_a_measured_plan_and_a_notebook_are_refused_on_several_machines(
     with pytest.raises(ConfigError, match=r"nnodes: aitrain\.train runs on this machine"):
         train_here(config)
     assert list(here.iterdir()) == []
+
+
+def test_an_eval_that_srun_starts_on_several_machines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="An eval runs on one machine"):
+        check_eval(EvalConfig(), read_model("tiny"))
 
 
 def test_config_yaml_does_not_say_which_machine_wrote_it(tmp_path: Path) -> None:
@@ -251,6 +284,24 @@ def test_the_token_is_in_a_file_that_only_its_owner_can_read(tmp_path: Path, por
     gathering.result().close()
 
 
+def test_sigterm_while_waiting_for_the_others_leaves_no_token(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunPlan, "open_folder", lambda self: pytest.fail("no folder is made"))
+    config = TrainConfig(model="tiny", output_dir=str(tmp_path))
+    plan = RunPlan(config, None, plan_batch(config, 2), (), None, nodes=of(0, port))
+
+    def stop() -> None:
+        while read_token(of(0, port).place, tmp_path) is None:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    beside(stop)
+    with on_stop_signals(lambda *_: pytest.fail("it is handled")), pytest.raises(KeyboardInterrupt):
+        start(plan, Verbosity())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_machine_that_differs_ends_the_start_on_both_with_the_same_sentence(tmp_path: Path, port: int) -> None:
     other = beside(lambda: join_node_0(of(1, port), {**FACTS, "options": {"lr": 2.0}}, tmp_path, 20.0))
     with pytest.raises(ConfigError, match=r"node 1 \(.*\) differs from node 0: lr 2.0 \(node 0: 1.0\)") as own:
@@ -258,6 +309,25 @@ def test_a_machine_that_differs_ends_the_start_on_both_with_the_same_sentence(tm
     with pytest.raises(ConfigError) as theirs:
         other.result()
     assert str(own.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_machine_whose_checks_refuse_the_command_tells_the_other_one(
+    rank: int, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "both know it")
+
+    def wait() -> None:
+        if rank == 1:
+            gather_nodes(of(0, port), FACTS, tmp_path, 20.0)
+        else:
+            find_folder(join_node_0(of(1, port), FACTS, tmp_path, 20.0), tmp_path)
+
+    waiting = beside(wait)
+    own = {"nnodes": 2, "node_rank": rank, "master_addr": "127.0.0.1", "master_port": port}
+    report_refusal(TrainConfig(model="tiny", output_dir=str(tmp_path), **own), ConfigError("model: not here\nMove it."))
+    with pytest.raises(AitrainError, match=r"node [01] \(.*127.0.0.1\) .*: model: not here$"):
+        waiting.result(20)
 
 
 def test_another_number_of_machines_is_a_difference(tmp_path: Path, port: int) -> None:
@@ -376,6 +446,19 @@ def test_a_machine_that_is_gone_before_the_folder_is_agreed_on_is_named(
     links[1].close()
     with pytest.raises(RunFailed, match=r"node 1 \(.*, 127.0.0.1\) is gone"):
         show_folder(links[0], tmp_path, "", None)
+
+
+def test_a_machine_that_cannot_write_its_own_folder_tells_node_0(
+    links: tuple[NodeLink, NodeLink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    shared = SharedFolder(tmp_path / "file" / "run", False, "model: tiny\n", None)
+    monkeypatch.setattr("aitrain.cli.node_run.find_folder", lambda *_: shared)
+    with pytest.raises(ConfigError, match=r"output_dir: .* cannot be written: Not a directory\nMake room there"):
+        follow(SimpleNamespace(config=TrainConfig()), of(1, 1), links[1])  # type: ignore[arg-type]
+    told = links[0].peers[0].receive(10)
+    assert (told["kind"], told["exit_code"]) == ("failed", 2)
+    assert "cannot be written" in told["message"]
 
 
 # -- the connection

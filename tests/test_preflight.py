@@ -180,6 +180,9 @@ def test_servers_listen_at_an_address_of_this_machine_that_others_can_reach(monk
         assert f"vllm_listen_address: {address} is not an address of this machine" in refusal(
             **ours, vllm_listen_address=address
         )
+    two = {"nnodes": 2, "master_addr": "127.0.0.1", "vllm_listen_address": "192.0.2.1"}
+    assert "not an address of this machine" in refusal(**ours, **two, node_rank=0)
+    assert plan(**ours, **two, node_rank=1).config.vllm_listen_address == "192.0.2.1"  # of machine 0
 
 
 def test_on_the_cpu_a_server_of_our_own_needs_no_gpu(server: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -153,6 +156,12 @@ def test_a_rank_knows_the_others_by_its_variables(plan: RunPlan, monkeypatch: py
     assert command.lines == ["1 0 2 1 10.0.0.0 1000"]
 
 
+def test_rank_0_knows_the_machines_for_the_status(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = Command()
+    process(plan, monkeypatch, "say(os.environ['AITRAIN_NODES'])").run(command.tell)
+    assert [node["host"] for node in json.loads(command.lines[0])] == ["node0", "node1"]
+
+
 def test_a_killed_process_is_named_and_raises_so_that_ray_starts_it_again(
     plan: RunPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +192,16 @@ def test_a_rank_that_waits_for_a_failed_one_is_ended_with_its_start_and_not_with
 
     rank.run(tell)  # and does not raise, so that Ray does not start it again
     assert heard == ["later\n"]
+
+
+def test_the_loss_of_a_process_is_noticed_though_one_that_it_forked_holds_its_output(
+    plan: RunPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = Command()
+    body = "child = os.fork()\nif not child: time.sleep(60)\nsay(f'{child}\\n'); os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(RunFailed, match="SIGKILL"):
+        process(plan, monkeypatch, body).run(command.tell)
+    os.kill(int(command.lines[0]), signal.SIGKILL)
 
 
 def test_a_stop_request_reaches_the_process_as_sigterm(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +321,32 @@ def test_a_second_stop_kills(command: RayProcesses, monkeypatch: pytest.MonkeyPa
     command.stop()
     command.stop()
     assert command.relay.asked == [Requests(stops=1), Requests(stops=2)]
+
+
+def listened(command: RayProcesses, monkeypatch: pytest.MonkeyPatch) -> Failed | Ended:
+    """The end of a run whose ranks say nothing more, while Ray Train waits."""
+    monkeypatch.setitem(sys.modules, "ray.exceptions", SimpleNamespace(RayError=RuntimeError))
+    monkeypatch.setattr(command, "_hear_all", lambda _: time.sleep(0.01))
+    command._listen(SimpleNamespace(is_alive=lambda: True))  # type: ignore[arg-type]
+    return command._end()
+
+
+def test_a_stop_ends_the_wait_for_another_machine(command: RayProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    command._note_start(Meeting((place(0), place(1)), None))
+    command._hear(RankNews(0, (encode(Failed("Connection closed by peer", 1)),)))
+    command._hear(RankNews(1, exit="Rank 1 of 2 was ended by SIGKILL"))
+    command.stop()
+    assert listened(command, monkeypatch) == Failed("Stopped.", 130)
+
+
+def test_a_second_stop_does_not_wait_for_a_machine_that_does_not_answer(
+    command: RayProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_processes, "KILL_SECONDS", 0.05)
+    command._note_start(Meeting((place(0), place(1)), None))
+    command.stop()
+    command.stop()
+    assert listened(command, monkeypatch) == Failed("Stopped.", 130)
 
 
 class Immediately(threading.Thread):

@@ -427,6 +427,24 @@ def test_a_server_that_cannot_be_started_again_is_given_up_with_the_reason(
         assert folder.read_server()["why"].startswith("vLLM did not start: OSError: no/such is not a local folder")
 
 
+def test_the_end_of_a_run_does_not_wait_for_a_server_that_is_starting_again(
+    plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers, told, folder = remembered(monkeypatch), list[str](), RunFolder(here)
+    monkeypatch.setattr(managed_server_module, "server_plans", lambda *_: [plan("healthy")])
+
+    def announce(event: Event) -> None:
+        if isinstance(event, Note):
+            told.append(event.text)
+
+    with managed_server(run_plan(), folder, announce) as url:
+        servers[0].plan = plan("never", timeout=600.0)
+        os.kill(server_pid(servers[0]), signal.SIGKILL)
+        wait_until(lambda: folder.read_server() == written_states(url, "starting", 1))
+    assert servers[0].poll() == 0
+    assert told == ["vLLM's server ended (signal 9): restart 1 of 3."]
+
+
 def test_several_servers_start_together_and_one_that_dies_is_restarted_while_the_others_serve(
     plan: Callable[..., ServerConfig], run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,10 +470,10 @@ def test_several_servers_start_together_and_one_that_dies_is_restarted_while_the
 
 
 def test_when_one_of_several_servers_does_not_start_none_is_left(plan: Callable[..., ServerConfig], here: Path) -> None:
-    pids: set[int] = set()
+    pids, before = set[int](), descendants(os.getpid())
 
     def look(text: str) -> None:
-        pids.update(descendants(os.getpid()) - {os.getpid()})
+        pids.update(descendants(os.getpid()) - before)
 
     with pytest.raises(RunFailed, match="did not start: exit code 3"):
         VLLMServer.start_all([plan("healthy"), plan("dies:of something")], look)
@@ -492,15 +510,18 @@ def test_servers_for_other_machines_have_a_key_that_is_in_no_command_line(
 def test_a_run_with_servers_for_other_machines_makes_a_key_unless_there_is_one(
     run_plan: Callable[..., RunPlan], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", "")
-    monkeypatch.delenv("VLLM_API_KEY")
     keys: list[str] = []
     monkeypatch.setattr(VLLMServer, "start_all", lambda *_: keys.append(os.environ["VLLM_API_KEY"]) or [])
-    for _ in range(2):
-        with managed_server(run_plan(vllm_listen_address="127.0.0.2"), RunFolder(here), lambda event: None):
-            pass
-    assert keys[0] == keys[1]
+    for given in ("", "of the user"):
+        monkeypatch.setenv("VLLM_API_KEY", given)
+        for _ in range(2):
+            with managed_server(run_plan(vllm_listen_address="127.0.0.2"), RunFolder(here), lambda event: None):
+                pass
+            assert os.environ.get("VLLM_API_KEY", "") == given
     assert len(keys[0]) > 40
+    assert len(keys[1]) > 40
+    assert keys[0] != keys[1]
+    assert keys[2:] == ["of the user"] * 2
 
 
 def test_a_name_that_resolves_to_loopback_is_bound_at_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

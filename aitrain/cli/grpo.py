@@ -12,7 +12,7 @@ import typer
 
 from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.cli.verbosity import Verbosity
-from aitrain.errors import ConfigError
+from aitrain.errors import AitrainError, ConfigError
 from aitrain.options.documentation import help_text
 from aitrain.options.train import TrainConfig
 from aitrain.ui.escape_controls import escape_controls
@@ -76,7 +76,15 @@ def grpo(
     verbosity = Verbosity(quiet, verbose, debug)
     if options_only and not dry_run:
         raise ConfigError("--options-only: add --dry-run, or omit it to train")
-    plan = check(resolve(TrainConfig, config, given_flags(flags, resume_from_checkpoint="auto" if resume else None)))
+    options = resolve(TrainConfig, config, given_flags(flags, resume_from_checkpoint="auto" if resume else None))
+    try:
+        plan = check(options)
+    except AitrainError as error:
+        if not dry_run:
+            from aitrain.cli.node_run import report_refusal
+
+            report_refusal(options, error)
+        raise
     if dry_run:
         for line in plan_lines(plan):
             typer.echo(line)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-from aitrain.errors import AitrainError
+from aitrain.errors import AitrainError, ConfigError
 from aitrain.events import Announce, Failed, Note
 from aitrain.launch.node_link import NodeLink
 from aitrain.launch.node_processes import FollowingProcesses
 from aitrain.launch.nodes import facts, find_folder, gather_nodes, join_node_0, show_folder
 from aitrain.launch.preflight import RunPlan
-from aitrain.launch.slurm import Nodes
+from aitrain.launch.slurm import Nodes, find_nodes
+from aitrain.options.train import TrainConfig
 from aitrain.runs.run_folder import RunFolder, write_text
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.next_steps import continuing
+
+REFUSAL_SECONDS = 5.0
+"""Seconds in which the other machines are told that this one cannot run the command."""
 
 
 def meet(plan: RunPlan, nodes: Nodes) -> NodeLink:
@@ -30,6 +35,17 @@ def meet(plan: RunPlan, nodes: Nodes) -> NodeLink:
     if nodes.rank == 0:
         return gather_nodes(nodes, own, output_dir, config.ddp_timeout)
     return join_node_0(nodes, own, output_dir, config.ddp_timeout, len(plan.gpus))
+
+
+def report_refusal(config: TrainConfig, error: AitrainError) -> None:
+    """Tell the other machines of a run that the checks on this one refused the command; they would wait for it."""
+    with suppress(AitrainError, OSError):
+        nodes, why = find_nodes(config), str(error).partition("\n")[0]
+        folder = Path(config.output_dir).expanduser()
+        if nodes is not None and nodes.rank == 0:
+            gather_nodes(nodes, {}, folder, REFUSAL_SECONDS).tell("refused", why=why)
+        elif nodes is not None:
+            join_node_0(nodes, {"refused": why}, folder, REFUSAL_SECONDS)
 
 
 def share(plan: RunPlan, link: NodeLink, folder: RunFolder, announce: Announce) -> None:
@@ -58,8 +74,13 @@ def follow(plan: RunPlan, nodes: Nodes, link: NodeLink) -> int:
     shared = find_folder(link, Path(plan.config.output_dir).expanduser())
     folder = RunFolder(shared.path)
     if not shared.is_shared:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        write_text(folder.config, shared.config_text)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            write_text(folder.config, shared.config_text)
+        except OSError as full:
+            why = f"output_dir: {folder.path} cannot be written: {full.strerror}"
+            link.tell("failed", message=why, exit_code=ConfigError.exit_code, status="failed")
+            raise ConfigError(f"{why}\nMake room there, or let all machines share the folder.") from None
     _say(nodes, f"connected; the output is that of node 0 ({link.peers[0].address}), the run folder {folder.path}")
     end = FollowingProcesses(plan, folder, lambda event: None, link=link, shared=shared).run()
     if isinstance(end, Failed):

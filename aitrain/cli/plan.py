@@ -97,7 +97,7 @@ def _resource_lines(wanted: RunPlan) -> Iterator[str]:
         return
     device = device_memory(wanted.gpus)
     need = estimate_memory(shape, wanted.config, wanted.batch, device)
-    sharing = processes_sharing(wanted.batch, device)
+    sharing = processes_sharing(wanted.processes, device)
     free = "" if device.free is None else f", {format_bytes(device.free)} free"
     yield _line("shape", str(shape))
     each = f" for each of {sharing} processes" if sharing > 1 else ""

@@ -34,13 +34,21 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
     Raises:
         AitrainError: the run failed; the message names its folder, which is removed if the run never began.
     """
-    link = None
-    if plan.nodes is not None:
-        from aitrain.cli.node_run import follow, meet
+    if plan.nodes is None:
+        return _start(plan, verbosity)
+    from aitrain.cli.node_run import follow, meet
+    from aitrain.launch.stop_signals import on_stop_signals
 
+    with on_stop_signals(_interrupt):  # before there are training processes
         link = meet(plan, plan.nodes)
-        if plan.nodes.rank > 0:
-            return follow(plan, plan.nodes, link)
+        return _start(plan, verbosity, link) if plan.nodes.rank == 0 else follow(plan, plan.nodes, link)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None) -> int:
     folder = plan.open_folder()
     report = ReportWriter(folder)
     console = Console(quiet=True) if verbosity.quiet else on_standard_error()
@@ -68,6 +76,10 @@ def start(plan: RunPlan, verbosity: Verbosity) -> int:
     why = f": {end.because}" if end.because else ""
     command = escape_controls(continuing(folder))
     how = f"; continue with:\n  {command}" if command else ""
+    if plan.nodes is not None:
+        from aitrain.cli.node_run import how_to_continue
+
+        how = how_to_continue(plan, folder)
     print(f"stopped after step {end.step} and saved{why}{how}", file=sys.stderr)
     return 0 if end.because else 130
 
@@ -97,7 +109,7 @@ def _processes(plan: RunPlan, folder: RunFolder, announce: Announce, link: NodeL
 
     try:
         share(plan, link, folder, announce)
-    except AitrainError:
+    except BaseException:
         if plan.folder is None:
             folder.discard()
         raise
@@ -113,14 +125,17 @@ def _failure(plan: RunPlan, end: Failed, folder: RunFolder, began: bool) -> Aitr
     """The error to show; a run that never began leaves no folder."""
     error = AitrainError(end.message)
     error.exit_code = end.exit_code
+    many = ""
+    if began and plan.nodes is not None and "--config" not in end.message:
+        from aitrain.cli.node_run import how_to_continue
+
+        many = how_to_continue(plan, _near(folder))
     if not began:
         folder.discard()
+    elif many:
+        error.args = (f"{end.message}{many}",)
     elif str(folder.log) not in end.message:
         saved = checkpoints_of(folder)
         resume = f"; --resume continues from step {step_of(saved[0])}" if saved else ""
         error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details{resume})",)
-    if began and plan.nodes is not None:
-        from aitrain.cli.node_run import how_to_continue
-
-        error.args = (f"{error}{how_to_continue(plan, _near(folder))}",)
     return error

@@ -110,12 +110,15 @@ def room(prompt: list[int], max_tokens: int, context: int | None) -> int:
     return max(1, max_tokens if context is None else min(max_tokens, context - len(prompt)))
 
 
-def split_batch(batch: CompletionBatch, context: int | None) -> list[tuple[Places, CompletionRequest]]:
-    """Split a batch into as few requests as possible; with seeds, completions of one prompt with consecutive seeds form
-    a request."""
+def split_batch(
+    batch: CompletionBatch, context: int | None, servers: int = 1
+) -> list[tuple[Places, CompletionRequest]]:
+    """Split a batch into as few requests as possible, at least one for each server; with seeds, completions of one
+    prompt with consecutive seeds form a request."""
     limits = [room(prompt, batch.max_tokens, context) for prompt in batch.prompts]
     seeds = batch.seeds if batch.sampling.temperature > 0 else None
-    chunks = _chunks(batch.prompts, limits) if seeds is None else _seeded_chunks(batch.prompts, seeds)
+    most = min(CHUNK_PROMPTS, -(-len(batch.prompts) // servers))
+    chunks = _chunks(batch.prompts, limits, most) if seeds is None else _seeded_chunks(batch.prompts, seeds)
     return [
         (
             places,
@@ -130,13 +133,13 @@ def split_batch(batch: CompletionBatch, context: int | None) -> list[tuple[Place
     ]
 
 
-def _chunks(prompts: list[list[int]], limits: list[int]) -> list[Places]:
-    """Prompts with the same limit, up to CHUNK_PROMPTS and CHUNK_TOKENS."""
+def _chunks(prompts: list[list[int]], limits: list[int], most: int) -> list[Places]:
+    """Prompts with the same limit, `most` at a time, up to CHUNK_TOKENS."""
     chunks: list[Places] = []
     tokens = 0
     for place in sorted(range(len(prompts)), key=limits.__getitem__):
         last, tokens = chunks[-1] if chunks else [], tokens + len(prompts[place])
-        fits = len(last) < CHUNK_PROMPTS and tokens <= CHUNK_TOKENS
+        fits = len(last) < most and tokens <= CHUNK_TOKENS
         if last and limits[last[0]] == limits[place] and fits:
             last.append(place)
         else:

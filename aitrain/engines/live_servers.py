@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aitrain import activity
 from aitrain.engines.server_weights import ServerWeights
-from aitrain.errors import RunFailed, ServerGoneError
+from aitrain.errors import RunFailed, ServerGoneError, ServerTimeoutError
 from aitrain.vllm.client import HEALTH_SECONDS
 
 POLL_SECONDS = 1.0
@@ -62,14 +62,26 @@ class LiveServers:
         """The servers as the subject of a sentence."""
         return f"The vLLM server{'s' if len(self.servers) > 1 else ''} at {self.urls}"
 
-    def lose(self, server: ServerWeights, returns: int, gone: ServerGoneError) -> None:
+    async def is_gone(self, server: ServerWeights, error: ServerGoneError | ServerTimeoutError) -> bool:
+        """Whether a request failed because its server is gone. One that has exceeded the deadline is, if it answers
+        nothing at all and another one lives."""
+        if isinstance(error, ServerGoneError):
+            return True
+        has_other = any(other.is_live for other in self.servers if other is not server)
+        return has_other and not await server.client.is_up()
+
+    def lose(self, server: ServerWeights, returns: int, gone: ServerGoneError | ServerTimeoutError) -> None:
         """Send no more requests to a server, unless it has come back since the request that failed."""
         self.cause = str(gone)
-        if not server.is_live or server.returns != returns:
-            return
-        server.is_live = False
+        if server.is_live and server.returns == returns:
+            server.is_live = False
+            self.report_lost(server, self.cause)
+
+    def report_lost(self, server: ServerWeights, cause: str) -> None:
+        """Tell that a server is gone, and why."""
+        self.cause = cause
         left = f"{len(self.live)} of {len(self.servers)} servers left"
-        self._tell(f"The vLLM server at {server.client.url} is gone, {left}: {gone}")
+        self._tell(f"The vLLM server at {server.client.url} is gone, {left}: {cause}")
 
     def look_for_lost(self) -> None:
         """Wait for the return of each server that is gone, beside the requests to the others."""

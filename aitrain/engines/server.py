@@ -132,7 +132,8 @@ class VLLMServerEngine:
         Raises:
             RunFailed: as for `generate`.
         """
-        requests, count = split_batch(batch, self.context), max(1, len(self.fleet.live))
+        count = max(1, len(self.fleet.live))
+        requests = split_batch(batch, self.context, count)
         shares = [share for number in range(count) if (share := requests[number::count])]
         completions: dict[int, Completion] = {}
         for share, parts in zip(shares, await run_all(map(self._complete_share, shares)), strict=True):
@@ -259,8 +260,11 @@ async def _check_servers(engine: VLLMServerEngine) -> None:
         await engine.check(engine)
         return
     for server in engine.fleet.live:
+        alone = ServerFleet([server], restart_timeout=0.0)
         try:
-            await engine.check(replace(engine, fleet=ServerFleet([server], restart_timeout=0.0)))
+            await engine.check(replace(engine, fleet=alone))
         except RunFailed:
             if server.is_live:
                 raise
+            await alone.settle()
+            engine.fleet.report_lost(server, alone.cause)

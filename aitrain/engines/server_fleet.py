@@ -10,7 +10,7 @@ from typing import TypeVar
 from aitrain.engines.live_servers import LiveServers
 from aitrain.engines.server_weights import ServerWeights
 from aitrain.engines.weight_sync import WeightSync, WeightVersion
-from aitrain.errors import RunFailed, ServerGoneError
+from aitrain.errors import RunFailed, ServerGoneError, ServerTimeoutError
 from aitrain.rollout.episode import run_all
 from aitrain.vllm.client import VLLMClient
 
@@ -109,7 +109,9 @@ class ServerFleet(LiveServers):
             try:
                 await server.ensure_loaded(max_age if number == 0 else 0.0)
                 return await attempt(server)
-            except ServerGoneError as gone:
+            except (ServerGoneError, ServerTimeoutError) as gone:
+                if not await self.is_gone(server, gone):
+                    raise
                 self.lose(server, returns, gone)
             finally:
                 server.tokens -= tokens
@@ -142,5 +144,7 @@ class ServerFleet(LiveServers):
             return
         try:
             await server.load(version)
-        except ServerGoneError as gone:
+        except (ServerGoneError, ServerTimeoutError) as gone:
+            if not await self.is_gone(server, gone):
+                raise
             self.lose(server, server.returns, gone)

@@ -81,5 +81,5 @@ class ServerWeights:
         return self.version is None or await self.sync.has_version(self.client, self.version)
 
     def note_loaded(self, version: WeightVersion) -> None:
-        """Note that another process has loaded weights."""
-        self.version, self._has_policy = version, True
+        """Note that another process has loaded weights; the next request checks whether this server has them."""
+        self.version, self._has_policy, self._last_check = version, True, -math.inf

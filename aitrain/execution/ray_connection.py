@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from aitrain.errors import ConfigError
+from aitrain.errors import ConfigError, Interrupted
 
 QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -18,6 +18,7 @@ QUIET = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_ROTATION_MAX_BYTES": str(8 << 20),  # of each log of a cluster that we start
     "RAY_ROTATION_BACKUP_COUNT": "1",
+    "RAY_worker_niceness": "0",  # of a cluster that we start; Ray gives training a lower priority than other programs
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
@@ -42,6 +43,7 @@ def connected(address: str | None, may_start: bool = False) -> Iterator[None]:
 
     Raises:
         ConfigError: there is no cluster at the address.
+        Interrupted: SIGTERM came meanwhile.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -63,14 +65,17 @@ def connected(address: str | None, may_start: bool = False) -> Iterator[None]:
 def _connect(address: str, **settings: Any) -> None:
     import ray
 
-    with _silent():
-        ray.init(address, log_to_driver=False, logging_level="ERROR", **settings)
+    try:
+        with _silent():
+            ray.init(address, log_to_driver=False, logging_level="ERROR", **settings)
+    except SystemExit:  # by Ray's own handler of SIGTERM
+        raise Interrupted("Stopped.") from None
 
 
 def _disconnect() -> None:
-    import ray
+    with suppress(Exception):  # such as an import that Ctrl-C has ended halfway
+        import ray
 
-    with suppress(Exception):
         ray.shutdown()
 
 

@@ -97,6 +97,8 @@ class RayPool:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._looked = 0.0
+        self.problems: dict[str, str] = {}
+        """Why a machine does not run the environment, by the id of its node; it is not tried again."""
 
     @classmethod
     def start(cls, command: EnvCommand, calls: int, address: str | None) -> RayPool:
@@ -109,10 +111,10 @@ class RayPool:
         connection = ExitStack()
         connection.enter_context(connected(address))
         pool = cls(command, calls, connection)
-        problems = pool._start_missing()
+        pool._start_missing()
         if not pool._hosts:
             connection.close()
-            raise EnvironmentFailed("\n".join(problems[:2]) or NO_HOST.message)
+            raise EnvironmentFailed("\n".join([*pool.problems.values()][:2]) or NO_HOST.message)
         return pool
 
     def share(self, file: str) -> None:
@@ -169,24 +171,25 @@ class RayPool:
         self._connection.close()
 
     def _living(self) -> list[HostHandle]:
-        return [host for host in self._hosts.values() if not host.is_lost]
+        return [host for host in list(self._hosts.values()) if not host.is_lost]
 
-    def _start_missing(self) -> list[str]:
-        """Start an actor on each machine that has none; returns why some cannot be started."""
+    def _start_missing(self) -> None:
+        """Start an actor on each machine that has none."""
         self._hosts = {node: host for node, host in self._hosts.items() if not host.is_lost}
-        missing = [machine for machine in _for_environments(machines()) if machine.node_id not in self._hosts]
-        started = [self._start_host(machine) for machine in missing]
-        problems = []
-        for host in started:
+        known = {*self._hosts, *self.problems}
+        missing = [machine for machine in _for_environments(machines()) if machine.node_id not in known]
+        for host in [self._start_host(machine) for machine in missing]:
+            node = host.machine.node_id
             try:
                 host.ask("place", seconds=START_SECONDS)
-                self._hosts[host.machine.node_id] = host
+                self._hosts[node] = host
             except CallFailed as error:
-                problems.append(error.failure.message)
+                self.problems[node] = error.failure.message
             except Exception as error:  # of Ray, or of the actor's constructor
-                problems.append(f"{host.machine.host}: {error}"[:300])
+                self.problems[node] = f"{host.machine.host}: {error}"[:300]
+            if node in self.problems:
+                print(f"The environment does not run there: {self.problems[node]}", flush=True)  # in train.log
         self._looked = time.monotonic()
-        return problems
 
     def _start_host(self, machine: ClusterMachine) -> HostHandle:
         import ray

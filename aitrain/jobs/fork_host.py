@@ -31,6 +31,10 @@ def env_command(config: TrainConfig) -> EnvCommand:
 
 def main(connection: socket.socket) -> None:
     """Load the environment, say so, and serve."""
+    # forked processes need these in their first call, and importing them there takes from its time
+    import aitrain.environment.group_scoring
+    import aitrain.environment.remote_session  # noqa: F401
+
     messages = MessageSocket(connection)
     request, _ = messages.receive()
     try:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import numpy
 
@@ -35,7 +35,6 @@ from aitrain.environment.requirements import with_requirements
 from aitrain.environment.runner import EnvRunner, start_runner
 from aitrain.errors import RunFailed, to_aitrain_error
 from aitrain.events import SERVER_VARIABLE, Event, Failed, Note, Started, encode
-from aitrain.execution.processes import CallPool
 from aitrain.jobs.fork_host import env_command
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.reading import resolve
@@ -45,6 +44,9 @@ from aitrain.runs.eval_result import JOB as EVAL
 from aitrain.runs.heartbeat import Heartbeat, Progress
 from aitrain.runs.run_folder import RunFolder, read_object
 from aitrain.runs.watchdog import DUMP, Stall, Watchdog, descendants, write_stacks
+
+if TYPE_CHECKING:
+    from aitrain.execution.ray_pool import RayPool
 
 
 @dataclass
@@ -158,11 +160,14 @@ def load_runner(config: TrainConfig, channel: EventChannel) -> EnvRunner:
     if note:
         channel(Note(note, "info"))
     if config.is_env_on_ray:
-        return EnvRunner(environment, config, start_on_ray(config))
+        pool = start_on_ray(config)
+        for problem in pool.problems.values():
+            channel(Note(f"A machine of the Ray cluster is left out: {problem}"))
+        return EnvRunner(environment, config, pool)
     return start_runner(environment, config, close=[channel.stream.fileno()])
 
 
-def start_on_ray(config: TrainConfig) -> CallPool:
+def start_on_ray(config: TrainConfig) -> RayPool:
     """Start the environment on the machines of a Ray cluster.
 
     Raises:

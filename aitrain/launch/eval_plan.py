@@ -19,10 +19,12 @@ from aitrain.launch.preflight import (
     training_gpus,
 )
 from aitrain.launch.resource_check import check_vllm_memory
+from aitrain.launch.slurm import given_machines
 from aitrain.options.evaluate import EvalConfig
 from aitrain.options.trl_fields import check_trl_fields
 from aitrain.runs.model_reference import ADAPTER_CONFIG, ModelReference
 from aitrain.runs.run_folder import RunFolder, read_object
+from aitrain.vllm.addresses import check_listen_address
 
 
 def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
@@ -37,6 +39,8 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
             "eval_cases: an eval of 0 cases scores nothing\n"
             "Give a number with --cases; a run that held out none was trained on all cases of its dataset."
         )
+    if given_machines(os.environ) is not None:
+        raise ConfigError("An eval runs on one machine, and a launcher started it on several\nStart it once.")
     check_trl_fields(config.trl)
     refuse_secrets(config)
     source = find_env(config)
@@ -57,6 +61,8 @@ def check_eval(config: EvalConfig, reference: ModelReference) -> RunPlan:
     server_gpus = visible_gpus()[-count_server_gpus(config) :] if starts_server(config) else ()
     if starts_server(config):
         check_vllm_memory(served, server_gpus, engines=config.vllm_servers)
+        if config.vllm_listen_address is not None:
+            check_listen_address(config.vllm_listen_address)
     kept = gpus[: config.vllm_tensor_parallel_size if config.use_vllm else processes]
     return RunPlan(served, source, BatchPlan(processes, 1, 1, 1), kept, None, server_gpus)
 

@@ -34,10 +34,11 @@ def managed_server(plan: RunPlan, folder: RunFolder, announce: Announce) -> Iter
         yield None
         return
     plans = server_plans(plan, folder)
-    if plans[0].host != LOOPBACK:
-        os.environ.setdefault(KEY_VARIABLE, secrets.token_urlsafe(32))
     many = f"{len(plans)} servers: " if len(plans) > 1 else ""
     with ExitStack() as stack:
+        if plans[0].host != LOOPBACK and not os.environ.get(KEY_VARIABLE):
+            os.environ[KEY_VARIABLE] = secrets.token_urlsafe(32)
+            stack.callback(os.environ.pop, KEY_VARIABLE, None)  # servers of a later run get another one
         servers = VLLMServer.start_all(plans, lambda text: announce(Phase(f"{many}{text}")))
         stack.callback(stop_all, servers)
         states = _ServerStates(servers, announce, folder)
@@ -119,7 +120,9 @@ class _Restarter:
             yield
         finally:
             self.over.set()
-            thread.join()
+            while thread.is_alive():
+                self.server.ask_to_end()  # it may be starting, which can take minutes
+                thread.join(LOOK)
 
     def _watch(self) -> None:
         server, states = self.server, self.states
@@ -132,7 +135,8 @@ class _Restarter:
             try:
                 server.restart()
             except RunFailed as error:
-                self._give_up(str(error), restart)
+                if not self.over.is_set():
+                    self._give_up(str(error), restart)
                 return
             states.note(server, "running", restart)
         if (code := self._wait_for_death()) is not None:

@@ -55,7 +55,7 @@ class Peer:
         self.own_address: str = connection.getsockname()[0]
         """Address of this machine, by which the other one reaches it."""
         self.has_ended = False
-        """Whether it said that it ends; from then on a lost connection is no failure."""
+        """Whether it said that it ends, after which a lost connection is no failure; or is lost."""
 
     @property
     def name(self) -> str:
@@ -203,6 +203,7 @@ class NodeLink:
             except LinkError as why:
                 if not self._over.is_set() and not peer.has_ended:
                     self.on_lost(str(why))
+                peer.has_ended = True
                 return
             if message.get("kind") == "bye":
                 peer.has_ended = True

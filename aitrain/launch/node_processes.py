@@ -36,8 +36,6 @@ KEY_VARIABLE = "VLLM_API_KEY"
 """Environment variable with the key of a vLLM server."""
 STACKS_SECONDS = 6.0
 """Seconds to wait for another machine's word on whether a rank waits for another one."""
-AFTER_FAILURE = 10.0
-"""Seconds for the ranks here to exit after node 0 said that the run failed; one may hang."""
 CAUSE_SECONDS = 5.0
 """Seconds for the news that a machine is lost, after a rank failed, as it may have failed because of that."""
 
@@ -59,6 +57,17 @@ class LinkedProcesses(Processes):
     def _environment(self) -> dict[str, str]:
         return {**interface_variables(self.link.own_address), **super()._environment()}
 
+    def _check_others(self) -> None:
+        """Called before the processes are started.
+
+        Raises:
+            AitrainError: another machine has failed, or was stopped.
+        """
+        if isinstance(self.last, Failed):
+            error = AitrainError(self.last.message)
+            error.exit_code = self.last.exit_code
+            raise error
+
     def _on_message(self, peer: Peer, message: Message) -> None:
         raise NotImplementedError
 
@@ -73,6 +82,10 @@ class LinkedProcesses(Processes):
         self.cause = self.cause or Failed(why, RunFailed.exit_code)
         self._remember(self.cause)
         self._kill()
+
+    def _is_crash(self, code: int) -> bool:
+        """Whether a rank was ended by a signal that is not ours; one that is still starting is ended by a stop."""
+        return code < 0 and not self._is_killed and self.last is None and not self.stops
 
     def _end(self) -> Failed | Ended:
         if isinstance(self.last, Failed) and self.last.exit_code == RunFailed.exit_code and not self.stops:
@@ -100,6 +113,7 @@ class LeadingProcesses(LinkedProcesses):
         self._connect(stack)
         self.folder.write_status("running", nodes=node_info.as_json(self._nodes()), **sign_of_life())
         self.server = stack.enter_context(managed_server(self.plan, self.folder, self.announce))
+        self._check_others()
         port = stack.enter_context(reserved_port(""))
         self.ranks = Ranks(self.plan.processes, 0, self.plan.batch.processes, self.link.own_address, port)
         key = os.environ.get(KEY_VARIABLE) if self.server else None
@@ -174,7 +188,7 @@ class LeadingProcesses(LinkedProcesses):
         super()._kill()
 
     def _on_exit(self, rank: int, code: int) -> None:
-        if code < 0 and not self._is_killed and self.last is None:
+        if self._is_crash(code):
             message = how_it_ended(rank, self.ranks.world, code)
             self.link.tell("failed", message=message, exit_code=RunFailed.exit_code, status="failed")
         super()._on_exit(rank, code)
@@ -239,11 +253,8 @@ class FollowingProcesses(LinkedProcesses):
         self.link.beat = self._progress
         self._connect(stack)
         begun = self._begun.get()  # node 0 may start a vLLM server first
-        if begun is None:
-            assert isinstance(self.last, Failed)
-            error = AitrainError(self.last.message)
-            error.exit_code = self.last.exit_code
-            raise error
+        self._check_others()
+        assert begun is not None
         count, address = self.plan.processes, self.link.peers[0].address
         self.ranks = Ranks(count, count * self.plan.nodes.rank, begun["world"], address, begun["port"])
         self.server, self._key = begun["server"], begun["key"]
@@ -302,12 +313,14 @@ class FollowingProcesses(LinkedProcesses):
     def _hear_failure(self, peer: Peer, message: Message) -> None:
         """Node 0's word on why the run failed explains the errors of the ranks here, unless it was one of these."""
         assert self.plan.nodes is not None
-        failed = Failed(f"{peer.name}: {message['message']}", message["exit_code"], message["status"])
-        if not message["message"].startswith(f"node {self.plan.nodes.rank} "):
+        what, own = message["message"], f"node {self.plan.nodes.rank} ("
+        is_own = what.startswith(own)
+        error = what.partition("): ")[2] if is_own else ""
+        failed = Failed(error or f"{peer.name}: {what}", message["exit_code"], message["status"])
+        if not is_own:
             self.cause = self.cause or failed
         self._remember(failed)
         self._has_heard = True
-        self._kill_in(AFTER_FAILURE)
         self._begun.put(None)
 
     def _on_lost(self, why: str) -> None:
@@ -326,7 +339,7 @@ class FollowingProcesses(LinkedProcesses):
         self.link.tell("stop" if self.stops == 1 else "kill")
 
     def _on_exit(self, rank: int, code: int) -> None:
-        if code < 0 and not self._is_killed and self.last is None:
+        if self._is_crash(code):
             self.link.tell("crash", message=how_it_ended(rank, self.ranks.world, code))
         super()._on_exit(rank, code)
 

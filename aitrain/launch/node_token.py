@@ -40,6 +40,7 @@ def read_token(place: str, folder: Path) -> str | None:
     if token := os.environ.get(TOKEN_VARIABLE):
         return token
     with suppress(OSError):
+        os.listdir(folder)  # makes NFS look for a file that was not there before
         return _token_file(place, folder).read_text() or None
     return None
 

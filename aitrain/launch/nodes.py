@@ -165,6 +165,8 @@ def _admit(nodes: Nodes, own: Message, met: dict[int, Peer], peer: Peer, hello: 
         _refuse([peer], f"node_rank: there is a node {peer.node} already")
         return
     met[peer.node] = peer
+    if refused := hello["facts"].get("refused"):
+        raise ConfigError(f"nnodes: {peer.name} cannot run this command: {refused}")
     unequal = f"nnodes {count} (node 0: {nodes.count})" if count != nodes.count else difference(own, hello["facts"])
     if unequal:
         raise ConfigError(f"nnodes: {peer.name} differs from node 0: {unequal}\nMake the machines equal.")

@@ -103,7 +103,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
         needed_rank(config.lora_r)
     if starts_server(config) and is_here:
         check_vllm_memory(config, served, engines=config.vllm_servers)
-        if config.vllm_listen_address is not None:
+        if config.vllm_listen_address is not None and (nodes is None or nodes.rank == 0):  # the others start none
             check_listen_address(config.vllm_listen_address)
     elif config.use_vllm and config.vllm_mode == "colocate" and is_here:
         check_vllm_memory(config, gpus[:processes], processes // config.vllm_tensor_parallel_size)
@@ -123,7 +123,7 @@ def check(config: TrainConfig, has_environment: bool = False) -> RunPlan:
     if is_here and nodes is None and (idle := idle_nodes(os.environ)) > 0:
         notes.append(f"SLURM gave this job {idle + 1} nodes, and this command runs on one: start it with srun.")
     if is_here:
-        notes += check_resources(config, batch, gpus[:processes])
+        notes += check_resources(config, batch, gpus[:processes], nodes)
     return RunPlan(config, source, batch, gpus[:processes], checkpoint, served, tuple(notes), nodes)
 
 

@@ -43,6 +43,8 @@ from aitrain.runs.watchdog import Stall, Watchdog, ask_for_stacks, message, wait
 
 PATIENCE = 60.0
 """Seconds that a process gets to exit after it reported its end."""
+AFTER_FAILURE = 10.0
+"""The same after the failure of one of several ranks: the others may hang, and have nothing to finish."""
 CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that end one rank and make the others fail; SIGABRT is how NCCL ends the others."""
 TIMED_OUT = re.compile(r"Rank (\d+) timed out [^.\n]*")
@@ -162,7 +164,8 @@ class Processes:
             self.last = event
             if self.watchdog is not None:
                 self.watchdog.stop()
-            self._kill_in(PATIENCE)
+            is_alone = self.plan.batch.processes == 1
+            self._kill_in(PATIENCE if is_alone or isinstance(event, Ended) else AFTER_FAILURE)
 
     def _kill_in(self, seconds: float) -> None:
         timer = threading.Timer(seconds, self._kill)

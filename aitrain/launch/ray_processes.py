@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from aitrain.activity import Part, Snapshot
 from aitrain.errors import AitrainError, Interrupted, RunFailed
@@ -17,16 +17,17 @@ from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import PATIENCE, STOPPING, mask_logs
 from aitrain.launch.ray_fit import PRIVATE, bundles, fit, start_relay
 from aitrain.launch.ray_placement import describe
-from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests
+from aitrain.launch.ray_relay import Meeting, RankNews, Requests
 from aitrain.launch.ray_server import server_on_ray
 from aitrain.launch.stop_signals import on_stop_signals
 from aitrain.launch.system_recorder import SystemRecorder
 from aitrain.redaction import disable_telemetry
 from aitrain.runs.heartbeat import sign_of_life
-from aitrain.runs.node_info import NodeInfo, as_json
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import DUMP_SECONDS, Stall, Watchdog, message
 
+KILL_SECONDS = 10.0
+"""How long a second stop waits for the machines to kill the training processes."""
 LOOK = 5.0
 """Seconds between two looks at the machines of the cluster."""
 
@@ -61,7 +62,7 @@ class RayProcesses:
         disable_telemetry(self.plan.config.telemetry)
         try:
             self._run()
-        except Interrupted as error:  # while vLLM was being started
+        except Interrupted as error:  # while Ray was being connected, or vLLM started
             return Failed(str(error), error.exit_code)
         return self._end()
 
@@ -71,6 +72,7 @@ class RayProcesses:
             stack.callback(shutil.rmtree, self.folder.path / PRIVATE, ignore_errors=True)
             self.folder.write_status("running", **sign_of_life())
             self.announce(Phase("connecting to Ray"))
+            stack.enter_context(on_stop_signals(self._leave))
             stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
             stack.enter_context(on_stop_signals(lambda *_: self.stop()))  # after Ray has set its own handlers
             self.relay = start_relay(self.plan, self.folder)
@@ -86,6 +88,11 @@ class RayProcesses:
             watchdog.stop()
 
     # -- Ray
+
+    def _leave(self, *_: object) -> NoReturn:
+        """Handle a stop signal while Ray is being connected."""
+        self.stop()  # also if the exception gets lost in a callback of Ray
+        raise Interrupted("Stopped.")
 
     def _is_stopped(self) -> bool:
         """Hear what vLLM's machine says while it starts; whether the run was stopped meanwhile."""
@@ -106,11 +113,17 @@ class RayProcesses:
         from ray.exceptions import RayError
 
         looked = time.monotonic()
+        killed: float | None = None
         try:
             while fitting.is_alive():
                 self._hear_all(0.5)
-                if self.requests.stops and self.meeting is None:
-                    return  # nothing runs yet
+                if self.requests.stops and (self.meeting is None or self.lost):
+                    self.last = None  # nothing runs: what the other ranks said followed from the loss
+                    return
+                if self.requests.stops > 1:
+                    killed = killed or time.monotonic()
+                    if time.monotonic() - killed > KILL_SECONDS:
+                        return  # a machine does not answer
                 if time.monotonic() - looked > LOOK:
                     self._look_for_lost_machines()
                     looked = time.monotonic()
@@ -135,7 +148,7 @@ class RayProcesses:
             self._remember(Failed(meeting.problem, 2))
             return
         where = "; ".join(f"rank {place.rank} on {place}" for place in meeting.places)
-        self.folder.write_status("running", nodes=_nodes(meeting))
+        self.folder.write_status("running", nodes=meeting.nodes())
         if self.starts == 1:
             self.announce(Note(f"Training on Ray: {where}.", "info"))
             return
@@ -245,15 +258,3 @@ def cause_of(error: BaseException | None) -> str:
         lines = lines[-1:]
     text = " ".join(line.strip() for line in lines)[:300].rstrip(".") or type(cause).__name__
     return text if rank is None else f"Rank {rank} was lost: {text}"
-
-
-def _nodes(meeting: Meeting) -> list[dict[str, object]]:
-    """The machines of a run, for status.json."""
-    ranks: dict[str, list[RankPlace]] = {}
-    for place in meeting.places:
-        ranks.setdefault(place.address, []).append(place)
-    gpus = {address: sum(bool(place.gpus) for place in places) for address, places in ranks.items()}
-    return as_json(
-        NodeInfo(number, places[0].host, address, gpus[address])
-        for number, (address, places) in enumerate(ranks.items())
-    )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from aitrain.activity import Snapshot
 from aitrain.errors import to_aitrain_error
 from aitrain.runs.checkpoint import newest_checkpoint
+from aitrain.runs.node_info import NodeInfo, as_json
 from aitrain.runs.run_folder import RunFolder
 
 
@@ -47,6 +48,17 @@ class Meeting:
     """Environment variables with the address of the run's own vLLM server, and its key."""
     start: str = ""
     """Id of this start."""
+
+    def nodes(self) -> list[dict[str, object]]:
+        """The machines, for status.json."""
+        ranks: dict[str, list[RankPlace]] = {}
+        for place in self.places:
+            ranks.setdefault(place.address, []).append(place)
+        gpus = {address: sum(bool(place.gpus) for place in places) for address, places in ranks.items()}
+        return as_json(
+            NodeInfo(number, places[0].host, address, gpus[address])
+            for number, (address, places) in enumerate(ranks.items())
+        )
 
 
 @dataclass(frozen=True)

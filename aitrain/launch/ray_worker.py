@@ -6,6 +6,7 @@ is imported, and the events work as they do there: Ray calls its function outsid
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -29,6 +30,7 @@ from aitrain.launch.local_processes import Ranks, how_it_ended, rank_variables, 
 from aitrain.launch.preflight import RunPlan
 from aitrain.launch.processes import PATIENCE, process_variables
 from aitrain.launch.ray_relay import Meeting, RankNews, RankPlace, Requests
+from aitrain.runs.node_info import VARIABLE as NODES_VARIABLE
 from aitrain.runs.run_folder import RunFolder
 from aitrain.runs.watchdog import BYTES, ask_for_stacks, bytes_moved, descendants, waits_for_another_rank
 
@@ -142,7 +144,11 @@ class RankProcess:
         try:
             threading.Thread(target=_read_lines, args=[child, lines], daemon=True).start()
             while not self.is_silent:
-                self._do(tell(self._next_news(child, lines, memory)), child, tell)
+                has_ended = child.poll() is not None
+                news = self._next_news(child, lines, memory)
+                self._do(tell(news), child, tell)
+                if has_ended and not news.lines:
+                    break  # a process that it has forked still holds its output
             with suppress(subprocess.TimeoutExpired):
                 child.wait(PATIENCE)
         finally:
@@ -187,6 +193,7 @@ class RankProcess:
             **self.job.variables,
             **self.meeting.server,
             **rank_variables(meet, numbers.rank),
+            NODES_VARIABLE: json.dumps(self.meeting.nodes()),
             ACTIVITY_VARIABLE: str(memory.path),
         }
 

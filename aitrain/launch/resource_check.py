@@ -12,6 +12,7 @@ from aitrain.errors import ConfigError
 from aitrain.launch.model_shape import ModelShape, read_model_shape
 from aitrain.launch.nvidia import ask_driver
 from aitrain.launch.resource_estimate import MIB, DeviceMemory, estimate_disk, estimate_memory, memory_savers
+from aitrain.launch.slurm import Nodes
 from aitrain.machine import free_memory, total_memory
 from aitrain.options.train import TrainConfig
 
@@ -43,8 +44,10 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def check_resources(config: TrainConfig, batch: BatchPlan, gpus: Sequence[str]) -> tuple[str, ...]:
-    """Warnings if a run may not fit; none if the model's shape is unknown.
+def check_resources(
+    config: TrainConfig, batch: BatchPlan, gpus: Sequence[str], nodes: Nodes | None = None
+) -> tuple[str, ...]:
+    """Warnings if a run may not fit on this machine; none if the model's shape is unknown.
 
     Raises:
         ConfigError: not even the weights fit into the memory, or the result onto the disk.
@@ -53,7 +56,8 @@ def check_resources(config: TrainConfig, batch: BatchPlan, gpus: Sequence[str]) 
     if shape is None:
         return ()
     device = device_memory(gpus)
-    memory, sharing = estimate_memory(shape, config, batch, device), processes_sharing(batch, device)
+    memory = estimate_memory(shape, config, batch, device)
+    sharing = processes_sharing(batch.processes // (nodes.count if nodes else 1), device)
     if device.free is not None and memory.stay["weights"] * sharing > device.free:
         each = f" for each of {sharing} processes" if sharing > 1 else ""
         raise ConfigError(
@@ -70,12 +74,13 @@ def check_resources(config: TrainConfig, batch: BatchPlan, gpus: Sequence[str]) 
             f"Memory may run out: with the longest episodes about {format_bytes(memory.peak)}{each} are needed,"
             f" {format_bytes(device.free)} are free{f'. {way_out}' if way_out else ''} (aitrain plan shows more)."
         )
-    return (*warnings, *_tight_disk(shape, config, batch))
+    is_saved_here = nodes is None or nodes.rank == 0
+    return (*warnings, *(_tight_disk(shape, config, batch) if is_saved_here else ()))
 
 
-def processes_sharing(batch: BatchPlan, device: DeviceMemory) -> int:
-    """Number of the run's processes that share one device's memory."""
-    return batch.processes if device.kind == "CPU" else 1
+def processes_sharing(processes: int, device: DeviceMemory) -> int:
+    """Number of processes that share one device's memory, of those on this machine."""
+    return processes if device.kind == "CPU" else 1
 
 
 def format_bytes(count: float) -> str:

@@ -15,8 +15,9 @@ LARGE = 8_000_000_000
 SMALL = 1_000_000_000
 """Weights below which gathered layers are kept from the forward to the backward pass."""
 
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
-"""Optimizers that FSDP2 can shard: their state has one number, or several, for each weight."""
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")
+"""Optimizers that FSDP2 can shard: their state has one number, or several, for each weight, from the first step on.
+That of adagrad exists before, for the weights that are replaced by sharded ones."""
 SETTINGS = ("reshard_after_forward", "cpu_ram_efficient_loading", "state_dict_type", "transformer_layer_cls_to_wrap")
 """Keys of `--trl fsdp_config` that may be set."""
 

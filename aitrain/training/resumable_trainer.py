@@ -6,7 +6,7 @@ Where this depends on the inside of TRL 1.16 and transformers 5.17 (tests/traini
                                                             a batch that is used for longer than one step
     GRPOTrainer._metrics["train"]                           saved and restored: what has not been logged yet; likewise
                                                             ._tr_loss, ._total_loss_scalar, ._globalstep_last_logged
-    Trainer._load_from_checkpoint(checkpoint)               called, for the weights alone; overridden under FSDP2, as
+    Trainer._load_from_checkpoint(checkpoint)               overridden, for the weights alone; under FSDP2, so
                                                             are .save_model, ._save_optimizer_and_scheduler,
                                                             ._load_optimizer_and_scheduler and ._prepare_for_training
     transformers.trainer.save_fsdp_model, .save_fsdp_optimizer, .load_fsdp_optimizer    replaced meanwhile
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from transformers import trainer as transformers_trainer
 from transformers.trainer_callback import TrainerState
 
@@ -89,10 +90,10 @@ class ResumableTrainer(OptimizingTrainer):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if self.is_fsdp_enabled:
-            load_weights(self.model, Path(resume_from_checkpoint))
-        elif self.is_deepspeed_enabled:
+        if self.is_deepspeed_enabled:
             zero.load_weights(self.model, Path(resume_from_checkpoint))
+        elif self.is_fsdp_enabled or not isinstance(self.model, PeftModel):
+            load_weights(self.model, Path(resume_from_checkpoint))  # transformers only warns of weights that it misses
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 

@@ -9,15 +9,17 @@ by all processes, each its part.
 
 torch's own format of sharded checkpoints has a pickle in it, and is not used.
 
-Inside API of torch 2.13 that it uses (tests/training/test_upstream.py):
+Inside API of torch 2.13 and transformers 5.17 that it uses (tests/training/test_upstream.py):
 
     torch.distributed.checkpoint.HuggingFaceStorageWriter, HuggingFaceStorageReader     write and read such files
     torch.distributed.tensor.distribute_tensor(src_data_rank=None)      takes this process's part without communication
+    transformers.modeling_utils.is_fsdp_enabled         replaced while a checkpoint's weights are converted
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import modeling_utils
 
+from aitrain.engines.scopes import replaced
 from aitrain.engines.sharded_tensors import gathered, reshard
 from aitrain.runs.checkpoint import SHARDS
 
@@ -54,7 +59,8 @@ def saved_weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def load_weights(model: Any, checkpoint: Path) -> None:
-    """Load the weights of a checkpoint into a sharded model; each process reads its part. Every process must call this.
+    """Load the weights of a checkpoint into a model, of which each process has a part or all. Every process must call
+    this.
 
     Raises:
         KeyError: the checkpoint lacks a weight.
@@ -65,15 +71,40 @@ def load_weights(model: Any, checkpoint: Path) -> None:
     if (checkpoint / SHARDS).is_dir():
         load(dict(weights), storage_reader=HuggingFaceStorageReader(str(checkpoint / SHARDS)))
         return
-    pattern = "adapter_model*.safetensors" if isinstance(model, PeftModel) else "model*.safetensors"
-    read = set()
-    for file in sorted(checkpoint.glob(pattern)):
+    for name, full in weights_in(checkpoint, model, weights.keys()):
+        _fill(weights[name], full)
+
+
+def weights_in(checkpoint: Path, model: Any, names: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights with these names in the model that a checkpoint has, in an order that is the same in all processes.
+
+    Raises:
+        KeyError: the checkpoint lacks one.
+    """
+    kind, found = "adapter_model" if isinstance(model, PeftModel) else "model", dict[str, Path]()
+    for file in sorted(checkpoint.glob(f"{kind}*.safetensors")):
         with safe_open(file, "pt") as opened:
-            for name in weights.keys() & opened.keys():
-                _fill(weights[name], opened.get_tensor(name))
-                read.add(name)
-    if missing := weights.keys() - read:
-        raise KeyError(f"{checkpoint} has no {min(missing)}")
+            found |= {name: file for name in sorted(opened.keys()) if name in names}
+    missing = names - found.keys()
+    if not missing:
+        for file in dict.fromkeys(found.values()):
+            with safe_open(file, "pt") as opened:
+                yield from ((name, opened.get_tensor(name)) for name in found if found[name] == file)
+        return
+    converted = {} if isinstance(model, PeftModel) else _converted(checkpoint, model)
+    if unknown := names - converted.keys():
+        raise KeyError(f"{checkpoint} has no {min(unknown)}")
+    yield from ((name, converted[name]) for name in sorted(names))
+
+
+def _converted(checkpoint: Path, model: Any) -> dict[str, torch.Tensor]:
+    """A checkpoint's weights by their names in the model where transformers writes other ones: each expert of a mixture
+    has a weight of its own in the files, and a part of one in memory."""
+    kind: Any = next(kind for kind in type(model).__mro__ if not issubclass(kind, FSDPModule))
+    with replaced(modeling_utils, {"is_fsdp_enabled": lambda: False}):  # else all but one process would get zeros
+        written = kind.from_pretrained(checkpoint, config=copy.deepcopy(model.config), dtype=model.dtype)
+    tensors: dict[str, torch.Tensor] = written.state_dict()
+    return tensors
 
 
 def _fill(target: torch.Tensor, full: torch.Tensor) -> None:

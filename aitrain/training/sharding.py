@@ -7,7 +7,8 @@ Inside API of accelerate 1.15, torch 2.13 and transformers 5.17 that it uses (te
                                             when the trainer is made, and not once more by Trainer.train()
     AcceleratorState                        ignores the plugin on the CPU and in a single process
     fsdp_utils.fsdp2_prepare_model          shards a model without an optimizer, layer by layer
-    ACCELERATE_USE_FSDP                     with it, transformers loads weights on the first process of a machine only
+    ACCELERATE_USE_FSDP                     with it, transformers loads weights on the first process of a machine only;
+                                            with it and others like it, accelerate distributes the model
 """
 
 from __future__ import annotations
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
 
 UNSHARDED_DEVICES: tuple[str, ...] = ("cpu",)
 """Types of devices on which accelerate ignores the FSDP plugin, without a word."""
+
+VARIABLES = {
+    "ACCELERATE_USE_FSDP": "fsdp2",
+    "ACCELERATE_USE_DEEPSPEED": "deepspeed",
+    "ACCELERATE_USE_MEGATRON_LM": None,
+    "ACCELERATE_USE_PARALLELISM_CONFIG": None,
+}
+"""Variables with which accelerate distributes the model in another way than the options say, and the backend that sets
+them itself."""
 
 
 # -- settings
@@ -62,10 +72,10 @@ def check_can_shard(config: TrainConfig, device: str) -> None:
     Raises:
         ConfigError: sharding is asked for in a way that would leave each process with the whole model.
     """
-    if config.distributed_backend == "ddp" and parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        raise ConfigError(
-            "ACCELERATE_USE_FSDP: aitrain does not take over accelerate's variables\nUse --distributed-backend fsdp2."
-        )
+    for variable, backend in VARIABLES.items():
+        if backend != config.distributed_backend and parse_flag_from_env(variable):
+            instead = f", and use --distributed-backend {backend}" if backend else ""
+            raise ConfigError(f"{variable}: aitrain does not take over accelerate's variables\nUnset it{instead}.")
     if config.distributed_backend == "fsdp2" and device in UNSHARDED_DEVICES:
         raise ConfigError(
             f"distributed_backend: accelerate ignores fsdp2 on the {device.upper()}: each process would hold the whole"

@@ -8,7 +8,9 @@ unpickled with torch's `weights_only=True` only.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -193,12 +195,17 @@ def explain_write_errors(folder: RunFolder, size: int) -> Iterator[None]:
         for unfinished in (*folder.checkpoints.glob(f"{STAGING}*"), *folder.path.glob(f"{STAGING}*")):
             shutil.rmtree(unfinished, ignore_errors=True)
         free = shutil.disk_usage(folder.path).free
-        why = getattr(error, "strerror", None) or " ".join(str(error).split())[:120]
+        is_full = isinstance(error, RuntimeError) and free < size  # torch says only at which position it failed
+        why = getattr(error, "strerror", None) or (os.strerror(errno.ENOSPC) if is_full else _short(error))
         raise CannotWriteError(
             f"Cannot save in {folder.path}: {why}\n"
             f"It takes about {_megabytes(size)}, and {_megabytes(free)} are free. Everything saved before is intact:\n"
             "free some disk space and continue with --resume."
         ) from error
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]
 
 
 def _megabytes(size: int) -> str:

@@ -29,13 +29,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from peft import PeftModel, get_peft_model_state_dict
-from safetensors import safe_open
 from transformers.integrations import deepspeed as integration
 
 from aitrain.engines.scopes import replaced
 from aitrain.errors import ConfigError
 from aitrain.options.train import TrainConfig
-from aitrain.training.sharded_state import saved_weights
+from aitrain.training.sharded_state import saved_weights, weights_in
 
 CHECKPOINT_ENGINE = "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine"
 CLASSES = (
@@ -121,17 +120,19 @@ def gathered(model: Any, keeps: bool) -> dict[str, torch.Tensor]:
 
 def load_weights(model: Any, checkpoint: Path) -> None:
     """Load the weights of a checkpoint, after which the training cannot go on: the optimizer has its own copy. Every
-    process must call this."""
+    process must call this.
+
+    Raises:
+        KeyError: the checkpoint lacks a weight.
+    """
     weights = saved_weights(model)
     if isinstance(model, PeftModel):
         weights = get_peft_model_state_dict(model, weights, save_embedding_layers=False)
-    kind = "adapter_model" if isinstance(model, PeftModel) else "model"
-    for file in sorted(checkpoint.glob(f"{kind}*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            for name in [name for name in opened.keys() if name in weights]:  # noqa: SIM118
-                with _whole(weights[name], changed_by=0), torch.no_grad():
-                    if weights[name].numel():
-                        weights[name].copy_(opened.get_tensor(name))
+    with loaded_whole(), torch.no_grad():
+        for name, full in weights_in(checkpoint, model, weights.keys()):
+            with _whole(weights[name], changed_by=0):
+                if weights[name].numel():
+                    weights[name].copy_(full)
 
 
 def _whole(tensor: torch.Tensor, changed_by: int | None = None) -> AbstractContextManager[object]:

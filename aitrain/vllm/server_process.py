@@ -206,7 +206,7 @@ class VLLMServer:
         """Ask it to end, without waiting. No-op if it is stopped."""
         pipe = None if self._supervisor is None else self._supervisor.stdin
         if pipe is not None and not pipe.closed:
-            with suppress(BrokenPipeError), pipe:  # it has exited already
+            with suppress(BrokenPipeError, ValueError), pipe:  # it has exited already, or another thread has asked it
                 pipe.write(b"end")  # closing is not enough: a forked process may hold the pipe, too
 
     def stop(self) -> None:

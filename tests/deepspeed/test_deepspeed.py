@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
-import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -133,4 +133,13 @@ def test_the_classes_that_may_be_unpickled_run_no_code() -> None:
         assert not {"__reduce__", "__setstate__", "__del__"} & vars(kind).keys()
     engine = importlib.import_module(CHECKPOINT_ENGINE).TorchCheckpointEngine
     assert list(inspect.signature(engine.load).parameters) == ["self", "path", "map_location"]
-    assert pickle.UnpicklingError
+
+
+def test_what_is_replaced_inside_of_deepspeed_is_there() -> None:
+    """`training/zero.py` sets `__compatible_ops__` and `check_grad_overflow`, and reads `ds_tensor`, `ds_numel`."""
+    deepspeed = importlib.import_module("deepspeed")
+    assert "deepspeed_shm_comm" in deepspeed.ops.__compatible_ops__
+    for module in ("stage_1_and_2", "stage3"):
+        source = Path(inspect.getfile(importlib.import_module(f"deepspeed.runtime.zero.{module}"))).read_text()
+        assert "self.overflow" in source
+        assert "check_grad_overflow" in source or module == "stage3"

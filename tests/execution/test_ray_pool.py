@@ -25,7 +25,7 @@ from aitrain.jobs.fork_host import env_command
 from aitrain.options.train import TrainConfig
 
 SOURCE = '''
-import os, socket, time
+import os, socket, sys, time
 
 class Env:
     """An environment whose calls do what tests need."""
@@ -50,6 +50,9 @@ class Env:
 
     def fail(self):
         raise ValueError("no")
+
+    def has_sessions(self):
+        return "aitrain.environment.remote_session" in sys.modules
 
     def read(self, name):
         return open(name).read()
@@ -104,7 +107,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPool]:
         patch.setattr(ray_pool, "machines", lambda: cluster("one", "two"))
         patch.setattr(ray_pool, "WAIT", 0.05)
         pool = StandInPool(env_command(TrainConfig(rl_env="task.py:Env")), 4, ExitStack())
-        assert pool._start_missing() == []
+        pool._start_missing()
+        assert pool.problems == {}
         yield pool
         pool.close()
 
@@ -134,6 +138,10 @@ def test_leases_go_to_the_machine_with_the_fewest_and_each_has_a_process(pool: R
     assert {word for word, _ in said} == {"loaded"}
 
 
+def test_the_first_call_of_a_process_imports_nothing_of_aitrain_in_its_time(pool: RayPool) -> None:
+    assert pool.lease(itself).call("has_sessions")
+
+
 def test_a_released_process_is_used_again(pool: RayPool) -> None:
     first, other = pool.lease(itself), pool.lease(itself)
     pids = {lease.host: lease.call("say")[1] for lease in (first, other)}
@@ -148,7 +156,7 @@ def test_attributes_that_build_dataset_sets_reach_all_machines_and_later_ones(
 ) -> None:
     pool.update({"word": pickle.dumps("set")})
     monkeypatch.setattr(ray_pool, "machines", lambda: cluster("one", "two", "three"))
-    assert pool._start_missing() == []
+    pool._start_missing()
     leases = [pool.lease(itself) for _ in range(3)]
     assert {lease.host.machine.host: lease.call("say")[0] for lease in leases} == dict.fromkeys(
         ["one", "two", "three"], "set"
@@ -221,6 +229,23 @@ def test_an_environment_that_cannot_be_loaded_there_is_named(tmp_path: Path, mon
     pool = StandInPool(env_command(TrainConfig(rl_env="task.py:Env")), 1, ExitStack())
     with pytest.raises(CallFailed, match=r"cannot be loaded on .*task\.py"):
         pool._start_host(cluster("one")[0])
+
+
+def test_a_machine_that_cannot_load_the_environment_is_left_out_and_named_once(
+    pool: RayPool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Unfit(HostHandle):
+        def ask(self, *_: object, **__: object) -> None:
+            raise RuntimeError("no such file")
+
+    started = []
+    monkeypatch.setattr(ray_pool, "machines", lambda: cluster("one", "two", "three"))
+    monkeypatch.setattr(pool, "_start_host", lambda machine: started.append(machine) or Unfit(None, machine))
+    pool._start_missing()
+    pool._start_missing()
+    assert [machine.host for machine in started] == ["three"]
+    assert capsys.readouterr().out == "The environment does not run there: three: no such file\n"
+    assert pool.problems.pop("three") == "three: no such file"
 
 
 def test_machines_with_the_resource_environment_are_the_only_ones_that_run_it() -> None:

@@ -157,7 +157,7 @@ def test_a_machine_that_is_asked_to_stop_ends_the_run_on_all_of_them(
     (first, error), (second, other) = (command.end() for command in commands)
 
     assert (first, second) == (130, 130), (error, other)
-    assert "continue with:" in error
+    assert "Continue on all machines, each with its own --node-rank:" in error
     assert look(run).status == "stopped"
     assert (run / "checkpoints" / f"checkpoint-{look(run).step}" / "manifest.json").exists()
     assert pair.left() == []

@@ -64,6 +64,7 @@ class Machine:
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "OMP_NUM_THREADS": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",  # Ray's is 15, by which other programs of this machine go first
             "RAY_enable_metrics_collection": "0",
             **{f"RAY_health_check_{name}": str(value) for name, value in quick.items()},
         }

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.ray.cluster import BIN, can_make_machines, machines
+from tests.ray.cluster import BIN, Machine, can_make_machines
 
 pytest.importorskip("ray", reason="Ray is not installed (extra ray); make ray installs it")
 pytestmark = pytest.mark.skipif(not can_make_machines(), reason="network namespaces cannot be created here")
@@ -31,28 +31,28 @@ class Env:
 '''
 
 
-def test_calls_run_on_all_machines_with_the_deadlines_and_failures_of_local_processes(tmp_path: Path) -> None:
+def test_calls_run_on_all_machines_with_the_deadlines_and_failures_of_local_processes(
+    cluster: list[Machine], tmp_path: Path
+) -> None:
     (tmp_path / "task.py").write_text(SOURCE)
     command = [
         str(BIN / "aitrain"), "grpo", "--model", "tiny", "--rl-env", "task.py:Env", "--rl-prompts-per-step", "4",
-        "--rl-num-generations", "4", "--batch-size", "16", "--rl-max-new-tokens", "8", "--max-steps", "2",
+        "--rl-num-generations", "4", "--batch-size", "16", "--rl-max-new-tokens", "8", "--max-steps", "1",
         "--rl-env-timeout", "2", "--rl-max-failed", "1", "--eval-cases", "0", "--rl-kl-coef", "0", "--no-rl-check",
-        "--save-strategy", "no",
+        "--save-strategy", "no", "--rl-env-workers", "ray:4", "--project-name", "ray",
     ]  # fmt: skip
-    with machines(tmp_path / "home") as network:
-        first, second = network.add(), network.add()
-        first.start_ray()
-        second.start_ray(first.address)
-        local = [*command, "--project-name", "local", "--rl-env-isolation", "process", "--rl-env-workers", "4"]
-        first.run(*local, cwd=tmp_path)
-        first.run(*command, "--project-name", "ray", "--rl-env-workers", "ray:4", cwd=tmp_path)
-    here, there = (rollouts(tmp_path / "runs" / name) for name in ("local", "ray"))
-    assert [(each["case_idx"], each["completion"], each["score"]) for each in there] == [
-        (each["case_idx"], each["completion"], each["score"]) for each in here
-    ]
-    assert {each["metrics"]["machine"] for each in there if each["score"] is not None} == {1, 2}
-    for case, words in ((1, "timed out"), (2, "exited with code 7")):
-        assert all(words in each["error"]["message"] for each in there if each["case_idx"] == case)
+    cluster[0].run(*command, cwd=tmp_path)
+    cases: dict[int, list[dict[str, Any]]] = {}
+    for each in rollouts(tmp_path / "runs" / "ray"):
+        cases.setdefault(each["case_idx"], []).append(each)
+    assert {case: len(episodes) for case, episodes in cases.items()} == dict.fromkeys(range(4), 4)
+    scored = cases[0] + cases[3]
+    assert [each["score"] for each in scored] == [len(each["completion"]) % 2 for each in scored]
+    assert {each["metrics"]["machine"] for each in scored} == {1, 2}
+    assert {(each["error"]["kind"], "time.sleep(1000)" in each["error"]["message"]) for each in cases[1]} == {
+        ("timed_out", True)
+    }
+    assert {each["error"]["message"] for each in cases[2]} == {"crashed: its process exited with code 7"}
 
 
 def rollouts(run: Path) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ from aitrain.training.run_context import RunContext  # noqa: E402
 from aitrain.training.trainer import EpisodeTrainer  # noqa: E402
 from aitrain.training.zero import own_part as own_part_of_zero  # noqa: E402
 from aitrain.ui import card  # noqa: E402
-from tests.training.scripted_run import ScriptedTalk, scripted_sample  # noqa: E402
+from tests.training.scripted_run import Scripted, ScriptedTalk, scripted_sample  # noqa: E402
 
 RANK = int(os.environ["RANK"])
 SHARDED: dict[str, object] = {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}
@@ -81,7 +81,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "adapter": ADAPTER,
     "merged": ADAPTER | {"merge_adapter": True, "rl_kl_coef": 0.1},
     "nan": {"environment": NotANumber, "lr": 1e-4, "scheduler": "constant", "warmup_ratio": 0.0},
-    "sampled": {"sample": HFEngine.sample, "eval_cases": 2},
+    "sampled": {"environment": Scripted, "sample": HFEngine.sample, "eval_cases": 2},
     "one-copy": {
         "environment": Unscored,
         "rl_kl_coef": 0.1,

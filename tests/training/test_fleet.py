@@ -37,6 +37,7 @@ class Slow(Fake):
     def __init__(self) -> None:
         self.prompts: list[list[int]] = []
         self.answers = asyncio.Event()
+        self.hangs = False
         super().__init__()
 
     @property
@@ -49,6 +50,8 @@ class Slow(Fake):
         self.answers.set()
 
     async def respond(self, request: httpx.Request) -> httpx.Response:
+        if self.hangs:
+            raise httpx.ReadTimeout("")
         if request.url.path == "/v1/completions" and self.is_up:
             self.prompts.append(json.loads(request.content)["prompt"][0])
             await self.answers.wait()
@@ -145,6 +148,10 @@ def test_a_batch_for_an_environment_is_divided_over_the_servers(servers: list[Sl
     assert [completion.ids for completion in completions] == [[number, END] for number in range(9)]
     assert [len(server.prompts) for server in servers] == [3, 3, 3]
 
+    completions = run(engine.generate_batch(CompletionBatch(prompts, Sampling().greedy, 8)))
+    assert [completion.ids for completion in completions] == [[number, END] for number in range(9)]
+    assert [[len(body["prompt"]) for body in server.bodies("/v1/completions")[3:]] for server in servers] == [[3]] * 3
+
 
 # -- one is gone
 
@@ -224,6 +231,23 @@ def test_a_server_that_was_cut_off_has_older_weights_of_this_run_and_gets_the_pr
     assert len(set(versions(servers))) == 1
 
 
+def test_a_server_that_answers_nothing_any_more_is_left_out_while_another_one_lives(
+    servers: list[Slow], sync: Any
+) -> None:
+    engine = fleet_of(servers, sync)
+    run(engine.load_weights(0))
+    servers[0].hangs = True
+    assert [completion.ids for completion in run(engine.settled(ask(engine, *([n] for n in range(9)))))] == [
+        [number, END] for number in range(9)
+    ]
+    servers[1].hangs = True
+    run(engine.load_weights(1))
+    assert [server.is_live for server in engine.fleet.servers] == [False, False, True]
+    servers[2].hangs = True
+    with pytest.raises(RunFailed, match="did not answer"):
+        run(engine.load_weights(2))
+
+
 def test_when_no_server_is_left_requests_wait_for_the_first_that_is_back(servers: list[Slow], sync: Any) -> None:
     engine = fleet_of(servers, sync)
     run(engine.load_weights(0))
@@ -277,6 +301,37 @@ def test_a_server_that_comes_back_and_takes_no_weights_is_left_out_and_that_is_s
     assert len(notes) == 2
     assert "refuses /v1/load_lora_adapter: 404" in notes[1]
     assert engine.metrics["vllm/servers"] == 2
+
+
+def test_a_server_that_dies_while_it_is_compared_is_left_out_and_that_is_said(servers: list[Slow], sync: Any) -> None:
+    notes: list[str] = []
+    engine = fleet_of(servers, sync, notify=notes.append)
+
+    async def check(one: Engine) -> None:
+        if one.url == servers[1].url:
+            servers[1].stop()
+        await one.generate(GenerationRequest([1], 4))
+
+    engine.check = check
+    run(engine.load_weights(0))
+    assert [server.is_live for server in engine.fleet.servers] == [True, False, True]
+    assert len(notes) == 1
+    assert f"The vLLM server at {servers[1].url} is gone, 2 of 3 servers left: " in notes[0]
+
+
+def test_a_process_gives_the_weights_to_a_server_that_the_first_process_did_not_reach(
+    servers: list[Slow], sync: Any
+) -> None:
+    first, second = fleet_of(servers, sync), fleet_of(servers, type(sync)(sync.model, sync.folder, writes=False))
+    second.is_main_process = False
+    for step, is_reached in enumerate((True, False)):
+        servers[0].is_up = is_reached
+        run(first.load_weights(step))
+        servers[0].is_up = True
+        run(second.load_weights(step))
+        run(second.settled(ask(second, [1], [2], [3])))
+    assert servers[0].prompts == [[1], [1]]
+    assert versions(servers)[0].endswith("-1-load-2")
 
 
 def test_no_task_of_a_fleet_is_left_between_two_rollouts(servers: list[Slow]) -> None:

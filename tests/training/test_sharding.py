@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from aitrain import ConfigError, TrainConfig
 from aitrain.options.fsdp_settings import OPTIMIZERS, FSDPSettings, fsdp_settings
 from aitrain.runs.checkpoint import Manifest, refuse_other_backend, seal
 from aitrain.runs.model_reference import read_model
 from aitrain.training.non_finite import all_finite
+from aitrain.training.sharded_state import load_weights, weights_in
 from aitrain.training.sharding import check_can_shard, check_sharded, fsdp_arguments
 from tests.training.conftest import difference
 
@@ -200,6 +201,27 @@ def test_deepspeed_reads_its_own_checkpoints_only(written: str, backend: str, tm
         refuse_other_backend(checkpoint, backend)
 
 
+def test_weights_that_have_other_names_in_files_are_loaded(tmp_path: Path) -> None:
+    """transformers joins the experts of a layer into one weight; its own trainer only warns that this one is missing."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "moe_intermediate_size": 8, "head_dim": 4}
+    counts = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4}
+    written, loaded = (Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=16, **sizes, **counts)) for _ in range(2))
+    written.save_pretrained(tmp_path)
+
+    load_weights(loaded, tmp_path)
+
+    assert any("experts.0." in name for name in load_file(tmp_path / "model.safetensors"))
+    assert are_equal(loaded.state_dict(), written.state_dict())
+
+
+def test_a_checkpoint_without_a_weight_is_not_loaded(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    save_file({"weight": model.weight.detach()}, tmp_path / "adapter_model.safetensors")
+    adapted: Any = PeftModel.__new__(PeftModel)
+    with pytest.raises(KeyError, match="has no bias"):
+        list(weights_in(tmp_path, adapted, {"weight", "bias"}))
+
+
 # -- weight sync
 
 
@@ -249,16 +271,34 @@ def test_sharding_on_the_cpu_is_refused_before_a_model_is_loaded() -> None:
     check_can_shard(TrainConfig(), "cpu")
 
 
-def test_accelerates_own_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variable", "backend", "advice"),
+    [
+        ("ACCELERATE_USE_FSDP", "ddp", "--distributed-backend fsdp2"),
+        ("ACCELERATE_USE_FSDP", "deepspeed", "--distributed-backend fsdp2"),
+        ("ACCELERATE_USE_DEEPSPEED", "ddp", "--distributed-backend deepspeed"),
+        ("ACCELERATE_USE_MEGATRON_LM", "ddp", "Unset it"),
+        ("ACCELERATE_USE_PARALLELISM_CONFIG", "fsdp2", "Unset it"),
+    ],
+)
+def test_accelerates_own_variables_are_refused(
+    variable: str, backend: Any, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(ConfigError, match=f"{variable}(.|\n)*{advice}"):
+        check_can_shard(TrainConfig(distributed_backend=backend), "cuda")
+
+
+def test_a_backend_may_have_set_its_own_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ConfigError, match="--distributed-backend fsdp2"):
-        check_can_shard(TrainConfig(), "cuda")
+    check_can_shard(TrainConfig(distributed_backend="fsdp2"), "cuda")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"optimizer": "adafactor"}, "the state of adafactor cannot be sharded"),
+        ({"optimizer": "adagrad"}, "the state of adagrad cannot be sharded"),
         ({"quantization": "int4", "peft": True}, "quantized weights cannot be sharded"),
         ({"trl": {"fsdp_config": {"version": 1}}}, "version is not for you to set"),
         ({"trl": {"fsdp_config": {"reshard_after_forward": False}}, "peft": True}, "is always true"),
@@ -303,7 +343,8 @@ def test_tables_of_the_user_are_joined_with_our_settings() -> None:
 
 
 def test_a_state_for_each_weight_is_what_the_named_optimizers_have() -> None:
-    """The states of sharded weights are saved by the shape of their weight."""
+    """The states of sharded weights are saved by the shape of their weight; before the first step there are none, as the
+    weights are not sharded yet."""
     from transformers import Trainer, TrainingArguments
 
     for name in OPTIMIZERS:
@@ -311,6 +352,7 @@ def test_a_state_for_each_weight_is_what_the_named_optimizers_have() -> None:
         kind, settings = Trainer.get_optimizer_cls_and_kwargs(arguments)
         weight = torch.nn.Parameter(torch.ones(3, 2))
         optimizer = kind([weight], **settings)
+        assert not optimizer.state, name
         weight.grad = torch.ones(3, 2)
         optimizer.step()
         shapes = {value.shape for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)}

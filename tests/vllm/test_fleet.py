@@ -4,77 +4,115 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import signal
-import threading
-import time
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from aitrain.runs.result import Result
 from aitrain.runs.run_folder import read_lines
 from tests.vllm.test_colocated import check_agreement, run
-from tests.vllm.test_server import API_SERVER, processes_of, those_named
+from tests.vllm.test_server import processes_of
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
-WAITS = '''
-import json, time
+KILLS = '''
+import json, os, signal, threading, time, urllib.error, urllib.request
 from pathlib import Path
 
+STATES = Path("runs/run/vllm-server.json")
 
-class Waits:
-    """Holds a batch back while a server of the run is being restarted."""
+
+def servers():
+    return json.loads(STATES.read_text())["servers"]
+
+
+def first():
+    return next(iter(servers().values()))["state"]
+
+
+def commands():
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            yield int(folder.name), (folder / "cmdline").read_bytes()
+        except OSError:
+            pass
+
+
+def status(url, path, **headers):
+    try:
+        request = urllib.request.Request(f"{url}/{path}", headers=headers)
+        return urllib.request.urlopen(request).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+class Kills:
+    """Kills a server in the middle of the second batch of the first process. Half of the episodes continue at once,
+    with the other server; the others wait until it is back."""
+
+    def __init__(self):
+        self.lock, self.turns = threading.Lock(), 0
 
     def build_dataset(self, tokenizer):
         return [{"prompt": f"say {number}:"} for number in range(16)]
 
+    def kill(self):
+        key = os.environ["VLLM_API_KEY"]
+        one = next(iter(servers()))
+        paths = "collective_rpc", "v1/models", "v1/models?x=/health", "//health", "health"
+        seen = {path: status(one, path) for path in paths}
+        seen["key"] = status(one, "v1/models", Authorization=f"Bearer {key}")
+        seen["told"] = [pid for pid, command in commands() if key.encode() in command]
+        files = [path for path in STATES.parent.rglob("*") if path.is_file()]
+        seen["written"] = [str(path) for path in files if key.encode() in path.read_bytes()]
+        Path("seen.json").write_text(json.dumps(seen))
+        port = f"--port={one.rpartition(':')[2]}".encode()
+        for pid, command in commands():
+            if port in command and b"supervisor.py" not in command:
+                os.kill(pid, signal.SIGKILL)
+        while first() != "starting":
+            time.sleep(0.1)
+
     def episode(self, case_idx):
         reply = yield
-        reply += yield "more:"
-        while '"starting"' in Path("runs/run/vllm-server.json").read_text():
+        with self.lock:  # the others wait while one kills
+            self.turns += 1
+            if os.environ.get("RANK", "0") == "0" and self.turns == 24:
+                self.kill()
+            waits = self.turns > 24 and self.turns % 2
+        while waits and first() != "running":
             time.sleep(0.2)
+        reply += yield "more:"
+        if first() == "starting":
+            Path("moved").touch()
         return reply.count("e") / (1 + len(reply))
 '''
 
 
-def test_two_servers_with_a_key_one_of_which_is_killed_and_comes_back(
+def test_two_servers_with_a_key_one_of_which_is_killed_in_a_batch_of_two_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTE_OF_THIS_TEST", str(tmp_path))
-    (tmp_path / "waits.py").write_text(WAITS)
-    folder, killed, statuses = tmp_path / "runs" / "run", list[int](), list[int]()
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    (tmp_path / "kills.py").write_text(KILLS)
+    folder = tmp_path / "runs" / "run"
 
-    def kill_one() -> None:
-        metrics = folder / "metrics.jsonl"
-        while not (metrics.exists() and metrics.read_text().count('"reward"') >= 2):
-            time.sleep(0.05)
-        url = next(iter(json.loads((folder / "vllm-server.json").read_text())["servers"]))
-        rpc: dict[str, Any] = {"method": "reload_weights"}
-        statuses.append(httpx.post(f"{url}/collective_rpc", json=rpc, trust_env=False).status_code)
-        statuses.extend(httpx.get(f"{url}/{path}", trust_env=False).status_code for path in ("v1/models", "health"))
-        killed.extend(those_named(API_SERVER, tmp_path))
-        os.kill(killed[0], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill_one, daemon=True)
-    killer.start()
     lines = run(tmp_path, "--vllm-mode=server", "--vllm-servers=2", "--vllm-listen-address=127.0.0.2", "--peft",
-                "--rl-env=waits.py", "--max-steps=12", "--eval-cases=2", "--rl-max-new-tokens=4",
-                "--rl-prompts-per-step=4", "--batch-size=32", "--rl-env-timeout=500")  # fmt: skip
-    killer.join()
+                "--num-processes=2", "--rl-env=kills.py", "--max-steps=4", "--eval-cases=0", "--rl-max-new-tokens=4",
+                "--rl-prompts-per-step=4", "--batch-size=16", "--rl-env-timeout=500")  # fmt: skip
 
-    assert statuses == [401, 401, 200]
-    assert [line["step"] for line in lines] == [*range(1, 13)]
-    live = [line["vllm/servers"] for line in lines]
-    assert (live[0], min(live), live[-1]) == (2, 1, 2)
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen.pop("told") == seen.pop("written") == []
+    assert seen == {
+        "collective_rpc": 401, "v1/models": 401, "v1/models?x=/health": 401, "//health": 401, "health": 200, "key": 200,
+    }  # fmt: skip
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
     check_agreement(lines)
     assert Result.read(folder).vllm_restarts == 1
-    episodes = [record for record in read_lines(folder / "rollouts" / "rank0.jsonl") if record.get("phase") != "eval"]
-    assert not any(record["error"] for record in episodes)
+    records = [record for path in (folder / "rollouts").glob("rank*.jsonl") for record in read_lines(path)]
+    assert len(records) == 4 * 32
+    assert not any(record["error"] for record in records)
+    assert (tmp_path / "moved").exists()
     assert set(json.loads((folder / "status.json").read_text())["vllm_servers"].values()) == {"live"}
+    assert [line["vllm/servers"] for line in lines if line["step"] != 2] == [2, 2, 2]
     assert processes_of(tmp_path) == []
-    written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
-    assert b"Bearer" not in written

@@ -1,0 +1,63 @@
+"""A vLLM server on another machine whose cable is cut while it answers; skipped where there are no namespaces."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.machines.namespaces import NamespaceMachine, cannot_make_machines, two_machines
+
+WHY_NOT = cannot_make_machines() if "AITRAIN_MACHINES" in os.environ else "its own step does: .ci/machines"
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"two machines are not made here: {WHY_NOT}")
+
+SERVES = """
+import socket, time
+server = socket.create_server(("10.77.0.2", 8000))
+print("serves", flush=True)
+held = [server.accept()[0], server.accept()[0]]
+time.sleep(600)
+"""
+ASKS = """
+import asyncio, sys
+from aitrain.errors import ServerGoneError
+from aitrain.vllm import connections
+from aitrain.vllm.client import VLLMClient
+
+seconds = {connections.socket.TCP_KEEPIDLE: 1, connections.socket.TCP_KEEPINTVL: 1}
+shorter = {**seconds, connections.socket.TCP_KEEPCNT: 2, connections.socket.TCP_USER_TIMEOUT: 3000}
+connections.KEEPALIVE = [(level, name, shorter.get(name, value)) for level, name, value in connections.KEEPALIVE]
+
+async def ask():
+    try:
+        await VLLMClient("http://10.77.0.2:8000").post("/v1/completions", {})
+    except ServerGoneError as gone:
+        return f"gone: {gone}"
+
+async def main():
+    asked = [asyncio.create_task(ask()) for _ in range(2)]
+    await asyncio.sleep(1)
+    print("asked", flush=True)
+    print(await asyncio.gather(*asked), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_requests_to_a_server_that_is_cut_off_end_after_a_time_of_silence(tmp_path: Path) -> None:
+    with two_machines(tmp_path, NamespaceMachine("nodeA"), NamespaceMachine("nodeB")) as pair:
+        ours, servers = pair.machines
+        serves = subprocess.Popen(servers.inside(sys.executable, "-c", SERVES), stdout=subprocess.PIPE, text=True)
+        assert serves.stdout is not None
+        assert serves.stdout.readline() == "serves\n"
+        asks = subprocess.Popen(ours.inside(sys.executable, "-c", ASKS), stdout=subprocess.PIPE, text=True)
+        assert asks.stdout is not None
+        assert asks.stdout.readline() == "asked\n"
+        pair.cut()
+        said, _ = asks.communicate(timeout=60)
+        serves.kill()
+        serves.communicate()
+    assert said.count("gone: /v1/completions: ReadError") == 2
