@@ -156,7 +156,7 @@ def test_the_plan_has_the_parts_of_a_process(small_model: Path) -> None:
     estimates = {}
     for name, options in {"ddp": {}, "2": {"zero_stage": 2}, "3": {"zero_stage": 3}}.items():
         backend = "ddp" if name == "ddp" else "deepspeed"
-        config = TrainConfig(model=str(small_model), distributed_backend=backend, **options)  # type: ignore[arg-type]
+        config = TrainConfig(model=str(small_model), distributed_backend=backend, mixed_precision="no", **options)  # type: ignore[arg-type]
         batch = plan_batch(config, 4)
         estimates[name] = estimate_memory(shape, config, batch, gpu).stay, estimate_disk(shape, config, batch)
     (plain, on_disk), (second, second_disk), (third, third_disk) = estimates.values()
