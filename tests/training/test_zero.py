@@ -89,6 +89,13 @@ def test_what_options_decide_is_refused_in_a_file(given: dict[str, Any], words: 
         deepspeed(deepspeed_config=given)
 
 
+@pytest.mark.parametrize("entry", [{"checkpoint": {"load_universal": True}}, {"datastates_ckpt": {"host_cache": 1}}])
+def test_other_readers_of_pickles_are_to_be_allowed(entry: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="or add --allow-pickle"):
+        deepspeed(deepspeed_config=entry)
+    assert deepspeed(deepspeed_config=entry, allow_pickle=True).zero == 2
+
+
 def test_what_contradicts_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="zero_stage: the file of --deepspeed-config has the stage"):
         deepspeed(zero_stage=3, deepspeed_config={"zero_optimization": {"stage": 2}})
