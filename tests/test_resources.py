@@ -241,10 +241,9 @@ EIGHT_BILLION = ModelShape(
 )
 
 
-def shares(backend: str, processes: int = 8, **options: Any) -> MemoryEstimate:
-    config = TrainConfig(
-        distributed_backend=backend, num_processes=processes, use_vllm=True, vllm_mode="server", **options
-    )
+def shares(backend: Any, processes: int = 8, **options: Any) -> MemoryEstimate:
+    given = {"use_vllm": True, "vllm_mode": "server", **options}
+    config = TrainConfig(distributed_backend=backend, num_processes=processes, **given)
     return estimate_memory(EIGHT_BILLION, config, plan_batch(config, processes), GPU)
 
 
@@ -255,6 +254,17 @@ def test_sharded_weights_and_states_are_divided_by_the_processes() -> None:
         assert fsdp2.stay[part] == ddp.stay[part] // 8
     assert fsdp2.phases["optimizer's step"] < ddp.phases["optimizer's step"] // 8
     assert fsdp2.peak < 80 << 30 < ddp.peak
+
+
+def test_backends_hold_weights_in_the_type_that_they_train() -> None:
+    """With mixed precision accelerate converts trained weights to float32, and DeepSpeed all weights to bfloat16."""
+    one = EIGHT_BILLION.weights // 8
+    for options, width in (({}, 4), ({"mixed_precision": "no"}, 2), ({"peft": True}, 2)):
+        assert shares("fsdp2", dtype="bfloat16", **options).stay["weights"] == width * one, options
+    for options, width in (({}, 2), ({"mixed_precision": "no"}, 4)):
+        third = shares("deepspeed", zero_stage=3, vllm_mode="colocate", **options)
+        assert third.stay["weights"] == width * one, options
+        assert third.stay["optimizer"] == 12 * one, options
 
 
 def test_a_pass_needs_whole_layers_and_embeddings_beside_the_parts() -> None:

@@ -114,7 +114,8 @@ class EnvRunner:
         if self.processes is None:
             self.given = {"model": model, "tokenizer": tokenizer}
         elif self._kind == "score_episode":
-            self.given = {"model": NoModel(), "tokenizer": StoredTokenizer.of(tokenizer, self.processes.share)}
+            absent = model if isinstance(model, NoModel) else NoModel()
+            self.given = {"model": absent, "tokenizer": StoredTokenizer.of(tokenizer, self.processes.share)}
 
     @cached_property
     def has_sessions(self) -> bool:

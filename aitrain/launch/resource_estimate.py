@@ -97,14 +97,23 @@ class _Sizes:
     def width(self) -> int:
         """Bytes of a weight, as training/model.py chooses them."""
         config = self.config
+        if self.is_mixed and config.zero is not None:
+            return 2  # DeepSpeed converts the model; its optimizer has float32 copies
         if config.dtype == "auto":
             return 2 if self.on_gpu and config.may_halve_base else 4
+        if self.is_mixed and config.distributed_backend == "fsdp2" and not config.peft:
+            return 4  # accelerate converts trained weights
         return 4 if config.dtype == "float32" else 2
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether forward passes compute in half precision, with weights of any type; on a GPU, unless it is off."""
+        return self.config.mixed_precision != "no" and (self.on_gpu or self.config.mixed_precision is not None)
+
+    @property
     def computed(self) -> int:
-        """Bytes of a value in a forward pass; autocast uses 2 on a GPU."""
-        return 2 if self.on_gpu and self.config.mixed_precision != "no" else self.width
+        """Bytes of a value in a forward pass."""
+        return 2 if self.on_gpu and self.is_mixed else self.width
 
     @property
     def weights(self) -> int:

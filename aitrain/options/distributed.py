@@ -18,6 +18,10 @@ SET_BY_OPTIONS = {
 }
 """Entries of a DeepSpeed configuration that options stand for."""
 
+READERS = ("checkpoint", "datastates_ckpt")
+"""Entries with which DeepSpeed reads its checkpoints, which are pickles, with functions other than the one that
+training/zero.py replaces."""
+
 
 class DistributedOptions(Options):
     """Several GPUs, several machines."""
@@ -63,7 +67,13 @@ class DistributedOptions(Options):
     def _deepspeed_rules(self) -> list[Rule]:
         given = [name for name in ("zero_stage", "deepspeed_config", "allow_pickle") if name in self.changed()]
         stated = next((name for name in SET_BY_OPTIONS if not _is_auto((self.deepspeed_config or {}).get(name))), "")
+        reader = next((name for name in READERS if name in (self.deepspeed_config or {})), "")
         return [
+            (
+                bool(reader) and not self.allow_pickle,
+                f"deepspeed_config: with {reader} DeepSpeed loads checkpoints in ways that could run code in them\n"
+                "Remove it from the file, or add --allow-pickle if you know who wrote the checkpoints.",
+            ),
             (
                 bool(given) and self.distributed_backend != "deepspeed",
                 f"{', '.join(given)}: {self.distributed_backend} has no such setting\n"

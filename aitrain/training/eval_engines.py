@@ -41,6 +41,8 @@ class EvalModel:
     """Maximum tokens of an episode; None: the model's context."""
     give_up_reason: Callable[[], str] = lambda: ""
     """Called while waiting for a server that is gone."""
+    notify: Callable[[str], None] = lambda text: None
+    """Shows a note to the user."""
 
     @property
     def step(self) -> int:
@@ -118,7 +120,7 @@ def _server_engine(model: EvalModel) -> VLLMServerEngine:
     needs = ServerNeeds(model_path(model.reference.base), model.longest or 0, rank, trains=False)
     base = check_servers(urls, needs)
     fleet = ServerFleet.of(map(VLLMClient, urls), SavedAdapter(adapter or Path(model_path(model.reference.base))))
-    fleet.give_up_reason = model.give_up_reason
+    fleet.give_up_reason, fleet.notify = model.give_up_reason, model.notify
     engine = VLLMServerEngine(fleet, base.name, policy.end, policy.sampling, base.context, has_logprobs=False)
     if adapter is None:
         engine.weight_version = model.step  # the servers' own weights: nothing is loaded

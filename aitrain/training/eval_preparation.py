@@ -98,7 +98,7 @@ def prepare_eval(context: RunContext, config: EvalConfig, reference: ModelRefere
     policy = load_policy(reference, config, with_weights)
     shown = _shown(context, config, reference, built, chat_format(tokenizer, _template_options(config)), policy.context)
     longest = _longest(config, shown, policy.context, env_kind(environment) == "score_episode" and not len(shown.tools))
-    model = EvalModel(reference, config, policy, longest, lambda: _give_up_reason(context))
+    model = EvalModel(reference, config, policy, longest, lambda: _give_up_reason(context), context.note)
     engine, clock = make_engine(model, accelerator), RolloutClock()
     engine.clock = clock
     completer: Completer | None = engine if config.use_vllm else None  # type: ignore[assignment]

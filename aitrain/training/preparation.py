@@ -159,7 +159,8 @@ def training_arguments(context: RunContext, precision: Precision, processes: int
     config, context.runner.notify = context.config, context.note
     check_methods(context.runner.environment)
     check_quantization(config)
-    if precision.dtype == torch.bfloat16 and not config.peft:
+    copies = config.distributed_backend != "ddp" and (precision.bf16 or precision.fp16)  # in float32, for the optimizer
+    if precision.dtype == torch.bfloat16 and not (config.peft or copies):
         context.note("dtype bfloat16: small updates of the weights are lost to rounding; float32 keeps them.")
     batch = plan_batch(config, processes)
     check_can_shard(config, "cpu" if precision.use_cpu else "cuda")

@@ -147,7 +147,7 @@ def playing(environment: Any, **options: Any) -> Iterator[tuple[Running, ServedE
 
 def test_a_failure_has_its_kind_its_place_and_the_line_of_the_servers_code() -> None:
     with closing(Running(Fails())) as server, closing(connect(server.url)) as client:
-        played, _ = play(client, Scripted(answer), of=list(build_cases(client, None)[0]), rl_env_timeout=0.5)
+        played, _ = play(client, Scripted(answer), of=list(build_cases(client, None)[0]), rl_env_timeout=1.0)
         raised, hung, text, too_high, asked, fine = (episode.result for episode in played)
     assert fine.score == 1.0
     failures = [result.failure for result in (raised, hung, text, too_high, asked)]
@@ -159,13 +159,20 @@ def test_a_failure_has_its_kind_its_place_and_the_line_of_the_servers_code() -> 
     assert "environments.py, line" in raised.failure.message
     assert "KeyError" in raised.failure.trace
     assert hung.failure
-    assert "no answer within 0.5 s" in hung.failure.message
+    assert "no answer within 1 s" in hung.failure.message
     assert "threading.Event().wait()" in hung.failure.message
     assert asked.failure
     assert "cannot be served" in asked.failure.message
     assert [episode.stop for episode in played][:2] == ["env_error", "env_timeout"]
     assert len(server.notes) == 4  # the first of each kind
     assert server.episodes == 0
+
+
+def test_an_environment_that_asks_the_model_fails_in_processes_of_the_server_too() -> None:
+    with served(Fails(), rl_env_isolation="process") as client:
+        (asked,), _ = play(client, Scripted(answer), of=[build_cases(client, None)[0][4]])
+    assert asked.result.failure
+    assert "cannot be served" in asked.result.failure.message
 
 
 def test_the_score_range_is_that_of_the_training() -> None:
@@ -264,7 +271,7 @@ def test_a_server_that_ends_costs_the_episodes_on_it_and_one_that_returns_plays_
 ) -> None:
     monkeypatch.setattr(served_session, "RETRY_SECONDS", 0.02)
     server = Running(Waits())
-    with closing(connect(server.url)) as client, closing(runner_of(client, rl_env_timeout=0.3)) as runner:
+    with closing(connect(server.url)) as client, closing(runner_of(client, rl_env_timeout=1.0)) as runner:
         cases, port = build_cases(client, None)[0], server.port
         sessions = open_sessions(runner, cases[:2], [0, 1])
         server.close()

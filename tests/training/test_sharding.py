@@ -202,7 +202,7 @@ def test_deepspeed_reads_its_own_checkpoints_only(written: str, backend: str, tm
 
 
 def test_weights_that_have_other_names_in_files_are_loaded(tmp_path: Path) -> None:
-    """transformers joins the experts of a layer into one weight; its own trainer only warns that this one is missing."""
+    """transformers joins the experts of a layer into one weight; its own trainer only warns that it is missing."""
     sizes = {"hidden_size": 8, "intermediate_size": 8, "moe_intermediate_size": 8, "head_dim": 4}
     counts = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts": 4}
     written, loaded = (Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=16, **sizes, **counts)) for _ in range(2))
@@ -343,8 +343,8 @@ def test_tables_of_the_user_are_joined_with_our_settings() -> None:
 
 
 def test_a_state_for_each_weight_is_what_the_named_optimizers_have() -> None:
-    """The states of sharded weights are saved by the shape of their weight; before the first step there are none, as the
-    weights are not sharded yet."""
+    """The states of sharded weights are saved by the shape of their weight; before the first step there are none, as
+    the weights are not sharded yet."""
     from transformers import Trainer, TrainingArguments
 
     for name in OPTIMIZERS:

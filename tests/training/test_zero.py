@@ -89,6 +89,13 @@ def test_what_options_decide_is_refused_in_a_file(given: dict[str, Any], words: 
         deepspeed(deepspeed_config=given)
 
 
+@pytest.mark.parametrize("entry", [{"checkpoint": {"load_universal": True}}, {"datastates_ckpt": {"host_cache": 1}}])
+def test_other_readers_of_pickles_are_to_be_allowed(entry: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="or add --allow-pickle"):
+        deepspeed(deepspeed_config=entry)
+    assert deepspeed(deepspeed_config=entry, allow_pickle=True).zero == 2
+
+
 def test_what_contradicts_zero_is_refused() -> None:
     with pytest.raises(ConfigError, match="zero_stage: the file of --deepspeed-config has the stage"):
         deepspeed(zero_stage=3, deepspeed_config={"zero_optimization": {"stage": 2}})
@@ -156,7 +163,7 @@ def test_the_plan_has_the_parts_of_a_process(small_model: Path) -> None:
     estimates = {}
     for name, options in {"ddp": {}, "2": {"zero_stage": 2}, "3": {"zero_stage": 3}}.items():
         backend = "ddp" if name == "ddp" else "deepspeed"
-        config = TrainConfig(model=str(small_model), distributed_backend=backend, **options)  # type: ignore[arg-type]
+        config = TrainConfig(model=str(small_model), distributed_backend=backend, mixed_precision="no", **options)  # type: ignore[arg-type]
         batch = plan_batch(config, 4)
         estimates[name] = estimate_memory(shape, config, batch, gpu).stay, estimate_disk(shape, config, batch)
     (plain, on_disk), (second, second_disk), (third, third_disk) = estimates.values()
