@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,6 +13,7 @@ from typing import Any
 
 from aitrain.errors import ConfigError, Interrupted
 
+REACH_SECONDS = 10.0
 QUIET = {
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # a training process is started in the directory of the command
@@ -52,8 +54,10 @@ def connected(address: str | None, may_start: bool = False) -> Iterator[None]:
         wanted = address or os.environ.get("RAY_ADDRESS")
         try:
             _connect(wanted or "auto")
-        except (ConnectionError, ValueError) as error:
-            if wanted or not may_start:
+        except Interrupted:
+            raise
+        except Exception as error:  # also of authentication, and RuntimeError for another version of Ray
+            if wanted or not may_start or not isinstance(error, (ConnectionError, ValueError)):
                 raise _no_cluster(wanted, error) from None
             folder = tempfile.mkdtemp(prefix="aitrain-ray-")  # a short path, as Ray's sockets are in it
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -64,12 +68,29 @@ def connected(address: str | None, may_start: bool = False) -> Iterator[None]:
 
 def _connect(address: str, **settings: Any) -> None:
     import ray
+    from ray._private.services import canonicalize_bootstrap_address
 
+    if address != "local" and "://" not in address:
+        _reach(canonicalize_bootstrap_address(address) or "")
     try:
         with _silent():
             ray.init(address, log_to_driver=False, logging_level="ERROR", **settings)
     except SystemExit:  # by Ray's own handler of SIGTERM
         raise Interrupted("Stopped.") from None
+
+
+def _reach(address: str) -> None:
+    """Check that something listens at an address; Ray would wait for it without an end, and Ctrl-C does not end that.
+
+    Raises:
+        ConnectionError: nothing does, or there is no such machine.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        if port.isdigit():
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(f"nothing answers at {address} ({error.strerror or error})") from None
 
 
 def _disconnect() -> None:
@@ -99,7 +120,8 @@ def _no_cluster(place: str | None, error: Exception) -> ConfigError:
     return ConfigError(
         f"ray_address: this machine cannot join {f'the Ray cluster at {place}' if place else 'a Ray cluster'}\n"
         "Start Ray here first (ray start --head, or ray start --address=HOST:6379), or submit the command with"
-        f" ray job submit.\nRay says: {why}"
+        " ray job submit.\nFor a cluster with a token, set the variable RAY_AUTH_MODE=token.\n"
+        f"Ray says: {why}"
     )
 
 

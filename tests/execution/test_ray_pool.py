@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aitrain.execution import ray_pool
+from aitrain.execution import ray_connection, ray_pool
 from aitrain.execution.deadline_pool import DeadlinePool
 from aitrain.execution.failure import CallFailed, Failure
 from aitrain.execution.ray_connection import ClusterMachine
@@ -246,6 +247,14 @@ def test_a_machine_that_cannot_load_the_environment_is_left_out_and_named_once(
     assert [machine.host for machine in started] == ["three"]
     assert capsys.readouterr().out == "The environment does not run there: three: no such file\n"
     assert pool.problems.pop("three") == "three: no such file"
+
+
+def test_an_address_where_nothing_listens_is_refused_and_not_waited_for() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ConnectionError, match=f"nothing answers at 127.0.0.1:{port}"):
+        ray_connection._reach(f"127.0.0.1:{port}")
 
 
 def test_machines_with_the_resource_environment_are_the_only_ones_that_run_it() -> None:
