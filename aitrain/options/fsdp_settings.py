@@ -75,6 +75,10 @@ def fsdp_rules(config: TrainConfig) -> list[Rule]:
             "--trl fsdp_config: with --peft reshard_after_forward is always true\nLeave it out.",
         ),
         (
+            is_used and config.peft and str(given.get("state_dict_type", "")).upper() == "SHARDED_STATE_DICT",
+            "--trl fsdp_config: with --peft checkpoints have the adapter, whole\nLeave state_dict_type out.",
+        ),
+        (
             is_used and bool(unknown),
             f"--trl fsdp_config: {unknown} is not for you to set\nWhat may be set is {', '.join(SETTINGS)}.",
         ),

@@ -302,6 +302,7 @@ def test_a_backend_may_have_set_its_own_variable(monkeypatch: pytest.MonkeyPatch
         ({"quantization": "int4", "peft": True}, "quantized weights cannot be sharded"),
         ({"trl": {"fsdp_config": {"version": 1}}}, "version is not for you to set"),
         ({"trl": {"fsdp_config": {"reshard_after_forward": False}}, "peft": True}, "is always true"),
+        ({"trl": {"fsdp_config": {"state_dict_type": "sharded_state_dict"}}, "peft": True}, "have the adapter, whole"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], message: str) -> None:
