@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from aitrain.activity import Part, Snapshot
@@ -72,7 +73,7 @@ class RayProcesses:
             stack.callback(shutil.rmtree, self.folder.path / PRIVATE, ignore_errors=True)
             self.folder.write_status("running", **sign_of_life())
             self.announce(Phase("connecting to Ray"))
-            stack.enter_context(on_stop_signals(self._leave))
+            stack.enter_context(on_stop_signals(partial(_leave, self)))
             stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
             stack.enter_context(on_stop_signals(lambda *_: self.stop()))  # after Ray has set its own handlers
             self.relay = start_relay(self.plan, self.folder)
@@ -88,11 +89,6 @@ class RayProcesses:
             watchdog.stop()
 
     # -- Ray
-
-    def _leave(self, *_: object) -> NoReturn:
-        """Handle a stop signal while Ray is being connected."""
-        self.stop()  # also if the exception gets lost in a callback of Ray
-        raise Interrupted("Stopped.")
 
     def _is_stopped(self) -> bool:
         """Hear what vLLM's machine says while it starts; whether the run was stopped meanwhile."""
@@ -113,17 +109,16 @@ class RayProcesses:
         from ray.exceptions import RayError
 
         looked = time.monotonic()
-        killed: float | None = None
+        killed = float("inf")
         try:
             while fitting.is_alive():
                 self._hear_all(0.5)
                 if self.requests.stops and (self.meeting is None or self.lost):
                     self.last = None  # nothing runs: what the other ranks said followed from the loss
                     return
-                if self.requests.stops > 1:
-                    killed = killed or time.monotonic()
-                    if time.monotonic() - killed > KILL_SECONDS:
-                        return  # a machine does not answer
+                killed = killed if self.requests.stops < 2 else min(killed, time.monotonic())
+                if time.monotonic() - killed > KILL_SECONDS:
+                    return  # a machine does not answer
                 if time.monotonic() - looked > LOOK:
                     self._look_for_lost_machines()
                     looked = time.monotonic()
@@ -245,6 +240,12 @@ class RayProcesses:
         restarts = self.starts - 1
         given_up = f"\nIt was started again {restarts} times (--max-failures)." if restarts > 0 else ""
         return Failed(f"{self.lost or cause_of(self._failure)}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
+
+
+def _leave(processes: RayProcesses, *_: object) -> NoReturn:
+    """Handle a stop signal while Ray is being connected."""
+    processes.stop()  # also if the exception gets lost in a callback of Ray
+    raise Interrupted("Stopped.")
 
 
 def cause_of(error: BaseException | None) -> str:
