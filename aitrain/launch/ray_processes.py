@@ -176,15 +176,9 @@ class RayProcesses:
             timer.start()
 
     def _look_for_lost_machines(self) -> None:
-        if self.meeting is None:
-            return
-        alive = {machine.address for machine in machines()}
-        gone = {place.address: place for place in self.meeting.places if place.address not in alive}
-        if gone and not self.lost:
-            place = next(iter(gone.values()))
-            ranks = " and ".join(str(other.rank) for other in self.meeting.places if other.address == place.address)
+        if self.meeting is not None and not self.lost and (gone := lost_machine(self.meeting)):
             self._seen.clear()
-            self.lost = f"Machine {place.host} ({place.address}) is gone, with rank {ranks}"
+            self.lost = gone
             self.announce(Note(f"{self.lost}. Ray starts all ranks again as soon as it has the machines for them."))
 
     # -- hangs
@@ -246,6 +240,16 @@ def _leave(processes: RayProcesses, *_: object) -> NoReturn:
     """Handle a stop signal while Ray is being connected."""
     processes.stop()  # also if the exception gets lost in a callback of Ray
     raise Interrupted("Stopped.")
+
+
+def lost_machine(meeting: Meeting) -> str:
+    """`Machine b (10.0.0.2) is gone, with rank 1`, of the machines where ranks run; empty if all are there."""
+    alive = {machine.address for machine in machines()}
+    gone = next((place for place in meeting.places if place.address not in alive), None)
+    if gone is None:
+        return ""
+    ranks = " and ".join(str(other.rank) for other in meeting.places if other.address == gone.address)
+    return f"Machine {gone.host} ({gone.address}) is gone, with rank {ranks}"
 
 
 def cause_of(error: BaseException | None) -> str:
