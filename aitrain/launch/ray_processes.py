@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from aitrain.activity import Part, Snapshot
@@ -72,7 +73,7 @@ class RayProcesses:
             stack.callback(shutil.rmtree, self.folder.path / PRIVATE, ignore_errors=True)
             self.folder.write_status("running", **sign_of_life())
             self.announce(Phase("connecting to Ray"))
-            stack.enter_context(on_stop_signals(self._leave))
+            stack.enter_context(on_stop_signals(partial(_leave, self)))
             stack.enter_context(connected(self.plan.config.ray_address, may_start=True))
             stack.enter_context(on_stop_signals(lambda *_: self.stop()))  # after Ray has set its own handlers
             self.relay = start_relay(self.plan, self.folder)
@@ -88,11 +89,6 @@ class RayProcesses:
             watchdog.stop()
 
     # -- Ray
-
-    def _leave(self, *_: object) -> NoReturn:
-        """Handle a stop signal while Ray is being connected."""
-        self.stop()  # also if the exception gets lost in a callback of Ray
-        raise Interrupted("Stopped.")
 
     def _is_stopped(self) -> bool:
         """Hear what vLLM's machine says while it starts; whether the run was stopped meanwhile."""
@@ -112,18 +108,16 @@ class RayProcesses:
         """Hear what the ranks say, until the run has ended."""
         from ray.exceptions import RayError
 
-        looked = time.monotonic()
-        killed: float | None = None
+        looked, killed = time.monotonic(), float("inf")
         try:
             while fitting.is_alive():
                 self._hear_all(0.5)
                 if self.requests.stops and (self.meeting is None or self.lost):
                     self.last = None  # nothing runs: what the other ranks said followed from the loss
                     return
-                if self.requests.stops > 1:
-                    killed = killed or time.monotonic()
-                    if time.monotonic() - killed > KILL_SECONDS:
-                        return  # a machine does not answer
+                killed = killed if self.requests.stops < 2 else min(killed, time.monotonic())
+                if time.monotonic() - killed > KILL_SECONDS:
+                    return  # a machine does not answer
                 if time.monotonic() - looked > LOOK:
                     self._look_for_lost_machines()
                     looked = time.monotonic()
@@ -147,14 +141,9 @@ class RayProcesses:
         if meeting.problem:
             self._remember(Failed(meeting.problem, 2))
             return
-        where = "; ".join(f"rank {place.rank} on {place}" for place in meeting.places)
         self.folder.write_status("running", nodes=meeting.nodes())
-        if self.starts == 1:
-            self.announce(Note(f"Training on Ray: {where}.", "info"))
-            return
-        since = meeting.checkpoint.rpartition("/")[2] if meeting.checkpoint else "the beginning"
-        used = f"restart {self.starts - 1} of {self.plan.config.max_failures}"
-        self.announce(Note(f"{self.lost or 'A rank was lost'}. All ranks continue from {since} ({used}): {where}."))
+        restart = f"restart {self.starts - 1} of {self.plan.config.max_failures}" if self.starts > 1 else ""
+        self.announce(_note_of_start(meeting, self.lost, restart))
         self.lost = ""
 
     def _hear(self, news: RankNews) -> None:
@@ -181,11 +170,11 @@ class RayProcesses:
             timer.start()
 
     def _look_for_lost_machines(self) -> None:
-        if self.meeting is None:
+        if self.meeting is None or self.lost:
             return
         alive = {machine.address for machine in machines()}
         gone = {place.address: place for place in self.meeting.places if place.address not in alive}
-        if gone and not self.lost:
+        if gone:
             place = next(iter(gone.values()))
             ranks = " and ".join(str(other.rank) for other in self.meeting.places if other.address == place.address)
             self._seen.clear()
@@ -245,6 +234,21 @@ class RayProcesses:
         restarts = self.starts - 1
         given_up = f"\nIt was started again {restarts} times (--max-failures)." if restarts > 0 else ""
         return Failed(f"{self.lost or cause_of(self._failure)}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
+
+
+def _note_of_start(meeting: Meeting, lost: str, restart: str) -> Note:
+    """Where the ranks run, and at a restart why and from which checkpoint."""
+    where = "; ".join(f"rank {place.rank} on {place}" for place in meeting.places)
+    if not restart:
+        return Note(f"Training on Ray: {where}.", "info")
+    since = meeting.checkpoint.rpartition("/")[2] if meeting.checkpoint else "the beginning"
+    return Note(f"{lost or 'A rank was lost'}. All ranks continue from {since} ({restart}): {where}.")
+
+
+def _leave(processes: RayProcesses, *_: object) -> NoReturn:
+    """Handle a stop signal while Ray is being connected."""
+    processes.stop()  # also if the exception gets lost in a callback of Ray
+    raise Interrupted("Stopped.")
 
 
 def cause_of(error: BaseException | None) -> str:
