@@ -108,8 +108,7 @@ class RayProcesses:
         """Hear what the ranks say, until the run has ended."""
         from ray.exceptions import RayError
 
-        looked = time.monotonic()
-        killed = float("inf")
+        looked, killed = time.monotonic(), float("inf")
         try:
             while fitting.is_alive():
                 self._hear_all(0.5)
@@ -142,14 +141,9 @@ class RayProcesses:
         if meeting.problem:
             self._remember(Failed(meeting.problem, 2))
             return
-        where = "; ".join(f"rank {place.rank} on {place}" for place in meeting.places)
         self.folder.write_status("running", nodes=meeting.nodes())
-        if self.starts == 1:
-            self.announce(Note(f"Training on Ray: {where}.", "info"))
-            return
-        since = meeting.checkpoint.rpartition("/")[2] if meeting.checkpoint else "the beginning"
-        used = f"restart {self.starts - 1} of {self.plan.config.max_failures}"
-        self.announce(Note(f"{self.lost or 'A rank was lost'}. All ranks continue from {since} ({used}): {where}."))
+        restart = f"restart {self.starts - 1} of {self.plan.config.max_failures}" if self.starts > 1 else ""
+        self.announce(_note_of_start(meeting, self.lost, restart))
         self.lost = ""
 
     def _hear(self, news: RankNews) -> None:
@@ -176,9 +170,15 @@ class RayProcesses:
             timer.start()
 
     def _look_for_lost_machines(self) -> None:
-        if self.meeting is not None and not self.lost and (gone := lost_machine(self.meeting)):
+        if self.meeting is None or self.lost:
+            return
+        alive = {machine.address for machine in machines()}
+        gone = {place.address: place for place in self.meeting.places if place.address not in alive}
+        if gone:
+            place = next(iter(gone.values()))
+            ranks = " and ".join(str(other.rank) for other in self.meeting.places if other.address == place.address)
             self._seen.clear()
-            self.lost = gone
+            self.lost = f"Machine {place.host} ({place.address}) is gone, with rank {ranks}"
             self.announce(Note(f"{self.lost}. Ray starts all ranks again as soon as it has the machines for them."))
 
     # -- hangs
@@ -236,20 +236,19 @@ class RayProcesses:
         return Failed(f"{self.lost or cause_of(self._failure)}.{given_up}\nSee {self.folder.log}", RunFailed.exit_code)
 
 
+def _note_of_start(meeting: Meeting, lost: str, restart: str) -> Note:
+    """Where the ranks run, and at a restart why and from which checkpoint."""
+    where = "; ".join(f"rank {place.rank} on {place}" for place in meeting.places)
+    if not restart:
+        return Note(f"Training on Ray: {where}.", "info")
+    since = meeting.checkpoint.rpartition("/")[2] if meeting.checkpoint else "the beginning"
+    return Note(f"{lost or 'A rank was lost'}. All ranks continue from {since} ({restart}): {where}.")
+
+
 def _leave(processes: RayProcesses, *_: object) -> NoReturn:
     """Handle a stop signal while Ray is being connected."""
     processes.stop()  # also if the exception gets lost in a callback of Ray
     raise Interrupted("Stopped.")
-
-
-def lost_machine(meeting: Meeting) -> str:
-    """`Machine b (10.0.0.2) is gone, with rank 1`, of the machines where ranks run; empty if all are there."""
-    alive = {machine.address for machine in machines()}
-    gone = next((place for place in meeting.places if place.address not in alive), None)
-    if gone is None:
-        return ""
-    ranks = " and ".join(str(other.rank) for other in meeting.places if other.address == gone.address)
-    return f"Machine {gone.host} ({gone.address}) is gone, with rank {ranks}"
 
 
 def cause_of(error: BaseException | None) -> str:
