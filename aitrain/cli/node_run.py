@@ -19,7 +19,7 @@ from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.next_steps import continuing
 
 REFUSAL_SECONDS = 5.0
-"""Seconds in which the other machines are told that this one cannot run the command."""
+"""Seconds for the attempt to tell the other machines that this one cannot run the command."""
 
 
 def meet(plan: RunPlan, nodes: Nodes) -> NodeLink:

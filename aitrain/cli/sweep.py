@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,10 +15,7 @@ import typer
 from aitrain.cli.verbosity import Verbosity
 
 if TYPE_CHECKING:
-    from aitrain.cli.sweep_screen import SweepScreen
-    from aitrain.launch.sweep import Sweep
     from aitrain.launch.sweep_plan import SweepPlan
-    from aitrain.launch.trial_run import TrialRuns
     from aitrain.runs.sweep_record import SweepRecord
 
 
@@ -86,6 +81,7 @@ def _play(plan: SweepPlan, record: SweepRecord, parallel: int, verbosity: Verbos
     """Play the trials that are left; returns whether a signal stopped the sweep."""
     from aitrain.cli.sweep_screen import SweepScreen
     from aitrain.launch.nvidia import visible_gpus
+    from aitrain.launch.stop_signals import on_stop_signals
     from aitrain.launch.sweep import Sweep
     from aitrain.launch.trial_run import TrialRuns, divide_gpus
     from aitrain.ui.sweep_page import write_page
@@ -96,29 +92,19 @@ def _play(plan: SweepPlan, record: SweepRecord, parallel: int, verbosity: Verbos
     gpus = divide_gpus(visible_gpus(), parallel) if parallel > 1 else []
     runs = TrialRuns(plan, record.folder, screen.of_trial, gpus)
     sweep = Sweep(plan, record, runs.play, screen.on_change)
+
+    def on_signal(*_: object) -> None:
+        """The first one stops the running trials after their step, the second one at once."""
+        sweep.is_stopping = True
+        runs.stop()
+
     try:
-        with _stopped_by_signals(sweep, runs, screen):
+        with on_stop_signals(on_signal):
             sweep.run(parallel)
     finally:
         screen.close()
         write_page(record)
     return runs.stops > 0
-
-
-@contextmanager
-def _stopped_by_signals(sweep: Sweep, runs: TrialRuns, screen: SweepScreen) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM stops the running trials after their step, the second one at once."""
-
-    def on_signal(*_: object) -> None:
-        sweep.is_stopping = True
-        runs.stop()
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _show_result(record: SweepRecord, as_json: bool) -> None:

@@ -97,7 +97,7 @@ async def _serve(service: EnvService, place: tuple[str, int], say: Say) -> None:
 
 
 def describe(opened: OpenedEnvironment, config: TrainConfig, tokenizer: str | None) -> EnvDescription:
-    """What clients are told of an environment; `tokenizer` is the model whose tokenizer was used, if one was."""
+    """The description of an environment for clients; `tokenizer` names the model of the tokenizer, None without one."""
     environment = opened.environment
     kind, files, made_from = env_kind(environment), files_of(environment), type(environment)
     facts: dict[str, Any] = {

@@ -42,7 +42,7 @@ CAUSE_SECONDS = 5.0
 
 @dataclass
 class LinkedProcesses(Processes):
-    """What node 0 and the other machines have in common."""
+    """The processes of one machine of several; the base class of node 0 and of the others."""
 
     link: NodeLink = field(kw_only=True)
     cause: Failed | None = None

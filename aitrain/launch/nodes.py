@@ -126,7 +126,7 @@ def gather_nodes(nodes: Nodes, own: Message, folder: Path, seconds: float) -> No
     """On node 0: wait for all others, and compare what must be equal.
 
     Raises:
-        ConfigError: the port is in use, a machine does not come, or is not equal; all are told.
+        ConfigError: the port is in use, or a machine does not connect or differs from node 0; all get the message.
     """
     met: dict[int, Peer] = {}
     try:

@@ -148,7 +148,7 @@ class _Sizes:
 
     @property
     def gathered_to_generate(self) -> int:
-        """Likewise while transformers generates: with ZeRO-3 TRL gathers the whole model, unless it is told not to."""
+        """Likewise while transformers generates: with ZeRO-3, TRL gathers the whole model unless its setting is off."""
         whole = self.config.zero == 3 and self.config.trl.get("ds3_gather_for_generation", True)
         return self.weights if whole and self.weight_parts > 1 else self.gathered
 

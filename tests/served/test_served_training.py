@@ -32,7 +32,7 @@ class Guess:
 OPTIONS = (
     "--model", "tiny", "--max-steps", "2", "--rl-max-turns", "3", "--rl-max-new-tokens", "6", "--eval-cases", "4",
 )  # fmt: skip
-TOKEN = "a-token-that-nobody-writes-down"
+TOKEN = "a-token-that-is-in-no-file"
 
 
 @contextmanager
