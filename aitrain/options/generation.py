@@ -3,15 +3,19 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from pydantic import Field
+
 from aitrain.options.section import Options, ResumeSafe, Rule
 from aitrain.options.value_types import (
     Addresses,
     Fraction,
+    JsonObjectOption,
     NonNegativeInt,
     Penalty,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
+    Table,
     Texts,
 )
 
@@ -105,6 +109,15 @@ class VLLMOptions(Options):
     """GPUs of this machine, the last ones, that each vLLM server on it uses: training leaves them alone."""
     vllm_sync: ResumeSafe[Literal["auto", "adapter", "disk", "nccl"]] = "auto"
     """How a server gets the weights: the LoRA adapter alone, all weights as files (disk), or TRL's NCCL."""
+    vllm_quantization: ResumeSafe[Literal["fp8"] | None] = None
+    """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half the memory of bf16."""
+    vllm_speculative: ResumeSafe[JsonObjectOption | None] = None
+    """Speculative decoding of aitrain's vLLM servers: vLLM's speculative_config as a JSON object, such as
+    {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}."""
+    vllm_data_parallel_size: ResumeSafe[PositiveInt] = 1
+    """Copies of the model in each of aitrain's vLLM servers, each on --vllm-tensor-parallel-size GPUs."""
+    vllm_args: ResumeSafe[Table] = Field({})
+    """Any other argument of vLLM's server, as KEY=VALUE; may be repeated: --vllm-args max_num_seqs=64."""
     vllm_max_restarts: ResumeSafe[NonNegativeInt] = 3
     """How often a vLLM server that aitrain started is restarted when it dies."""
 

@@ -13,6 +13,8 @@ from typing import get_args
 
 from pydantic.fields import FieldInfo
 
+from aitrain.options.option import TABLES
+
 _COMMAND = r"(?:aitrain (?:grpo|plan|env|eval|chat|export|serve|view|show) |vllm serve |pip install )[^\n)]*"
 _VALUE = r"\w+='[^'\n]*'|'[^'\n]*'|\[[^\]\n]*\]|[^\s;)]+"
 _PART = re.compile(rf"(?P<command>{_COMMAND})|(?<![\w-])--(?P<flag>[a-z][a-z0-9-]*)(?: (?P<value>{_VALUE}))?")
@@ -51,8 +53,8 @@ def _argument(part: re.Match[str], fields: Mapping[str, FieldInfo]) -> str:
         return f"{positive}={positive == name}{rest}"
     word = value if value[:1] in "'[" else value.rstrip(".,;:")
     end = value[len(word) :]
-    if name == "trl":
-        return (_trl(word) + end) if value else name
+    if name in TABLES:
+        return (_table(name, word) + end) if value else name
     if word and (written := _written(word, fields[name])):
         return f"{name}={written}{end}"
     return name + rest
@@ -71,11 +73,11 @@ def _written(word: str, field: FieldInfo) -> str:
     return word.strip("'") if word[0] in "'[" else json.dumps(word)
 
 
-def _trl(word: str) -> str:
-    """`trl={"beta": 0.1}` for `beta=0.1`, and `trl["beta"]` for the name alone."""
+def _table(name: str, word: str) -> str:
+    """`trl={"beta": 0.1}` for `beta=0.1`, and `trl["beta"]` for the name alone; likewise for other tables."""
     key, equals, value = word.partition("=")
     if not equals:
-        return f'trl["{key}"]'
+        return f'{name}["{key}"]'
     names = {"true": "True", "false": "False", "null": "None"}
     is_code = _NUMBER.fullmatch(value) or value.isupper() or value[:1] in ("'", "[", "{") or value in names
-    return f'trl={{"{key}": {names.get(value, value).strip(chr(39)) if is_code else json.dumps(value)}}}'
+    return f'{name}={{"{key}": {names.get(value, value).strip(chr(39)) if is_code else json.dumps(value)}}}'

@@ -1,11 +1,11 @@
-"""Options of optimization: batches, steps, the optimizer and the loss."""
+"""Options of optimization: batches, steps, and the optimizer."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
 from aitrain.options.section import Options, ResumeSafe
-from aitrain.options.value_types import NonNegativeFloat, PositiveFloat, PositiveInt, ProperFraction, Table, TwoOrMore
+from aitrain.options.value_types import NonNegativeFloat, PositiveFloat, PositiveInt, ProperFraction, Table
 
 
 class BatchOptions(Options):
@@ -30,6 +30,12 @@ class BatchOptions(Options):
     """Completions per forward pass and process."""
     gradient_accumulation: PositiveInt = 4
     """Forward passes per optimizer step."""
+    rl_trim_padding: bool = False
+    """Sort the completions of a step by length and trim each forward pass to its longest one, instead of padding all to
+    the longest of the batch."""
+    tokens_per_pass: PositiveInt | None = None
+    """Tokens per forward pass and process, padding included, instead of --batch-size: as many completions as fit; turns
+    --rl-trim-padding on."""
     rl_max_prompt_length: PositiveInt | None = None
     """Cases with a longer prompt (in tokens) are dropped; unset: what the model's context leaves."""
 
@@ -52,31 +58,6 @@ class OptimizerOptions(Options):
     """Weight decay."""
     max_grad_norm: NonNegativeFloat = 1.0
     """Gradients are clipped to this norm; 0: not clipped."""
-
-
-class GRPOOptions(Options):
-    """The group and the loss."""
-
-    section = "GRPO"
-
-    rl_num_generations: TwoOrMore = 4
-    """Completions per prompt: the group that a completion is compared with."""
-    rl_kl_coef: NonNegativeFloat = 0.1
-    """Weight of the KL term to the initial model; 0 saves the reference model's memory."""
-    rl_loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = "grpo"
-    """How token losses are formed and averaged; brings the settings of its paper along (docs/losses.md)."""
-    rl_clip_range: PositiveFloat | None = None
-    """How far the probability ratio may move from 1 before it is clipped; unset: by loss type, 0.2 for grpo. Without
-    effect where each batch is used for one update: the ratio is then 1."""
-    rl_clip_range_high: PositiveFloat | None = None
-    """How far the ratio may rise above 1 (clip-higher); for cispo the largest ratio; unset: by loss type, 0.28 for
-    dapo, 5 for cispo."""
-    rl_importance_level: Literal["token", "sequence"] | None = None
-    """A probability ratio for each token, or one for the whole completion (GSPO); unset: by loss type."""
-    rl_scale_rewards: Literal["group", "batch", "none"] | None = None
-    """Standard deviation that advantages are divided by: the group's, the batch's, or none; unset: by loss type."""
-    rl_mask_truncated_completions: bool = False
-    """Leave out of the loss the episodes that a limit ended: a truncated completion, a full context, rl_max_turns."""
 
 
 class TRLOptions(Options):

@@ -13,6 +13,9 @@ from pydantic.fields import FieldInfo
 
 from aitrain.options.section import RESUME_SAFE, Options, descriptions, option_names, sections_of
 
+TABLES = {"trl": "scale_rewards=none", "vllm_args": "max_num_seqs=64"}
+"""Options that are tables, given as KEY=VALUE and repeated; each with an example."""
+
 _TYPE_NAMES = {
     bool: "switch",
     int: "integer",
@@ -53,7 +56,7 @@ class Option:
     @property
     def placeholder(self) -> str:
         """What follows the flag in its help: `INTEGER`, `KEY=VALUE`, `colocate|server`."""
-        return "KEY=VALUE" if self.name == "trl" else "|".join(self.choices) or self.type_name.upper()
+        return "KEY=VALUE" if self.name in TABLES else "|".join(self.choices) or self.type_name.upper()
 
     @property
     def values(self) -> str:

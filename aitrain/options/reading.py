@@ -12,7 +12,7 @@ from typing import TypeVar
 import yaml
 
 from aitrain.errors import ConfigError
-from aitrain.options.option import options_of
+from aitrain.options.option import TABLES, options_of
 from aitrain.options.other_names import unknown_option
 from aitrain.options.section import Options, sections_of
 from aitrain.options.yaml_text import read_yaml
@@ -28,8 +28,8 @@ def resolve(
 ) -> Job:
     """A job's options: its defaults, overridden by `defaults`, by the file, and by the flags.
 
-    A value also overrides the alternatives to its option (`replaces`); `trl` flags are `KEY=VALUE` texts, merged into
-    the file's table.
+    A value also overrides the alternatives to its option (`replaces`); flags of a table are `KEY=VALUE` texts, merged into
+    the file's one.
 
     Raises:
         ConfigError: the file cannot be read, or a name or value is wrong.
@@ -43,9 +43,11 @@ def resolve(
     for name in {other for flag in flags for other in replaced.get(flag, ())}:
         values.pop(name, None)
     given = dict(flags)
-    if isinstance(texts := given.get("trl"), list):
-        in_file = values.get("trl") or {}
-        given["trl"] = {**in_file, **dict(map(_key_and_value, texts))} if isinstance(in_file, dict) else in_file
+    for name in TABLES:
+        if isinstance(texts := given.get(name), list):
+            in_file = values.get(name) or {}
+            pairs = dict(_key_and_value(name, text) for text in texts)
+            given[name] = {**in_file, **pairs} if isinstance(in_file, dict) else in_file
     return job.read({**values, **given})
 
 
@@ -73,11 +75,12 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
     return {str(key): value for key, value in loaded.items()}
 
 
-def _key_and_value(text: str) -> tuple[str, object]:
+def _key_and_value(name: str, text: str) -> tuple[str, object]:
     """`KEY=VALUE` with the value read as YAML, so that 0.5, true and [1, 2] are what they look like."""
     key, equals, value = text.partition("=")
     if not (key.strip() and equals):
-        raise ConfigError(f"--trl {text}: write KEY=VALUE, like --trl scale_rewards=none")
+        flag = "--" + name.replace("_", "-")
+        raise ConfigError(f"{flag} {text}: write KEY=VALUE, like {flag} {TABLES[name]}")
     try:
         return key.strip(), read_yaml(value)
     except yaml.YAMLError:
@@ -92,8 +95,8 @@ def as_command(config: Options, *command: str) -> list[str]:
         value = changed.get(option.name)
         if value is None:
             continue
-        if option.name == "trl" and isinstance(value, dict):
-            words += [word for key, field in value.items() for word in ("--trl", f"{key}={json.dumps(field)}")]
+        if option.name in TABLES and isinstance(value, dict):
+            words += [word for key, field in value.items() for word in (option.flag, f"{key}={json.dumps(field)}")]
         elif option.is_switch:
             words.append(option.flag if value else f"--no-{option.flag[2:]}")
         else:

@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from itertools import chain
 
+from aitrain.options.algorithm import GRPOOptions, SamplingOptions
 from aitrain.options.distributed import DistributedOptions
 from aitrain.options.environment import EnvironmentOptions
 from aitrain.options.fsdp_settings import fsdp_rules
 from aitrain.options.generation import GenerationOptions, VLLMOptions
 from aitrain.options.loss_types import LossSettings, contradictions, settle
 from aitrain.options.model import LoRAOptions, ModelOptions
-from aitrain.options.optimization import BatchOptions, GRPOOptions, OptimizerOptions, TRLOptions
+from aitrain.options.optimization import BatchOptions, OptimizerOptions, TRLOptions
 from aitrain.options.run import (
     CheckpointOptions,
     EvaluationOptions,
@@ -35,6 +36,7 @@ class TrainConfig(
     BatchOptions,
     OptimizerOptions,
     GRPOOptions,
+    SamplingOptions,
     GenerationOptions,
     VLLMOptions,
     LoRAOptions,

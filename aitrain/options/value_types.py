@@ -175,6 +175,37 @@ def score_bounds(text: str) -> tuple[float, float] | None:
     return (low, high) if -math.inf < low < high < math.inf else None
 
 
+def _checked_function(value: str) -> str:
+    module, _, function = value.rpartition(":")
+    if not (module and function.isidentifier()):
+        raise ValueError(f"must be module:function or file.py:function, not {shown(value)}")
+    return value
+
+
+def _checked_functions(value: str) -> str:
+    return ",".join(_checked_function(one.strip()) for one in value.split(","))
+
+
+def weights_of(text: str) -> list[float]:
+    """The numbers of `2,1`; empty for any other text."""
+    try:
+        found = [float(one) for one in text.split(",")]
+    except ValueError:
+        return []
+    return found if all(0 < one < math.inf for one in found) else []
+
+
+def _read_weights(value: object) -> object:
+    """A list of numbers, or one, as text."""
+    return _read_names(value if isinstance(value, (str, list, tuple)) else [value])
+
+
+def _checked_weights(value: str) -> str:
+    if not weights_of(value):
+        raise ValueError(f"must be numbers above 0 with commas, such as 2,1, not {shown(value)}")
+    return value.replace(" ", "")
+
+
 _TEXT = {"type": "string"}
 _TRACKER = f"({'|'.join(TRACKERS)})"
 
@@ -228,6 +259,34 @@ ScoreRange = Annotated[
             "anyOf": [
                 {"type": "string", "pattern": r"^(any|[^,]*[0-9][^,]*,[^,]*[0-9][^,]*)$"},
                 {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+            ]
+        }
+    ),
+]
+FunctionName = Annotated[str, AfterValidator(_checked_function), WithJsonSchema({"type": "string", "pattern": ".:."})]
+FunctionNames = Annotated[
+    str,
+    BeforeValidator(_read_names),
+    AfterValidator(_checked_functions),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": ".:."},
+                {"type": "array", "items": {"type": "string", "pattern": ".:."}, "minItems": 1},
+            ]
+        }
+    ),
+]
+Weights = Annotated[
+    str,
+    BeforeValidator(_read_weights),
+    AfterValidator(_checked_weights),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": r"^[^,]*[0-9][^,]*(,[^,]*[0-9][^,]*)*$"},
+                {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}, "minItems": 1},
             ]
         }
     ),

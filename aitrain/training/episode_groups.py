@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from accelerate.utils import gather_object
-
 from aitrain.environment.contract import scores_groups
 from aitrain.environment.episode_group import Group, GroupMember
 from aitrain.environment.group_scoring import score_groups
@@ -39,7 +37,7 @@ def finish_groups(
         for episode, (group, _) in zip(episodes, keys, strict=True)
         if episode.too_long is not None
     ]
-    dropped: list[DroppedCase] = gather_object(found)
+    dropped: list[DroppedCase] = rollouts.gather(found)
     groups = {one.group for one in dropped}
     for episode, (group, _) in zip(episodes, keys, strict=True):
         if group in groups:
@@ -56,7 +54,7 @@ def _score_groups(rollouts: PolicyRollouts, episodes: dict[MemberKey, Episode]) 
     """Each group is scored by the rank that has its first member."""
     own = [(key, _member(episode)) for key, episode in episodes.items()]
     members: dict[int, dict[MemberKey, GroupMember]] = defaultdict(dict)
-    for key, member in sorted(gather_object(own), key=lambda pair: pair[0]):
+    for key, member in sorted(rollouts.gather(own), key=lambda pair: pair[0]):
         members[key[0]][key] = member
     ours = [group for group in members.values() if next(iter(group)) in episodes]
     rollout = rollouts.rollout
@@ -65,7 +63,7 @@ def _score_groups(rollouts: PolicyRollouts, episodes: dict[MemberKey, Episode]) 
             score_groups(rollout.runner, [Group(episodes[next(iter(group))].case, [*group.values()]) for group in ours])
         )
     results = [pair for group, row in zip(ours, scored, strict=True) for pair in zip(group, row, strict=True)]
-    for key, result in gather_object(results):
+    for key, result in rollouts.gather(results):
         if key in episodes:
             episodes[key].result = result
 

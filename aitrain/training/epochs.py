@@ -7,7 +7,6 @@ the whole run as one epoch, so that the number of steps alone is the position of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice, repeat
 
 import torch
 from torch.utils.data import Sampler
@@ -18,34 +17,20 @@ from aitrain.batch import CaseSchedule
 
 
 class CaseSampler(Sampler[int]):
-    """Yields each case index `generations` times in a row, and each generation batch once per pass over it.
+    """As many rows as TRL consumes: each generation batch once per pass over it, each case `generations` times in a row.
 
-    The order is that of TRL's sampler if the cases fill whole batches.
+    TRL only counts the rows; which cases a batch has says batch_source.py.
     """
 
-    def __init__(self, schedule: CaseSchedule, generations: int, seed: int | None) -> None:
-        self.schedule, self.generations, self.seed = schedule, generations, seed
+    def __init__(self, schedule: CaseSchedule, generations: int) -> None:
+        self.schedule, self.generations = schedule, generations
 
     def __len__(self) -> int:
         plan = self.schedule
         return plan.batches * plan.passes * plan.prompts * self.generations
 
     def __iter__(self) -> Iterator[int]:
-        cases = self._cases()
-        for _ in range(self.schedule.batches):
-            batch = list(islice(cases, self.schedule.prompts))
-            for _ in range(self.schedule.passes):
-                for case in batch:
-                    yield from repeat(case, self.generations)
-
-    def _cases(self) -> Iterator[int]:
-        """Case indices of epoch after epoch, endless; each epoch is shuffled if there is a seed."""
-        generator = torch.Generator()
-        if self.seed is not None:
-            generator.manual_seed(self.seed)
-        count = self.schedule.cases
-        while True:
-            yield from range(count) if self.seed is None else torch.randperm(count, generator=generator).tolist()
+        yield from (row % self.schedule.cases for row in range(len(self)))
 
 
 class EpochCallback(TrainerCallback):  # type: ignore[misc]

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -41,6 +42,9 @@ class PolicyRollouts:
     """Tokens that all ranks sampled in training, over all parts of a resumed run."""
     loop: EventLoop = field(default_factory=EventLoop)
     has_noted_dropped: bool = False
+    gather: Callable[[list[Any]], list[Any]] = gather_object
+    """Joins lists of all ranks in their order; every rank must call it. Code that plays and groups episodes uses this
+    one, as it may run in a thread beside the training."""
 
     @property
     def server(self) -> VLLMServerEngine | None:

@@ -51,6 +51,8 @@ from aitrain.environment.runner import EnvRunner
 from aitrain.rollout.chat_format import ChatFormat
 from aitrain.rollout.limits import EndOfTurn, Limits
 from aitrain.runs.rollout_record import RolloutRecord
+from aitrain.training.batch_source import BatchPlace, BatchSource
+from aitrain.training.case_order import UniformOrder
 from aitrain.training.dataset import case_numbers
 from aitrain.training.episode_metrics import episode_metrics
 from aitrain.training.epochs import CaseSampler, EpochCallback
@@ -101,7 +103,7 @@ class EpisodeTrainer(ResumableTrainer):
     """GRPOTrainer whose completions are an environment's episodes and whose rewards are its scores."""
 
     _sampled_in_step = -1, 0
-    """Step of the last generation batch, and number of completions that all processes have sampled in it."""
+    """Step of the last generation batch, and number of generation batches in it."""
 
     def __init__(self, inputs: TrainerInputs, hooks: TrainerHooks) -> None:
         self.cases, self.schedule, self.hooks = inputs.cases, inputs.schedule, hooks
@@ -137,6 +139,8 @@ class EpisodeTrainer(ResumableTrainer):
         self.zero_variance, self.non_finite = ZeroVarianceSteps(), NonFiniteGuard(self.accelerator, hooks.notify)
         self.updates = 0  # steps that had a gradient and a learning rate
         self.rollouts = make_rollouts(self, inputs)
+        order = UniformOrder(len(self.cases), self.schedule.prompts, self.args.seed if self.shuffle_dataset else None)
+        self.batches = BatchSource(self.rollouts, self.cases, order, self.num_generations)
         self.watch = Stopwatch(self.rollouts.rollout.clock)
         for callback in (EpochCallback(inputs.schedule), self.non_finite, self.watch):
             self.add_callback(callback)
@@ -144,25 +148,24 @@ class EpisodeTrainer(ResumableTrainer):
         self.aligns_rows = self.is_deepspeed_enabled or self.depends_on_left_padding()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """`inputs`: one row of `case_numbers` for each completion of this process, groups side by side."""
-        numbers = [row["case"] for row in inputs]
-        cases = [self.cases[number] for number in numbers]
-        places = self._next_places(len(inputs))
-        self._batch = TrainingBatch(self.state.global_step, places, self.num_generations, numbers, cases)
+        """`inputs`: as many rows of `case_numbers` as this process has completions; they are only counted."""
+        self._batch = self.batches.take(self._next_place(len(inputs)))
         output: dict[str, Any] = super()._generate_and_score_completions(
-            [{"prompt": case.prompt or UNKNOWN} for case in cases]
+            [{"prompt": case.prompt or UNKNOWN} for case in self._batch.cases]
         )
         self.hooks.write(self._batch.records(output["advantages"].tolist()))
         return output | self._loss_rows()
 
-    def _next_places(self, count: int) -> range:
-        """Indices of this process's completions among all completions of a step: after those of lower ranks, and after
-        those of the step's earlier generation batches."""
-        step, sampled = self._sampled_in_step
-        before = sampled if step == self.state.global_step else 0
-        self._sampled_in_step = self.state.global_step, before + count * self.accelerator.num_processes
-        first = before + count * self.accelerator.process_index
-        return range(first, first + count)
+    def _next_place(self, count: int) -> BatchPlace:
+        """Place of the next generation batch, of which this process has `count` completions."""
+        step, batches = self._sampled_in_step
+        before = batches if step == self.state.global_step else 0
+        self._sampled_in_step = self.state.global_step, before + 1
+        plan, rank = self.schedule, self.accelerator.process_index
+        index = math.ceil(self.state.global_step * plan.accumulation / plan.passes) + before
+        first = count * (before * self.accelerator.num_processes + rank)
+        own = slice(count * rank, count * (rank + 1))
+        return BatchPlace(index, self.state.global_step, range(first, first + count), own)
 
     def _loss_rows(self) -> dict[str, torch.Tensor]:
         """Mask of this process's episodes in the loss, and whether all advantages of all processes are zero."""
@@ -178,7 +181,6 @@ class EpisodeTrainer(ResumableTrainer):
 
     def roll_out(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """TRL's rollout function: the episodes of this batch, as tokens."""
-        self._batch.play(self.rollouts)
         trajectories = [episode.trajectory for episode in self._batch.episodes]
         return {
             "prompt_ids": [trajectory.prompt_ids for trajectory in trajectories],
@@ -217,7 +219,7 @@ class EpisodeTrainer(ResumableTrainer):
             self.hooks.save(self, partial(super()._save_checkpoint, model, trial))
 
     def _get_train_sampler(self, dataset: Any = None) -> CaseSampler:
-        return CaseSampler(self.schedule, self.num_generations, self.args.seed if self.shuffle_dataset else None)
+        return CaseSampler(self.schedule, self.num_generations)
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """No-op: ui/card.py writes the card of a run."""

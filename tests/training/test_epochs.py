@@ -16,6 +16,7 @@ from trl.trainer.utils import RepeatSampler
 from aitrain import ConfigError, Result, TrainConfig
 from aitrain.batch import BatchPlan, CaseSchedule, schedule_cases
 from aitrain.runs.run_folder import RunFolder, read_lines
+from aitrain.training.case_order import UniformOrder
 from aitrain.training.epochs import CaseSampler
 from aitrain.training.trl_arguments import fit_warmup, grpo_arguments, grpo_config
 from tests.environments.vowels import Vowels
@@ -34,7 +35,8 @@ SHAPES = [(10, 4, 1), (7, 4, 3), (8, 4, 2), (3, 4, 5), (5, 12, 1), (1, 3, 4), (6
 @pytest.mark.parametrize(("cases", "prompts", "epochs"), SHAPES)
 def test_every_epoch_uses_every_case_once(cases: int, prompts: int, epochs: int) -> None:
     plan = counted(cases, prompts, epochs)
-    order = list(CaseSampler(plan, 1, seed=3))
+    stream = UniformOrder(cases, prompts, seed=3)
+    order = [case for index in range(plan.batches) for case in stream.batch(index)]
     assert plan.steps == -(-cases * epochs // prompts)
     assert len(order) == plan.steps * prompts == cases * epochs + plan.filled
     for epoch in range(epochs):
@@ -54,16 +56,18 @@ def test_the_ends_of_epochs_are_where_all_cases_were_trained_on(
         ends += [step] if done > whole else []
         whole = done
     assert [step for step in range(1, plan.steps + 1) if plan.ends_epoch(step)] == ends
-    assert len(CaseSampler(plan, 2, seed=0)) == len(list(CaseSampler(plan, 2, seed=0)))
+    assert len(CaseSampler(plan, 2)) == len(list(CaseSampler(plan, 2)))
     assert whole >= epochs > (plan.steps - 1) * accumulation // passes * prompts // cases
     assert plan.epochs_after(plan.steps) == epochs
 
 
 @pytest.mark.parametrize("seed", [None, 11])
 def test_the_order_is_that_of_trl_where_the_cases_fill_whole_batches(seed: int | None) -> None:
-    plan = counted(12, 4, 3, passes=2, accumulation=1)
-    theirs = RepeatSampler(range(12), 2, batch_size=4, repeat_count=2, shuffle=seed is not None, seed=seed)
-    assert list(CaseSampler(plan, 2, seed)) == [case for _ in range(3) for case in theirs]
+    theirs = RepeatSampler(range(12), 1, batch_size=4, repeat_count=1, shuffle=seed is not None, seed=seed)
+    order = UniformOrder(12, 4, seed)
+    assert [case for index in range(9) for case in order.batch(index)] == [case for _ in range(3) for case in theirs]
+    assert order.batch(8) == order.batch(8)
+    assert order.batch(2) == UniformOrder(12, 4, seed).batch(2), "also after a later one"
 
 
 def test_what_is_counted_before_trl_is_loaded_is_what_trl_counts(tmp_path: Path) -> None:
