@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from aitrain.cli.completion import VARIABLE
-from aitrain.options.option import TABLES, Option, options_of
+from aitrain.options.option import Option, options_of
 from aitrain.options.section import Options
+from aitrain.options.value_types import TABLES
 
 BASH = "complete_bash"
 Command = Callable[..., int]

@@ -47,13 +47,13 @@ class GRPOOptions(Options):
     """Where the KL term is: in the loss of each token, or subtracted from the reward of the completion (as in RLHF with
     PPO, arXiv 2203.02155)."""
     rl_baseline: Literal["group", "leave_one_out"] = "group"
-    """What is subtracted from a score: the mean of its group, or of the others in its group (RLOO, arXiv 2402.14740)."""
+    """What is subtracted from a score: the mean of its group, or that of the others in it (RLOO, arXiv 2402.14740)."""
     rl_dual_clip: PositiveFloat | None = None
-    """Largest probability ratio for completions with a negative advantage, above 1; 3 in the paper (dual-clip PPO, arXiv
-    1912.09729)."""
+    """Largest probability ratio for completions with a negative advantage, above 1; 3 in its paper (dual-clip PPO,
+    arXiv 1912.09729)."""
     rl_overlong_buffer: PositiveInt | None = None
-    """Tokens before the limit of a completion over which the reward falls linearly, by --rl-overlong-penalty at the limit
-    (soft overlong punishment of DAPO, arXiv 2503.14476)."""
+    """Tokens before the limit of a completion over which the reward falls linearly, by --rl-overlong-penalty at the
+    limit (soft overlong punishment of DAPO, arXiv 2503.14476)."""
     rl_overlong_penalty: PositiveFloat = 1.0
     """Reward subtracted from a completion that reaches the limit, with --rl-overlong-buffer."""
     rl_entropy_coef: NonNegativeFloat = 0.0
@@ -74,9 +74,9 @@ class SamplingOptions(Options):
     section = "Cases"
 
     rl_sampling: Literal["uniform", "refill", "difficulty"] = "uniform"
-    """How the cases of a batch are chosen: each once per epoch; refill: groups whose scores are all equal are replaced by
-    groups of other cases (dynamic sampling of DAPO, arXiv 2503.14476); difficulty: by their moving success rate, so that
-    cases that are always or never solved become rare."""
+    """How the cases of a batch are chosen: uniform, each once per epoch; refill, which replaces groups whose scores are
+    all equal by groups of other cases (dynamic sampling of DAPO, arXiv 2503.14476); difficulty, by their moving success
+    rate, so that cases that are always or never solved become rare."""
     rl_refill_limit: PositiveInt = 10
     """How often the groups of a batch are replaced at most, with --rl-sampling refill."""
     rl_ahead: NonNegativeInt = 0

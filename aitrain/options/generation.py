@@ -110,7 +110,7 @@ class VLLMOptions(Options):
     vllm_sync: ResumeSafe[Literal["auto", "adapter", "disk", "nccl"]] = "auto"
     """How a server gets the weights: the LoRA adapter alone, all weights as files (disk), or TRL's NCCL."""
     vllm_quantization: ResumeSafe[Literal["fp8"] | None] = None
-    """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half the memory of bf16."""
+    """Number format in which aitrain's vLLM servers hold the base under an adapter: fp8 takes half of bf16's memory."""
     vllm_speculative: ResumeSafe[JsonObjectOption | None] = None
     """Speculative decoding of aitrain's vLLM servers: vLLM's speculative_config as a JSON object, such as
     {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}."""

@@ -13,7 +13,7 @@ from typing import get_args
 
 from pydantic.fields import FieldInfo
 
-from aitrain.options.option import TABLES
+from aitrain.options.value_types import TABLES
 
 _COMMAND = r"(?:aitrain (?:grpo|plan|env|eval|chat|export|serve|view|show) |vllm serve |pip install )[^\n)]*"
 _VALUE = r"\w+='[^'\n]*'|'[^'\n]*'|\[[^\]\n]*\]|[^\s;)]+"

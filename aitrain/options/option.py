@@ -12,9 +12,7 @@ from annotated_types import Ge, Gt, Interval, Le, Lt
 from pydantic.fields import FieldInfo
 
 from aitrain.options.section import RESUME_SAFE, Options, descriptions, option_names, sections_of
-
-TABLES = {"trl": "scale_rewards=none", "vllm_args": "max_num_seqs=64"}
-"""Options that are tables, given as KEY=VALUE and repeated; each with an example."""
+from aitrain.options.value_types import TABLES
 
 _TYPE_NAMES = {
     bool: "switch",

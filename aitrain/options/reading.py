@@ -12,9 +12,10 @@ from typing import TypeVar
 import yaml
 
 from aitrain.errors import ConfigError
-from aitrain.options.option import TABLES, options_of
+from aitrain.options.option import options_of
 from aitrain.options.other_names import unknown_option
 from aitrain.options.section import Options, sections_of
+from aitrain.options.value_types import TABLES
 from aitrain.options.yaml_text import read_yaml
 
 Job = TypeVar("Job", bound=Options)
@@ -28,8 +29,8 @@ def resolve(
 ) -> Job:
     """A job's options: its defaults, overridden by `defaults`, by the file, and by the flags.
 
-    A value also overrides the alternatives to its option (`replaces`); flags of a table are `KEY=VALUE` texts, merged into
-    the file's one.
+    A value also overrides the alternatives to its option (`replaces`); flags of a table are `KEY=VALUE` texts, merged
+    into the file's one.
 
     Raises:
         ConfigError: the file cannot be read, or a name or value is wrong.

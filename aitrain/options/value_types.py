@@ -31,6 +31,9 @@ _NOT_IN_NAMES = r"\s!-*,/:-@\[-^`{-~"
 """All but letters, digits and `_.+-`: in JavaScript a word character is ASCII only."""
 ProjectName = Annotated[str, WithJsonSchema({"type": "string", "pattern": rf"^(?!\.+$)[^{_NOT_IN_NAMES}]{{1,100}}$"})]
 
+TABLES = {"trl": "scale_rewards=none", "vllm_args": "max_num_seqs=64"}
+"""Options that are tables, given as KEY=VALUE and repeated; each with an example."""
+
 _EXAMPLE = '{"key": 1}'
 
 
@@ -263,7 +266,9 @@ ScoreRange = Annotated[
         }
     ),
 ]
-FunctionName = Annotated[str, AfterValidator(_checked_function), WithJsonSchema({"type": "string", "pattern": ".:."})]
+FunctionName = Annotated[
+    str, AfterValidator(_checked_function), WithJsonSchema({"type": "string", "pattern": r".:[A-Za-z_]\w*$"})
+]
 FunctionNames = Annotated[
     str,
     BeforeValidator(_read_names),
@@ -271,8 +276,8 @@ FunctionNames = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string", "pattern": ".:."},
-                {"type": "array", "items": {"type": "string", "pattern": ".:."}, "minItems": 1},
+                {"type": "string", "pattern": r".:[A-Za-z_]\w* *(,|$)"},
+                {"type": "array", "items": {"type": "string", "pattern": r".:[A-Za-z_]\w* *(,|$)"}, "minItems": 1},
             ]
         }
     ),

@@ -63,7 +63,6 @@ from aitrain.training.resumable_trainer import ResumableTrainer
 from aitrain.training.rollout_setup import make_rollouts
 from aitrain.training.sharding import check_sharded, prepare_reference, shard_now
 from aitrain.training.stopwatch import Stopwatch
-from aitrain.training.training_batch import TrainingBatch
 from aitrain.training.zero import check_active
 from aitrain.training.zero_variance import ZERO_VARIANCE, ZeroVarianceSteps, zero_variance_share
 
