@@ -96,6 +96,7 @@ class Export:
             peft=self.reference.adapter is not None,
             trust_remote_code=self.request.trust_remote_code,
             trl={"model_init_kwargs": kept} if kept else {},
+            vllm_args={},
         )
         return config.model_copy(update={"dtype": self.dtype})  # unchecked: float16 weights cannot be trained
 

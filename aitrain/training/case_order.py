@@ -21,8 +21,8 @@ class CaseOrder(Protocol):
 
 @dataclass
 class UniformOrder:
-    """Epochs as one stream of cases: each epoch has each case once, and a batch may hold the last cases of one epoch and
-    the first of the next. The order is that of TRL's sampler if the cases fill whole batches."""
+    """Epochs as one stream of cases: each epoch has each case once, and a batch may hold the last cases of one epoch
+    and the first of the next. The order is that of TRL's sampler if the cases fill whole batches."""
 
     cases: int
     """Cases of one epoch."""

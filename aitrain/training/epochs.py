@@ -17,9 +17,9 @@ from aitrain.batch import CaseSchedule
 
 
 class CaseSampler(Sampler[int]):
-    """As many rows as TRL consumes: each generation batch once per pass over it, each case `generations` times in a row.
+    """As many rows as TRL consumes: each generation batch once per pass over it, each case `generations` times.
 
-    TRL only counts the rows; which cases a batch has says batch_source.py.
+    TRL only counts the rows; batch_source.py says which cases a batch has.
     """
 
     def __init__(self, schedule: CaseSchedule, generations: int) -> None:
