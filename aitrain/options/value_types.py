@@ -290,7 +290,7 @@ Weights = Annotated[
         {
             "anyOf": [
                 {"type": "number", "exclusiveMinimum": 0},
-                {"type": "string", "pattern": r"^[^,]*[0-9][^,]*(,[^,]*[0-9][^,]*)*$"},
+                {"type": "string", "pattern": r"^[0-9.e+ -]*[0-9][0-9.e+ -]*(,[0-9.e+ -]*[0-9][0-9.e+ -]*)*$"},
                 {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}, "minItems": 1},
             ]
         }
