@@ -60,7 +60,11 @@ COMMANDS = {
     "field of trl of another type": Refused("--trl num_iterations=two", 2, ["--trl num_iterations: must be int"]),
     # --config
     "config not there": Refused("--config none.yaml", 2, ["--config: cannot read none.yaml: No such file"]),
-    "config is a folder": Refused("--config .", 2, ["--config: cannot read .: Is a directory"]),
+    "config is a folder": Refused("--config .", 2, ["--config: . is a folder", "It holds no config.yaml either."]),
+    "config is a run folder": Refused(
+        "--config runs/a", 2, ["--config: runs/a is a folder", "Name the file in it: runs/a/config.yaml"],
+        {"runs/a/config.yaml": "lr: 1"},
+    ),
     "misspelt key": Refused(
         "--config c.yaml", 2, ["unknown option rl_num_generation (in c.yaml)", "mean rl_num_generations?"],
         {"c.yaml": "rl_num_generation: 4"},
@@ -80,6 +84,10 @@ COMMANDS = {
     # the environment, found and read
     "module not found": Refused("--rl-env evn:Env", 2, ["rl_env: there is no module evn", "Did you mean env?"]),
     "file not found": Refused("--rl-env enf.py", 2, ["rl_env: there is no file enf.py", "Did you mean env.py?"]),
+    "file of that name elsewhere": Refused(
+        "--rl-env enf.py", 2, ["no file enf.py (looked from", "There is tasks/one/enf.py."],
+        {"tasks/one/enf.py": GOOD},
+    ),
     "folder for a file": Refused("--rl-env ./more", 2, ["rl_env: ./more is a folder"], {"more": None}),
     "class not found": Refused("--rl-env env.py:Evn", 2, ["rl_env_class: there is no class Evn", "Did you mean Env?"]),
     "two candidates": Refused("", 2, ["2 environments: Env, Two", "--rl-env-class Two"],
@@ -102,6 +110,18 @@ COMMANDS = {
     "import error inside the module": Refused(
         "", 3, ["No module named 'not_there'", "env.py, line 1, in <module>: import not_there", "Install not_there"],
         {"env.py": "import not_there\n" + GOOD},
+    ),
+    "module that reads the command line": Refused(
+        "", 3, ["SystemExit: 2", "env.py, line 2, in <module>: argparse", "reads the command line, which is aitrain's"],
+        {"env.py": "import argparse\nargparse.ArgumentParser().parse_args(['--no'])\n" + GOOD},
+    ),
+    "module that asks": Refused(
+        "", 3, ["EOFError", "env.py, line 1, in <module>: input()", "input() needs a terminal", "aitrain env play"],
+        {"env.py": "input()\n" + GOOD},
+    ),
+    "module that stops in the debugger": Refused(
+        "", 3, ["BdbQuit", "breakpoint() needs a terminal", "aitrain env play"],
+        {"env.py": "breakpoint()\nx = 1\n" + GOOD},
     ),
     "constructor that raises": Refused(
         """--rl-env-config '{"city": "Atlantis"}' --output-dir deep/er""", 3,

@@ -13,6 +13,19 @@ if TYPE_CHECKING:
     from typer._click import Command, Context
 
 
+OTHER_COMMANDS = {
+    "llm": "aitrain grpo",
+    "train": "aitrain grpo",
+    "rl": "aitrain grpo",
+    "merge": "aitrain export",
+    "merge-llm-adapter": "aitrain export",
+    "infer": "aitrain chat",
+    "evaluate": "aitrain eval",
+    "api": "aitrain serve",
+}
+"""Commands of other tools, and what they are here."""
+
+
 class LazyGroup(TyperGroup):
     """Imports a command's module and builds its options when the command is called or completed, not before.
 
@@ -23,6 +36,8 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """Replace the placeholder, which has only a name and a short help, by the command."""
+        if args and (command := OTHER_COMMANDS.get(args[0])) and args[0] not in self.commands:
+            ctx.fail(f"No such command '{args[0]}'. Here it is {command}.")
         name, placeholder, rest = super().resolve_command(ctx, args)
         return name, placeholder and load_command(self.prefix + str(name)), rest
 

@@ -136,6 +136,9 @@ def _failure(plan: RunPlan, end: Failed, folder: RunFolder, began: bool) -> Aitr
         error.args = (f"{end.message}{many}",)
     elif str(folder.log) not in end.message:
         saved = checkpoints_of(folder)
-        resume = f"; --resume continues from step {step_of(saved[0])}" if saved else ""
-        error.args = (f"{end.message}\nrun folder: {folder.path} (train.log has the details{resume})",)
+        has_log = folder.log.exists() and folder.log.stat().st_size > 0
+        notes = ["train.log has the details"] if has_log else []
+        notes += [f"--resume continues from step {step_of(saved[0])}"] if saved else []
+        more = f" ({'; '.join(notes)})" if notes else ""
+        error.args = (f"{end.message}\nrun folder: {folder.path}{more}",)
     return error

@@ -7,12 +7,13 @@ import ast
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from itertools import islice
 from pathlib import Path
 
 from aitrain.environment.adapters import ADAPTERS, SERVED, Adapter, adapter_named
@@ -87,9 +88,26 @@ def _find_file(place: str, class_name: str | None) -> EnvSource:
     if os.path.isdir(file):
         raise ConfigError(f"rl_env: {place} is a folder, not a file")
     if not os.path.isfile(file):
+        found = list(islice(_files_named(file.name), 2))
         near = did_you_mean(file.name, [other.name for other in file.parent.glob("*.py")])
+        near = f"\nThere is {' and '.join(found)}." if found else near
         raise ConfigError(f"rl_env: there is no file {place} (looked from {Path.cwd()}).{near}")
     return EnvSource(f"aitrain_environment_{file.stem}", file.resolve(), class_name, is_module=False)
+
+
+DEPTH, MOST_ENTRIES = 3, 5000
+"""Levels below the working directory in which a file is looked for by its name, and directory entries looked at."""
+
+
+def _files_named(name: str) -> Iterator[str]:
+    """Paths of the files of a name below the working directory, which may be large."""
+    seen = 0
+    for folder, folders, files in os.walk("."):
+        seen += len(folders) + len(files)
+        if name in files:
+            yield os.path.relpath(os.path.join(folder, name))
+        is_deep = folder.count(os.sep) >= DEPTH or seen > MOST_ENTRIES
+        folders[:] = [] if is_deep else [one for one in sorted(folders) if not one.startswith((".", "__", "runs"))]
 
 
 def _refuse_path(place: str) -> None:

@@ -58,7 +58,20 @@ def _remedy(error: BaseException) -> str:
         return f"Install {error.name}, or correct the import."
     if isinstance(error, ImportError) and "no known parent package" in str(error):
         return "Name it as a module, so that Python knows its package: --rl-env-module package.module"
+    if type(error).__name__ == "BdbQuit":  # of the standard library's bdb, which only a debugger imports
+        return "breakpoint() needs a terminal, and a training has none: aitrain env play has one."
+    if isinstance(error, EOFError) and "reading a line" in str(error):
+        return "input() needs a terminal, and a training has none: aitrain env play has one."
+    if isinstance(error, SystemExit) and _is_of_argparse(error):
+        return (
+            "It reads the command line, which is aitrain's: take settings as arguments of the constructor"
+            " (--rl-env-config)."
+        )
     return ""
+
+
+def _is_of_argparse(error: BaseException) -> bool:
+    return any(Path(frame.filename).name == "argparse.py" for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _is_machinery(filename: str) -> bool:

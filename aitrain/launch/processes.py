@@ -244,8 +244,12 @@ class Processes:
             return self.last
         if self.stops:
             return Failed("Stopped.", Interrupted.exit_code)
-        message = f"{how_it_ended(rank, self.ranks.world, code)}\nSee {self.log}"
-        return Failed(message, RunFailed.exit_code)
+        lines = [how_it_ended(rank, self.ranks.world, code)]
+        if code != -signal.SIGKILL and self.plan.config.rl_env_isolation == "thread":
+            lines.append("If the environment's code ended it, --rl-env-isolation process lets the training survive that.")
+        if self.log.exists() and self.log.stat().st_size:
+            lines.append(f"See {self.log}")
+        return Failed("\n".join(lines), RunFailed.exit_code)
 
 
 def process_variables(plan: RunPlan) -> dict[str, str]:

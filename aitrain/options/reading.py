@@ -58,6 +58,11 @@ def read_file(job: type[Options], path: Path) -> dict[str, object]:
     Raises:
         ConfigError: it cannot be read, is not a mapping, or has a key that is no option.
     """
+    if os.path.isdir(os.path.expanduser(path)):
+        inside = path / "config.yaml"
+        is_run = os.path.isfile(os.path.expanduser(inside))
+        advice = f"Name the file in it: {inside}" if is_run else "It holds no config.yaml either."
+        raise ConfigError(f"{job.file_flag}{path} is a folder\n{advice}")
     try:
         loaded = read_yaml(Path(os.path.expanduser(path)).read_text(encoding="utf-8-sig"))
     except OSError as error:
