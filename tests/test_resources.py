@@ -14,7 +14,7 @@ import pytest
 from aitrain import ConfigError, TrainConfig
 from aitrain.batch import plan_batch
 from aitrain.launch import resource_check
-from aitrain.launch.model_shape import TINY, Linear, ModelShape, read_model_shape
+from aitrain.launch.model_shape import Linear, ModelShape, read_model_shape
 from aitrain.launch.resource_check import check_resources, device_memory, free_disk
 from aitrain.launch.resource_estimate import (
     MIB,
@@ -50,7 +50,9 @@ def test_the_shape_of_the_tiny_model_is_read_from_its_header() -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(TINY)
+    from aitrain.training.model import TINY_MODEL
+
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
     assert TINY_SHAPE is not None
     assert TINY_SHAPE.weights == sum(parameter.numel() for parameter in model.parameters())
     assert (TINY_SHAPE.layers, TINY_SHAPE.hidden, TINY_SHAPE.vocabulary) == (2, 128, model.config.vocab_size)

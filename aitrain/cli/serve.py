@@ -42,8 +42,8 @@ def serve(
 
     Prints vLLM's command first. VLLM_API_KEY in the environment sets a key that clients must send.
     """
-    from aitrain.launch.model_shape import TINY
     from aitrain.launch.nvidia import visible_gpus  # these here, because help needs none of them
+    from aitrain.named_models import named_folder
     from aitrain.packages import installed
     from aitrain.runs.export_request import DTYPES
     from aitrain.runs.model_reference import read_model, run_options
@@ -54,7 +54,7 @@ def serve(
     reference = read_model(model)
     if reference.kind == "url":
         raise ConfigError(f"{model} is the address of a server already")
-    folder = TINY if reference.base == "tiny" else Path(reference.base).expanduser()
+    folder = named_folder(reference.base) or Path(reference.base).expanduser()
     options, gpus = run_options(reference), visible_gpus()
     recorded, length = options.get("dtype"), options.get("model_max_length")
     trained_in = recorded if isinstance(recorded, str) and recorded != "auto" else "auto" if gpus else "float32"
@@ -69,7 +69,7 @@ def serve(
         memory=vllm_gpu_memory_utilization,
         trust_remote_code=trust_remote_code,
         name=reference.base if reference.kind == "hub" else reference.label,
-        base_name=folder.name if folder.is_dir() and folder != TINY else reference.base,
+        base_name=folder.name if folder.is_dir() and named_folder(reference.base) is None else reference.base,
         adapter=reference.adapter,
     )
     typer.echo(plan.command(port))

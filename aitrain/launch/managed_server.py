@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from aitrain.errors import RunFailed
 from aitrain.events import Announce, Note, Phase
 from aitrain.launch.preflight import RunPlan, starts_server
-from aitrain.packages import PACKAGE
+from aitrain.named_models import named_folder
 from aitrain.runs.run_folder import RunFolder, write_json
 from aitrain.vllm.addresses import KEY_VARIABLE, LOOPBACK
 from aitrain.vllm.server_process import ServerConfig, VLLMServer, stop_all
@@ -56,7 +56,7 @@ def server_plans(plan: RunPlan, folder: RunFolder) -> list[ServerConfig]:
     host = config.vllm_listen_address or (plan.nodes.address if plan.nodes else LOOPBACK)
     return [
         ServerConfig(
-            model=str(PACKAGE / "tiny_model") if config.model == "tiny" else config.model,
+            model=str(named_folder(config.model) or config.model),
             log=folder.path / ("vllm-server.log" if count == 1 else f"vllm-server-{number}.log"),
             gpus=plan.server_gpus[number * config.vllm_server_gpus :][: config.vllm_server_gpus],
             tensor_parallel=config.vllm_tensor_parallel_size,

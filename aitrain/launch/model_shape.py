@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aitrain.named_models import named_folder
 from aitrain.runs.run_folder import read_object
 
-TINY = Path(__file__).resolve().parents[1] / "tiny_model"
 SMALL = 2_000_000
 """Weights below which a model has one thread on the CPU."""
 HEADER = 100 << 20
@@ -74,7 +74,7 @@ def is_small(model: str) -> bool:
 
 def folder_of(model: str) -> Path | None:
     """Folder of a model's files on this machine, None if there is none."""
-    folder = TINY if model == "tiny" else Path(os.path.expanduser(model))
+    folder = named_folder(model) or Path(os.path.expanduser(model))
     return folder if os.path.isfile(folder / "config.json") else _cached(model)
 
 

@@ -17,6 +17,7 @@ from aitrain.errors import CheckpointDamagedError, ConfigError, did_you_mean
 from aitrain.launch.nvidia import visible_gpus
 from aitrain.launch.resource_check import check_resources, check_vllm_memory
 from aitrain.launch.slurm import Nodes, find_nodes, idle_nodes
+from aitrain.named_models import named_folder
 from aitrain.options.loss_types import remarks
 from aitrain.options.train import TrainConfig
 from aitrain.options.trl_effects import check_trl_effects
@@ -167,7 +168,9 @@ def note_on_truncation(config: TrainConfig) -> str | None:
 
 def _check_model(config: TrainConfig) -> None:
     folder = Path(os.path.expanduser(config.model))
-    if config.model == "tiny":
+    if (named := named_folder(config.model)) is not None:
+        if config.starts_vllm_servers and not named.is_dir():  # the server starts before the process that makes it
+            raise ConfigError(f"model: {config.model} is not made yet\nMake it with: aitrain data {config.model}")
         return
     if not os.path.exists(folder):
         if config.model.startswith((".", "/", "~")) or config.model.count("/") > 1:  # other names may be on the Hub

@@ -246,7 +246,9 @@ class Processes:
             return Failed("Stopped.", Interrupted.exit_code)
         lines = [how_it_ended(rank, self.ranks.world, code)]
         if code != -signal.SIGKILL and self.plan.config.rl_env_isolation == "thread":
-            lines.append("If the environment's code ended it, --rl-env-isolation process lets the training survive that.")
+            lines.append(
+                "If the environment's code ended it: with --rl-env-isolation process the training continues."
+            )
         if self.log.exists() and self.log.stat().st_size:
             lines.append(f"See {self.log}")
         return Failed("\n".join(lines), RunFailed.exit_code)
@@ -261,6 +263,7 @@ def process_variables(plan: RunPlan) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONHASHSEED": "0",  # the order of sets is the same in every run and on every rank
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin take the cores from each other, and from other programs
         "OMP_NUM_THREADS": "1" if not plan.gpus and is_small(plan.config.model) else str(share),
     }
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(plan.gpus)} if plan.gpus else {}

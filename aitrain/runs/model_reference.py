@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 import yaml
 
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.named_models import NAMED_MODELS, SMOLLM2, TINY, named_folder
 from aitrain.options.yaml_text import read_yaml
 from aitrain.runs.checkpoint import SHARDS
 from aitrain.runs.json_values import as_int
 from aitrain.runs.run_folder import RUNS, RunFolder, read_object
 
 ModelKind = Literal["hub", "folder", "adapter", "run", "checkpoint", "url"]
-TINY = "tiny"
 ADAPTER_CONFIG = "adapter_config.json"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -81,8 +81,8 @@ def read_model(given: str) -> ModelReference:
     Raises:
         ConfigError: it names nothing that can be loaded.
     """
-    if given == TINY:
-        return ModelReference(given, "hub", TINY)
+    if given in NAMED_MODELS:
+        return ModelReference(given, "hub", given)
     if given.startswith(("http://", "https://")):
         return _address(given)
     path = Path(given).expanduser()
@@ -125,6 +125,8 @@ def public_base(base: str) -> str:
     """A base as others may read it: of a folder of this machine only the name; Hub names as they are."""
     if Path(base).parts[-2:] == ("aitrain", "tiny_model"):
         return TINY  # the shipped model has another path on each machine
+    if Path(base) == named_folder(SMOLLM2):
+        return SMOLLM2
     return Path(base).name if base.startswith(("/", "~", ".")) else base
 
 
@@ -226,12 +228,12 @@ def _base_of(adapter: Path, run: Path | None) -> str:
     folder = RunFolder(run) if run else None
     named = _read_config(folder).get("model") if folder else None
     if isinstance(named, str) and folder:
-        return named if named == TINY else _found_path(folder, named)
+        return named if named in NAMED_MODELS else _found_path(folder, named)
     recorded = read_object(adapter / ADAPTER_CONFIG).get("base_model_name_or_path")
     if not isinstance(recorded, str) or not recorded:
         raise ConfigError(f"model: {adapter / ADAPTER_CONFIG} does not name its base model (base_model_name_or_path)")
-    if public_base(recorded) == TINY:
-        return TINY
+    if (own := public_base(recorded)) in NAMED_MODELS:
+        return own
     beside = adapter / recorded
     if not Path(recorded).is_absolute() and not Path(recorded).exists() and beside.is_dir():
         return str(beside)
@@ -276,7 +278,7 @@ def _started_in(folder: RunFolder) -> Path | None:
 def _found_path(folder: RunFolder, value: str) -> str:
     """A relative path as that of the run's working directory, if it exists there; any other value unchanged."""
     place = _started_in(folder)
-    return str(place / value) if value != TINY and place is not None and (place / value).exists() else value
+    return str(place / value) if value not in NAMED_MODELS and place is not None and (place / value).exists() else value
 
 
 def _found_environment(folder: RunFolder, value: str) -> str:

@@ -15,10 +15,12 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from aitrain import activity
 from aitrain.errors import ConfigError, did_you_mean
+from aitrain.named_models import SMOLLM2, named_folder
 from aitrain.options.train import TrainConfig
+from aitrain.packages import PACKAGE
 from aitrain.runs.run_folder import RUNS
 
-TINY_MODEL = Path(__file__).resolve().parents[1] / "tiny_model"
+TINY_MODEL = PACKAGE / "tiny_model"
 """The model shipped with the package, `--model tiny`; built by training/tiny_model.py."""
 
 CHAT_TEMPLATES = {
@@ -65,8 +67,13 @@ def choose_precision(config: TrainConfig) -> Precision:
 
 
 def model_path(name: str) -> str:
-    """Hub name or folder of `--model`; resolves `tiny`."""
-    return str(TINY_MODEL) if name == "tiny" else name
+    """Hub name or folder of `--model`; resolves aitrain's own names, and makes a model that is not there yet."""
+    folder = named_folder(name)
+    if folder is not None and name == SMOLLM2:
+        from aitrain.training.smollm2 import make_smollm2  # here, because only this name needs it
+
+        make_smollm2(folder)
+    return name if folder is None else str(folder)
 
 
 def load_tokenizer(config: TrainConfig, folder: str | None = None) -> PreTrainedTokenizerBase:
@@ -75,9 +82,10 @@ def load_tokenizer(config: TrainConfig, folder: str | None = None) -> PreTrained
     Raises:
         ConfigError: it cannot be loaded, or has no end-of-text token.
     """
+    place = folder or model_path(config.model)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder or model_path(config.model),
+            place,
             padding_side="left",
             truncation_side="left",
             trust_remote_code=config.trust_remote_code,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from aitrain.errors import ConfigError
+from aitrain.named_models import NAMED_MODELS
 from aitrain.options.reading import as_command, resolve
 from aitrain.options.train import TrainConfig
 from aitrain.redaction import redact, without_secrets
@@ -74,7 +75,7 @@ def _front_matter(place: Path, name: str, base: str, results: list[EvalResult]) 
     from huggingface_hub.repocard_data import ModelCardData  # takes as long as the rest of the card
 
     is_adapter = _is_adapter(place)
-    is_on_hub = base != "tiny" and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base) is not None
+    is_on_hub = base not in NAMED_MODELS and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base) is not None
     data = ModelCardData(
         base_model=base if is_on_hub and not Path(base).exists() else None,
         base_model_relation=("adapter" if is_adapter else "finetune") if is_on_hub else None,
