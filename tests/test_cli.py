@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,8 +33,28 @@ def test_the_version_is_told() -> None:
     assert run("--version").stdout == f"aitrain {aitrain.__version__}\n"
 
 
+def test_help_shows_the_ten_most_used_options_first_and_where_the_others_are() -> None:
+    text = run("grpo", "--help").stdout
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.index("  --model TEXT\n") < text.index("  --project-name TEXT\n") < text.index("  --config FILE\n")
+    assert text.count("\n  --") == 10 + 6
+    assert "--vllm-mode" not in text
+    for word in ("--help-all", "aitrain options WORD", "aitrain demo"):
+        assert word in text
+
+
+def test_options_are_searched_by_words_of_names_and_descriptions_and_by_other_tools_names() -> None:
+    assert re.findall(r"^  --\S+", run("options", "clip", "dual").stdout, re.MULTILINE) == ["  --rl-dual-clip"]
+    assert "--rl-kl-coef" in run("options", "--", "--beta").stdout
+    found = json.loads(run("options", "max-steps", "--json").stdout)
+    assert [one["flag"] for one in found if one["name"] == "max_steps"] == ["--max-steps"]
+    nothing = run("options", "zzz")
+    assert nothing.returncode == 2
+    assert nothing.stderr == "aitrain: No option has zzz in its name or description.\n"
+
+
 def test_help_names_every_option_with_its_default_and_fits_the_width() -> None:
-    lines = run("grpo", "--help").stdout.splitlines()
+    lines = run("grpo", "--help-all").stdout.splitlines()
     assert max(map(len, lines)) <= 100
     text = "\n".join(lines)
     assert "  --rl-num-generations INTEGER\n        Completions per prompt" in text

@@ -13,7 +13,7 @@ import typer
 from aitrain.cli.flags import Flag, given_flags, with_options
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, ConfigError
-from aitrain.options.documentation import help_text
+from aitrain.options.documentation import common_help, help_text
 from aitrain.options.train import TrainConfig
 from aitrain.ui.escape_controls import escape_controls
 
@@ -22,19 +22,32 @@ if TYPE_CHECKING:
 
 
 def _show_help(ctx: typer.Context, wanted: bool) -> None:
-    """Print the help; Typer's has no sections, and cuts long flags."""
+    """Print the short help; Typer's has no sections, and cuts long flags."""
     if wanted and not ctx.resilient_parsing:
-        typer.echo(HELP + help_text(TrainConfig, min(100, shutil.get_terminal_size().columns)))
+        typer.echo(f"{USAGE}{common_help(TrainConfig, _width())}\n\n{COMMAND}{MORE}")
         raise typer.Exit()
 
 
-HELP = """\
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        typer.echo(f"{USAGE.rpartition(MOST_USED)[0]}{COMMAND}\n{help_text(TrainConfig, _width())}")
+        raise typer.Exit()
+
+
+def _width() -> int:
+    return min(100, shutil.get_terminal_size().columns)
+
+
+MOST_USED = "Options used most; [..] is the default:\n"
+USAGE = f"""\
 Usage: aitrain grpo [OPTIONS]
 
   Train a model with GRPO on your environment:
 
     aitrain grpo --model tiny --rl-env path/to/file.py:Class
 
+{MOST_USED}"""
+COMMAND = """\
 Command:
   --config FILE
         YAML file with options; flags override it.
@@ -51,9 +64,13 @@ Command:
   --debug
         Show tracebacks, and all output at the end.
   -h, --help
-        Show this. A switch below has a --no- form as well; [..] is the default.
-
+        Show the options used most.
+  --help-all
+        Show all options. A switch has a --no- form as well; [..] is the default.
 """
+MORE = """
+All options: aitrain grpo --help-all. About something: aitrain options WORD, as in aitrain options clip.
+First steps: aitrain demo, then aitrain env init."""
 
 
 @with_options(TrainConfig)
@@ -67,6 +84,7 @@ def grpo(
     verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
     debug: Annotated[bool, typer.Option("--debug")] = False,
     show_help: Annotated[bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help)] = False,
+    show_all: Annotated[bool, typer.Option("--help-all", is_eager=True, callback=_show_all)] = False,
     **flags: Flag,
 ) -> int:
     """Train a model with GRPO on your environment."""

@@ -33,9 +33,10 @@ COMMANDS = {
     "view": "Show runs as a page in the browser, on 127.0.0.1 only.",
     "export": "Export a trained model: merged weights, the Hub, GGUF.",
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
+    "options": "Search the options of a training by words.",
     "schema": "Print the JSON schema of config files, for editors.",
     "env": "Write, check, play and inspect environments.",
-    "data": "Bring datasets into the form that the bundled environments read.",
+    "data": "Datasets for the bundled environments, and a small pretrained model.",
 }
 """The commands with their short help; command `x` is the function or Typer app `x` of `aitrain.cli.x`."""
 

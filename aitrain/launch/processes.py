@@ -246,9 +246,7 @@ class Processes:
             return Failed("Stopped.", Interrupted.exit_code)
         lines = [how_it_ended(rank, self.ranks.world, code)]
         if code != -signal.SIGKILL and self.plan.config.rl_env_isolation == "thread":
-            lines.append(
-                "If the environment's code ended it: with --rl-env-isolation process the training continues."
-            )
+            lines.append("If the environment's code ended it: with --rl-env-isolation process the training continues.")
         if self.log.exists() and self.log.stat().st_size:
             lines.append(f"See {self.log}")
         return Failed("\n".join(lines), RunFailed.exit_code)

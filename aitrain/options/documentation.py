@@ -18,10 +18,51 @@ def help_text(job: type[Options], width: int = 80, names: Collection[str] | None
             lines += ["", f"{section.section}:"]
         for option in shown:
             if option.section == section.section:
-                text = f"{option.description} [{option.shown_default}]"
-                lines.append(f"  {option.flag}{'' if option.is_switch else f' {option.placeholder}'}")
-                lines += textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
+                lines += _entry(option, width)
     return "\n".join(lines[1:])
+
+
+def _entry(option: Option, width: int) -> list[str]:
+    text = f"{option.description} [{option.shown_default}]"
+    head = f"  {option.flag}{'' if option.is_switch else f' {option.placeholder}'}"
+    return [head, *textwrap.wrap(text, width, initial_indent=" " * 8, subsequent_indent=" " * 8)]
+
+
+COMMON = (
+    "model", "rl_env", "peft", "lr", "rl_prompts_per_step", "rl_num_generations", "rl_max_new_tokens", "max_steps",
+    "use_vllm", "project_name",
+)  # fmt: skip
+"""The most used options, which the short help shows."""
+
+
+def common_help(job: type[Options], width: int = 80) -> str:
+    """The most used options, in the order in which one thinks of them."""
+    shown = {option.name: option for option in options_of(job)}
+    return "\n".join(line for name in COMMON for line in _entry(shown[name], width))
+
+
+def options_with(job: type[Options], words: Collection[str]) -> list[str]:
+    """Names of the options that have all of the words in their name, section or description."""
+    wanted = [word.lstrip("-").lower() for word in words]
+    texts = {
+        one.name: f"{one.name} {one.flag} {one.section} {one.description} {one.values}".lower()
+        for one in options_of(job)
+    }
+    return [name for name, text in texts.items() if all(word in text for word in wanted)]
+
+
+def as_entry(option: Option) -> dict[str, object]:
+    """An option for programs."""
+    return {
+        "name": option.name,
+        "flag": option.flag,
+        "section": option.section,
+        "values": option.values,
+        "choices": option.choices,
+        "default": option.default,
+        "resume_safe": option.resume_safe,
+        "description": option.description,
+    }
 
 
 def options_page(job: type[Options]) -> str:
@@ -39,7 +80,7 @@ _INTRODUCTION = """\
 Every option is a flag (`--rl-num-generations 8`), a key of the file given with `--config` (`rl_num_generations: 8`),
 and an argument of `aitrain.TrainConfig` (`rl_num_generations=8`). A flag overrides the file, the file overrides the
 default. A switch has a `--no-` form. Unknown names are errors; for a name of TRL, AITraining or Unsloth, the message
-names the option that means the same.
+names the option that means the same. `aitrain options WORD` searches them, and `aitrain grpo --help-all` shows all.
 
 ## In an editor
 
