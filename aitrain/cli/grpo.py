@@ -69,8 +69,9 @@ Command:
         Show all options. A switch has a --no- form as well; [..] is the default.
 """
 MORE = """
-All options: aitrain grpo --help-all. About something: aitrain options WORD, as in aitrain options clip.
-First steps: aitrain demo, then aitrain env init."""
+All options: aitrain grpo --help-all
+Options about something: aitrain options WORD, as in aitrain options clip
+First steps: aitrain demo, then aitrain env init"""
 
 
 @with_options(TrainConfig)
