@@ -19,6 +19,24 @@ class Started:
 
 
 @dataclass(frozen=True)
+class RunStarted:
+    """The run has a folder. The first event for programs (`--json`); the parent makes it."""
+
+    folder: str
+    schema: int = 1
+    """Version of the events' form."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The run has ended; the last event for programs, unless it is Failed. The parent makes it."""
+
+    folder: str
+    result: dict[str, object]
+    """result.json."""
+
+
+@dataclass(frozen=True)
 class Phase:
     """What the run is doing now; the next event replaces it on the screen."""
 
@@ -118,11 +136,14 @@ SERVER_VARIABLE = "AITRAIN_VLLM_SERVER"
 OWN_FOLDER_VARIABLE = "AITRAIN_OWN_FOLDER"
 """Environment variable that is set in training processes of a machine that does not see the run folder of node 0."""
 
-Event: TypeAlias = Started | Phase | Note | NotChecked | Step | Evaluated | Evaluating | Failed | Ended
+Event: TypeAlias = (
+    RunStarted | Started | Phase | Note | NotChecked | Step | Evaluated | Evaluating | Failed | Ended | RunResult
+)
 Announce: TypeAlias = Callable[[Event], None]
 
 _KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (Started, Phase, Note, NotChecked, Step, Evaluated, Evaluating, Failed, Ended)
+    kind.__name__: kind
+    for kind in (RunStarted, Started, Phase, Note, NotChecked, Step, Evaluated, Evaluating, Failed, Ended, RunResult)
 }
 
 
@@ -130,6 +151,20 @@ def encode(event: Event) -> str:
     """The event as one line of JSON, newline included, without secrets."""
     fields = {name: redact(value) if isinstance(value, str) else value for name, value in asdict(event).items()}
     return json.dumps({"event": type(event).__name__, **fields}) + "\n"
+
+
+def events_schema() -> dict[str, object]:
+    """JSON schema (draft 2020-12) of one line of `--json`."""
+    from pydantic import TypeAdapter  # here, because training processes need no pydantic for events
+
+    schemas, definitions = [], {}
+    for name, kind in _KINDS.items():
+        found = TypeAdapter(kind).json_schema()
+        definitions |= found.pop("$defs", {})
+        fields = {"event": {"const": name}, **found["properties"]}
+        schemas.append(found | {"properties": fields, "required": ["event", *found.get("required", [])]})
+    head: dict[str, object] = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Events of a run"}
+    return head | {"anyOf": schemas} | ({"$defs": definitions} if definitions else {})
 
 
 def decode(line: str) -> Event | None:

@@ -18,6 +18,7 @@ def demo(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show errors and the last line only.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show what the libraries print as well.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the libraries' output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write events as JSON lines.")] = False,
 ) -> int:
     """Teach the tiny model to add, in about a minute on two CPU cores."""
     from aitrain.cli.running import start  # here, because help needs none of it
@@ -25,7 +26,7 @@ def demo(
     from aitrain.options.reading import resolve
     from aitrain.options.train import TrainConfig
 
-    verbosity = Verbosity(quiet, verbose, debug)
+    verbosity = Verbosity(quiet, verbose, debug, as_json)
     flags = {"project_name": project_name, "output_dir": output_dir, "seed": seed}
     config = resolve(TrainConfig, None, SETTINGS | flags)
     return start(check(config), verbosity)

@@ -63,6 +63,8 @@ Command:
         Also show the output of the libraries and the environment.
   --debug
         Show tracebacks, and all output at the end.
+  --json
+        Write the run's events as JSON lines to standard output; aitrain schema events describes them.
   -h, --help
         Show the options used most.
   --help-all
@@ -84,6 +86,7 @@ def grpo(
     quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v")] = False,
     debug: Annotated[bool, typer.Option("--debug")] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
     show_help: Annotated[bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help)] = False,
     show_all: Annotated[bool, typer.Option("--help-all", is_eager=True, callback=_show_all)] = False,
     **flags: Flag,
@@ -92,7 +95,7 @@ def grpo(
     from aitrain.launch.preflight import check  # here, because help needs none of it
     from aitrain.options.reading import resolve
 
-    verbosity = Verbosity(quiet, verbose, debug)
+    verbosity = Verbosity(quiet, verbose, debug, as_json)
     if options_only and not dry_run:
         raise ConfigError("--options-only: add --dry-run, or omit it to train")
     options = resolve(TrainConfig, config, given_flags(flags, resume_from_checkpoint="auto" if resume else None))
@@ -104,6 +107,8 @@ def grpo(
 
             report_refusal(options, error)
         raise
+    if dry_run and as_json:
+        raise ConfigError("--json: for a plan as JSON use aitrain plan --json")
     if dry_run:
         for line in plan_lines(plan):
             typer.echo(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -143,6 +144,9 @@ def _print_error(message: str, code: int, error: BaseException) -> int:
     from aitrain.ui.escape_controls import escape_controls
 
     message = redact(message)
+    if "--json" in sys.argv:
+        print(json.dumps({"event": "Failed", "message": message, "exit_code": code}))
+        return code
     print(message if message.startswith("Usage:") else f"aitrain: {escape_controls(message)}", file=sys.stderr)
     if "--debug" in sys.argv:
         print(redact("".join(traceback.format_exception(error))), file=sys.stderr)

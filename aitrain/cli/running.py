@@ -11,12 +11,12 @@ from rich.console import Console
 
 from aitrain.cli.verbosity import Verbosity
 from aitrain.errors import AitrainError, Interrupted, RunFailed
-from aitrain.events import Announce, Ended, Failed, Note
+from aitrain.events import Announce, Ended, Event, Failed, Note, RunResult, RunStarted, encode
 from aitrain.launch.launcher import RunProcesses, launcher_of
 from aitrain.launch.preflight import RunPlan
 from aitrain.runs.checkpoint import checkpoints_of, step_of
 from aitrain.runs.result import Result
-from aitrain.runs.run_folder import RunFolder, read_lines
+from aitrain.runs.run_folder import RunFolder, read_lines, read_object
 from aitrain.ui.escape_controls import escape_controls
 from aitrain.ui.log_tail import LogTail
 from aitrain.ui.next_steps import continuing
@@ -51,15 +51,15 @@ def _interrupt(*_: object) -> None:
 def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None) -> int:
     folder = plan.open_folder()
     report = ReportWriter(folder)
+    if verbosity.as_json:
+        return _start_for_program(plan, folder, report, link)
     console = Console(quiet=True) if verbosity.quiet else on_standard_error()
     with Screen(console, LogTail(folder.log) if verbosity.verbose else list) as screen:
         announce = report.during(screen.start())
         for note in plan.notes:
             announce(Note(note))
         end = _run(plan, folder, announce, link)
-        was_refused = isinstance(end, Failed) and end.exit_code != RunFailed.exit_code  # before its first step
-        has_files = plan.folder is not None or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
-        began = has_files or not was_refused
+        began = _has_begun(plan, folder, end)
         if began:
             report.finish(screen)
     if verbosity.debug and folder.log.exists():
@@ -82,6 +82,34 @@ def _start(plan: RunPlan, verbosity: Verbosity, link: NodeLink | None = None) ->
         how = how_to_continue(plan, folder)
     print(f"stopped after step {end.step} and saved{why}{how}", file=sys.stderr)
     return 0 if end.because else 130
+
+
+def _has_begun(plan: RunPlan, folder: RunFolder, end: Failed | Ended) -> bool:
+    """Whether the run came to its first step, or left something to keep."""
+    was_refused = isinstance(end, Failed) and end.exit_code != RunFailed.exit_code
+    has_files = plan.folder is not None or folder.result.exists() or any(True for _ in read_lines(folder.metrics))
+    return has_files or not was_refused
+
+
+def _start_for_program(plan: RunPlan, folder: RunFolder, report: ReportWriter, link: NodeLink | None) -> int:
+    """Run the plan with its events as JSON lines on standard output."""
+
+    def send(event: Event) -> None:
+        sys.stdout.write(encode(event))
+        sys.stdout.flush()
+
+    send(RunStarted(str(_near(folder).path)))
+    announce = report.during(send)
+    for note in plan.notes:
+        announce(Note(note))
+    end = _run(plan, folder, announce, link)
+    began = _has_begun(plan, folder, end)
+    if began:
+        report.finish(send)
+    if isinstance(end, Failed):
+        raise _failure(plan, end, folder, began)  # the command line writes the last event
+    send(RunResult(str(_near(folder).path), read_object(folder.result)))
+    return 130 if end.status == "stopped" and not end.because else 0
 
 
 def _near(folder: RunFolder) -> RunFolder:

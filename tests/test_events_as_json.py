@@ -1,0 +1,54 @@
+"""`--json`: a run's events as lines that programs read, and errors as one of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+from jsonschema import Draft202012Validator
+
+from aitrain import events
+from aitrain.events import Evaluated, Failed, Note, RunResult, Step, encode, events_schema
+from tests.conftest import Run
+
+ARITHMETIC = ["--model", "tiny", "--rl-env", "envs.arithmetic", "--rl-max-new-tokens", "4", "--rl-kl-coef", "0"]
+
+
+def test_every_line_of_a_run_follows_the_schema_and_the_last_one_is_the_result(aitrain_grpo: Run, here: Path) -> None:
+    done = aitrain_grpo(*ARITHMETIC, "--max-steps", "1", "--eval-cases", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    validator = Draft202012Validator(events_schema())
+    for line in lines:
+        validator.validate(line)
+    kinds = [line["event"] for line in lines]
+    assert kinds[:2] == ["RunStarted", "Started"]
+    assert kinds[-2:] == ["Ended", "RunResult"]
+    assert {"Phase", "Step", "Evaluated"} <= set(kinds)
+    folder = here / lines[0]["folder"]
+    assert lines[-1]["result"] == json.loads((folder / "result.json").read_text())
+    assert (folder / "report.html").exists()
+
+
+def test_a_refused_command_is_one_event_with_its_exit_code(aitrain_grpo: Run) -> None:
+    done = aitrain_grpo("--rl-env", "nowhere.py", "--json")
+    assert done.returncode == 2
+    assert done.stderr == ""
+    (line,) = map(json.loads, done.stdout.splitlines())
+    assert line["event"] == "Failed"
+    assert line["exit_code"] == 2
+    assert "no file nowhere.py" in line["message"]
+
+
+def test_the_schema_has_every_event_and_refuses_others() -> None:
+    validator = Draft202012Validator(events_schema())
+    made = [Note("a"), Step(1, 2, None, 0.0), Evaluated("before", 0.5, None), Failed("x", 1), RunResult("runs/a", {})]
+    for event in made:
+        validator.validate(json.loads(encode(event)))
+    assert not validator.is_valid({"event": "Note"})
+    assert not validator.is_valid({"event": "Surprise"})
+    described = {one["properties"]["event"]["const"]: set(one["properties"]) for one in events_schema()["anyOf"]}  # type: ignore[attr-defined]
+    for name, kind in events._KINDS.items():
+        assert described[name] == {"event", *(field.name for field in fields(kind))}
