@@ -157,7 +157,8 @@ def events_schema() -> dict[str, object]:
     """JSON schema (draft 2020-12) of one line of `--json`."""
     from pydantic import TypeAdapter  # here, because training processes need no pydantic for events
 
-    schemas, definitions = [], {}
+    schemas: list[dict[str, object]] = []
+    definitions: dict[str, object] = {}
     for name, kind in _KINDS.items():
         found = TypeAdapter(kind).json_schema()
         definitions |= found.pop("$defs", {})

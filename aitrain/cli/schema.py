@@ -9,7 +9,6 @@ import typer
 
 from aitrain.errors import ConfigError
 
-
 WHAT = "config, the files of --config, or events, the lines that --json writes."
 
 
