@@ -36,6 +36,7 @@ COMMANDS = {
     "serve": "Serve a trained model with vLLM, an adapter beside its base.",
     "options": "Search the options of a training by words.",
     "schema": "Print the JSON schema of config files, for editors.",
+    "mcp": "Serve these commands as tools to a coding agent (MCP).",
     "env": "Write, check, play and inspect environments.",
     "data": "Datasets for the bundled environments, and a small pretrained model.",
 }

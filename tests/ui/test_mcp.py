@@ -1,0 +1,50 @@
+"""`aitrain mcp`: a real client of the protocol checks an environment, trains, follows the run and reads its result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+OPTIONS = {
+    "model": "tiny", "rl_env": "envs.arithmetic", "max_steps": 1, "eval_cases": 2, "rl_max_new_tokens": 4,
+    "rl_kl_coef": 0, "project_name": "agent",
+}  # fmt: skip
+
+
+def test_an_agent_checks_starts_follows_and_reads_a_run(tmp_path: Path) -> None:
+    asyncio.run(asyncio.wait_for(work_through_a_run(tmp_path), 240))
+
+
+async def work_through_a_run(folder: Path) -> None:
+    server = StdioServerParameters(
+        command=sys.executable, args=["-P", "-m", "aitrain", "mcp"], cwd=folder, env=dict(os.environ)
+    )
+    async with stdio_client(server) as streams, ClientSession(*streams) as session:
+        await session.initialize()
+        named = {tool.name for tool in (await session.list_tools()).tools}
+        assert named == {"check", "plan", "start", "status", "show", "eval", "compare", "options"}
+
+        async def call(name: str, **arguments: Any) -> Any:
+            result = await session.call_tool(name, arguments)
+            assert not result.is_error, result
+            return json.loads(result.content[0].text)
+
+        assert any("clip" in one["name"] for one in (await call("options", words=["clip"]))["output"])
+        refused = await call("start", options={**OPTIONS, "rl_env": "nowhere.py"})
+        assert refused["event"] == "Failed"
+        assert "nowhere.py" in refused["message"]
+        started = await call("start", options=OPTIONS)
+        assert started["event"] == "RunStarted"
+        while (found := await call("status", run=started["folder"]))["output"][0]["status"] == "running":
+            await asyncio.sleep(0.3)
+        assert found["output"][0]["status"] == "finished", found
+        shown = await call("show", run=started["folder"])
+        assert shown["exit_code"] == 0
+        assert "agent" in json.dumps(shown)
